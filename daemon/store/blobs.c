@@ -1,21 +1,20 @@
 /*
- * The file of ranks' bytes: an array of places, two a rank, and nothing else.
+ * The file of the ranks' blobs: an array with two places for each rank, and nothing else.
  *
- * Each rank has two places.  state_blob_stage() writes the one that does not hold what the last
- * decided attempt kept, so that a process killed at any instruction has, for every rank,
- * what belongs to the attempt that its record calls the last decided one.  A place counts only
- * if its checksum is right and its attempt is the record's decided_attempt: what was kept with an
- * attempt that came to nothing, or with an earlier one, is never given for it.  So every
- * rank's bytes are staged in every attempt, also if they are the same again.
- * The file appears with the first bytes that are kept; a job that keeps nothing has none.
+ * A place counts if its checksum is right and its attempt is the record's decided_attempt.
+ * state_blob_stage() writes to a place that does not count.  So a process killed at any instruction
+ * has, for every rank, the blob of the attempt that the record calls the last decided one, and
+ * never that of an earlier attempt or of one that came to nothing.  For the same reason every
+ * rank's blob is staged in every attempt, even if it is the same as before.  The first blob creates
+ * the file; a job that keeps nothing has none.
  *
- * Rule: nothing in it is believed but for a checksum, which is keyed with the state's id.  A
- * torn place, a damaged one, one of another rank, of another attempt or of an earlier job
- * of that name counts as nothing; a longer file has more places, a shorter one fewer.
+ * Rule: without the right checksum, which is keyed with the state's id, a place holds nothing. That
+ * goes for a torn or damaged place and for one of another rank, of another attempt or of an earlier
+ * job with the same name.  A longer file has more places, a shorter one fewer.
  *
- * A place that counts is not written to: it bears the attempt that was decided last, and a
- * stage is for a later one.  It ceases to count at the instruction that makes the next
- * decision's record the newest, and so begins the other one to.
+ * A place that counts is never written to, because it has the attempt that was decided last and a
+ * staged blob belongs to a later one.  One instruction makes the next decision's record the newest:
+ * there the place stops counting and the rank's other place starts to.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -116,7 +115,7 @@ static int make_file(struct state *s)
         return s->in->blobs.fd < 0 ? -errno : 0;
 }
 
-/* The room is there before it is mapped. */
+/* Reserves the room before it is mapped. */
 static int extend(struct state *s, uint32_t n_ranks)
 {
         struct state_blobs *b = &s->in->blobs;
@@ -129,7 +128,7 @@ static int extend(struct state *s, uint32_t n_ranks)
                 return r;
         r = map_ranks(b, n_ranks);
         if (r && ftruncate(b->fd, (off_t)b->bytes) < 0)
-                return r; /* it stays longer until the next attempt to grow it */
+                return r; /* the file stays longer until it next grows */
         if (r == 0)
                 b->bytes = bytes;
         return r;
@@ -150,7 +149,7 @@ static int grow(struct state *s, uint32_t n_ranks)
 
 /* ---- staging ---- */
 
-/* The one that may be written: not the one that counts. */
+/* The place that may be written: one that does not count. */
 static struct place *spare(const struct state *s, struct places *both, uint32_t rank)
 {
         return &both->place[place_counts(s, &both->place[0], rank)];
@@ -163,7 +162,7 @@ int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const
         if (rank >= state->in->blobs.n_ranks) {
                 int r = n ? grow(state, rank + 1) : 0;
                 if (r || n == 0)
-                        return r; /* no place: as good as an empty one */
+                        return r; /* no place and an empty blob mean the same */
         }
         struct place *to = spare(state, places_of(state, rank), rank);
 
@@ -199,7 +198,7 @@ int blobs_open(struct state *s, struct fault *fault)
         return r ? fault_errno(fault, r, name) : 0;
 }
 
-/* Whether it may still come to be decided. */
+/* Whether the place's attempt may still be decided. */
 static bool is_pending(const struct state *s, const struct place *p)
 {
         return s->record->phase == ATTEMPT_PREPARED && p->attempt == s->record->attempt;

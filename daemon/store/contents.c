@@ -1,7 +1,8 @@
 /*
  * What a state's planes hold at first, and what is served.
  *
- * First values are computed by the CPU; for a state on a GPU in pieces, which are copied there.
+ * The CPU computes first values.  For a state on a GPU it computes a piece at a time and copies it
+ * there.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,13 +16,13 @@
 
 enum { PIECE = 1 << 20 }; /* elements */
 
-/* Takes the first touch of pages, zeroing included, off the first step. */
+/* Touches pages now, so that the first step does not pay for zeroing them. */
 static void prefault(const float *plane, uint64_t first, uint64_t count)
 {
         uintptr_t page = FILE_ALIGN - 1, start = (uintptr_t)(plane + first) & ~page;
         uintptr_t end = ((uintptr_t)(plane + first + count) + page) & ~page;
 
-        /* a hint: kernels before 5.14 do not know it */
+        /* a hint, which kernels before 5.14 do not know */
         (void)madvise((void *)start, end - start, MADV_POPULATE_WRITE);
 }
 

@@ -1,9 +1,9 @@
 /*
- * A new state.
+ * Makes a new state.
  *
- * Its file has a temporary name until it is complete, so that a name store_each()
- * gives is never that of half a file.  Its space is reserved before it is touched: neither a
- * file nor a serve plane can end in SIGBUS because memory ran out later.
+ * The file has a temporary name until it is complete, so store_each() never names half a file.
+ * Space is reserved before it is touched: no write to the file or to the serve plane can end in
+ * SIGBUS because memory ran out later.
  */
 #include <assert.h>
 #include <errno.h>
@@ -19,7 +19,7 @@
 
 DEFINE_CLEANUP(struct state *, state_free)
 
-/* A layout as it is stored. */
+/* A layout as the file stores it. */
 struct packed {
         uint8_t *data;
         size_t size;
@@ -48,7 +48,7 @@ static int pack(const layout *l, struct packed *ret)
         return 0;
 }
 
-/* Of its bytes those of planes on a GPU are a hole. */
+/* The file has its full length; if the planes are on a GPU, theirs is a hole. */
 static int make_file(struct state *s, const struct file_map *places, const char *job,
                      struct fault *fault)
 {
@@ -59,7 +59,7 @@ static int make_file(struct state *s, const struct file_map *places, const char 
                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (s->in->fd < 0)
                 return errno == EEXIST ? fault_set(fault, ZERO_EBUSY,
-                                                   "the state of job %s is just being made", job)
+                                                   "the state of job %s is being made already", job)
                                        : fault_errno(fault, errno, store->path);
         int r = segment_reserve(s->in->fd, bytes);
         if (r == 0 && ftruncate(s->in->fd, (off_t)places->bytes) < 0)
@@ -142,7 +142,7 @@ static int create_taken(struct store *store, const struct state_identity *id, co
                 return r;
         r = build_file(s, id, l, plan, packed, n_undo, fault);
         if (r) {
-                s->plan = NULL; /* the caller's */
+                s->plan = NULL; /* the caller keeps it */
                 return r;
         }
         *ret = STEAL(s);
@@ -190,7 +190,7 @@ int state_create(struct store *store, const struct state_identity *id, const lay
         }
         unlinkat(store->dir, s->in->file, 0);
         store_give(store, state_bytes(s));
-        s->plan = NULL; /* the caller's still */
+        s->plan = NULL; /* the caller keeps it */
         state_free(s);
         return r;
 }

@@ -1,6 +1,6 @@
 /*
  * The state directory: the lock, the quota and the names of files.  Private to the store.
- * The counters may be used from any thread; everything else does not change.
+ * Any thread may charge the quota.  Only the loop thread uses `parked`; the rest never changes.
  */
 #pragma once
 
@@ -22,26 +22,25 @@ struct store {
 /* As store_admit(), and charges the quota. */
 int store_take(struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                struct fault *fault);
-/* Charges the quota for what a job that is here already needs, even above it. */
+/* Charges what a job that is already here needs, even above the quota. */
 void store_take_up(struct store *store, uint64_t bytes);
 void store_give(struct store *store, uint64_t bytes);
 /*
- * The name of the file of an owner's copy of a job's state: safe and short whatever the job is
- * called.  Of the identity job, copy and epoch count.
+ * The name of a state's file, from job, copy and epoch of its identity and from the owner: safe and
+ * short whatever the job is called.
  */
 void store_file_name(const struct state_identity *id, uint32_t owner,
                      char ret[static STORE_FILE_NAME]);
 /* The epoch in such a name, which may be temporary. */
 uint64_t store_file_epoch(const char *file);
-/* The same before the file is complete; such files are deleted when the store is opened. */
+/* The file's name until the file is complete.  store_open() deletes files with such names. */
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME]);
-/* What a state keeps beside its file, which may have its temporary name. */
+/* The file of blobs beside a state's file, either with its temporary name or with its own. */
 void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME]);
-/* Whether it is the file of a state that was lost on a GPU: all but a hole, so it is not charged.
- */
+/* Whether the state was lost on a GPU.  Its file is little more than a hole and is not charged. */
 bool store_lost(const struct store *store, const char *file);
-/* As store_each(), for files whose names end so. */
+/* As store_each(), for files whose names end in `suffix`. */
 int store_each_called(const struct store *store, const char *suffix,
                       int (*each)(const char *file, void *arg), void *arg);
-/* Whether a directory entry is called like a state file. */
+/* Whether a directory entry is named like a state file. */
 bool store_is_state(const char *name);

@@ -1,8 +1,8 @@
 /*
  * A draft takes the name of its job's state.
  *
- * The state's rename is what counts; that of what ranks keep follows.  Where the process dies in
- * between, the ranks' bytes are gone and the state is whole.
+ * Renaming the draft's file replaces the state; its file of blobs is renamed after that.  If the
+ * process dies in between, the ranks' blobs are lost and the state is whole.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -41,7 +41,7 @@ bool state_was_lost(const struct store *store, const struct state_identity *id, 
         return store_lost(store, file);
 }
 
-/* What stands under the name is another state's: the old one's, or one that nobody knows. */
+/* A file of blobs that has the name already is the old state's, or was left without a state. */
 static void replace_blobs(const struct state *draft, const char *temporary, const char *file,
                           bool orphan)
 {

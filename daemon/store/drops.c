@@ -1,9 +1,9 @@
 /*
  * Notes of dropped jobs.
  *
- * A note is three lines, the job, the nodes and the job's user, in a file that is called like a
- * state of the job with another ending.  It gets its name when it is whole.  Notes of earlier
- * versions lack the user: they count as root's.
+ * A note has three lines: the job, the nodes and the job's user.  Its file is named like a state of
+ * the job with another ending, and gets that name when it is complete.  Notes of earlier versions
+ * lack the user; their jobs count as root's.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@ static void note_name(const char *job, char ret[static STORE_FILE_NAME])
         const struct state_identity id = { .job = job };
 
         store_file_name(&id, 0, ret);
-        strcpy(strrchr(ret, '.'), suffix); /* shorter than that of a state */
+        strcpy(strrchr(ret, '.'), suffix); /* shorter than a state's suffix */
 }
 
 int drops_write(const struct store *store, const struct drop_note *note, struct fault *fault)

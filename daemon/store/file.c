@@ -1,4 +1,4 @@
-/* The places in a state file, its header and its checks; see file.h. */
+/* A state file's parts, header and checks; see file.h. */
 #include "daemon/store/file.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ size_t file_undo_stride(const struct plan *plan)
         size_t bytes = sizeof(struct undo_slot) +
                        (size_t)plan->chunk_elements * plan->n_planes * sizeof(float);
 
-        return (bytes + 127) / 128 * 128; /* two lines: they are prefetched in pairs */
+        return (bytes + 127) / 128 * 128; /* two cache lines: CPUs prefetch them in pairs */
 }
 
 static uint64_t place(uint64_t *end, uint64_t bytes)

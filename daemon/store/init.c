@@ -1,12 +1,13 @@
 /*
  * First values of tensors: zeros, a constant, or normal numbers.
  *
- * Normal numbers are counter-based.  Elements 2k and 2k + 1 share a pair of uniform
- * numbers, hashed from the seed and the index by SplitMix64's finalizer (Steele, Lea, Flood,
- * OOPSLA 2014), and Box and Muller's transform gives one the cosine, the other the sine.
- * Logarithm, sine and cosine are computed here from +, * and / alone: those of a
- * mathematics library differ in the last bit between versions and processors, and
- * owners on different machines must agree.
+ * Normal numbers are counter-based.  Elements 2k and 2k + 1 share a pair of uniform numbers, which
+ * SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014) hashes from the seed and the index.  The
+ * Box-Muller transform gives one element the cosine and the other the sine.
+ *
+ * Logarithm, sine and cosine are computed here from +, * and / alone: those of a mathematics
+ * library differ in the last bit between versions and processors, and owners on different machines
+ * must agree.
  */
 #include "daemon/store/init.h"
 
@@ -20,13 +21,13 @@ static uint64_t mix(uint64_t x)
         return x ^ (x >> 31);
 }
 
-/* 53 random bits of counter i. */
+/* 53 random bits from counter i. */
 static uint64_t bits53(uint64_t key, uint64_t i)
 {
         return mix(key + (i + 1) * UINT64_C(0x9e3779b97f4a7c15)) >> 11;
 }
 
-/* Natural logarithm of x in (0, 1], by the series of atanh; x is a normal number. */
+/* The natural logarithm of x in (0, 1], which is not denormal, by the series of atanh. */
 static double log_unit(double x)
 {
         uint64_t bits;
@@ -58,7 +59,7 @@ static void sine_cosine_small(double x, double *ret_sine, double *ret_cosine)
         *ret_cosine = cosine;
 }
 
-/* Sine and cosine of 2 pi u, u in [0, 1): u is brought to the nearest quarter turn. */
+/* Sine and cosine of 2 pi u for u in [0, 1): reduces u to its distance from a quarter turn. */
 static void sine_cosine_turn(double u, double *ret_sine, double *ret_cosine)
 {
         int quarter = (int)(u * 4 + 0.5);
@@ -83,7 +84,7 @@ static void normal_pair(uint64_t key, uint64_t pair, double ret[static 2])
 
 static void fill_normal(float *dst, const struct layout_tensor *t, uint64_t first, uint64_t count)
 {
-        /* mixed, so that neighbouring seeds do not give shifted copies of one stream */
+        /* without mixing, neighbouring seeds would give shifted copies of one stream */
         uint64_t key = mix(t->init_seed ^ UINT64_C(0x5851f42d4c957f2d));
         double pair[2];
 

@@ -1,9 +1,9 @@
 /*
  * The memory of planes.
  *
- * All of it is mapped as long as the state is open, in the file's mapping or on the GPU, so that a
- * map is an address and a count: the count is what finds a user who would keep an address that a
- * plane elsewhere, on a disk say, did not have any more.
+ * Today a plane has its address as long as the state is open, in the file's mapping or on the GPU,
+ * so state_map() only computes it.  The count of mappings finds a caller that keeps an address too
+ * long: a plane that lies elsewhere one day, on a disk for example, would not have it any more.
  */
 #include <assert.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 /*
- * map.h - what lies in a state's planes, and its update.  Included by store.h.
+ * map.h - access to a state's planes, and their update.  Included by store.h.
  *
- * `ops` are those of host memory; a state on a GPU uses gpu_ops().
+ * Callers pass `ops` for host memory; for a state on a GPU these functions use gpu_ops() instead.
  */
 #pragma once
 
@@ -9,9 +9,8 @@
 #include "daemon/store/state.h"
 
 /*
- * Elements of a plane, at their address: they have one from state_map() to state_unmap(), and no
- * other call tells where a plane lies.  Any thread.  The CPU must not touch those of a state on a
- * GPU.
+ * The address of a plane's elements, valid from state_map() to state_unmap().  No other call tells
+ * where a plane lies.  Any thread.  The CPU must not touch the elements of a state on a GPU.
  */
 struct mapping {
         const struct state *state; /* NULL: nothing is mapped */
@@ -20,39 +19,42 @@ struct mapping {
 
 /* Elements of MASTER, of a moment or of GRAD; plan_span() says where in it a group lies. */
 struct mapping state_map(const struct state *state, enum zero_plane plane, struct range elements);
-/* Elements of a group, a part of the shard, as trainers get it: in serve, or in master for fp32. */
+/* Part of a group's shard as trainers get it: in serve, or in master for an fp32 group. */
 struct mapping state_map_shard(const struct state *state, const layout *l, uint32_t group,
                                struct range part);
-/* Before the state is closed, dropped or put on a GPU. */
+/* Must be called before the state is closed, dropped or moved to a GPU. */
 void state_unmap(struct mapping *m);
 
 /*
  * Fills a shard's master segments with their tensors' first values (init.h) and writes serve.
- * For an offload thread; groups may be filled in parallel.  -ENOMEM.
+ * Called on an offload thread; several groups may be filled at the same time.  0 or -ENOMEM.
  */
 int state_init_group(struct state *state, const layout *l, uint32_t group,
                      const struct device_ops *ops);
 /* Writes serve from master for a shard (nothing to do for fp32 groups). */
 void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops);
-/* ... for a chunk of a shard in host memory. */
+/* The same for one chunk of a shard in host memory. */
 void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
                        const struct device_ops *ops);
 
-/* The version a chunk is at; UINT64_MAX if that cannot be read (the memory is damaged). */
+/* A chunk's version; UINT64_MAX if its word is damaged. */
 uint64_t state_chunk_version(const struct state *state, uint32_t chunk);
-/* Values of a chunk, one behind the other in each plane: master, then moments. */
+/* A chunk's values, contiguous in each plane: master, then moments. */
 struct undo_values {
         const float *planes[UPDATE_PLANES];
 };
 /*
- * Brings a chunk to `version` (the record's, plus 1): its optimizer's rule for the tensors that
- * have a gradient, with scalars[tensor]; the others stay as they are.  By thread `slot`, for a
- * state in host memory.  The old values stay readable until that thread's next call.
+ * Brings a chunk to `version`, which is the record's plus 1: applies the optimizer's rule, with
+ * scalars[tensor], to the tensors that have a gradient.  Other tensors stay as they are.  The state
+ * is in host memory; `slot` numbers the calling thread.  Returns the old values, which stay
+ * readable until that thread's next call.
  */
 struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
                                const struct device_ops *ops, const struct update_scalars *scalars);
-/* As undo_update() for a chunk whose values stay as they are, or that a GPU has updated. */
+/* Brings a chunk to `version` without an update: no value of it changes, or a GPU has changed them.
+ */
 void undo_skip(struct state *state, uint32_t chunk, uint64_t version);
-/* Copies what a chunk holds now to the slot of thread `slot`, which updates no chunk meanwhile. */
+/* Copies a chunk's current values to the slot of thread `slot`, which must not be updating a chunk.
+ * They stay readable until that thread's next call. */
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk);

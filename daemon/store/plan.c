@@ -1,11 +1,11 @@
 /*
  * Where an owner's part of a job lies; see plan.h for the rule.
  *
- * The tables are built by walking the layout twice: the first walk only counts.
+ * plan_new() walks the layout twice: the first walk only counts, the second fills the tables.
  *
- * Invariants: the segments of a shard lie one behind the other and cover it; the chunks of
- * a shard cover its trainable segments, each once, in order; every offset and count
- * of a segment is a multiple of LAYOUT_ALIGN elements.
+ * Invariants: the segments of a shard are contiguous and cover it; the chunks of a shard cover its
+ * trainable segments once, in order; every offset and count of a segment is a multiple of
+ * LAYOUT_ALIGN elements.
  */
 #include "daemon/store/plan.h"
 
@@ -19,7 +19,7 @@
 
 enum { SERVE_ALIGN = 4096 };
 
-/* Trainable elements that are contiguous in the master and in the trainable planes. */
+/* Trainable elements that are contiguous in master, grad and moments. */
 struct run {
         uint64_t count, master, moment, in_group;
         uint32_t first_segment;
@@ -47,7 +47,7 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
         return a < b ? a : b;
 }
 
-/* Chunks of equal length but for the last, so that no short remainder is left. */
+/* Cuts into chunks of about equal length, so that no short remainder is left. */
 static uint64_t chunk_length(const struct plan *p, uint64_t count)
 {
         uint64_t n = (count + p->chunk_elements - 1) / p->chunk_elements;
@@ -187,7 +187,7 @@ static void walk(struct plan *p, const layout *l, const struct partition *partit
                 walk_group(p, l, g, partition_range(partition, g, p->owner));
 }
 
-/* Never NULL for lack of items: NULL in a walk means "count only". */
+/* Not NULL even without items: in a walk NULL means "count only". */
 static void *table(uint32_t n, size_t size)
 {
         return calloc(n ? n : 1, size);
@@ -198,7 +198,7 @@ int plan_new(const layout *l, const struct partition *partition, uint32_t owner,
 {
         assert(chunk_elements > 0 && chunk_elements % LAYOUT_ALIGN == 0);
         assert(partition->n_groups == l->n_groups && owner < partition->n_owners);
-        /* a chunk is at least half full, but for one a segment */
+        /* chunks are at least half full, except for one in each run of segments */
         if (partition_elements(partition, owner) / chunk_elements >= UINT32_MAX / 4)
                 return -EOVERFLOW;
 

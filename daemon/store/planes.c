@@ -1,4 +1,4 @@
-/* Planes on a GPU, and their way from the file and back; see planes.h. */
+/* Planes on a GPU, and how they get there from the file and back; see planes.h. */
 #include "daemon/store/planes.h"
 
 #include <errno.h>
@@ -72,7 +72,7 @@ void planes_bind(struct state *state, const struct file_map *places)
 
 void planes_leave_hole(struct state *state, const struct file_map *places)
 {
-        (void)flock(state->in->fd, LOCK_EX | LOCK_NB); /* as long as it is open */
+        (void)flock(state->in->fd, LOCK_EX | LOCK_NB); /* until the file is closed */
         if (places->master < state->in->map_bytes)
                 munmap((uint8_t *)state->in->map + places->master,
                        state->in->map_bytes - places->master);
@@ -87,7 +87,7 @@ void planes_load(struct state *state, const struct file_map *places)
                 gpu_ops()->copy(p->memory, (uint8_t *)state->in->map + p->at, p->bytes);
         file_set_planes(state->in->map, PLANES_AWAY);
         crash_point(CRASH_PLANES_AWAY);
-        /* a file system that cannot: the room stays taken */
+        /* if the file system cannot punch holes the room stays taken */
         (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
                         (off_t)p->bytes);
         planes_leave_hole(state, places);

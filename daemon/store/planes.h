@@ -1,12 +1,12 @@
 /*
  * A state's planes in GPU memory.  Private to the store.
  *
- * The file says where the planes are (enum planes_where): AWAY before the first byte of it changes
- * on the GPU, HERE when all are written back.  Between the two the file has a hole in
- * their place.  What is served is apart: it is made anew from master.
+ * The file says where the planes are (enum planes_where): AWAY before their first byte changes on
+ * the GPU, HERE once all are written back.  In between the file has a hole in their place.  The
+ * serve plane is not in the file: it is made from master.
  *
- * Planes of a state that was closed are parked: the process may open it again.  When the store
- * is to be closed those that are parked are written to their files (store_save()).
+ * When a state is closed its planes are parked, so that this process may open the state again.
+ * store_save() writes parked planes to their files.
  */
 #pragma once
 
@@ -20,22 +20,22 @@ struct planes {
         char file[STORE_FILE_NAME];
         uint32_t gpu;
         uint64_t at, bytes; /* the file's region of planes */
-        uint8_t *memory;    /* master, moments and gradients, as in that region */
+        uint8_t *memory;    /* master, moments and gradients, laid out as in that region */
 };
 
-/* Zeroed, on the GPU that the identity names. */
+/* Zeroed, on the GPU that id->place names. */
 int planes_new(const struct state_identity *id, const struct file_map *places, struct planes **ret,
                struct fault *fault);
 void planes_free(struct planes *p);
-/* Points the state's arrays to its planes; to nothing if they are lost. */
+/* Points the state's arrays to its planes; to NULL if the planes are lost. */
 void planes_bind(struct state *state, const struct file_map *places);
-/* Ends the mapping where the planes are not: a read would make them.  The file is locked from here
- * on: that tells it from one of which nobody has the planes (store_lost()). */
+/* Unmaps the hole: a stray read there would fill it with pages.  Also locks the file while it is
+ * open: store_lost() takes an unlocked file without planes for a lost one. */
 void planes_leave_hole(struct state *state, const struct file_map *places);
-/* From the file, which has them no more then. */
+/* Copies the planes from the file to the GPU and leaves a hole in the file. */
 void planes_load(struct state *state, const struct file_map *places);
-/* Takes them from the state, which is to be closed, if they are on a GPU. */
+/* Takes the planes from a state that is about to be closed, if they are on a GPU. */
 void planes_park(struct state *state);
-/* Those that are parked for that file; or NULL. */
+/* The planes parked for that file, which are the caller's now; or NULL. */
 struct planes *planes_take(struct store *store, const char *file);
 bool planes_parked(const struct store *store, const char *file);

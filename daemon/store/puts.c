@@ -1,12 +1,12 @@
 /*
- * Which puts of clients are in a state: a number that each of them adds to.
+ * A number that stands for the puts a state has taken: each put adds to it.
  *
- * What a put adds follows from its name alone, so the order does not count.  While one is under way
- * the file says so; a process that dies then leaves planes of which nobody knows whether the
- * put is in them, and the state takes a number at random when it is opened.
+ * What a put adds follows from its `what` alone, so the order of puts makes no difference.  While
+ * puts run the file counts them.  If the process dies then, nobody knows whether the planes have
+ * those puts, and the state draws a random number when it is opened.
  *
- * Two words, each changed by one store.  The number is changed before the mark goes: whoever
- * dies in between is taken for one that died in the put.
+ * Two words, each changed by one store.  The number changes before the count falls: a process that
+ * dies in between counts as one that died in the put.
  */
 #include <assert.h>
 #include <sodium.h>
@@ -29,8 +29,7 @@ static void set_number(struct state *s, uint64_t number)
         write_word(s, NUMBER, number);
 }
 
-/* Every bit of what comes out depends on every one of what goes in (the finalizer of MurmurHash3).
- */
+/* Every bit of the result depends on every bit of n (the finalizer of MurmurHash3). */
 static uint64_t mix(uint64_t n)
 {
         n = (n ^ n >> 33) * UINT64_C(0xff51afd7ed558ccd);

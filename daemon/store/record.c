@@ -1,25 +1,25 @@
 /*
  * The step record and the tensor steps, consistent at every instruction.
  *
- * There are two copies of the record, and each says whether it counts.  A change is written
- * to the one that does not, with the next sequence number and a checksum over all; then that
- * one is marked as counting, which publishes it, and the other one as void.  A process
- * killed before the publishing store leaves the other copy the only one that counts; killed
- * between the two stores, both count and are whole, the higher sequence number wins, and
- * the next change begins with voiding the other.
+ * There are two copies of the record, and each says whether it counts.  A change goes to the copy
+ * that does not count, with the next sequence number and a checksum over all of it.  One store then
+ * publishes that copy by marking it as counting, and another voids the old copy.  A process killed
+ * before the first store leaves the old copy as the only one that counts.  A process killed between
+ * the two stores leaves two whole copies that count: the higher sequence number wins, and the next
+ * change begins by voiding the other copy.
  *
- * So a copy that counts is never half-written, and one whose checksum is wrong is damaged:
- * the file is refused, since the copy before would be a decision or a step too old.
- * Whatever is in a copy that does not count means nothing.
+ * So a copy that counts is never half-written.  If its checksum is wrong it is damaged, and the
+ * file is refused: the other copy would be a decision or a step too old.  The contents of a copy
+ * that does not count mean nothing.
  *
- * There are two tables of tensor steps, and the record says which one counts.
- * state_finish() writes the other one in full, then publishes one record that has the
- * new version, is open and names that table.  Killed before that, it starts from the same
- * steps again; killed after, the attempt is over.  Presence marks are the same:
- * state_prepare() writes the table that does not count, then the record that names it.
+ * There are two tables of tensor steps, and the record says which one counts.  state_finish()
+ * writes the other table in full, then publishes one record that has the new version, is open and
+ * names that table.  If the process is killed before that, state_finish() starts from the same
+ * steps again; if it is killed after that, the attempt is over.  Presence marks work the same way:
+ * state_prepare() writes the table that does not count, then publishes the record that names it.
  *
- * The fences order the stores of this thread as written here: a process's death keeps
- * that order, as all of them go to memory that outlives it.
+ * The fences keep the stores of this thread in the order written here.  The death of the process
+ * keeps that order too, because the stores go to memory that outlives the process.
  */
 #include "daemon/store/file.h"
 
@@ -115,7 +115,7 @@ static const char *record_flaw(const struct record_copy *c)
         return NULL;
 }
 
-/* Which copy counts, by what they say of themselves; NULL and why if that cannot be. */
+/* The copy that counts; NULL, or a flaw, if the record cannot be used. */
 static const struct record_copy *choose(const struct state *s, const char **ret_flaw)
 {
         const struct record_copy *best = NULL;
@@ -153,7 +153,7 @@ static void check_change(const struct state *s, const struct state_record *r)
         assert(r->n_sets <= ZERO_SET_MAX && r->finite <= 1 && r->commit <= 1);
 }
 
-/* Into a vote: what was decided last stays. */
+/* A vote leaves the last decision as it is. */
 static void keep_decision(struct state_record *to, const struct state_record *from)
 {
         to->commit = from->commit;

@@ -1,14 +1,14 @@
 /*
- * A word: a number and its check value in 64 bits, so that both are stored by one atomic store.
+ * A word: a number and its check value in 64 bits, so that one atomic store writes both.
  * Private to the store.
  *
  *   word = number << 24 | check, number < 2^40
  *   check = the upper 24 bits of (number ^ place) * K, place from the table and the index
  *
- * Every flip of one bit is found.  In the check it is plain.  Bit i of the number changes the
- * product by 2^i K modulo 2^64, and then its upper 24 bits stay only if those of 2^i K are
- * all equal; K has nowhere 24 equal bits in a row.  Anything else, a page of zeros or a
- * word of another place, passes once in 2^24.
+ * Every flip of one bit is found.  For a bit of the check that is plain.  Bit i of the number
+ * changes the product by 2^i K modulo 2^64; the upper 24 bits of the product can stay the same only
+ * if those of 2^i K are all equal, and K has no 24 equal bits in a row.  Any other damage, such as
+ * a page of zeros or a word from another place, passes with probability 2^-24.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 
 enum seal_table {
         SEAL_COPY = 1,
-        SEAL_STEPS, /* and the next one, by side */
+        SEAL_STEPS, /* two values, by side; so has SEAL_PRESENTS */
         SEAL_PRESENTS = SEAL_STEPS + 2,
         SEAL_SETS = SEAL_PRESENTS + 2,
         SEAL_VERSIONS,
@@ -43,7 +43,7 @@ static inline uint64_t seal(uint32_t table, uint32_t index, uint64_t number)
         return number << SEAL_CHECK_BITS | seal_check(table, index, number);
 }
 
-/* The number; UINT64_MAX if the word is not one of this place. */
+/* The number; UINT64_MAX if the word was not sealed for this place. */
 static inline uint64_t seal_open(uint32_t table, uint32_t index, uint64_t word)
 {
         uint64_t number = word >> SEAL_CHECK_BITS;

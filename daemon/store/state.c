@@ -118,7 +118,7 @@ int state_bind_file(struct state *s, const struct file_map *places)
 static int read_layout(const struct state *s, const struct file_header *h, layout **ret,
                        struct fault *fault)
 {
-        /* the layout is the first part behind the header, whatever the plan */
+        /* the layout lies behind the header, so its place is known before the plan is */
         const uint8_t *at = (const uint8_t *)s->in->map + FILE_ALIGN;
         uint8_t hash[FILE_HASH];
 
@@ -135,7 +135,7 @@ static int read_layout(const struct state *s, const struct file_header *h, layou
         return r < 0 ? fault_errno(fault, r, s->in->file) : r;
 }
 
-/* The plan, made again from the layout, and held against the one the file was made with. */
+/* Makes the plan again from the layout, and checks that the file was made with the same one. */
 static int remake_plan(struct state *s, const struct file_header *h, const layout *l,
                        struct fault *fault)
 {
@@ -155,7 +155,7 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
         return 0;
 }
 
-/* A step that is to be carried out has the hyperparameter sets of its tensors. */
+/* A decided update must have the hyperparameter sets of its tensors. */
 static int check_sets(const struct state *s, struct fault *fault)
 {
         bool commit = s->record->phase == ATTEMPT_DECIDED && s->record->commit;
@@ -180,7 +180,7 @@ static int check_parts(struct state *s, struct fault *fault)
         return r ? r : blobs_open(s, fault);
 }
 
-/* Which the file does not have: this process has, or nobody. */
+/* Planes that are not in the file are parked in this process, or lost. */
 static int find_planes(struct state *s, struct fault *fault)
 {
         enum planes_where where;
@@ -202,7 +202,7 @@ static int leave_hole(struct state *s, const struct file_map *places, struct fau
         return file_reserve(s->in->fd, places->master, s->in->file, fault);
 }
 
-/* Everything that can be checked; the state is bound to the file then. */
+/* Checks everything that can be checked, and binds the state to the file. */
 static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
 {
         CLEANUP(cleanup_layout_free) layout *l = NULL;
@@ -311,9 +311,9 @@ void state_close(struct state *state)
 
 void state_unlink(struct state *state)
 {
-        if (!state->in->file) /* another state has its name now */
+        if (!state->in->file) /* deleted already, or another state has the name now */
                 return;
-        blobs_unlink(state); /* first: none is left alone */
+        blobs_unlink(state); /* first, so that no file of blobs is left without its state */
         unlinkat(state->in->store->dir, state->in->file, 0);
         free(STEAL(state->in->file));
 }
@@ -329,7 +329,7 @@ void state_drop(struct state *state)
 
         planes_free(STEAL(state->in->planes));
         state_free(state);
-        store_give(store, bytes); /* last: whoever is given it finds it free */
+        store_give(store, bytes); /* last, once the memory is really free */
 }
 
 uint64_t state_bytes(const struct state *state)

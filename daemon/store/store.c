@@ -1,12 +1,12 @@
 /*
  * The state directory.
  *
- * Rule: one process at a time, by a lock on a file in it that is held as long as the
- * store is open.  What lies there counts against the quota whether it is in use or not.
+ * Rule: one process at a time uses the directory; it holds a lock on a file there as long as the
+ * store is open.  Files count against the quota whether they are in use or not.
  *
- * A file is called after its job, owner, copy and epoch: what is harmless of the job's name, for
- * people, and a hash of all of it, so that no name leads out of the directory, is too
- * long or meets another:
+ * A state's file is named after its job, owner, copy and epoch.  The harmless characters of the
+ * job's name are for people; the hash of the whole name keeps files inside the directory, short and
+ * distinct:
  *
  *   JOB-HASH.OWNER[.mirror][.eEPOCH].state
  */
@@ -73,7 +73,7 @@ uint64_t store_file_epoch(const char *file)
         if (at == end || at < sizeof(epoch_mark) - 1 ||
             strncmp(file + at - (sizeof(epoch_mark) - 1), epoch_mark, sizeof(epoch_mark) - 1) != 0)
                 return 0;
-        return strtoull(file + at, NULL, 10); /* one that makes no sense is another's name */
+        return strtoull(file + at, NULL, 10); /* state_open() finds a name that is not its own */
 }
 
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME])
@@ -156,7 +156,7 @@ static int lock_directory(int dir, const char *path, int *ret, struct fault *fau
                                             : fault_errno(fault, errno, path);
 
         char pid[16];
-        /* for people: a directory that is full is no reason not to start */
+        /* for people: a full directory must not keep the daemon from starting */
         int n = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
         if (pwrite(fd, pid, (size_t)n, 0) != n || ftruncate(fd, n) < 0)
                 (void)ftruncate(fd, 0);
@@ -177,7 +177,7 @@ static int read_directory(const struct store *s, DIR **ret)
         return 0;
 }
 
-/* Deletes what was never completed, and charges what is there. */
+/* Deletes files that were never completed, and charges the quota for the others. */
 static int take_stock(struct store *s)
 {
         CLEANUP(cleanup_closedir) DIR *d = NULL;
@@ -205,7 +205,7 @@ bool store_lost(const struct store *store, const char *file)
         CLEANUP(cleanup_close)
         int fd = openat(store->dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
         return fd >= 0 && file_planes(fd, &where) == 0 && where == PLANES_AWAY &&
-               flock(fd, LOCK_SH | LOCK_NB) == 0; /* else it is open */
+               flock(fd, LOCK_SH | LOCK_NB) == 0; /* fails if the state is open */
 }
 
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault)

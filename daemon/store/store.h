@@ -1,14 +1,15 @@
 /*
- * store.h - the states of jobs on this node: what decides what the parameters are, in files that
+ * store.h - the states of jobs on this node: all that determines the parameters, in files that
  * outlive the process.
  *
  * A state is one owner's part of a job: planes, chunk table, undo slots and record in a file
- * (state.h, map.h), and the serve plane in a sealed memfd that goes with the process.  A process
+ * (state.h, map.h), and the serve plane in a sealed memfd that dies with the process.  A process
  * killed at any instruction leaves each chunk restorable.
  *
- * Or it is on a GPU: its planes, serve included, are in the GPU's memory and no CPU may touch them;
- * the file has a hole in their place.  They survive an orderly end of the process, if the file has
- * room for them (store_save()), but no other: then the state is lost (state_lost()).
+ * A state may instead lie on a GPU: its planes, serve included, are in the GPU's memory, where no
+ * CPU may touch them, and the file has a hole in their place.  The planes survive an orderly end of
+ * the process if the file system has room for them (store_save()).  After any other end the state
+ * is lost (state_lost()).
  *
  * Rule: a chunk is changed only after the decision is in the record, and by undo_update().
  */
@@ -22,94 +23,112 @@ struct store;
 /* ---- the directory ---- */
 
 /*
- * Opens (makes) the state directory and locks it: a second daemon gets ZERO_EBUSY.  ZERO_EPERM if
- * it belongs to somebody else or others may enter it.  quota: most bytes of all states; 0: no
- * limit.
+ * Opens the state directory, which it makes if need be, and locks it: a second daemon gets
+ * ZERO_EBUSY.  ZERO_EPERM if the directory belongs to another user or is open to others.
+ * quota: the most bytes that all states may take; 0: no limit.
  */
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault);
-/* When all states are closed. */
+/* All states must be closed.  NULL is allowed. */
 void store_close(struct store *store);
 /*
- * Before store_close(), at the end of the process: writes planes on GPUs to their files.  saved()
- * hears of each, fault NULL, or why it is lost.  Blocks as long as that takes.
+ * At the end of the process, before store_close(): writes planes on GPUs to their files.  Calls
+ * saved() for each state: fault is NULL, or says why the state is lost.  Blocks until all are
+ * written.
  */
 void store_save(struct store *store,
                 void (*saved)(void *arg, const char *file, uint64_t bytes,
                               const struct fault *fault),
                 void *arg);
-/* What that has to write. */
+/* The bytes that store_save() has to write. */
 uint64_t store_parked(const struct store *store);
 uint64_t store_used(const struct store *store);
 uint64_t store_quota(const struct store *store);
 /*
- * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM; `elsewhere` of them are not for the
- * directory, but for a GPU or a memfd.  `what` is named in the fault.
+ * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM.  `elsewhere` of them go to a GPU or a
+ * memfd rather than to the directory.  The fault names `what`.
  */
 int store_admit(const struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                 struct fault *fault);
-/* Memory beside the states that the quota counts: there, and gone again.  Never refused. */
+/* Charges the quota for memory beside the states, and takes the charge back.  Never refused. */
 void store_count(struct store *store, uint64_t bytes);
 void store_uncount(struct store *store, uint64_t bytes);
-/* Calls each() for every state file until it returns non-zero, and returns that, or -errno. */
+/* Calls each() with the name of every state file until each() returns non-zero, and returns that.
+ * -errno if the directory cannot be read. */
 int store_each(const struct store *store, int (*each)(const char *file, void *arg), void *arg);
-/* Of a file that store_each() names: whether it is of the job; the owner of its job, also where
- * there is no memory to open it.  It is deleted, if nobody has it open. */
+
+/* ---- a state's file, by its name (store_each()) ---- */
+
+/* Whether the file belongs to the job. */
 bool state_is_of(const char *file, const char *job);
+/* The user who owns the file's job.  Needs no memory for the state itself. */
 int state_file_uid(const struct store *store, const char *file, uint32_t *ret, struct fault *fault);
+/* Deletes the file.  The state must not be open. */
 void store_discard(struct store *store, const char *file);
-/* What lies under the name of a state, of which job, copy and epoch count: ZERO_EBUSY if anything
- * does; whether it was lost on a GPU; it is deleted, if nobody has it open. */
+
+/* ---- a state's file, by its identity: job, copy and epoch ---- */
+
+/* 0 if there is no such file, else ZERO_EBUSY. */
 int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
                  struct fault *fault);
+/* Whether the file is there, but its planes were lost with a GPU's memory. */
 bool state_was_lost(const struct store *store, const struct state_identity *id, uint32_t owner);
+/* Deletes the file.  The state must not be open. */
 void state_discard(struct store *store, const struct state_identity *id, uint32_t owner);
-/* Deletes the job's states of epochs before that one which were lost on a GPU; how many. */
+/* Deletes those states of the job that are older than epoch `before` and were lost on a GPU.
+ * Returns how many. */
 uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before);
 
-/* A dropped job: which nodes may not have heard of it.  A small file beside the states. */
+/* ---- notes of dropped jobs ---- */
+
+/* A dropped job, and the nodes that may not know of the drop yet.  A small file beside the states.
+ */
 struct drop_note {
         const char *job;
-        const char *nodes; /* names with blanks between */
+        const char *nodes; /* names, separated by blanks */
         uint32_t uid;      /* of the job */
 };
 
-/* Takes the place of an older one of the job. */
+/* Replaces an older note of the job. */
 int drops_write(const struct store *store, const struct drop_note *note, struct fault *fault);
 void drops_delete(const struct store *store, const char *job);
 void drops_each(const struct store *store, void (*each)(const struct drop_note *note, void *arg),
                 void *arg);
 
-/* ---- a job's state: blocking calls, 0.3 s a GiB; the file's name is as store_each() has it ----
- */
+/* ---- a job's state: blocking calls, 0.3 s a GiB ---- */
 
 /*
- * Space is reserved at once (ZERO_ESHM, ZERO_EQUOTA, ZERO_ENOMEM on a GPU), contents are zero.
- * n_undo: how many threads update at once.  Takes over the plan, which is plan_new()'s for
- * partition_new(l, id->n_owners).  ZERO_EBUSY if the job has the state already.
+ * Makes a state whose contents are zero, and reserves its space at once (ZERO_ESHM, ZERO_EQUOTA;
+ * ZERO_ENOMEM on a GPU).  n_undo: how many threads update at the same time.  plan: from plan_new()
+ * for partition_new(l, id->n_owners); on success the state owns it.  ZERO_EBUSY if the job has this
+ * state already.
  */
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
                  struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault);
-/* One that is to be filled: until state_replace() it is no state of the job, and goes with the
- * process. */
+/* As state_create(), but makes a draft for the caller to fill: it becomes a state of the job only
+ * by state_replace(), and the next store_open() deletes a draft that was left behind. */
 int state_draft(struct store *store, const struct state_identity *id, const layout *l,
                 struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault);
-/* The draft becomes the job's state at one instant; `old`, which was that (or NULL), has no name
- * any more and is still to be dropped. */
+/* Makes the draft the job's state, in one atomic step.  `old`: the state that it replaces, which
+ * loses its file's name (the caller still has to drop it); NULL if the job has none. */
 int state_replace(struct state *draft, struct state *old, struct fault *fault);
 /*
- * What an earlier process left: all but what the planes hold is checked; a damaged file is refused
- * (ZERO_EIO) and left.  Each chunk is at record->version or, if the record says commit, at the
- * next; serve is empty.  ZERO_ESHM and ZERO_ENOMEM: the file is whole, and memory is short now.
+ * Opens what an earlier process left.  Checks everything except what the planes hold; refuses a
+ * damaged file (ZERO_EIO) and leaves it as it is.  Each chunk is then at record->version or, if the
+ * record says commit, at the next version; serve is empty.  After ZERO_ESHM and ZERO_ENOMEM the
+ * file is whole: only memory is short.
  */
 int state_open(struct store *store, const char *file, struct state **ret, layout **ret_layout,
                struct fault *fault);
-/* Nothing but its identity, plan and record may be looked at: it can be dropped or closed. */
+/* Whether the planes were lost with a GPU's memory.  A lost state can be closed or dropped; callers
+ * may read its identity, plan and record, and nothing else. */
 bool state_lost(const struct state *state);
-/* From host memory, before state_serve_group().  After a failure it stays where it is. */
+/* Moves the planes from host memory to a GPU; serve is empty afterwards.  After a failure the state
+ * stays where it is. */
 int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault);
-/* The files stay, and planes on a GPU until the store is closed.  NULL is allowed. */
+/* Leaves the files, and leaves planes on a GPU until store_close().  NULL is allowed. */
 void state_close(struct state *state);
-/* Deletes the files, which takes no time; state_drop() does that too and frees the memory. */
+/* Deletes the files, which takes no time.  The state stays open. */
 void state_unlink(struct state *state);
+/* Deletes the files, frees the memory and gives the quota back.  NULL is allowed. */
 void state_drop(struct state *state);
 uint64_t state_bytes(const struct state *state);

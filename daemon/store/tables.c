@@ -1,13 +1,13 @@
 /*
- * The tables of a state: tensor steps, presence marks and sets, chunk versions; in the file
+ * The tables of a state: tensor steps, presence marks and sets, chunk versions.  The file has them
  * as words (seal.h).
  *
- * Rule: a word is changed by one store, so a killed process leaves it old or new.  Steps and
- * presence marks of an attempt change together: they are written to the side that does not
- * count, and the record that names it makes them count (record.c).
+ * Rule: one store changes a word, so a killed process leaves it old or new.  All steps of an
+ * attempt change together, and so do all presence marks: they are written to the side that does not
+ * count, and the record that names that side makes them count (record.c).
  *
- * Of the tensors' numbers the state has working copies in memory of its own: a put goes to
- * both, and steps are taken over once the record counts that has them.
+ * The state keeps working copies of tensor steps and sets in its own memory.  A put writes to both.
+ * Steps are read from the file once the record has named their side.
  */
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"

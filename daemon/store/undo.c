@@ -2,24 +2,24 @@
  * Crash-consistent in-place update of a chunk at cache cost.
  *
  * Each updating thread owns one undo slot in the state file, small enough to stay in L1.  The
- * slot is marked as the chunk's; then, a few elements at a time, the old values of the planes of
- * the group's optimizer are stored to the slot, the slot's mark is raised to cover them, and the
- * new ones are stored to their place (device_ops.update).  At the end the chunk's version is raised
- * and the slot is freed.  Whatever the instruction at which the process dies, the chunk is either
- * at its new version, or at its old one and the slot has the old values of all that may have
- * changed: these are put back, and the chunk is updated again.
+ * thread marks the slot as held by the chunk.  Then, a few elements at a time, it stores the old
+ * values of the group's planes to the slot, raises the slot's mark to cover them, and stores the
+ * new values to the planes (device_ops.update).  At the end it raises the chunk's version and frees
+ * the slot.  At whatever instruction the process dies, the chunk is at its new version, or it is at
+ * its old version and the slot has the old values of all that may have changed.  In the second case
+ * the old values are put back and the chunk is updated again.
  *
- * The update walks over memory once, as one without a slot does: that is why the slot keeps old
- * values.  With new ones in it, to be copied to their place afterwards, memory had little to do
+ * The slot keeps old values so that an update walks over memory once, as an update without a slot
+ * does.  With new values in the slot, copied to the planes afterwards, memory was nearly idle
  * during each copy, and an update took 1.2 to 1.3 times as long.
  *
- * States on a GPU need none of it: nothing of them survives the process.
+ * States on a GPU use no slots: their planes do not survive the process.
  *
- * A slot that is held after a crash belongs to a chunk that was being changed.  If that chunk
- * has its new version the process died between the last two stores, and there is nothing to undo.
+ * A slot that is held after a crash belongs to a chunk that was being updated.  If the chunk has
+ * its new version the process died between the last two stores, and there is nothing to undo.
  *
- * A kill takes effect between two instructions, and what was stored before it reaches the
- * file's memory: what has to be prevented is only that the compiler moves stores.
+ * A kill takes effect between two instructions, and every store before it reaches the file's
+ * memory.  So only the compiler must be kept from moving stores.
  */
 #include <assert.h>
 #include <string.h>
@@ -56,7 +56,7 @@ static uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
         return n;
 }
 
-/* 0: free; 1 + a chunk: that one may have changed; UINT64_MAX: damaged. */
+/* 0: free; 1 + a chunk: the chunk may have changed; UINT64_MAX: damaged. */
 static uint64_t held(const struct state *s, uint32_t slot)
 {
         return seal_open(SEAL_UNDO, slot,
@@ -83,7 +83,8 @@ static void assert_decided(const struct state *s, uint32_t chunk, uint64_t versi
         assert(state_chunk_version(s, chunk) == version - 1);
 }
 
-static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
+static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chunk,
+                                uint64_t version)
 {
         struct undo_slot *s = slot_at(state, slot);
 
@@ -96,7 +97,8 @@ static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chu
         return arrays(state, s);
 }
 
-/* Tensor by tensor; the slot gets old values of all of the chunk, for kept elements have no gap. */
+/* Tensor by tensor.  The slot also gets the old values of tensors without a gradient, because the
+ * kept elements of a chunk have no gaps. */
 static void update(struct state *s, const struct plan_chunk *c, const struct device_ops *ops,
                    const struct update_scalars *scalars, struct update_undo undo)
 {

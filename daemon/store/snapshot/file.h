@@ -7,15 +7,15 @@ struct snapshot_meta {
         uint64_t version, decided_attempt;
         double grad_scale, loss_scale, grad_norm;
         uint32_t commit, good_steps, skipped;
-        uint32_t n_tensors, n_blobs, blob_bytes; /* with rank and length */
+        uint32_t n_tensors, n_blobs, blob_bytes; /* blob_bytes includes ranks and lengths */
 };
 
 static const char snapshot_magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 'c', 'k' };
 
 uint64_t snapshot_blocks(const struct snapshot_header *h);
-/* Where the stream begins in the file. */
+/* The byte offset of the stream in the file. */
 uint64_t snapshot_stream_at(const struct snapshot_header *h);
-/* ZERO_EIO with errno's text. */
+/* Sets and returns ZERO_EIO with errno's text. */
 int snapshot_failed(struct fault *fault, const char *name, const char *doing);
 
 /* ---- reading ---- */
@@ -31,19 +31,19 @@ struct snapshot_shard {
         uint8_t *meta_bytes;
         uint8_t (*hashes)[MANIFEST_HASH];
         uint8_t *block;
-        uint64_t block_at; /* which one it is; UINT64_MAX: none */
+        uint64_t block_at; /* the number of the block in `block`; UINT64_MAX: none */
 };
 
 /*
- * Opens an owner's shard of the checkpoint in `dir` and checks all but the blocks against the
- * manifest.  ZERO_EIO names the file and what is wrong.
+ * Opens an owner's shard of the checkpoint in `dir` and checks all of it except the blocks against
+ * the manifest.  The fault (ZERO_EIO) names the file and the flaw.
  */
 int snapshot_shard_open(int dir, const struct manifest *m, uint32_t owner, uint32_t n_tensors,
                         struct snapshot_shard **ret, struct fault *fault);
 void snapshot_shard_free(struct snapshot_shard *s);
-/* dst = n bytes of the stream; every block that is read is checked before it is used. */
+/* dst = n bytes of the stream.  A block is checked before any of it is copied. */
 int snapshot_shard_read(struct snapshot_shard *s, uint64_t offset, uint8_t *dst, size_t n,
                         struct fault *fault);
-/* The next blob behind *at (0: the first); false behind the last. */
+/* The blob at *at, which it advances to the next one (start with 0); false after the last blob. */
 bool snapshot_shard_blob(const struct snapshot_shard *s, uint32_t *at, uint32_t *ret_rank,
                          const uint8_t **ret, uint32_t *ret_bytes);

@@ -2,7 +2,7 @@
  * Loads a state from a checkpoint of any number of owners.  Both partitions are pure functions of
  * the layout, so each range of this owner is found in the shards of the owners that saved it.
  *
- * Steps and sets count only in the shards of owners that hold a part of the tensor.
+ * A tensor's step and set are read only from shards of owners that hold a part of the tensor.
  */
 #include <assert.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
-/* Chunk of the plan that says where a shard's parts lie; the chunks themselves are not used. */
+/* COARSE: the chunk length of the plans that tell where a shard's parts lie; no chunk is used. */
 enum { COARSE = 65536, PIECE = 4 * SNAPSHOT_BLOCK };
 
 struct loader {
@@ -28,7 +28,7 @@ struct loader {
         struct snapshot_shard *shard;
         struct plan *plan;
         struct snapshot_map map;
-        float *stage; /* on the way to a GPU; NULL: the draft is in host memory */
+        float *stage; /* holds a piece on its way to a GPU; NULL: the draft is in host memory */
         struct fault *fault;
 };
 
@@ -198,7 +198,7 @@ static int take_master(struct loader *ld, uint32_t group)
                     ZERO_PLANE_MASTER, to->master + (s.first - to->range.first), s.end - s.first);
 }
 
-/* A moment of the group, which begins at `base` in the stream. */
+/* Moment i of the group, which begins at `base` in the stream. */
 static int take_moment(struct loader *ld, uint32_t group, uint64_t base, uint32_t i)
 {
         const struct plan_shard *from = &ld->plan->shards[group];

@@ -14,7 +14,7 @@
 
 enum { HEX = 2 * MANIFEST_HASH + 1 };
 
-/* The text begins so, with 64 digits in the middle; what is behind is hashed. */
+/* The text begins with `opening`, 64 digits and `closing`; the hash covers all that follows. */
 static const char opening[] = "{\n  \"blake2b\": \"", closing[] = "\",";
 enum {
         OPENING = sizeof(opening) - 1,
@@ -102,7 +102,7 @@ int manifest_format(const struct manifest *m, char **ret_text)
 
         if (!body)
                 return -ENOMEM;
-        size_t size = strlen(body) - 1; /* without the brace that `opening` has */
+        size_t size = strlen(body) - 1; /* without the brace, which `opening` has */
         text_hash(body + 1, size, hex);
         text = malloc(PREFIX + size + 1);
         if (!text)

@@ -1,7 +1,7 @@
 /*
  * Reads a shard of a checkpoint.  Every byte is hashed before it is used: the manifest has the
- * header's hash, the header those of the blocks.  What the hashes cover is checked against every
- * bound all the same, for whoever can write the directory can write hashes.
+ * header's hash, and the header has the hash of the blocks' hashes.  Bounds are checked all the
+ * same, because whoever can write to the directory can write hashes too.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ static int flawed(const struct snapshot_shard *s, const char *why, struct fault 
         return fault_set(fault, ZERO_EIO, "%s cannot be used: %s", s->name, why);
 }
 
-/* Exactly n bytes. */
+/* Reads exactly n bytes. */
 static int read_at(const struct snapshot_shard *s, void *to, uint64_t n, uint64_t at,
                    struct fault *fault)
 {

@@ -14,7 +14,7 @@
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are written as they lie");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are copied byte for byte");
 _Static_assert(offsetof(struct snapshot_header, hash) + MANIFEST_HASH ==
                        sizeof(struct snapshot_header),
                "the hash covers all of the header");
@@ -38,7 +38,7 @@ static void map_add(struct snapshot_map *map, struct snapshot_extent e, uint64_t
         map->bytes += e.bytes;
 }
 
-/* One extent for consecutive segments that are all frozen, or all not. */
+/* One extent for consecutive segments that are all frozen or all trainable. */
 static void map_add_master(struct snapshot_map *map, const struct plan *plan, uint32_t group)
 {
         const struct plan_shard *shard = &plan->shards[group];
@@ -64,8 +64,8 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
 {
         struct snapshot_map map = { .n_groups = plan->n_groups };
 
-        map.extents =
-                calloc(plan->n_segments + OPTIMIZER_MOMENTS * (size_t)plan->n_groups + 1, sizeof(*map.extents));
+        map.extents = calloc(plan->n_segments + OPTIMIZER_MOMENTS * (size_t)plan->n_groups + 1,
+                             sizeof(*map.extents));
         map.group_end = calloc(plan->n_groups + 1, sizeof(*map.group_end));
         if (!map.extents || !map.group_end) {
                 snapshot_map_deinit(&map);
@@ -145,7 +145,8 @@ void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan
                     from, stream);
         for (uint32_t i = 0; i < n; i++)
                 save_values(ops, old.planes[1 + i], c->n,
-                            moments + i * moment_bytes + (c->moment - shard->moment) * sizeof(float),
+                            moments + i * moment_bytes +
+                                    (c->moment - shard->moment) * sizeof(float),
                             from, stream);
 }
 
@@ -282,7 +283,7 @@ int snapshot_writer_new(int dir, const struct snapshot_header *header, const uin
         if (!w->hashes)
                 return fault_errno(fault, ENOMEM, "checkpoint");
         manifest_shard_name(header->owner, header->n_owners, w->name);
-        unlinkat(dir, w->name, 0); /* of a checkpoint that was broken off */
+        unlinkat(dir, w->name, 0); /* an interrupted checkpoint may have left one */
         w->fd = openat(dir, w->name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (w->fd < 0)
                 return snapshot_failed(fault, w->name, "making");
@@ -306,7 +307,7 @@ int snapshot_writer_block(struct snapshot_writer *w, const uint8_t *block, struc
                 return r;
         w->written += n;
         crash_point(CRASH_CHECKPOINT_BLOCK);
-        /* a hint: the disk begins now, and the fsync at the end has little left to do */
+        /* a hint: the disk starts now, so the fsync at the end has little left to do */
         (void)sync_file_range(w->fd, (off_t)at, (off_t)n, SYNC_FILE_RANGE_WRITE);
         return 0;
 }

@@ -3,15 +3,16 @@
  *
  *   header    struct snapshot_header
  *   meta      struct snapshot_meta; steps uint64_t [tensor]; sets uint64_t [tensor];
- *             each rank's blob: uint32_t rank, uint32_t bytes, bytes
+ *             for each rank with a blob: uint32_t rank, uint32_t length, the bytes
  *   hashes    BLAKE2b-256 of each block
  *   blocks    the stream, in blocks of SNAPSHOT_BLOCK bytes, the last one shorter
  *
- * The stream is, group by group, the owner's ranges of master and of the moments of the group's
- * optimizer, one behind the other, so that a group may change again as soon as the stream up to its end was copied.
- * The header holds the hashes of meta and of the hashes, and its own: no byte of the file can
- * change unseen.  Numbers are little-endian; any node of any cluster can read the file, for the
- * layout and the number of owners say what lies where.
+ * The stream holds, group by group, the owner's ranges of master and of the moments of the group's
+ * optimizer.  So a group may change again as soon as the stream up to the group's end is copied.
+ *
+ * The header holds the hash of meta, the hash of the hashes and its own: no byte of the file can
+ * change unnoticed.  Numbers are little-endian.  Any node of any cluster can read the file, because
+ * the layout and the number of owners determine what lies where.
  */
 #pragma once
 
@@ -23,7 +24,7 @@ enum { SNAPSHOT_BLOCK = 4 << 20 };
 
 /* ---- where the stream's bytes are ---- */
 
-/* Of one group, and all of it frozen, or nothing. */
+/* Contiguous elements of one group in one plane; all of them are frozen, or none. */
 struct snapshot_extent {
         uint64_t offset, bytes; /* in the stream */
         uint64_t element;       /* the first, in its plane */
@@ -33,23 +34,23 @@ struct snapshot_extent {
 };
 
 struct snapshot_map {
-        struct snapshot_extent *extents; /* none is empty; in the stream's order */
-        uint64_t *group_end;             /* [group]: the stream's bytes up to its end */
+        struct snapshot_extent *extents; /* in the stream's order; none is empty */
+        uint64_t *group_end;             /* [group]: where the group ends in the stream */
         uint32_t n, n_groups;
         uint64_t bytes;
 };
 
 int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret);
 void snapshot_map_deinit(struct snapshot_map *map);
-/* dst = n bytes of the state's stream from offset on, by gpu_ops() if the state is on a GPU.  Any
- * thread; blocks may be copied at once. */
+/* dst = n bytes of the state's stream from `offset` on; uses gpu_ops() if the state is on a GPU.
+ * Any thread; several threads may copy at the same time. */
 void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n);
 
 /*
- * A chunk's old values go to their places in `stream`, which has room for all of it; those below
- * `from` there need not.  Past the cache, as device_ops.serve.  For a state in host memory; any
- * thread.
+ * Writes a chunk's old values to their places in `stream`, a buffer for the whole stream; may leave
+ * out values that lie below `from`.  Bypasses the cache, as device_ops.serve does.  For a state in
+ * host memory; any thread.
  */
 void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan,
                          const struct device_ops *ops, uint32_t chunk, struct undo_values old,
@@ -61,36 +62,37 @@ struct snapshot_header {
         char magic[8];
         uint32_t format, header_bytes, owner, n_owners;
         uint32_t uid, world_size, reduce_dtype, block_bytes;
-        uint64_t version, attempt; /* as in the meta */
+        uint64_t version, attempt; /* meta's version and decided_attempt */
         uint64_t meta_bytes, stream_bytes;
         uint8_t model_hash[MANIFEST_HASH]; /* layout_hash() */
         uint8_t meta_hash[MANIFEST_HASH];
         uint8_t hashes_hash[MANIFEST_HASH];
         char job[ZERO_NAME_MAX + 1];
-        uint8_t hash[MANIFEST_HASH]; /* of all before */
+        uint8_t hash[MANIFEST_HASH]; /* of all fields before it */
 };
 
-/* The state's meta, between two updates; the caller frees it.  Loop thread. */
+/* The state's meta, which the caller frees.  Loop thread, while no update runs.  0 or -ENOMEM. */
 int snapshot_meta_new(const struct state *state, uint8_t **ret, size_t *ret_bytes);
 
 /* ---- writing: blocking calls of one thread at a time ---- */
 
 struct snapshot_writer;
 
-/* A new file in `dir`.  What the header says of sizes and hashes is filled in here. */
+/* Makes the file in `dir`.  The caller need not set the header's magic, format, header_bytes,
+ * block_bytes, meta_hash, hashes_hash and hash. */
 int snapshot_writer_new(int dir, const struct snapshot_header *header, const uint8_t *meta,
                         struct snapshot_writer **ret, struct fault *fault);
-/* The next block: SNAPSHOT_BLOCK bytes, or what is left of the stream. */
+/* Writes the next block: SNAPSHOT_BLOCK bytes, or what is left of the stream. */
 int snapshot_writer_block(struct snapshot_writer *w, const uint8_t *block, struct fault *fault);
-/* All blocks are written: hashes, header, fsync. */
+/* Writes hashes and header, and syncs the file.  All blocks must be written. */
 int snapshot_writer_finish(struct snapshot_writer *w, struct manifest_shard *ret,
                            struct fault *fault);
-/* Closes; what was written stays. */
+/* Closes the file and leaves what was written. */
 void snapshot_writer_free(struct snapshot_writer *w);
 
 /* ---- a state from a checkpoint ---- */
 
-/* What a load brings besides planes. */
+/* What a load yields besides planes. */
 struct snapshot_blob {
         uint32_t rank, bytes;
         uint8_t data[ZERO_BLOB_MAX];
@@ -104,15 +106,15 @@ struct snapshot_loaded {
 
 void snapshot_loaded_deinit(struct snapshot_loaded *loaded);
 
-/* How far it is, for another thread; and whether that one wants it to end. */
+/* Shared with the thread that waits for the load. */
 struct snapshot_progress {
         _Atomic uint64_t bytes;
-        _Atomic bool cancelled;
+        _Atomic bool cancelled; /* set by the waiting thread: the load ends with ZERO_EABORTED */
 };
 
 /*
- * Fills a draft (state_draft()) of any number of owners: reads those ranges of the checkpoint's
- * shards that lie here.  Serve is left as it is.
+ * Fills a draft (state_draft()): reads its ranges from the checkpoint's shards, whatever the number
+ * of owners of either.  Does not touch serve.
  */
 int snapshot_load(int dir, const struct manifest *m, const layout *l, struct state *draft,
                   struct snapshot_progress *progress, struct snapshot_loaded *ret,
