@@ -94,11 +94,38 @@ void job_ranks_free(struct job *job)
         free(job->ranks);
 }
 
-static void job_free(struct job *job)
+static void **module_job(struct job *job, const struct module *module)
 {
-        for_modules_down (job->x, module)
+        return (void **)((char *)job + module->job_at);
+}
+
+static bool modules_init(struct job *job)
+{
+        for_modules (job->x, module) {
+                if (module->job_bytes) {
+                        *module_job(job, module) = calloc(1, module->job_bytes);
+                        if (!*module_job(job, module))
+                                return false;
+                }
+                if (module->job_init && module->job_init(job))
+                        return false;
+        }
+        return true;
+}
+
+static void modules_free(struct job *job)
+{
+        for_modules_down (job->x, module) {
                 if (module->job_free)
                         module->job_free(job);
+                if (module->job_bytes)
+                        free(*module_job(job, module));
+        }
+}
+
+static void job_free(struct job *job)
+{
+        modules_free(job);
         partition_free(job->partition);
         store_uncount(job->x->store, job->layout_bytes);
         layout_free(job->layout);
@@ -182,13 +209,9 @@ bool job_ranks_alloc(struct job *job, uint32_t world_size)
 
 static bool job_alloc(struct job *job)
 {
-        if (!job_ranks_alloc(job, job->world_size) ||
-            partition_new(job->layout, job->place.n_owners, &job->partition))
-                return false;
-        for_modules (job->x, module)
-                if (module->job_new && module->job_new(job))
-                        return false;
-        return true;
+        return job_ranks_alloc(job, job->world_size) &&
+               partition_new(job->layout, job->place.n_owners, &job->partition) == 0 &&
+               modules_init(job);
 }
 
 struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,

@@ -11,16 +11,11 @@
 #include "proto/dtype.h"
 #include "proto/partition.h"
 
+struct job_reshard;
 struct rank;
 struct reduce;
 
 enum { WAIT_LINES = 32 };
-
-/* How far a job has moved from one owner list to another. */
-struct move {
-        uint64_t from, to;     /* epochs; equal where holders get back what they lost */
-        uint64_t bytes, total; /* moved, of all; total 0: unknown */
-};
 
 /* The outcome of a step, for ranks that ask again. */
 struct step_result {
@@ -36,8 +31,6 @@ struct job {
         uint32_t references;
         uint32_t holders; /* those of sessions and others that need no state once the job is dead */
         bool dead;
-        uint64_t whole;  /* epoch whose placement is known to be complete, so that older states may
-                            go; 0: none */
         bool opening;    /* the node creates its state, or ... */
         bool resuming;   /* ... has found the state of an earlier process and not yet taken it up */
         bool drop_state; /* delete the state file with it */
@@ -69,14 +62,14 @@ struct job {
         bool reported; /* the last progress report said something */
         struct wait_line waits[WAIT_LINES];
         uint32_t n_waits;
-        struct move move;      /* of its shards */
-        uint64_t move_told_ms; /* loop time; 0: the job does not move */
 
         struct rank **ranks; /* [rank]: sessions on this node */
         uint32_t n_local;    /* ranks of this node in the coordinator's table */
         uint32_t n_attached; /* sessions in ranks */
         struct list gathers; /* windows of local ranks, in host memory and on GPUs */
+        /* What the folders of these names keep (module.h). */
         struct reduce *reduce;
+        struct job_reshard *reshard;
 };
 
 struct job *job_find(struct engine *x, const char *name);

@@ -22,6 +22,12 @@ struct module {
          */
         size_t node_at, node_bytes;
         void (*node_init)(struct engine *x);
+        /*
+         * Its state of a job, likewise at job_at in struct job: there before job_init(), which may
+         * be NULL, and until job_free() returns.  job_free() finds NULL where memory ran out.
+         */
+        size_t job_at, job_bytes;
+        int (*job_init)(struct job *job); /* -ENOMEM */
 
         void (*tick)(struct engine *x);     /* every TICK_MS */
         void (*progress)(struct engine *x); /* every PROGRESS_MS */
@@ -39,7 +45,6 @@ struct module {
                          struct fault *fault);
         /* Whether a restored job may replace this one, which may not be here. */
         int (*job_replace)(struct engine *x, const char *name, struct fault *fault);
-        int (*job_new)(struct job *job); /* -ENOMEM */
         /* The job has its states and is where their records say. */
         void (*job_stands)(struct job *job);
         /* A job of that name, on this node or not, goes or is replaced. */

@@ -51,17 +51,14 @@ int reduce_resize(struct job *job, uint32_t world_size)
         return 0;
 }
 
-static int reduce_new(struct job *job)
+static int reduce_init(struct job *job)
 {
-        struct reduce *r = calloc(1, sizeof *r);
+        struct reduce *r = job->reduce;
 
-        if (!r)
-                return -ENOMEM;
         r->job = job;
         list_init(&r->node_gradients);
         list_init(&r->kept);
         r->ready = group_offer;
-        job->reduce = r;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
         return r->groups && reduce_resize(job, job->world_size) == 0 ? 0 : -ENOMEM;
 }
@@ -78,7 +75,6 @@ static void reduce_free(struct job *job)
         free(r->contributors);
         free(r->waiting);
         free(r->spilled);
-        free(r);
 }
 
 uint64_t reduce_elements_sent(const struct reduce *r)
@@ -434,9 +430,11 @@ static void reduce_progress(struct engine *x)
         buffers_rest(1);
 }
 
-const struct module reduce_module = { .tick = accumulators_tick,
+const struct module reduce_module = { .job_at = offsetof(struct job, reduce),
+                                      .job_bytes = sizeof(struct reduce),
+                                      .job_init = reduce_init,
+                                      .tick = accumulators_tick,
                                       .progress = reduce_progress,
                                       .node_down = accumulators_node_down,
-                                      .job_new = reduce_new,
                                       .job_dropped = reduce_job_dropped,
                                       .job_free = reduce_free };

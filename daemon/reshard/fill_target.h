@@ -9,6 +9,13 @@ struct reshard {
         uint64_t last_fill;
 };
 
+struct job_reshard {
+        uint64_t whole;   /* epoch whose placement is known to be complete, so that older states
+                             may go; 0: none */
+        struct move move; /* as the coordinator last told */
+        uint64_t told_ms; /* loop time; 0: the job does not move */
+};
+
 /* Elements of a piece: at most 8 MiB of each plane.  Pieces in progress at once. */
 enum { FILL_TARGET_PIECE = 2 << 20, FILL_TARGET_FLIGHT = 16 };
 

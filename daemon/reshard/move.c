@@ -8,9 +8,9 @@ enum { TOLD_MS = 10000 }; /* after that the coordinator may be gone */
 
 void job_move_told(struct job *job, const Zero__Move *m)
 {
-        job->move_told_ms = m ? engine_now(job->x) : 0;
+        job->reshard->told_ms = m ? engine_now(job->x) : 0;
         if (m)
-                job->move = (struct move){ m->from, m->to, m->bytes, m->total };
+                job->reshard->move = (struct move){ m->from, m->to, m->bytes, m->total };
 }
 
 /* Until a job made by its fill hears from a coordinator, its fills tell how far it is. */
@@ -29,15 +29,15 @@ static void fill_targets_sum(const struct job *job, struct move *m)
 
 bool job_moves(const struct job *job, struct move *ret)
 {
-        uint64_t now = engine_now(job->x);
-        bool told = job->move_told_ms && now - job->move_told_ms < TOLD_MS;
+        const struct job_reshard *r = job->reshard;
+        bool told = r->told_ms && engine_now(job->x) - r->told_ms < TOLD_MS;
         struct move m = { .from = job->place.epoch, .to = job->place.epoch };
 
         if (told)
-                m = job->move;
+                m = r->move;
         else if (fill_target_of_job(job))
                 fill_targets_sum(job, &m);
-        else if (!job->whole && !list_empty(&job->old_replicas))
+        else if (!r->whole && !list_empty(&job->old_replicas))
                 m.from = replica_newest_old_placement(job)->state->id.epoch;
         else
                 return false;

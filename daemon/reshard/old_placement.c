@@ -5,7 +5,7 @@
  * carried out, any other is void.  Then the placement in force is filled from these states, and
  * when it is complete they are deleted (Placed).  Until then they are all that exists of the job.
  */
-#include "daemon/reshard/reshard.h"
+#include "daemon/reshard/fill_target.h"
 #include "daemon/update/update.h"
 
 #include <assert.h>
@@ -126,7 +126,7 @@ static void old_placement_sweep(struct job *job)
         list_for_each (&job->old_replicas, item) {
                 struct replica *h = CONTAINER_OF(item, struct replica, link);
 
-                if (!state_ends(&job->place, job->whole, h->state->id.epoch) || is_read(h))
+                if (!state_ends(&job->place, job->reshard->whole, h->state->id.epoch) || is_read(h))
                         continue;
                 log_info("job %s: its state of epoch %llu is deleted: all is at epoch %llu now",
                          job->name, (unsigned long long)h->state->id.epoch,
@@ -158,7 +158,7 @@ void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__L
         sweep_lost(x, m->job);
         if (!job)
                 return;
-        job->whole = m->placed->placement;
+        job->reshard->whole = m->placed->placement;
         old_placement_sweep(job);
 }
 
@@ -169,5 +169,7 @@ static void old_placement_tick(struct engine *x)
         }
 }
 
-const struct module old_placement_module = { .tick = old_placement_tick };
+const struct module old_placement_module = { .job_at = offsetof(struct job, reshard),
+                                             .job_bytes = sizeof(struct job_reshard),
+                                             .tick = old_placement_tick };
 const struct shard_observer old_placement_observer = { .updated = old_placement_updated };

@@ -74,6 +74,10 @@ void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__L
 
 /* ---- how far the job is on its way from one owner list to another ---- */
 
+struct move {
+        uint64_t from, to;     /* epochs; equal where holders get back what they lost */
+        uint64_t bytes, total; /* moved, of all; total 0: unknown */
+};
 /* False: as far as this node knows, the job does not move. */
 bool job_moves(const struct job *job, struct move *ret);
 /* The coordinator says how far the job is; m NULL: it does not move. */
