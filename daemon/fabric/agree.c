@@ -84,11 +84,11 @@ static void settle_gpu(struct link_peer *peer)
         if (links->why_staged)
                 peer->why_staged = links->why_staged;
         else if (peer->gpu_failures >= GPU_TRIES)
-                peer->why_staged = "it did not pass over UCX";
+                peer->why_staged = "GPU memory did not pass over UCX";
         else if (!peer->bulk->gpu)
                 peer->why_staged = "UCX cannot read the other side's memory";
         else if (!link_peer_is_lower(peer) && !peer->takes_gpu)
-                peer->why_staged = "the other side takes none";
+                peer->why_staged = "the other side takes no GPU memory";
         peer->bulk->gpu = !peer->why_staged;
 }
 
@@ -98,21 +98,22 @@ static void settle_gpu_by_other(struct link_peer *peer)
         if (!peer->bulk->gpu || peer->takes_gpu)
                 return;
         peer->bulk->gpu = false;
-        peer->why_staged = "the other side takes none";
+        peer->why_staged = "the other side takes no GPU memory";
         probe_without_gpu(peer->probe);
 }
 
-/* A path failed before both sides agreed on it, perhaps because of GPU memory: makes the link anew,
- * and after GPU_TRIES failures without GPU memory.  False: GPU memory was not in use. */
+/* A path failed before both sides agreed on it, perhaps because of GPU memory: cuts the link so
+ * that it is made again, and stages GPU memory after GPU_TRIES failures.  False: GPU memory was not
+ * in use. */
 static bool retry_without_gpu(struct link_peer *peer, const char *why)
 {
         if (!peer->bulk || !peer->bulk->gpu || peer->choice.state == CHOICE_UP ||
             peer->choice.state == CHOICE_OFF)
                 return false;
         peer->gpu_failures++;
-        log_warning("node %s: UCX with GPU memory: %s; the link is made anew%s",
+        log_warning("node %s: UCX with GPU memory: %s; the link is made again%s",
                     peer->links->cluster->nodes[peer->node].name, why,
-                    peer->gpu_failures < GPU_TRIES ? "" : ", and GPU memory staged");
+                    peer->gpu_failures < GPU_TRIES ? "" : ", with GPU memory staged");
         choice_stop(&peer->choice);
         uv_timer_stop(&peer->deadline);
         members_cut(peer->links->members, peer->node, "GPU memory did not pass over UCX");
@@ -159,7 +160,7 @@ static int make_ucx(struct link_peer *peer)
         }
         if (r)
                 snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s",
-                         r == -ENODEV ? "no transport reaches it" : strerror(-r));
+                         r == -ENODEV ? "no transport reaches this node" : strerror(-r));
         return r;
 }
 
@@ -211,7 +212,7 @@ static const char *cut_reason(const struct link_peer *peer)
         if (peer->why_down[0])
                 return peer->why_down;
         if (peer->links->ucx_only)
-                return "UCX does not reach it, and bulk = ucx allows nothing else";
+                return "UCX does not reach this node, and bulk = ucx allows no other path";
         return "no bulk path could be agreed on";
 }
 

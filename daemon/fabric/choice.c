@@ -94,7 +94,7 @@ static unsigned lower_step(struct choice *choice, enum choice_event event)
                 return lower_probing(choice, event);
         case CHOICE_ASKED:
                 if (event == CHOICE_HEARD_UCX || event == CHOICE_HEARD_FAILED)
-                        return 0; /* said before the other side heard of TCP */
+                        return 0; /* sent before the other side was told to use TCP */
                 if (event != CHOICE_HEARD_TCP)
                         return cut(choice);
                 choice->state = CHOICE_DIALLING;

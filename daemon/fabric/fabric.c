@@ -1,8 +1,8 @@
 /*
  * The other nodes as the daemon sees them; see fabric.h and core.h.
  *
- * Messages to self wait, packed and in order, in a list of their peer, and so do all messages when
- * the options ask for a delay.  Other messages go to the carrier at once.
+ * Messages to self wait in a list of their peer, packed and in order.  So do all messages if the
+ * options ask for a delay.  Other messages go to the carrier at once.
  */
 #include "daemon/fabric/core.h"
 
@@ -16,7 +16,7 @@
 #include "proto/cleanup.h"
 #include "proto/list.h"
 
-enum { FIRST_TRANSFER = 16 }; /* below are probes */
+enum { FIRST_TRANSFER = 16 }; /* lower numbers are probes */
 
 struct fabric_peer {
         struct fabric *fabric;
@@ -84,7 +84,7 @@ static void pass_on(struct fabric_peer *peer, const struct waiting *waiting)
         Zero__LinkMessage *m = zero__link_message__unpack(NULL, waiting->size, waiting->packed);
 
         if (!m) {
-                /* out of memory: the link ends, for no message may be lost silently */
+                /* out of memory: the link ends, because no message may be lost silently */
                 fabric_cut(fabric, peer->node, "out of memory");
                 return;
         }
@@ -370,7 +370,7 @@ void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info 
                 ret->link.up = true;
         memcpy(ret->bulk_detail, peer->detail, sizeof ret->bulk_detail);
         if (peer->bulk && peer->bulk->silent_ms > 2 * BULK_BEAT_MS)
-                snprintf(ret->bulk_detail, sizeof ret->bulk_detail, "nothing came for %u s",
+                snprintf(ret->bulk_detail, sizeof ret->bulk_detail, "silent for %u s",
                          peer->bulk->silent_ms / 1000);
         memcpy(ret->sent, peer->sent, sizeof ret->sent);
         memcpy(ret->received, peer->received, sizeof ret->received);

@@ -18,7 +18,7 @@ static void on_up(void *arg, uint32_t node)
         peer->linked = true;
         peer->heard = false;
         snprintf(peer->why_tcp, sizeof peer->why_tcp, "%s",
-                 links->ucx ? "the other side chose so" : links->why_no_ucx);
+                 links->ucx ? "the other side chose TCP" : links->why_no_ucx);
         if (peer->closing == 0 && !links->closing)
                 link_peer_begin(peer);
 }
@@ -52,7 +52,7 @@ static void hear_hello(struct link_peer *peer, const Zero__BulkHello *m)
         struct links *links = peer->links;
 
         if (!hello_is_sound(peer, m)) {
-                members_cut(links->members, peer->node, "it said hello against the rules");
+                members_cut(links->members, peer->node, "its hello broke the rules");
                 return;
         }
         peer->heard = true;
@@ -67,8 +67,8 @@ static void hear_hello(struct link_peer *peer, const Zero__BulkHello *m)
                          reach_across(bulk_ucx_tls(links->ucx), m->tls));
         if (links->ucx && !peer->reaches)
                 snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s",
-                         peer->address_size ? "no transport reaches it"
-                                            : "the other side has none");
+                         peer->address_size ? "no transport reaches this node"
+                                            : "the other side does not use UCX");
         link_peer_heard_hello(peer);
 }
 
@@ -97,7 +97,8 @@ static void on_message(void *arg, uint32_t node, const Zero__LinkMessage *m)
         else if (peer->choice.state == CHOICE_UP)
                 fabric_core_message(links->fabric, node, m);
         else if (peer->choice.state != CHOICE_OFF)
-                members_cut(links->members, node, "it spoke before a bulk path was agreed on");
+                members_cut(links->members, node,
+                            "it sent a message before both agreed on a bulk path");
 }
 
 static void on_channel(void *arg, struct channel *channel)
@@ -190,7 +191,7 @@ static int open_ucx(struct links *links, const struct fabric_options *options, s
         r = bulk_ucx_new(options->ucx_tls, &links->ucx, &mine);
         if (r == 0)
                 return 0;
-        if (r > 0) /* transports that are refused are a mistake in any case */
+        if (r > 0) /* ucx_tls names transports that zerod refuses, whatever bulk says */
                 return fault_set(fault, r, "%s", mine.text);
         if (links->ucx_only)
                 return fault_set(fault, ZERO_EIO,

@@ -13,15 +13,15 @@
 enum { SMALL = 64, LARGE = 64 << 10, PROBES = 2 };
 static const size_t sizes[PROBES] = { SMALL, LARGE };
 enum { GPU_TRANSFER = PROBES + 1 };
-_Static_assert((int)LARGE >= (int)BULK_GPU_MIN, "the large one may lie in GPU memory");
+_Static_assert((int)LARGE >= (int)BULK_GPU_MIN, "the large probe may lie in GPU memory");
 
 struct probe {
         struct bulk_peer *bulk;
-        void (*ended)(void *arg, bool whole); /* NULL: it was called, or the owner is gone */
+        void (*ended)(void *arg, bool whole); /* NULL: was called, or the owner is gone */
         void *arg;
         unsigned pending; /* ops */
         bool sent, freed;
-        uint8_t *gpu; /* what is sent, then what comes; NULL: no GPU memory is probed */
+        uint8_t *gpu; /* the probe to send, then the one to come; NULL: GPU memory is not probed */
         bool gpu_void;
         uint8_t out[PROBES][LARGE], in[PROBES][LARGE];
 };
@@ -75,7 +75,7 @@ static void on_gpu_landed(void *arg, int status)
         on_done(probe, probe->gpu_void ? 0 : status);
 }
 
-/* The same bytes as the large one. */
+/* The probe in GPU memory has the same bytes as the large one. */
 static int expect_gpu(struct probe *probe)
 {
         struct bulk_peer *bulk = probe->bulk;
@@ -108,7 +108,7 @@ static void fill(struct probe *probe, uint64_t token)
 int probe_new(struct bulk_peer *bulk, uint64_t token, void (*ended)(void *arg, bool whole),
               void *arg, struct probe **ret)
 {
-        /* mapped, so that the heap does not keep the memory of all peers' probes */
+        /* mmap(), so that the heap does not keep the memory of all peers' probes */
         struct probe *probe = mmap(NULL, sizeof *probe, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 

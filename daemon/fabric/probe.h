@@ -1,8 +1,8 @@
 /*
- * probe.h - whether payloads really pass over a bulk path: a small and a large one
- * each way, compared byte for byte; and one from GPU memory to GPU memory, where the path takes it.
+ * probe.h - tests whether payloads really pass over a bulk path: a small and a large one each way,
+ * compared byte for byte, and one from GPU memory to GPU memory if the path takes that.
  *
- * Its memory outlives the peer's close.  Loop thread; ended is called at most once, and not
+ * A probe's memory outlives the peer's close.  Loop thread; ended() is called at most once, and not
  * after probe_free().
  */
 #pragma once
@@ -14,9 +14,10 @@ struct probe;
 /* Makes the buffers and expects the other side's probes; token seeds their bytes. */
 int probe_new(struct bulk_peer *bulk, uint64_t token, void (*ended)(void *arg, bool whole),
               void *arg, struct probe **ret);
-/* The other side turns out to take no GPU memory: none is sent, none comes. */
+/* Leaves GPU memory out: the other side turns out not to take it. */
 void probe_without_gpu(struct probe *probe);
-/* Sends this side's; ended(true) when all have gone and all have come whole. */
+/* Sends this side's probes.  ended(true) follows when all are sent and the other side's have all
+ * come whole. */
 int probe_send(struct probe *probe);
-/* Frees it, when the path has let go of its memory. */
+/* Frees the probe as soon as the path no longer uses its memory. */
 void probe_free(struct probe *probe);

@@ -51,7 +51,7 @@ void reach_host(uint8_t ret[static REACH_HOST])
         if (hash_boot(&hash) && hash_namespaces(&hash))
                 crypto_generichash_final(&hash, ret, REACH_HOST);
         else
-                randombytes_buf(ret, REACH_HOST); /* nobody shares it */
+                randombytes_buf(ret, REACH_HOST); /* a host that no other node is on */
 }
 
 static bool stays_on_host(const char *name, size_t n)

@@ -1,6 +1,6 @@
 /*
- * reach.h - whether UCX may reach another node: over shared memory where both share a
- * host, else over a transport that leaves the host.
+ * reach.h - whether UCX may reach another node: over shared memory if both are on one host,
+ * otherwise over a transport that leaves the host.
  */
 #pragma once
 
@@ -11,8 +11,8 @@
 enum { REACH_HOST = 32 };
 
 /*
- * A host in the sense of shared memory: boot, user, and the namespaces of processes, IPC, network
- * and users.  Two processes with the same one can map each other's memory.
+ * A host in the sense of shared memory: a hash of boot, user, and the namespaces of processes, IPC,
+ * network and users.  Two processes with the same hash can map each other's memory.
  */
 void reach_host(uint8_t ret[static REACH_HOST]);
 

@@ -157,7 +157,7 @@ def a_path_that_spoils_gpu_memory_is_not_used():
     with environment(BULK_GPU="spoilt", FAKE_GPU_COPIES_ON_LOOP="1"), Cluster(2, device="cuda", cuda_plugin=plugin()) as c:
         until(lambda: all(p["bulk_gpu"] == "staged" for d in c.daemons for p in d.status()["peers"] if not p["self"]),
               60 * SLOW, "the end of the probes")
-        assert "it did not pass over UCX" in c[0].log(), c[0].log()[-2000:]
+        assert "GPU memory did not pass over UCX" in c[0].log(), c[0].log()[-2000:]
         with environment(ZEROD_CUDA_PLUGIN=plugin()):
             assert train(c, attach(c, "fp32", device="cuda:0")) == in_host_memory("fp32")
 

@@ -81,14 +81,14 @@ def flipped_bits(payloads):
 
 @case
 def silent_bulk_connection():
-    """A bulk connection that falls silent while the link lives is noticed and made anew."""
+    """A bulk connection that falls silent while the link lives is noticed and made again."""
     expected = unattacked()
     with Wire() as c:
         def attack(progress):
             progress()
             silenced = c.relay.silence()
             assert silenced, "no bulk connection goes through the relay"
-            until(lambda: any("nothing came for" in p["bulk_detail"] for d in c.daemons for p in d.status()["peers"]),
+            until(lambda: any("silent for" in p["bulk_detail"] for d in c.daemons for p in d.status()["peers"]),
                   what="the silence in the status")
             until(lambda: not any(p in c.relay.pairs for p in silenced), what="the end of the silent connection")
             progress()

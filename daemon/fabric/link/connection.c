@@ -264,7 +264,7 @@ static void on_deadline(uv_timer_t *timer)
 {
         struct connection *a = CONTAINER_OF(timer, struct connection, timer);
         char how[64];
-        snprintf(how, sizeof how, "gave no answer in %u ms", a->connections->deadline_ms);
+        snprintf(how, sizeof how, "did not answer within %u ms", a->connections->deadline_ms);
         if (a->channel && a->from[0])
                 handshake_lost(&a->shake, how);
         else
@@ -335,7 +335,7 @@ int connection_accept(struct connections *connections, uv_stream_t *listener, vo
 
 /* ---- dialling ---- */
 
-/* Tries the next address, when this one's handle is closed. */
+/* Tries the next address once this address's handle is closed. */
 static void connection_next_address(struct connection *a, int error)
 {
         const struct cluster_node *node = &a->connections->cluster->nodes[a->node];

@@ -1,16 +1,16 @@
 /*
  * connection.h - a connection until it is authenticated, on either side.
  *
- * Looks the host up, connects (dialler), shakes hands, within one deadline.  Whatever
- * happens, ended() is called once, later, on the loop; then the connection is gone.  Before
- * that a stranger costs one struct connection, one struct channel and a descriptor.
+ * Looks the host up and connects (a dialler does), and shakes hands, all within one deadline.
+ * Whatever happens, ended() is called once, later, on the loop; then the connection is gone.  Until
+ * then a stranger costs one struct connection, one struct channel and a descriptor.
  */
 #pragma once
 
 #include "daemon/fabric/link/handshake.h"
 #include "proto/list.h"
 
-/* How long a refused connection may stay to read why. */
+/* CONNECTION_LINGER_MS: how long a refused connection may stay, to read the reason. */
 enum { CONNECTION_READ = 512, CONNECTION_LINGER_MS = 1000 };
 
 /* What the connections of one door share. */
@@ -19,21 +19,21 @@ struct connections {
         const struct cluster *cluster;
         uint32_t deadline_ms;
         uint32_t pending; /* connections and look-ups that are not gone yet */
-        /* something went; pending may be 0 now */
+        /* pending has fallen, perhaps to 0 */
         void (*less)(struct connections *connections);
-        /* Whether a visitor that has proved itself may come in, as door_events.admits. */
+        /* Whether a visitor that has proved itself may come in; see door_events.admits. */
         bool (*admits)(struct connections *connections, const struct handshake *shake);
 };
 
 struct connection {
-        struct list item; /* the owner's, and these three */
+        struct list item; /* these four belong to the owner */
         void *owner;
-        uint64_t share; /* of which address it takes a place */
+        uint64_t share; /* the address that it is counted under */
         bool of_peer;
-        uint32_t node;       /* whom it dials, or who it claims to be, or HANDSHAKE_NOBODY */
+        uint32_t node;       /* the node it dials, or that it claims to be, or HANDSHAKE_NOBODY */
         uint64_t started_ms; /* loop time */
-        char from[80];       /* the other side's address, when connected */
-        struct sockaddr_storage address; /* the same */
+        char from[80];       /* the other side's address as text, once connected */
+        struct sockaddr_storage address; /* the other side's address */
 
         /* private */
         struct connections *connections;
@@ -41,7 +41,7 @@ struct connection {
         struct channel *channel;
         uv_timer_t timer;
         uint32_t open;  /* handles not closed yet */
-        bool visitor;   /* it came in; else this node dials */
+        bool visitor;   /* it came in; false: this node dials */
         bool over;      /* the outcome is known */
         bool lingering; /* refused; waits for the other side to hang up */
         struct lookup *lookup;
@@ -54,8 +54,8 @@ struct connection {
 };
 
 /*
- * Takes a connection from the listener.  ended(channel): the holder's now; or NULL and
- * why.  -errno: no connection was made, and ended() will not be called.
+ * Accepts a connection from the listener.  ended() gets a channel, which it then owns, or NULL and
+ * the reason.  After -errno there is no connection and ended() is not called.
  */
 int connection_accept(struct connections *connections, uv_stream_t *listener, void *owner,
                       void (*ended)(struct connection *connection, struct channel *channel,
@@ -66,12 +66,12 @@ int connection_dial(struct connections *connections, uint32_t node, enum channel
                     void (*ended)(struct connection *connection, struct channel *channel,
                                   const char *why),
                     struct connection **ret);
-/* Ends it by force.  Idempotent. */
+/* Ends the connection by force.  Idempotent. */
 void connection_stop(struct connection *connection, const char *why);
 
 /* A channel whose tcp is initialised. */
 int channel_new(uv_loop_t *loop, struct channel **ret);
-/* "10.0.0.1:7000", or "?:0". */
+/* "10.0.0.1:7000"; "?:0" for an unknown address. */
 void connection_address_text(const struct sockaddr_storage *address, char *ret, size_t size);
-/* Host as digits: 0; else -EINVAL. */
+/* -EINVAL unless the host is a numeric address. */
 int connection_parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret);

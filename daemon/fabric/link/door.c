@@ -2,11 +2,13 @@
  * door.c - accepts connections of other nodes, and dials other nodes.
  *
  * At most DOOR_HALF_OPEN_MAX connections wait for authentication, in a list, oldest first.  When
- * the list is full, each newcomer replaces a visitor: the oldest one of the address that has most
- * visitors, and one of a peer's address only if there are no others.  So strangers push out only
- * each other, however many they are.  Strangers at a peer's own address push out the peer only
- * after DOOR_HALF_OPEN_MAX of them have come in.  The log says what strangers do at most once in
- * LOG_PAUSE_MS, and the same thing again at most once in LOG_SAME_MS.
+ * the list is full each newcomer replaces the oldest visitor of the address that has the most
+ * visitors. It replaces a visitor at a peer's address only if there are no others.  So strangers
+ * push out only each other, however many they are.  Strangers at a peer's own address push out the
+ * peer only after DOOR_HALF_OPEN_MAX of them have come in.
+ *
+ * The log says what strangers do at most once in LOG_PAUSE_MS, and repeats the same line at most
+ * once in LOG_SAME_MS.
  */
 #include "daemon/base/log.h"
 #include "daemon/fabric/link/connection.h"
@@ -162,7 +164,7 @@ static void door_evict(struct door *door)
                 }
         }
         door_forget(door, last);
-        connection_stop(last, "others came, and it had not proved itself yet");
+        connection_stop(last, "too many connections came before it had proved itself");
 }
 
 static void on_connection(uv_stream_t *listener, int status)

@@ -1,9 +1,9 @@
 /*
  * encrypted.c - see encrypted.h.
  *
- * Reading begins on the first tick of the timer, so that link_new() runs no callback
- * for bytes that came behind the handshake.  An ending link closes its timer, then its
- * connection (which cancels the writes), and is freed when the latter is closed.
+ * Reading begins on the first tick of the timer, so that link_new() runs no callback for bytes that
+ * came right behind the handshake.  An ending link closes its timer, then its connection, which
+ * cancels the writes.  The link is freed when the connection is closed.
  */
 #include "daemon/fabric/link/encrypted.h"
 
@@ -54,7 +54,7 @@ struct link {
         struct frame_reader reader;
 
         uint32_t silent_ms;
-        uint64_t ping, ping_sent_ns; /* the last one's number */
+        uint64_t ping, ping_sent_ns; /* the last ping: its number, and when it was sent */
         bool ping_open;
 
         uint8_t buffer[READ_BUFFER];
@@ -85,7 +85,7 @@ static void on_written(uv_write_t *request, int status)
                 link_break(link, "cannot send: %s", uv_strerror(status));
 }
 
-/* What the socket takes at once needs no completion: that would cost the loop a turn. */
+/* Tries to write at once: a completion would cost the loop a turn. */
 static int link_write(struct link *link, struct frame *frame)
 {
         uv_stream_t *stream = (uv_stream_t *)&link->channel->tcp;

@@ -1,11 +1,11 @@
 /*
- * link.h - small messages between two nodes, encrypted, in order, over one channel.
+ * encrypted.h - small messages between two nodes, encrypted, in order, over one channel.
  *
- * Each side first sends the 24-byte header of its secretstream (XChaCha20-Poly1305), then
- * frames (frame.h) of one encrypted message each; the frame's length is authenticated
- * with it.  The stream's tag says what a message is: the owner's, a ping, a pong, or a goodbye
- * with the reason.  Any byte that comes is a sign of life; a link silent for silence_ms is
- * cut, and so is one whose peer does not read while more than queue_max bytes wait.
+ * Each side first sends the 24-byte header of its secretstream (XChaCha20-Poly1305), then frames
+ * (frame.h) of one encrypted message each, which authenticates the frame's length too.  The
+ * stream's tag says whether a message is the owner's, a ping, a pong, or a goodbye with the reason.
+ * Any byte that comes is a sign of life.  A link is cut if it is silent for silence_ms, or if its
+ * peer does not read while more than queue_max bytes wait.
  *
  * Loop thread only; no call runs a callback.
  */
@@ -30,20 +30,21 @@ struct link_stats {
 };
 
 struct link_events {
-        /* p is valid during the call only; may cut the link */
+        /* p is valid during the call only.  The callee may cut the link. */
         void (*message)(void *arg, const uint8_t *p, size_t n);
-        /* Once, whoever ended it, and last: the link is gone then. */
+        /* The last event, called once, whoever ended the link.  The link is gone. */
         void (*ended)(void *arg, const struct link_stats *last, const char *why);
         void *arg;
 };
 
-/* Takes the channel over, on success only. */
+/* On success the link owns the channel. */
 int link_new(struct channel *channel, const struct link_options *options,
              const struct link_events *events, struct link **ret);
-/* Encrypts and queues.  -EMSGSIZE, -ENOMEM, -ENOTCONN (it is ending, perhaps since this call). */
+/* Encrypts and queues a message.  -EMSGSIZE, -ENOMEM, -ENOTCONN (the link is ending, perhaps
+ * because of this call). */
 int link_send(struct link *link, const void *p, size_t n);
-/* Ends the link and tells the peer why, if that can be done at once.  Idempotent. */
+/* Ends the link, and tells the peer why if the socket takes that at once.  Idempotent. */
 void link_cut(struct link *link, const char *why);
-/* It was cut or broke; ended() is still to come. */
+/* Whether the link was cut or broke.  ended() has not been called yet. */
 bool link_is_ending(const struct link *link);
 void link_get_stats(const struct link *link, struct link_stats *ret);

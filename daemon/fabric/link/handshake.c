@@ -1,9 +1,9 @@
 /*
  * handshake.c - the handshake's messages and its one state machine for both sides.
  *
- * Messages have fixed sizes and are read straight into the transcript, so nothing a
- * stranger says changes how much is kept.  Wire structs consist of bytes only: no
- * padding, any alignment.  Proofs are compared in constant time.
+ * Messages have fixed sizes and are read straight into the transcript, so a stranger cannot make
+ * the handshake keep more.  Wire structs consist of bytes only: they have no padding and need no
+ * alignment.  Proofs are compared in constant time.
  */
 #include "daemon/fabric/link/handshake.h"
 
@@ -115,12 +115,14 @@ __attribute__((format(printf, 2, 3))) static enum handshake_result refuse(struct
         return HANDSHAKE_REFUSED;
 }
 
-/* What either side says of the other; ret is a format with one %s, the peer. */
+/* A reason that reads the same on both sides: a format with one %s, the peer. */
 static const char *reason_text(enum handshake_reason reason)
 {
         switch (reason) {
         case HANDSHAKE_LIST:
-                return "%s has another list of peers or owners: it must be the same on all nodes";
+                return "%s has another list of peers or owners: set peers, owners and mirror to "
+                       "the "
+                       "same on all nodes";
         case HANDSHAKE_KEY:
                 return "%s holds another cluster key";
         default:
@@ -141,7 +143,9 @@ static enum handshake_result refuse_aloud(struct handshake *h, enum handshake_re
 static enum handshake_result refuse_version(struct handshake *h, const struct head *head)
 {
         bool first = h->state == HANDSHAKE_WANTS_HELLO;
-        refuse(h, "%s speaks protocol version %u, this node version %d: run one zerod on all nodes",
+        refuse(h,
+               "%s speaks protocol version %u, this node speaks version %d: run the same zerod on "
+               "all nodes",
                h->peer, head_version(head), HANDSHAKE_VERSION);
         return first ? refuse_aloud(h, HANDSHAKE_OLD) : HANDSHAKE_REFUSED;
 }
@@ -153,7 +157,7 @@ static enum handshake_result refuse_rules(struct handshake *h)
         return first ? refuse_aloud(h, HANDSHAKE_RULES) : HANDSHAKE_REFUSED;
 }
 
-/* Makes the session keys of the transcript so far; false: the peer's public key is a bad one. */
+/* Makes the session keys from the transcript so far.  False: the peer's public key is unusable. */
 static bool make_session(struct handshake *h, bool dialler)
 {
         const struct hello *hello = (const struct hello *)h->transcript;
@@ -217,7 +221,7 @@ static int judge_names(struct handshake *h, const struct hello *m)
         if (node == h->cluster->self) {
                 refuse(h,
                        "it has this node's name, %s: an address in peers leads back here, or "
-                       "two nodes have one name",
+                       "two nodes have the same name",
                        from);
                 return HANDSHAKE_ITSELF;
         }
@@ -230,7 +234,7 @@ static int judge_names(struct handshake *h, const struct hello *m)
         return 0;
 }
 
-/* One link a pair: the lower dials. */
+/* A pair of nodes has one link, which the lower node dials. */
 static int judge_cluster(struct handshake *h, const struct hello *m)
 {
         enum handshake_reason reason;
@@ -331,7 +335,7 @@ static enum handshake_result take_refusal(struct handshake *h, const struct head
         switch (head->reason) {
         case HANDSHAKE_ITSELF:
                 return refuse(h,
-                              "the address of %s leads to this node, or to one of the same "
+                              "the address of %s leads to this node, or to one with the same "
                               "name: check peers",
                               h->peer);
         case HANDSHAKE_UNKNOWN:
@@ -370,7 +374,7 @@ static void wanted(const struct handshake *h, enum kind *ret_kind, size_t *ret_s
         *ret_size = table[h->state].size;
 }
 
-/* MORE if the head fits what is wanted. */
+/* MORE if this is the head of the message that comes next. */
 static enum handshake_result take_head(struct handshake *h, const struct head *head)
 {
         enum kind kind;
@@ -480,7 +484,8 @@ void handshake_accept(struct handshake *h, const struct cluster *cluster)
 enum handshake_result handshake_turn_away(struct handshake *h)
 {
         refuse(h,
-               "another daemon with the name of %s is linked, and answers: two daemons have one "
+               "another daemon with the name of %s is linked, and answers: two daemons have the "
+               "same "
                "name; stop one of them",
                h->peer);
         return refuse_aloud(h, HANDSHAKE_TWIN);

@@ -7,26 +7,26 @@
  *   dialler  PROOF      keyed hash over all of the above
  *   acceptor WELCOME    keyed hash over all of the above, with another label
  *
- * or, instead of CHALLENGE or WELCOME, a REFUSAL with a reason in clear.  The acceptor says nothing
- * that depends on a key before the dialler has proved itself; a wrong proof is answered by
- * silence.  Proofs and session keys depend on every byte exchanged before them, hence on
- * roles, names, nonces, protocol version and cluster hash.
+ * In place of CHALLENGE or WELCOME the acceptor may send a REFUSAL with a reason in the clear.  It
+ * says nothing that depends on a key before the dialler has proved itself, and answers a wrong
+ * proof with silence.  Proofs and session keys depend on every byte exchanged before them, and so
+ * on roles, names, nonces, protocol version and cluster hash.
  *
  * Session keys also depend on a key exchange (crypto_kx: X25519) of the two ephemeral key pairs.
- * The secret halves are wiped when the session keys are made, so whoever records a conversation
- * and gets the cluster key later cannot read it.
+ * The secret halves are wiped once the session keys are made, so somebody who records a
+ * conversation and gets the cluster key later cannot read the conversation.
  *
- * The first 16 bytes of every message (magic, version, kind, reason, size) are the same in
- * all protocol versions, so that other versions can be refused by name.
+ * The first 16 bytes of every message (magic, version, kind, reason, size) have the same form in
+ * all protocol versions, so a refusal can say which version the other side speaks.
  *
- * Pure: bytes in, bytes out, a result.  No allocation; no log.  sodium_init() comes first.
+ * Pure: bytes in, bytes out, a result.  No allocation, no log.  Call sodium_init() first.
  */
 #pragma once
 
 #include "daemon/fabric/link/link.h"
 
 enum {
-        HANDSHAKE_VERSION = 6, /* of the handshake, the link's and the bulk path's messages */
+        HANDSHAKE_VERSION = 6, /* of the handshake and of all messages on links and bulk paths */
         HANDSHAKE_HEAD = 16,
         HANDSHAKE_HELLO = 292,
         HANDSHAKE_CHALLENGE = 84,
@@ -37,21 +37,21 @@ enum {
 };
 
 enum handshake_result {
-        HANDSHAKE_MORE = 0,    /* send the output, feed what comes */
+        HANDSHAKE_MORE = 0,    /* send the output, and feed what comes */
         HANDSHAKE_DONE = 1,    /* send the output; keys, node, role and token are valid */
-        HANDSHAKE_REFUSED = 2, /* send the output, if any, and close; why says the cause */
+        HANDSHAKE_REFUSED = 2, /* send the output, if any, and close; `why` has the reason */
 };
 
-/* In REFUSAL; codes are only ever appended. */
+/* The reason in a REFUSAL.  New codes go to the end. */
 enum handshake_reason {
         HANDSHAKE_RULES = 1,   /* malformed, or a link dialled from the wrong side */
         HANDSHAKE_OLD = 2,     /* another protocol version */
-        HANDSHAKE_ITSELF = 3,  /* the dialler bears the acceptor's name */
+        HANDSHAKE_ITSELF = 3,  /* the dialler has the acceptor's name */
         HANDSHAKE_UNKNOWN = 4, /* the acceptor's list lacks the dialler's name */
         HANDSHAKE_ASTRAY = 5,  /* the dialler meant another node */
-        HANDSHAKE_LIST = 6,    /* other nodes or owners, or in another order */
+        HANDSHAKE_LIST = 6,    /* the two lists have other nodes or owners, or another order */
         HANDSHAKE_KEY = 7,     /* no key in common */
-        HANDSHAKE_TWIN = 8,    /* another daemon of the dialler's name is linked */
+        HANDSHAKE_TWIN = 8,    /* another daemon with the dialler's name is linked */
 };
 
 enum handshake_state {
@@ -65,8 +65,8 @@ enum handshake_state {
 struct handshake {
         const struct cluster *cluster;
         enum handshake_state state;
-        uint32_t node;          /* the peer; of an acceptor: claimed until DONE, or NOBODY */
-        enum channel_role role; /* these two: after HELLO */
+        uint32_t node;          /* the peer; for an acceptor NOBODY, then a mere claim until DONE */
+        enum channel_role role; /* this and token are valid after HELLO */
         uint64_t token;
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY]; /* after DONE */
         uint8_t out[HANDSHAKE_OUT_MAX]; /* the caller sends it and sets out_size to 0 */
@@ -75,11 +75,11 @@ struct handshake {
 
         /* private */
         char peer[NODE_NAME_MAX + 8]; /* "node b", or "it" */
-        const uint8_t *key;           /* the one both hold */
+        const uint8_t *key;           /* the key that both sides hold */
         uint8_t kx_secret[crypto_kx_SECRETKEYBYTES];
         uint8_t transcript[HANDSHAKE_TRANSCRIPT];
         size_t known;    /* bytes of whole messages in transcript */
-        size_t incoming; /* bytes behind them, of the message being read */
+        size_t incoming; /* bytes of the message being read, behind the whole ones */
 };
 
 /* cluster must outlive the handshake and have a key. */
@@ -87,15 +87,15 @@ void handshake_dial(struct handshake *h, const struct cluster *cluster, uint32_t
                     enum channel_role role, uint64_t token);
 void handshake_accept(struct handshake *h, const struct cluster *cluster);
 /*
- * Takes up to n bytes of p, *ret_taken of them: all, unless the handshake ended before.
- * Not to be called after DONE or REFUSED.
+ * Takes *ret_taken of the n bytes: all of them, unless the handshake ended before.  Must not be
+ * called after DONE or REFUSED.
  */
 enum handshake_result handshake_feed(struct handshake *h, const void *p, size_t n,
                                      size_t *ret_taken);
-/* The acceptor, DONE and not yet flushed: refuses instead, as another daemon of the peer's name
- * is linked. */
+/* For an acceptor that is DONE and has not sent its output: refuses the peer after all, because
+ * another daemon with the peer's name is linked. */
 enum handshake_result handshake_turn_away(struct handshake *h);
-/* Puts in h->why what a connection that ended before the handshake did most likely means. */
+/* The connection ended before the handshake did: sets h->why to the most likely cause. */
 void handshake_lost(struct handshake *h, const char *how);
 /* Wipes keys. */
 void handshake_deinit(struct handshake *h);

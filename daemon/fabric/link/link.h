@@ -1,12 +1,14 @@
 /*
  * link.h - the links to all other nodes of the cluster, and authenticated connections to them.
  *
- * One link a pair: the node with the lower index dials, again and again with back-off, so
- * daemons may start in any order.  A link (encrypted.h) carries LinkMessages, encrypted, in
- * order, with heartbeats; one that is silent for MEMBERS_SILENCE_MS is cut.  If a node
- * comes with a new link while its old one still stands, the newer one wins: the old one is
- * reported down, then the new one up.  But a second daemon of the same name is refused while the
- * first one's link answers.  Loop thread only; no call runs a callback.
+ * A pair of nodes has one link.  The node with the lower index dials it, again and again with
+ * back-off, so daemons may start in any order.  A link (encrypted.h) carries LinkMessages,
+ * encrypted and in order, with heartbeats; a link that is silent for MEMBERS_SILENCE_MS is cut.  If
+ * a node comes with a new link while its old one stands, the new link wins: the node is reported
+ * down, then up.  But a second daemon with the same name is refused while the first one's link
+ * answers.
+ *
+ * Loop thread only; no call runs a callback.
  *
  * The process must ignore SIGPIPE.
  */
@@ -24,15 +26,15 @@
 enum channel_role { CHANNEL_LINK = 1, CHANNEL_BULK = 2 };
 enum { CHANNEL_KEY = CLUSTER_KEY, DOOR_HANDSHAKE_MS = 5000 };
 
-/* After authentication.  Whoever holds it closes tcp and frees it. */
+/* An authenticated connection.  Its holder calls channel_close(). */
 struct channel {
         uv_tcp_t tcp;  /* not reading; data is free for the holder */
         uint32_t node; /* the peer, index in the cluster */
         enum channel_role role;
-        uint64_t token; /* what the dialler said: of a link, which process it is; of a bulk channel,
-                           the link's token */
+        uint64_t token; /* from the dialler: the number of its process for a link, the link's token
+                           for a bulk channel */
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY];
-        uint8_t *early; /* bytes that came behind the handshake; owned */
+        uint8_t *early; /* bytes that came right behind the handshake; owned */
         size_t early_size;
 };
 /* Closes the connection and frees the channel. */
@@ -63,10 +65,10 @@ struct member_info {
         uint64_t sent_bytes, received_bytes; /* of the link, frames included */
         uint64_t queued_bytes;
         uint64_t round_trip_ns; /* of the last heartbeat; 0: none yet */
-        char why[416];          /* why it is down; what to do, where the door refused it */
+        char why[416];          /* why it is down, and what to do if it was refused */
 };
 
-/* Times in milliseconds; other than the default ones for tests. */
+/* Times in milliseconds.  Tests set their own. */
 struct members_options {
         uint32_t heartbeat, silence, handshake;
         uint32_t dial_first, dial_last; /* back-off between dials: doubled from first to last */
@@ -83,14 +85,14 @@ int members_new(uv_loop_t *loop, const struct cluster *cluster, const struct mem
 int members_new_with(uv_loop_t *loop, const struct cluster *cluster,
                      const struct members_options *options, const struct members_events *events,
                      struct members **ret, struct fault *fault);
-/* Ends all links; no event is given any more, but bulk dials still get their done(). */
+/* Ends all links.  No event comes any more, but bulk dials still get their done(). */
 void members_close(struct members *members, void (*closed)(void *arg), void *arg);
 /*
  * The message is packed before the call returns.  -ENOTCONN if the link is down;
  * -EMSGSIZE above LINK_MESSAGE_MAX; -ENOMEM.
  */
 int members_send(struct members *members, uint32_t node, const Zero__LinkMessage *m);
-/* Cuts a link whose peer broke a rule of a layer above; it is dialled anew. */
+/* Cuts a link whose peer broke a rule of a layer above.  The link is then dialled again. */
 void members_cut(struct members *members, uint32_t node, const char *why);
 void members_info(const struct members *members, uint32_t node, struct member_info *ret);
 /* Dials a bulk channel to a node over the same door. */

@@ -1,9 +1,9 @@
 /*
  * members.c - see link.h.
  *
- * A member is down, or dialling, or has a link.  A link that is cut is gone only when it
- * has said so (ended); a newer channel of the same node waits for that.  `open` counts
- * what must end before the members are freed: the door, timers, links.
+ * A member is down, or dialling, or has a link.  A link that is cut is gone only after its ended();
+ * a newer channel of the same node waits for that.  `open` counts what must end before the members
+ * are freed: the door, timers, links.
  */
 #include "daemon/fabric/link/link.h"
 
@@ -30,9 +30,9 @@ struct member {
         struct members *members;
         uint32_t node;
         struct link *link;
-        uint64_t process;        /* at the other end of the link, if that one dialled */
-        struct channel *waiting; /* a newer connection, for when the link has ended */
-        uv_timer_t redial;       /* of nodes that this one dials */
+        uint64_t process; /* the number of the process at the other end, if that end dialled */
+        struct channel *waiting; /* a newer connection, used once the link has ended */
+        uv_timer_t redial;       /* for nodes that this node dials */
         uint32_t delay_ms;       /* before the next dial but one */
         uint64_t since_ms;
         struct link_stats past; /* bytes of links that ended; when last heard */
@@ -46,7 +46,7 @@ struct members {
         struct members_options options;
         struct members_events events;
         struct door *door;
-        uint64_t process; /* a number for this one, while it lives */
+        uint64_t process; /* a random number for this process */
         uint32_t open;
         bool closing;
         void (*closed)(void *arg);
@@ -82,7 +82,7 @@ static struct member *member_of(struct members *members, uint32_t node)
         return &members->members[node];
 }
 
-/* One link a pair: the lower node dials. */
+/* A pair of nodes has one link, which the lower node dials. */
 static bool member_is_dialled(const struct member *member)
 {
         return member->node > member->members->cluster->self;
@@ -127,7 +127,7 @@ static void member_down(struct member *member, const char *why)
         members->events.down(members->events.arg, member->node, why);
 }
 
-/* Waits before it dials a link anew that did not last long. */
+/* Resets the back-off if the link lasted long enough. */
 static void member_forgive(struct member *member, uint64_t now)
 {
         const struct members_options *options = &member->members->options;
@@ -183,7 +183,7 @@ static void member_start_link(struct member *member, struct channel *channel)
         members->events.up(members->events.arg, member->node);
 }
 
-/* A newcomer has proved who it is: its node no longer uses a link that still stands. */
+/* The newcomer has proved who it is, so its node no longer uses the old link. */
 static void member_take_link(struct member *member, struct channel *channel)
 {
         if (!member->link) {
@@ -192,7 +192,7 @@ static void member_take_link(struct member *member, struct channel *channel)
         }
         channel_close(STEAL(member->waiting));
         member->waiting = channel;
-        link_cut(member->link, "the same node has linked anew");
+        link_cut(member->link, "the same node has made a new link");
 }
 
 /* ---- dialling ---- */
@@ -248,8 +248,9 @@ static void on_refused(void *arg, uint32_t node, const char *from, const char *w
                  "a connection from %s in its name was refused: %s", from, why);
 }
 
-/* A process may make its own link anew.  Another process replaces a link only if that link has
- * missed a heartbeat: else two daemons of one name would replace each other for ever. */
+/* A process may replace its own link.  Another process may replace it only after the link has
+ * missed a heartbeat: otherwise two daemons with the same name would replace each other for ever.
+ */
 static bool on_admit(void *arg, uint32_t node, enum channel_role role, uint64_t token)
 {
         const struct members *members = arg;

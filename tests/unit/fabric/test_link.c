@@ -293,7 +293,7 @@ Test(link, a_newer_link_of_the_same_node_wins)
         dial(&s, CHANNEL_LINK);
         run_until(&s.loop, is_up_again, &s, SOON_MS);
         cr_assert(s.down_before_up);
-        cr_assert(strstr(s.why, "linked anew"), "%s", s.why);
+        cr_assert(strstr(s.why, "made a new link"), "%s", s.why);
         run_until(&s.loop, is_unlinked, &s, SOON_MS);
         end(&s);
 }
