@@ -1,13 +1,13 @@
 /*
  * The composition root.
  *
- * Start: GPUs, offload, store, engine, fabric, rpc, then readiness.  Stop, in the opposite order
- * and each only when the one before is through: steps in flight, sessions, jobs, links, compute
- * threads, GPUs.  State files stay.  A stop that takes longer than STOP_MS once no step is in
- * flight ends the process: no state is lost by that.
+ * Start: GPUs, offload, store, engine, fabric, rpc, then readiness.  Stop: in the opposite order,
+ * each only when the one before is over: steps in flight, sessions, jobs, links, compute threads,
+ * GPUs.  State files stay.  If a stop takes longer than STOP_MS after the last step in flight, the
+ * process ends; that loses no state in host memory.
  *
- * Anew, when another owner list is chosen: all but links, store and threads is stopped in that way
- * and started again, in the same process.
+ * Restart, when another owner list is chosen: everything except links, store and threads stops in
+ * that order and starts again, in the same process.
  */
 #include "daemon/node.h"
 
@@ -31,7 +31,7 @@
 #include "proto/cleanup.h"
 
 enum { STOP_MS = 10000, THREADS_DEFAULT_MAX = 8 };
-/* Bytes a second: so slow nobody writes states from GPUs whose stop may go on. */
+/* Bytes a second: writing states from GPUs is allowed to be as slow as this. */
 enum { SAVE_RATE = 64 << 20 };
 
 struct node {
@@ -96,9 +96,8 @@ static void sessions_gone(void *arg)
 
 static void stop_late(uv_timer_t *timer)
 {
-        log_error(
-                "the stop did not end within %d s: the process ends now, its state files are whole",
-                STOP_MS / 1000);
+        log_error("the stop took longer than %d s: the process ends now; its state files are whole",
+                  STOP_MS / 1000);
         _exit(1);
 }
 
@@ -124,7 +123,7 @@ static void node_view_chosen(void *arg)
 
         if (node->stopping)
                 return;
-        log_info("starting anew, with the owners of the new epoch");
+        log_info("restarting with the owners of the new epoch");
         node->again = true;
         service_reloading(node->service);
         node_wind_down(node);
@@ -137,7 +136,7 @@ static void node_stop(void *arg)
 
         node->again = false;
         if (node->stopping) {
-                log_info("still stopping");
+                log_info("a stop is already in progress");
                 if (node->x.draining)
                         engine_drain(&node->x, 0, node_drained, node);
                 return;
@@ -147,7 +146,7 @@ static void node_stop(void *arg)
         node_wind_down(node);
 }
 
-/* SIGHUP: the key files are read again, for rotation; links that stand keep their keys. */
+/* SIGHUP: reads the key files again, for rotation.  Links that stand keep their keys. */
 static void node_reload(void *arg)
 {
         struct node *node = arg;
@@ -156,13 +155,13 @@ static void node_reload(void *arg)
 
         service_reloading(node->service);
         if (conf_cluster(node->conf, &fresh, &fault)) {
-                log_error("reload: %s; the keys stay as they were", fault.text);
+                log_error("reload: %s; zerod keeps the keys it has", fault.text);
         } else {
                 memcpy(node->cluster.key, fresh.key, sizeof fresh.key);
                 memcpy(node->cluster.key_next, fresh.key_next, sizeof fresh.key_next);
                 node->cluster.has_key = fresh.has_key;
                 node->cluster.has_key_next = fresh.has_key_next;
-                log_info("reload: key files were read again");
+                log_info("reload: read the key files again");
         }
         explicit_bzero(&fresh, sizeof fresh);
         service_ready(node->service);
@@ -271,7 +270,7 @@ static int node_optimizer(struct node *node, struct fault *fault)
         if (gpus_count() == 0)
                 return fault_set(
                         fault, ZERO_EGPU,
-                        "optimizer = device: no GPU is in use here: see the option device");
+                        "optimizer = device, but this node uses no GPU: see the option device");
         node->x.gpus = gpus_count();
         return 0;
 }
@@ -313,7 +312,7 @@ static int node_manager(struct node *node, struct fault *fault)
         return 0;
 }
 
-/* The socket stays open while the node starts anew: clients wait in its queue. */
+/* The socket stays open while the node restarts: clients wait in its queue. */
 static int node_socket(struct node *node, struct fault *fault)
 {
         int fd = fcntl(node->socket, F_DUPFD_CLOEXEC, 0);
@@ -332,9 +331,9 @@ static int node_engine(struct node *node, struct fault *fault)
 }
 
 /*
- * Another owner list comes into force: jobs come to it by one way alone, that of a daemon that
- * starts and finds states of an earlier one.  So sessions, jobs and engine were taken down, and
- * start again; links are cut, for the other nodes to see it as they see a daemon that restarts.
+ * Another owner list is in force.  A job has one way to reach it: a daemon starts and finds the
+ * job's states of an earlier epoch.  So sessions, jobs and engine have stopped, and start again
+ * here.  Links are cut so that other nodes see what they would see if the daemon restarted.
  */
 static void node_anew(struct node *node)
 {
@@ -342,7 +341,7 @@ static void node_anew(struct node *node)
         struct fault fault;
 
         for (uint32_t n = 0; n < node->cluster.n_nodes; n++)
-                fabric_cut(x->fabric, n, "it starts anew, with other owners");
+                fabric_cut(x->fabric, n, "it restarts with other owners");
         *x = (struct engine){ .loop = x->loop,
                               .conf = x->conf,
                               .cluster = x->cluster,
@@ -358,7 +357,7 @@ static void node_anew(struct node *node)
         node->stopping = node->again = false;
         uv_timer_stop(&node->stop_timer);
         if (node_engine(node, &fault) || node_socket(node, &fault)) {
-                log_error("the node cannot start anew: %s", fault.text);
+                log_error("the node cannot restart with the new owners: %s", fault.text);
                 exit(1);
         }
         engine_up(x, node->cluster.self);
@@ -399,31 +398,31 @@ static int node_start(struct node *node, struct fault *fault)
         return 0;
 }
 
-/* What was on a GPU. */
+/* A state's planes on a GPU were written to its file, or lost. */
 static void node_saved(void *arg, const char *file, uint64_t bytes, const struct fault *fault)
 {
         if (fault)
-                log_error("state file %s: its planes cannot be written: %s; what they held is "
-                          "lost: a mirror fills it, if there is one; else restore a checkpoint",
+                log_error("state file %s: cannot write its planes: %s; they are lost: a mirror "
+                          "refills them if there is one, otherwise restore a checkpoint",
                           file, fault->text);
         else
-                log_info("state file %s: %llu bytes were written from GPU memory", file,
+                log_info("state file %s: wrote %llu bytes from GPU memory", file,
                          (unsigned long long)bytes);
 }
 
-/* No loop runs any more: this takes as long as it takes. */
+/* No loop runs any more, so this may block. */
 static void node_save(struct node *node)
 {
         uint64_t bytes = store_parked(node->x.store);
 
         if (bytes == 0)
                 return;
-        log_info("%llu bytes of states are written from GPU memory", (unsigned long long)bytes);
+        log_info("writing %llu bytes of states from GPU memory", (unsigned long long)bytes);
         service_stop_takes(30 + bytes / SAVE_RATE);
         store_save(node->x.store, node_saved, NULL);
 }
 
-/* As many as the process may have: most of them stand for clients. */
+/* Raises the limit to what the process may have: most open files belong to clients. */
 static void node_open_files(void)
 {
         struct rlimit files;
@@ -445,9 +444,10 @@ static int node_user(const struct conf *conf, struct fault *fault)
 
         if (!r && root && geteuid() && conf->checkpoint_dir[0] &&
             eaccess(conf->checkpoint_dir, W_OK | X_OK) && errno == EACCES)
-                log_warning("checkpoint_dir %s: user %u may not write there: no checkpoint can be "
-                            "made; 'chown -R' it to that user, with the checkpoints in it",
-                            conf->checkpoint_dir, (unsigned)geteuid());
+                log_warning(
+                        "checkpoint_dir %s: user %u may not write there, so no checkpoint can be "
+                        "made: 'chown -R' it, with its checkpoints, to that user",
+                        conf->checkpoint_dir, (unsigned)geteuid());
         return r;
 }
 
@@ -473,7 +473,7 @@ int node_run(const struct conf *conf, struct fault *fault)
         uv_loop_init(&node.loop);
         uv_timer_init(&node.loop, &node.stop_timer);
         r = node_start(&node, fault);
-        if (!r) { /* else the process ends, and what was started with it */
+        if (!r) { /* on failure the process ends, and with it all that was started */
                 uv_run(&node.loop, UV_RUN_DEFAULT);
                 node_save(&node);
                 store_close(node.x.store);

@@ -1,8 +1,8 @@
 /*
- * log.c - one line an event on standard error.
+ * log.c - one line for each event, on standard error.
  *
- * A line is built on the stack and written by one write(), so that lines of several threads do
- * not mix.  A line that is too long is cut and ends in "...".
+ * A line is built on the stack and written by one write(), so that lines of several threads do not
+ * mix.  A line that is too long is cut and ends in "...".
  */
 #include "daemon/base/log.h"
 
@@ -30,7 +30,7 @@ static bool to_journal;
 static pthread_mutex_t limit_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct log_limit limit;
 
-/* $JOURNAL_STREAM is "device:inode" of the stream that the journal reads. */
+/* $JOURNAL_STREAM is the "device:inode" of the stream that the journal reads. */
 static void journal_detect(void)
 {
         const char *stream = getenv("JOURNAL_STREAM");
@@ -99,7 +99,7 @@ static void write_all(const char *line, size_t n)
 
                 if (k < 0 && errno == EINTR)
                         continue;
-                if (k <= 0) /* nobody reads: do not wait for one log line */
+                if (k <= 0) /* nobody reads: a log line is not worth a wait */
                         return;
                 line += k;
                 n -= (size_t)k;

@@ -1,11 +1,11 @@
 /*
- * The daemon's log: one line an event, to standard error, with systemd's priority
- * prefix (<3>) where $JOURNAL_STREAM says the journal reads it, else with time and
- * level.  An error is logged once, where it stops, with what a person should do.
- * Control characters and bytes from outside are escaped.  Any thread.
+ * The daemon's log: one line for each event, on standard error.  A line begins with systemd's
+ * priority prefix (<3>) if $JOURNAL_STREAM says that the journal reads it, otherwise with time and
+ * level.  An error is logged once, where it stops, and says what a person should do.  Control
+ * characters and bytes from outside are escaped.  Any thread.
  *
- * A line that a user can bring about again and again is written on behalf of that user
- * (log_..._for): of many in a short time some are left out, and their number is told (log_limit.h).
+ * A line that a user can cause again and again is logged on behalf of that user (log_..._for).  If
+ * there are many in a short time the log leaves some out and says how many (log_limit.h).
  */
 #pragma once
 
@@ -22,7 +22,7 @@ void log_set_level(enum log_level level);
 void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void log_write_for(uint32_t user, enum log_level level, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
-/* Tells of lines that were left out; to be called now and then. */
+/* Logs how many lines were left out, if any; to be called now and then. */
 void log_tick(void);
 
 #define log_error(...) log_write(LOG_LEVEL_ERROR, __VA_ARGS__)

@@ -20,7 +20,7 @@ static bool key_tell(struct log_key *key, char *ret_told)
         return true;
 }
 
-/* The key of the message and user, or the one that is the longest in use. */
+/* The key of the message and user, or the key that has been in use the longest. */
 static struct log_key *key_find(struct log_limit *limit, const char *message, uint32_t user)
 {
         struct log_key *oldest = &limit->keys[0];

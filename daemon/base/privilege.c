@@ -25,17 +25,18 @@ static int folder_prepare(const struct privilege_folder *f, const struct passwd 
                 return fault_set(fault, ZERO_EPERM, "%s %s cannot be made: %s", f->name, f->path,
                                  strerror(errno));
         if (!f->name || stat(f->path, &st) || st.st_uid == user->pw_uid)
-                return 0; /* what else is wrong with it, those say who open it */
+                return 0; /* whoever opens the folder reports other problems */
         return fault_set(fault, ZERO_EPERM,
-                         "%s %s belongs to user %u, and zerod goes on as %s: 'chown -R %s %s', or "
-                         "set user = root",
+                         "%s %s belongs to user %u, but zerod runs as %s: 'chown -R %s %s', or set "
+                         "user = root",
                          f->name, f->path, (unsigned)st.st_uid, user->pw_name, user->pw_name,
                          f->path);
 }
 
 /*
- * Memory that RDMA pins counts for a user, not for root.  Descriptors whose close does not end hold
- * half of the daemon's places (rpc/disposal.h): it needs more than one of its clients may have.
+ * Memory that RDMA pins is limited for users, not for root.  The daemon also needs more descriptors
+ * than any client may have: those whose close() does not return may take half of them
+ * (rpc/disposal.h).
  */
 static void raise_limits(void)
 {
@@ -51,10 +52,10 @@ static void raise_limits(void)
 static int become(const struct passwd *user, struct fault *fault)
 {
         if (initgroups(user->pw_name, user->pw_gid) || setgid(user->pw_gid) || setuid(user->pw_uid))
-                return fault_set(fault, ZERO_EPERM, "cannot go on as user %s: %s", user->pw_name,
+                return fault_set(fault, ZERO_EPERM, "cannot become user %s: %s", user->pw_name,
                                  strerror(errno));
         prctl(PR_SET_DUMPABLE, 1); /* other daemons of this user read payloads from its memory */
-        log_info("started as root, goes on as user %s", user->pw_name);
+        log_info("started as root, now runs as user %s", user->pw_name);
         return 0;
 }
 
@@ -71,7 +72,7 @@ int privilege_drop(const char *user, const struct privilege_folder *folders, siz
                 return fault_set(fault, ZERO_EINVAL, "user = %s: there is no such user", user);
         if (!entry || entry->pw_uid == 0) {
                 log_warning("runs as root%s; see the option user",
-                            user[0] && !entry ? ", as there is no user " PRIVILEGE_USER : "");
+                            user[0] && !entry ? ": there is no user " PRIVILEGE_USER : "");
                 return 0;
         }
         for (size_t i = 0; r == 0 && i < n_folders; i++)

@@ -1,8 +1,8 @@
 /*
- * privilege.h - a daemon that is started as root goes on as a user of its own.
+ * privilege.h - a daemon that starts as root continues as a user of its own.
  *
- * What root is needed for comes first: folders in /run and /var/lib, limits.  Main thread, before
- * there are others.
+ * Before that it does what needs root: folders in /run and /var/lib, and limits.  Main thread,
+ * before any other starts.
  */
 #pragma once
 
@@ -10,18 +10,18 @@
 
 #include "proto/fault.h"
 
-/* A folder that is made for the user; it must belong to that user if it has a name. */
+/* A folder to make for the user.  If it has a name, it must belong to the user. */
 struct privilege_folder {
         const char *name, *path;
 };
 
-/* The user that a daemon becomes unless told otherwise, where there is such a user. */
+/* The default user, if the system has that user. */
 #define PRIVILEGE_USER "zerod"
 
 /*
- * Goes on as this user, for good, if the process runs as root.  ZERO_EPERM: a folder is another
- * user's.  user: "" or "root" is root; a user that does not exist is ZERO_EINVAL, but for
- * PRIVILEGE_USER, without which the process stays root.
+ * Makes a process that runs as root continue as this user for good.  "" and "root" mean root.
+ * ZERO_EPERM if a folder belongs to another user.  ZERO_EINVAL if the user does not exist, except
+ * for PRIVILEGE_USER: then the process stays root.
  */
 int privilege_drop(const char *user, const struct privilege_folder *folders, size_t n_folders,
                    struct fault *fault);

@@ -9,7 +9,7 @@
 
 #include "proto/cleanup.h"
 
-/* The name stands in parentheses and may hold any byte: the fields after it follow the last ')'. */
+/* The name is in parentheses and may hold any byte, so fields are counted from the last ')'. */
 static bool stat_read(uint32_t pid, char *ret_state, uint64_t *ret_start)
 {
         char path[40], text[1024];

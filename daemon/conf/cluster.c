@@ -1,8 +1,8 @@
 /*
  * cluster.c - the cluster that peers, owners, node and the key files describe.
  *
- * Invariant of what is returned: names are unique and made of plain characters, self is one
- * of the nodes, at least one node owns shards, and more than one node share a key.
+ * Invariants of the result: names are unique and consist of plain characters, self is one of the
+ * nodes, at least one node owns shards, and a cluster of several nodes has a key.
  */
 #include "daemon/conf/cluster_parse.h"
 
@@ -12,7 +12,7 @@
 
 static const char blanks[] = " ";
 
-/* Where the next word of *p begins, its length in *ret_n; NULL at the end.  *p moves on. */
+/* The next word of *p, with its length in *ret_n; NULL at the end.  Moves *p behind the word. */
 static const char *next_word(const char **p, size_t *ret_n)
 {
         const char *word = *p + strspn(*p, blanks);
@@ -81,7 +81,7 @@ static int parse_address(char *text, struct cluster_node *ret, struct fault *fau
         *end = '\0';
         if (strlen(host) >= sizeof(ret->host) || !host_valid(host, brackets))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "peers: node %s: %s is no host name or address",
+                                 "peers: node %s: %s is neither a host name nor an address",
                                  text_quote(ret->name).text, text_quote(host).text);
         strcpy(ret->host, host);
         return 0;
@@ -100,11 +100,11 @@ static int parse_peer(struct cluster *c, char *word, struct fault *fault)
         *equals = '\0';
         if (!node_name_valid(word))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "peers: %s is no node name: 1 to %d letters, digits, '_', '-', "
-                                 "'.', beginning with none of the last two",
+                                 "peers: %s is not a node name: 1 to %d letters, digits, '_', '-' "
+                                 "and '.', not beginning with '-' or '.'",
                                  text_quote(word).text, NODE_NAME_MAX);
         if (find_node(c, word) >= 0)
-                return fault_set(fault, ZERO_EINVAL, "peers: node %s is there twice",
+                return fault_set(fault, ZERO_EINVAL, "peers: node %s is listed twice",
                                  text_quote(word).text);
         strcpy(node.name, word);
         r = parse_address(equals + 1, &node, fault);
@@ -142,7 +142,7 @@ static int parse_peers(struct cluster *c, const char *peers, struct fault *fault
 static int add_self(struct cluster *c, const char *name, struct fault *fault)
 {
         if (!node_name_valid(name))
-                return fault_set(fault, ZERO_EINVAL, "node: %s is no node name",
+                return fault_set(fault, ZERO_EINVAL, "node: %s is not a node name",
                                  text_quote(name).text);
         strcpy(c->nodes[0].name, name);
         c->nodes[0].owners = 1;
@@ -173,7 +173,7 @@ static int mark_owner(struct cluster *c, char *name, struct fault *fault)
                 *star = '\0';
                 if (star[1] < '1' || star[1] > '0' + CLUSTER_DEVICES_MAX || star[2])
                         return fault_set(fault, ZERO_EINVAL,
-                                         "owners: %s*%s: the number of devices is 1 to %d",
+                                         "owners: %s*%s: the number of devices must be 1 to %d",
                                          text_quote(name).text, text_quote(star + 1).text,
                                          CLUSTER_DEVICES_MAX);
                 devices = (uint8_t)(star[1] - '0');
@@ -184,7 +184,7 @@ static int mark_owner(struct cluster *c, char *name, struct fault *fault)
                 return fault_set(fault, ZERO_EINVAL, "owners: %s is not among the peers",
                                  text_quote(name).text);
         if (c->nodes[i].owners)
-                return fault_set(fault, ZERO_EINVAL, "owners: %s is there twice",
+                return fault_set(fault, ZERO_EINVAL, "owners: %s is listed twice",
                                  text_quote(name).text);
         c->nodes[i].owners = devices;
         return 0;
@@ -212,7 +212,7 @@ static int parse_owners(struct cluster *c, const char *owners, struct fault *fau
         for (uint32_t i = 0; i < c->n_nodes; i++)
                 total += c->nodes[i].owners;
         if (total > ZERO_NODE_MAX)
-                return fault_set(fault, ZERO_EINVAL, "owners: more than %d devices in all",
+                return fault_set(fault, ZERO_EINVAL, "owners: more than %d devices in total",
                                  ZERO_NODE_MAX);
         return 0;
 }
@@ -224,7 +224,7 @@ static int read_keys(struct cluster *c, const struct conf *conf, struct fault *f
         c->has_key = conf->key_file[0] != '\0';
         c->has_key_next = conf->key_next_file[0] != '\0';
         if (c->has_key_next && !c->has_key)
-                return fault_set(fault, ZERO_EINVAL, "key_next_file: needs key_file beside it");
+                return fault_set(fault, ZERO_EINVAL, "key_next_file: set key_file too");
         if (c->n_nodes > 1 && !c->has_key)
                 return fault_set(fault, ZERO_EINVAL,
                                  "key_file: needed by a cluster of %u nodes; make one with "
@@ -237,7 +237,7 @@ static int read_keys(struct cluster *c, const struct conf *conf, struct fault *f
         return r;
 }
 
-/* Of names in order, of owners and of mirrors; each name ends with a byte 0. */
+/* Hashes names in order, owners and mirror; each name ends with a byte 0. */
 static void hash_nodes(struct cluster *c)
 {
         static const char domain[] = "zerod cluster 2";

@@ -7,6 +7,6 @@
 
 /* Letters, digits, '_', '-', '.', at most NODE_NAME_MAX. */
 bool node_name_valid(const char *name);
-/* Reads a key file that nobody but its owner has access to; the fault begins with `option`. */
+/* Reads a key file, which only its owner may have access to; the fault begins with `option`. */
 int key_read(const char *option, const char *path, uint8_t ret_key[static CLUSTER_KEY],
              struct fault *fault);

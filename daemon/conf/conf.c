@@ -1,5 +1,5 @@
 /*
- * conf.c - applies the sources in order: defaults, file, environment, command line, and last the
+ * conf.c - applies the sources in order: defaults, file, environment, command line.  Then sets the
  * defaults that depend on where the process runs.
  */
 #include "daemon/conf/cluster_parse.h"
@@ -149,7 +149,7 @@ static void print_option(void *arg, const char *name, const char *value, const c
         printf("%s = %s  ; %s\n", name, value, source);
 }
 
-/* What --check prints.  Reads the key files, as a start does: as the user that root becomes. */
+/* What --check prints.  Reads the key files as the user that root becomes, as a start does. */
 static int report(const struct conf *conf, struct fault *fault)
 {
         struct cluster cluster;

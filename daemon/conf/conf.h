@@ -1,7 +1,7 @@
 /*
- * conf.h - the daemon's options.  One table (conf_table.h) drives file, environment,
- * command line, --help and man page.  Later sources win: default, file,
- * environment, command line.  An unknown key is an error that names the nearest known one.
+ * conf.h - the daemon's options.  One table (conf_table.h) drives file, environment, command line,
+ * --help and man page.  Later sources win: default, file, environment, command line.  An unknown
+ * key is an error that names the nearest known key.
  */
 #pragma once
 
@@ -12,7 +12,7 @@ enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT };
 struct conf {
         char *node;                 /* this node's name; "": host name */
         char *peers;                /* "a=host:port b=host:port ...", all nodes, self included */
-        char *owners;               /* names of the nodes that hold shards; "": all */
+        char *owners;               /* names of the nodes that hold shards at first; "": all */
         uint64_t mirror;            /* 1: shards are held a second time, on another node */
         char *key_file;             /* cluster key: 32 bytes, hex or raw, mode 0600 or stricter */
         char *key_next_file;        /* second key during rotation */
@@ -29,21 +29,21 @@ struct conf {
         char *tcp_payloads;         /* "authenticated", "encrypted" or "plain" */
         char *ucx_tls;              /* "" */
         char *bulk_gpu;             /* auto, staged */
-        char *user;                 /* that a daemon started as root becomes; "": none */
+        char *user;                 /* the user that a daemon started as root becomes; "": none */
         char *log_level;            /* error, warning, info, debug */
         uint64_t threads;           /* compute threads; 0: one a CPU, at most 8 */
         uint64_t window;            /* bytes of a job's gather window; 0: what its ranks declare */
         uint64_t gpu_windows;       /* bytes of a user's windows on each GPU; 0: no limit */
         uint64_t chunk;             /* elements of a chunk; never 0 once loaded */
         uint64_t memory_limit;      /* bytes of all states, 0: none */
-        uint64_t drain_ms;          /* most time that a stop waits for steps in flight */
+        uint64_t drain_ms;          /* how long a stop waits for steps in flight at most */
         uint64_t checkpoint_memory; /* bytes of a checkpoint's copy; 0: as much as the state */
         uint64_t session_limit;     /* most connections of clients */
         uint64_t job_limit;         /* most jobs of one user */
-        uint64_t wait_ms;           /* of clients' calls without a timeout of their own */
-        uint64_t rank_wait_ms;      /* ... for a rank that is alive, since its last call */
-        uint64_t reduce_buffers;    /* bytes for sums and accumulators of gradients; 0: as needed by
-                                     * the largest group */
+        uint64_t wait_ms;           /* timeout of clients' calls that name none */
+        uint64_t rank_wait_ms;      /* the same while waiting for a rank, since its last call */
+        uint64_t reduce_buffers;    /* bytes for sums and accumulators of gradients; 0: what the
+                                     * largest group needs */
         uint64_t delay_ms;          /* tests: messages between nodes wait up to this */
 };
 
@@ -56,7 +56,7 @@ struct cluster_node {
         char name[NODE_NAME_MAX + 1];
         char host[256];
         uint16_t port;
-        uint8_t owners; /* how many devices of it hold shards */
+        uint8_t owners; /* how many of its devices hold shards */
 };
 struct cluster {
         uint32_t n_nodes, self;
@@ -64,7 +64,7 @@ struct cluster {
         struct cluster_node nodes[ZERO_NODE_MAX];
         uint8_t hash[32]; /* of names, owners and mirror, not of addresses */
         uint8_t key[CLUSTER_KEY], key_next[CLUSTER_KEY];
-        bool has_key, has_key_next; /* without a key only a cluster of one */
+        bool has_key, has_key_next; /* only a cluster of one may have no key */
 };
 
 /* ---- loading ---- */
@@ -73,11 +73,12 @@ struct cluster {
 enum { CONF_DONE = 1000 };
 
 /*
- * argv as main got it.  0: go on; CONF_DONE: --help or --version was printed, or --check
- * passed: exit 0.  Else a fault with file and line.  environ: "ZEROD_" and the key in capitals.
+ * argv is main()'s; environ holds variables "ZEROD_" and a key in capitals.  0: go on.  CONF_DONE:
+ * --help or --version was printed, or --check passed, so exit with 0.  Otherwise a fault with file
+ * and line.
  */
 int conf_load(int argc, char **argv, struct conf **ret, struct fault *fault);
-/* As conf_load() for a file's text alone; for tests and fuzzing. */
+/* As conf_load(), for a file's text alone; for tests and fuzzing. */
 int conf_parse(const char *name, const char *text, size_t size, struct conf **ret,
                struct fault *fault);
 void conf_free(struct conf *conf);

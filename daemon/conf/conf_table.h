@@ -15,118 +15,120 @@
           "Name of this node among the peers. Empty: the host name.")                              \
         S("Cluster", peers, LIST, "NAME=HOST:PORT ...", "", 32768,                                 \
           "All nodes of the cluster, this one included, in the same order on every node; at most " \
-          "64. An IPv6 address stands in brackets: a=[fd00::1]:7600. Empty: this node alone, and " \
-          "no port is opened.")                                                                    \
+          "64. Put an IPv6 address in brackets: a=[fd00::1]:7600. Empty: this node alone, with no "\
+          "open port.")                                                                            \
         S("Cluster", owners, LIST, "NAME[*DEVICES] ...", "", 8192,                                 \
           "Names of the nodes that hold shards at first; the same on every node. Empty: all "      \
-          "nodes. DEVICES: a node's shards are divided over so many of its devices, 1 to 8. "      \
-          "zeroctl(1) changes them later.")                                                        \
+          "nodes. DEVICES: how many of its devices a node divides its shards over, 1 to 8. "       \
+          "zeroctl(1) changes the owners later.")                                                  \
         N("Cluster", mirror, COUNT, "copies", "0", 0, 1,                                           \
-          "1: every owner's shards are held a second time, by the next node in the list of "       \
-          "owners, where these are on two nodes or more, so that the loss of a node loses "        \
-          "nothing; the same on every node. Costs as much memory again, and 4 bytes a parameter "  \
-          "and step between nodes, less what fetches then find on their own.")                     \
+          "1: the next node in the list of owners holds every owner's shards a second time, if "   \
+          "there are owners on at least two nodes, so that the loss of one node loses no state; "  \
+          "the same on every node. Doubles the memory, and sends 4 more bytes for each parameter " \
+          "and step between nodes, less what fetches then find on their own node.")                \
         S("Cluster", key_file, PATH, "FILE", "", 4095,                                             \
           "Key that the nodes of the cluster share: 32 bytes, raw or as 64 hexadecimal digits. "   \
-          "Nobody but the owner of the file may have access to it (mode 0600 or 0400). Needed "    \
-          "where there is more than one node.")                                                    \
+          "Only the owner of the file may have access to it (mode 0600 or 0400). Needed by a "     \
+          "cluster of several nodes.")                                                             \
         S("Cluster", key_next_file, PATH, "FILE", "", 4095,                                        \
-          "A second key that is accepted while the key is being changed.")                         \
+          "A second key, accepted while the key is being changed.")                                \
         S("Cluster", bulk, CHOICE, "auto|ucx|tcp", "auto", 16,                                     \
-          "Path of payloads between nodes. ucx: RDMA or shared memory; tcp: own TCP connections; " \
-          "auto: UCX where it reaches the peer, else TCP.")                                        \
+          "Path of payloads between nodes. ucx: RDMA or shared memory; tcp: zerod's own TCP "      \
+          "connections; auto: UCX if it reaches the peer, otherwise TCP.")                         \
         S("Cluster", tcp_payloads, CHOICE, "authenticated|encrypted|plain", "authenticated", 16,   \
           "How payloads over zerod's own TCP connections are protected. authenticated: a changed " \
-          "byte is noticed, and the payload sent again; encrypted: nobody can read them either, "  \
-          "and UCX, which does not encrypt, is not used; plain: neither, at the least cost. Of "   \
-          "two nodes the stronger setting holds.")                                                 \
+          "byte is noticed, and the payload sent again; encrypted: also unreadable for others, and "\
+          "UCX, which does not encrypt, is not used; plain: neither, at the least cost. Two nodes " \
+          "use the stronger of their settings.")                                                   \
         S("Cluster", ucx_tls, TEXT, "LIST", "", 255,                                               \
-          "Transports that UCX may use, as in UCX_TLS. Empty: all but tcp. UCX's tcp opens ports " \
-          "that do not survive hostile bytes: only for closed networks.")                          \
+          "Transports that UCX may use, as in UCX_TLS. Empty: all except tcp. Use UCX's tcp only " \
+          "in closed networks: hostile bytes on its ports crash the daemon.")                      \
         S("Cluster", bulk_gpu, CHOICE, "auto|staged", "auto", 16,                                  \
           "How payloads from and to GPU memory travel between nodes. auto: directly where UCX "    \
-          "knows CUDA on both sides and a probe passes, else staged; staged: always by way of "    \
+          "knows CUDA on both sides and a probe passes, otherwise staged; staged: always through " \
           "host memory.")                                                                          \
         S("Clients", socket, PATH, "FILE", "", 107,                                                \
           "Unix socket for trainers and zeroctl. Empty: $XDG_RUNTIME_DIR/zerod.sock, or "          \
-          "/run/zerod/zerod.sock for root and where that variable is not set. A socket passed by " \
-          "systemd goes first.")                                                                   \
+          "/run/zerod/zerod.sock for root and if that variable is not set. A socket that systemd " \
+          "passes overrides it.")                                                                  \
         S("Clients", socket_mode, MODE, "MODE", "0666", 4,                                         \
-          "Permissions of the socket, octal. Who may touch which job is decided by the user of "   \
-          "the client's process.")                                                                 \
+          "Permissions of the socket, octal. The user of a client's process decides which jobs "   \
+          "the client may use.")                                                                   \
         N("Clients", session_limit, COUNT, "connections", "1024", 1, 65536,                        \
           "Most connections of clients at once. A sixteenth is kept for root and the user zerod "  \
-          "runs as; another user may have as many as are left free, alone up to one half.")        \
+          "runs as; any other user may have as many as are still free, alone up to one half.")     \
         N("Clients", wait_ms, COUNT, "milliseconds", "60000", 1, 86400000,                         \
-          "How long a blocking call of a client takes at most, if the client names no timeout.")   \
+          "How long a client's blocking call takes at most, unless the client names a timeout.")   \
         N("Clients", rank_wait_ms, COUNT, "milliseconds", "1800000", 0, 86400000,                  \
-          "How long such a call waits for a rank, beyond wait_ms: for one whose process runs, "    \
-          "since that rank's last call; for one that has not come, since the first rank waits. "   \
-          "A rank whose process is stopped or has ended, and a node that is down, are waited for " \
-          "no longer than wait_ms.")                                                               \
-        N("Clients", job_limit, COUNT, "jobs", "16", 1, 4096, "Most jobs of one user. A new job beyond it takes the place of the user's finished job that finished first.")            \
+          "How long such a call may wait for a rank, beyond wait_ms: counted from the rank's last "\
+          "call if its process runs, or from when the first rank waited if it has not come yet. "  \
+          "For a rank whose process is stopped or has ended, and for a node that is down, the "    \
+          "limit is wait_ms.")                                                                     \
+        N("Clients", job_limit, COUNT, "jobs", "16", 1, 4096,                                      \
+          "Most jobs of one user. A new job beyond the limit replaces the user's finished job "    \
+          "that finished first.")                                                                  \
         S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
-          "Where model states live: on tmpfs, outlasting the daemon's process. Empty: "            \
-          "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and where that variable is not "     \
-          "set. A job's room is reserved when it is made; that for new jobs any user can take "     \
-          "who may write to the same file system.")                                                                                  \
+          "Where model states live: on tmpfs, so that they outlast the daemon's process. Empty: "  \
+          "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and if that variable is not set. A " \
+          "job's space is reserved when the job is made; space for new jobs can be taken by any "  \
+          "user who may write to the same file system.")                                           \
         S("State and memory", view_dir, PATH, "DIRECTORY", "", 4000,                               \
-          "Where this node keeps how it has voted on which nodes hold shards, a few bytes: on a "  \
-          "disk, outlasting the machine. Not used by a node alone. Empty: $STATE_DIRECTORY if "    \
-          "set; else /var/lib/zerod for root, $XDG_STATE_HOME/zerod or ~/.local/state/zerod for "  \
-          "others.")                                                                               \
+          "Where this node keeps its votes on which nodes hold shards, a few bytes: on a disk, so "\
+          "that they outlast a reboot. A node alone does not use it. Empty: $STATE_DIRECTORY if "  \
+          "set, otherwise /var/lib/zerod for root and $XDG_STATE_HOME/zerod or "                   \
+          "~/.local/state/zerod for others.")                                                      \
         S("State and memory", checkpoint_dir, PATH, "DIRECTORY", "", 3000,                         \
           "Directory below which checkpoints are written and read; links in it are not followed. " \
-          "Empty: any directory that zerod may write, but only for root and the user zerod runs "  \
-          "as.")                                                                                   \
+          "Empty: any directory that zerod may write to, but only for root and the user zerod "    \
+          "runs as.")                                                                              \
         N("State and memory", checkpoint_memory, SIZE, "bytes", "0", 0, 1ull << 60,                \
           "Most memory for the copy that a checkpoint of a job takes on this node. 0: as much as " \
-          "the state, while three quarters of the free memory hold it. With less the next update " \
-          "waits until the rest is on the disk.")                                                  \
+          "the state, if that fits into three quarters of the free memory. With less memory the "  \
+          "next update waits until the rest is on the disk.")                                      \
         N("State and memory", memory_limit, SIZE, "bytes", "0", 0, 1ull << 60,                     \
-          "Most memory for the states of all jobs, and for layouts of 1 MiB and more. 0: no limit.")                                  \
+          "Most memory for the states of all jobs, and for layouts of 1 MiB and more. 0: no "      \
+          "limit.")                                                                                \
         N("State and memory", window, SIZE, "bytes", "0", 0, 1ull << 50,                           \
           "Gather window of a job on this node. 0: what its ranks declare that they hold.")        \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
-          "ranks hold, and the gradients that they push. 0: as much as it has.")                   \
+          "ranks hold, and the gradients that they push. 0: as much as the GPU has.")              \
         N("State and memory", reduce_buffers, SIZE, "bytes", "0", 0, 1ull << 50,                   \
-          "Buffers of a job for sums and accumulators of gradients, in host memory and on GPUs. 0: "   \
-          "as needed by the largest group.")                                                       \
+          "Buffers of a job for sums and accumulators of gradients, in host memory and on GPUs. "  \
+          "0: what the largest group needs.")                                                      \
         S("Computing", device, CHOICE, "auto|host|host:scalar|host:avx2|host:avx512|cuda", "auto", 16,  \
-          "What computes. auto: the host, and GPUs where there is one and the CUDA plugin can be " \
-          "loaded; host: no GPU is looked for; cuda: not without a GPU. host:... asks for one "    \
-          "instruction set. All give the same bits.")                                              \
+          "What computes. auto: the host, and GPUs if there are any and the CUDA plugin loads; "   \
+          "host: never GPUs; cuda: as auto, but zerod does not start without a GPU. host:... "     \
+          "chooses an instruction set. All give the same bits.")                                   \
         S("Computing", cuda_plugin, PATH, "FILE", "", 4095,                                        \
-          "The plugin by which GPUs are used, zerod-cuda.so. Empty: where it is installed.")                                                                      \
+          "The plugin for GPUs, zerod-cuda.so. Empty: where it is installed.")                     \
         S("Computing", gpu_collectives, CHOICE, "auto|nccl|copies", "auto", 16,                    \
-          "How bytes go between several GPUs of this node. auto: by NCCL where libnccl.so.2 is "   \
-          "found, else copied from GPU to GPU; nccl: no start without it where there are several " \
-          "GPUs; copies: it is not loaded. All give the same bits.")                                                       \
+          "How bytes go between several GPUs of this node. auto: by NCCL if libnccl.so.2 is "      \
+          "found, otherwise copied from GPU to GPU; nccl: with several GPUs zerod does not start " \
+          "without NCCL; copies: never NCCL. All give the same bits.")                             \
         S("Computing", optimizer, CHOICE, "host|device", "host", 16,                               \
-          "Where master weights, moments and gradients live, and updates run. host: state files in " \
-          "state_dir, which outlive a crash of the daemon. device: the memory of this node's "     \
-          "GPUs, one for each of its DEVICES (owners); an orderly stop writes the states to "      \
-          "state_dir, if that has room, and a crash loses them. Nodes need not have the same; "    \
-          "all give the same bits.")               \
+          "Where master weights, moments and gradients live and updates run. host: in state files "\
+          "in state_dir, which outlive a crash of the daemon. device: in the memory of this "      \
+          "node's GPUs, one for each of its DEVICES (owners); an orderly stop writes the states "  \
+          "to state_dir if it has space for them, and a crash loses them. Nodes may differ; both " \
+          "give the same bits.")                                                                   \
         N("Computing", threads, COUNT, "threads", "0", 0, 1024,                                    \
           "Compute threads. 0: one for each CPU, at most 8.")                                      \
         N("Computing", chunk, CHUNK, "elements", "0", 0, 65536,                                     \
           "Elements that an update changes and commits at once, a multiple of 128. 0: as many as " \
-          "take a quarter of the CPU's first-level data cache at 28 bytes an element, which is "   \
-          "384 for 48 KiB, and 256 for 32 KiB or where the CPU reports no size. A job's shards "   \
-          "keep the value that they were made with; nodes that share a job need not have the "     \
-          "same.")                                                                                 \
+          "take a quarter of the CPU's first-level data cache at 28 bytes for each element: 384 "  \
+          "for 48 KiB, and 256 for 32 KiB or if the CPU reports no size. A job's shards keep the " \
+          "value that they were made with. Nodes that share a job may differ.")                    \
         S("Running", user, TEXT, "NAME", "zerod", 31,                                              \
-          "User that zerod goes on as when it is started as root, without privilege; if there is " \
-          "no user of the default's name, it stays root. state_dir and view_dir are made for "     \
-          "that user, or must belong to that user, as must the key files. Empty or root: zerod "   \
-          "stays root, and writes checkpoints wherever a client names a directory.")               \
+          "User, without privilege, that zerod becomes when it is started as root. If the default "\
+          "user does not exist zerod stays root. state_dir and view_dir are made for that user or "\
+          "must belong to that user, and so must the key files. Empty or root: zerod stays root, " \
+          "and writes checkpoints wherever a client names a directory.")                           \
         S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
-          "The least grave messages that are written.")                                            \
+          "The least severe messages that are logged.")                                            \
         N("Running", drain_ms, COUNT, "milliseconds", "10000", 0, 600000,                          \
-          "How long a stop, or a change of the owners, waits for steps in flight to end; what "    \
-          "does not end by then is replayed by the trainers.")                                     \
+          "How long a stop, or a change of the owners, waits for steps in flight to end. Trainers "\
+          "replay steps that do not end by then.")                                                 \
         N("Running", delay_ms, COUNT, "milliseconds", "0", 0, 60000,                               \
           "For tests: every message between nodes waits a random time up to this.")
 /* clang-format on */

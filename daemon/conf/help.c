@@ -76,14 +76,14 @@ void conf_help(FILE *out)
 
         fputs("usage: zerod [--config FILE] [--OPTION=VALUE ...]\n\n"
               "Holds the model states of training jobs, partitioned over the nodes of a\n"
-              "cluster.  Each option can also stand in the file, in a section [zerod], as\n"
+              "cluster.  Each option can also be set in the file, in a section [zerod], as\n"
               "`key_file = ...`, and in the environment, as ZEROD_KEY_FILE.  The command line\n"
-              "goes before the environment, and that before the file.  Sizes take the\n"
-              "suffixes K, M, G and T, powers of 1024.\n\n"
+              "overrides the environment, which overrides the file.  Sizes take the suffixes\n"
+              "K, M, G and T, powers of 1024.\n\n"
               "  --config=FILE\n"
-              "      The file (default /etc/zerod/zerod.conf, if it is there).\n"
+              "      The file (default /etc/zerod/zerod.conf, if it exists).\n"
               "  --check\n"
-              "      Reads everything, reports it with its sources, and exits.\n"
+              "      Reads everything, reports each option with its source, and exits.\n"
               "  --help, --version\n",
               out);
         for (uint32_t i = 0; i < N_OPTIONS; i++) {

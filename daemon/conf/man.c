@@ -1,6 +1,6 @@
 /*
- * man.c - run by the build: prints zerod(8), zerod.conf(5) or a sample zerod.conf out of
- * the table of options.
+ * man.c - run by the build: prints zerod(8), zerod.conf(5) or a sample zerod.conf from the table of
+ * options.
  *
  *   conf-man zerod.8 | zerod.conf.5 | zerod.conf
  */
@@ -31,14 +31,14 @@ static const char daemon_head[] =
         "Trainers fetch groups of parameters and push gradients through a unix socket and shared\n"
         "memory; see\n"
         ".BR zero (3).\n"
-        "Without any option it serves this node alone, and opens no port.\n"
+        "Without any option it serves this node alone and opens no port.\n"
         ".SH OPTIONS\n"
-        "A value follows behind an equals sign or as the next argument.\n"
+        "A value follows an equals sign, or is the next argument.\n"
         ".TP\n"
         ".BI \\-\\-config= FILE\n"
-        "The configuration file, which then must be there (default\n"
+        "The configuration file, which must exist (default\n"
         ".IR /etc/zerod/zerod.conf ,\n"
-        "if it is there; environment: ZEROD_CONFIG).\n"
+        "if it exists; environment: ZEROD_CONFIG).\n"
         ".TP\n"
         ".B \\-\\-check\n"
         "Read everything, key files included, report each option with its source, and exit.\n"
@@ -46,18 +46,18 @@ static const char daemon_head[] =
         ".BR \\-\\-help \", \" \\-\\-version\n"
         "Print and exit.\n"
         ".PP\n"
-        "The others are those of\n"
+        "The other options are those of\n"
         ".BR zerod.conf (5):\n";
 
 static const char daemon_tail[] =
         ".SH ENVIRONMENT\n"
         "Each option is also a variable: ZEROD_KEY_FILE is\n"
         ".BR \\-\\-key\\-file .\n"
-        "The command line goes before the environment, and that before the file.\n"
-        "Any other variable that begins with ZEROD_ is an error, but for ZEROD_JOB and "
+        "The command line overrides the environment, which overrides the file.\n"
+        "Any other variable that begins with ZEROD_ is an error, except ZEROD_JOB and "
         "ZEROD_LIBRARY, which are\n"
-        "for clients; in Kubernetes, where a\n"
-        "service named zerod makes such variables, set enableServiceLinks: false.\n"
+        "for clients. In Kubernetes a\n"
+        "service named zerod makes such variables: set enableServiceLinks: false.\n"
         ".SH SIGNALS\n"
         ".TP\n"
         ".BR SIGTERM \", \" SIGINT\n"
@@ -66,21 +66,22 @@ static const char daemon_tail[] =
         ".B SIGHUP\n"
         "Read the key files again.\n"
         ".SH EXIT STATUS\n"
-        "0 after a stop that was asked for, else 1.\n"
+        "0 after a stop by signal, otherwise 1.\n"
         ".SH FILES\n"
         ".TP\n"
         ".I /etc/zerod/zerod.conf\n"
         "Configuration.\n"
         ".TP\n"
         ".I /run/zerod/zerod.sock\n"
-        "The socket of clients.\n"
+        "The socket for clients.\n"
         ".TP\n"
         ".I /dev/shm/zerod\n"
         "Model states. Only\n"
         ".B zeroctl drop\n"
         "deletes them.\n"
-        "Any user can fill /dev/shm. What jobs have is reserved when they are made, and a restart\n"
-        "needs no more, but a new job finds no room then. The unit\n"
+        "Any user can fill /dev/shm. Space for a job is reserved when the job is made, and a "
+        "restart\n"
+        "needs no more, but a new job finds no space. The unit\n"
         ".B dev-shm-zerod.mount\n"
         "makes this directory a file system of its own: enable it while there are no jobs.\n"
         ".SH SEE ALSO\n"
@@ -99,10 +100,10 @@ static const char file_head[] =
         ".BR [zerod] ,\n"
         "of lines\n"
         ".IR \"key = value\" .\n"
-        "A comment begins with # or ; at the start of a line, or with a blank and ; behind a "
+        "A comment begins with # or ; at the start of a line, or with a blank and ; after a "
         "value.\n"
-        "Each key stands at most once.\n"
-        "A list may stand on one line of any length that the option admits, or go on in lines "
+        "Each key may be given once.\n"
+        "A list may be one line of any length that the option admits, or continue in lines "
         "that\n"
         "begin with a blank:\n"
         ".PP\n"
@@ -127,11 +128,11 @@ static const char file_tail[] = ".SH SEE ALSO\n"
                                 ".BR zerod (8)\n";
 
 static const char sample_head[] =
-        "# zerod.conf - see zerod.conf(5).  What stands here behind # is the default.\n"
+        "# zerod.conf - see zerod.conf(5).  The values behind # are the defaults.\n"
         "\n"
         "[zerod]\n";
 
-/* Minus signs that can be copied, and nothing that begins a request. */
+/* Prints minus signs that can be copied, and escapes what would begin a request. */
 static void print_roff(const char *text)
 {
         fputs("\\&", stdout);

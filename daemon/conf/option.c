@@ -94,7 +94,7 @@ bool option_is_string(const struct option *o)
         return o->kind < CONF_COUNT;
 }
 
-/* Digits, and for a size one suffix; false also for a number beyond 64 bits. */
+/* Parses digits, and for a size one suffix.  False also for a number beyond 64 bits. */
 static bool parse_number(const char *text, bool size, uint64_t *ret)
 {
         uint64_t x = 0;
@@ -121,7 +121,7 @@ static bool parse_number(const char *text, bool size, uint64_t *ret)
         return true;
 }
 
-/* With the largest suffix that leaves a whole number. */
+/* Formats with the largest suffix that leaves a whole number. */
 static void format_number(const struct option *o, uint64_t x, char *ret_text)
 {
         char suffix[2] = "";

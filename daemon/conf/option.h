@@ -1,6 +1,5 @@
 /*
- * option.h - one row of conf_table.h: how its value is read, checked, kept and shown.
- * Pure.
+ * option.h - one row of conf_table.h: how to read, check, keep and show its value.  Pure.
  */
 #pragma once
 
@@ -34,11 +33,11 @@ enum { N_OPTIONS = 0 CONF_TABLE(OPTION_ONE, OPTION_ONE), OPTION_NUMBER = 32, OPT
 
 extern const struct option options[N_OPTIONS];
 
-/* NULL if there is none of the first n bytes of name. */
+/* The option whose name is the first n bytes of `name`, or NULL. */
 const struct option *option_find(const char *name, size_t n);
-/* The known name that takes the fewest changes to get there. */
+/* The known name with the fewest changes to `name`. */
 const char *option_nearest(const char *name);
-/* For a fault, whatever bytes the text is made of. */
+/* The text as a fault may show it, whatever bytes it consists of. */
 struct text_quote option_quote(const char *text);
 
 bool option_is_string(const struct option *o);

@@ -1,6 +1,6 @@
 /*
- * source.h - an option's value and where it came from; and the sources: file,
- * environment, command line.  Each source is applied on top of those before it.
+ * source.h - options with their values and origins, and the sources: file, environment, command
+ * line. Each source overrides the sources before it.
  */
 #pragma once
 
@@ -17,10 +17,10 @@ struct origin {
 struct loaded {
         struct conf conf;
         struct origin origin[N_OPTIONS];
-        char *file; /* that was read, or NULL */
+        char *file; /* the file that was read, or NULL */
 };
 
-/* What the command line says; strings belong to argv. */
+/* The command line; strings belong to argv. */
 struct arguments {
         const char *config; /* NULL: not given */
         bool check, help, version;
@@ -40,7 +40,7 @@ int loaded_set(struct loaded *l, const struct option *o, const char *value, stru
 
 int source_text(struct loaded *l, const char *name, const char *text, size_t size,
                 struct fault *fault);
-/* A missing file is a fault only if it has to be there. */
+/* A missing file is a fault only if it is needed. */
 int source_file(struct loaded *l, const char *path, bool needed, struct fault *fault);
 
 int arguments_read(int argc, char **argv, struct arguments *ret, struct fault *fault);
@@ -51,8 +51,8 @@ int source_environment(struct loaded *l, char **environment, struct fault *fault
 /* "(number, 1 to 4096 jobs; default 16)", for help and man page. */
 void option_facts(const struct option *o, char ret_text[static OPTION_FACTS]);
 /*
- * Words in lines of at most 80 columns that begin with `begin`; *column is where the line
- * stands, 0 for a new one, and is left there for more words.
+ * Prints words in lines of at most 80 columns that begin with `begin`.  *column is the column
+ * reached so far, 0 for a new line; the next call goes on from it.
  */
 void conf_print_words(FILE *out, const char *begin, const char *text, uint32_t *column);
 /* What --help prints. */

@@ -1,12 +1,12 @@
 /*
  * source_file.c - the configuration file: one section [zerod] of `key = value` lines.
  *
- * inih reads into a line buffer whose size was chosen when inih was built (200 bytes on
- * Debian) and splits longer lines without a word.  So the reader here hands inih the beginning of a
- * line, and on_key() takes the value from the whole line.  A line that begins with a blank goes on
- * with the key before it, which is inih's own rule.
+ * inih reads into a line buffer whose size was fixed when inih was built (200 bytes on Debian), and
+ * silently splits longer lines.  So the reader here gives inih the beginning of a line, and
+ * on_key() takes the value from the whole line.  A line that begins with a blank continues the key
+ * before it, which is inih's own rule.
  *
- * Rule: the first thing that is wrong in the file is what the fault tells.
+ * Rule: the fault reports the first mistake in the file.
  */
 #include "daemon/conf/source.h"
 
@@ -24,7 +24,7 @@ struct text_source {
         const char *name;
         char *p, *end;
         const char *whole; /* the line, without blanks at its end */
-        size_t handed;     /* so many bytes of it inih has */
+        size_t handed;     /* how many bytes of it inih got */
         uint32_t line;
         struct fault fault;
 };
@@ -47,8 +47,9 @@ static struct where place(const struct text_source *s, uint32_t line)
         return where;
 }
 
-/* Blanks for tabs; no carriage return, no comment behind a value (inih leaves those in lines that
- * go on), no blanks at the end, one at most at the beginning.  NULL if the line is not text. */
+/* Turns tabs into blanks, and removes the carriage return, a comment behind a value (which inih
+ * leaves in lines that continue), blanks at the end and all but one at the beginning.  NULL if the
+ * line is not text. */
 static char *clean_line(char *line, size_t n)
 {
         char *comment;
@@ -95,14 +96,14 @@ static char *next_line(char *buffer, int size, void *arg)
         return buffer;
 }
 
-/* Of the whole line.  inih's value is the end of what it was handed. */
+/* The value in the whole line.  inih's value is the end of what inih got. */
 static const char *whole_value(const struct text_source *s, const char *value)
 {
         value = s->whole + s->handed - strlen(value);
         return value + strspn(value, " ");
 }
 
-/* A key that was there: one more line of a list, or a mistake. */
+/* A key for the second time: one more line of a list, or a mistake. */
 static int set_again(struct text_source *s, const struct option *o, const char *value)
 {
         char scratch[OPTION_NUMBER];
@@ -112,10 +113,11 @@ static int set_again(struct text_source *s, const struct option *o, const char *
         char *joined = NULL;
 
         if (o->kind != CONF_LIST)
-                return fault_set(&s->fault, ZERO_EINVAL,
-                                 "%s: %s was given before, in line %u (a line that begins with a "
-                                 "blank goes on with the key before it)",
-                                 place(s, s->line).text, o->name, first);
+                return fault_set(
+                        &s->fault, ZERO_EINVAL,
+                        "%s: %s is already set in line %u (a line that begins with a blank "
+                        "continues the key before it)",
+                        place(s, s->line).text, o->name, first);
         if (asprintf(&joined, "%s %s", before, value) < 0) {
                 joined = NULL;
                 return fault_set(&s->fault, ZERO_ENOMEM, "out of memory");
@@ -136,7 +138,7 @@ static int on_key(void *arg, const char *section, const char *name, const char *
         if (strcmp(section, "zerod") != 0)
                 fault_set(&s->fault, ZERO_EINVAL,
                           section[0] ? "%s: unknown section %s; the only one is [zerod]"
-                                     : "%s: %s stands before the line [zerod]",
+                                     : "%s: %s comes before the line [zerod]",
                           place(s, s->line).text, option_quote(section[0] ? section : name).text);
         else if (!o)
                 fault_set(&s->fault, ZERO_EINVAL, "%s: unknown key %s; the nearest is %s",
@@ -167,10 +169,10 @@ int source_text(struct loaded *l, const char *name, const char *text, size_t siz
         line = ini_parse_stream(next_line, &s, on_key, &s);
         if (line < 0)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        /* inih goes on after a line that it cannot read, and tells the first of them */
+        /* inih goes on after a line that it cannot read, and returns the first such line */
         if (line > 0 && (!s.fault.status || (uint32_t)line < s.line))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "%s: neither a section, `key = value` nor a comment",
+                                 "%s: expected `key = value`, [zerod] or a comment",
                                  place(&s, (uint32_t)line).text);
         return s.fault.status ? fault_set(fault, s.fault.status, "%s", s.fault.text) : 0;
 }

@@ -15,7 +15,7 @@ struct word {
         char text[KEY_TEXT];
 };
 
-/* The first n bytes of p, dashes as underscores; cut where no option is as long. */
+/* The first n bytes of p with underscores for dashes; cut if longer than any option. */
 static struct word key_of_argument(const char *p, size_t n)
 {
         struct word key = { "" };
@@ -103,7 +103,7 @@ int source_arguments(struct loaded *l, const struct arguments *a, struct fault *
         return r;
 }
 
-/* Variables of zerod's that are not the daemon's options: one shell may start clients too. */
+/* zerod's variables that are not options of the daemon: one shell may start clients too. */
 static bool is_of_others(const struct word *key)
 {
         static const char *const others[] = { "config", "job", "library" };

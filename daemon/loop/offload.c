@@ -1,10 +1,10 @@
 /*
  * offload.c - the pool of compute threads behind offload.h.
  *
- * The mutex guards both queues and `stop`.  `pending`, `closing` and the close callback
- * belong to the loop thread.  Workers end only when nothing is pending, so a done() that
- * submits more during closing is served; the last worker to leave wakes the loop,
- * which joins threads that have already left and closes the wake-up handle.
+ * The mutex guards both queues and `stop`.  `pending`, `closing` and the close callback belong to
+ * the loop thread.  Workers end only when nothing is pending, so during closing a done() may still
+ * submit tasks.  The last worker to leave wakes the loop, which joins threads that have already
+ * left and closes the wake-up handle.
  */
 #include "daemon/loop/offload.h"
 
@@ -64,7 +64,7 @@ static struct offload_task *queue_take(struct queue *q)
         return task;
 }
 
-/* With the mutex held.  NULL: the worker ends. */
+/* The caller holds the mutex.  NULL: the worker must end. */
 static struct offload_task *wait_for_task(struct offload *o)
 {
         while (!o->todo.first && !o->stop)
@@ -92,7 +92,7 @@ static void *worker_main(void *arg)
         return NULL;
 }
 
-/* Signals are the loop thread's: workers block them all. */
+/* Signals belong to the loop thread: workers block them all. */
 static int start_worker(struct offload *o, uint32_t index)
 {
         struct worker *w = &o->workers[index];

@@ -1,8 +1,7 @@
 /*
- * The pool of compute threads.  A task is submitted on the loop thread, run() is
- * called on a worker, then done() on the loop thread, in the order of completion.
- * The submitter owns the task's memory until done() has been called; a task cannot be
- * cancelled.  Tasks start in the order of submission.
+ * The pool of compute threads.  The loop thread submits a task; a worker calls run(), then the loop
+ * thread calls done(), in the order of completion.  The task's memory belongs to the pool until
+ * done() is called, and a task cannot be cancelled.  Tasks start in the order of submission.
  */
 #pragma once
 
@@ -20,10 +19,10 @@ struct offload_task {
 int offload_new(uv_loop_t *loop, uint32_t workers, struct offload **ret);
 uint32_t offload_workers(const struct offload *offload);
 void offload_submit(struct offload *offload, struct offload_task *task);
-/* Tasks submitted and not yet done. */
+/* How many tasks were submitted and are not done yet. */
 uint32_t offload_pending(const struct offload *offload);
 /*
- * Marks for closing; workers end when the queue is empty.  closed() is called on the
- * loop thread after the last done(); then all is freed.
+ * Marks the pool for closing; workers end when the queue is empty.  closed() is called on the loop
+ * thread after the last done(); then the pool is freed.
  */
 void offload_close(struct offload *offload, void (*closed)(void *arg), void *arg);

@@ -106,9 +106,10 @@ int service_socket(void)
                         found = fd;
                         continue;
                 }
-                log_warning("descriptor %d that was passed is not the one listening unix stream "
-                            "socket: closed; see zerod.socket",
-                            fd);
+                log_warning(
+                        "the service manager passed descriptor %d, which is not the one listening "
+                        "unix stream socket; zerod closed it; see zerod.socket",
+                        fd);
                 close(fd);
         }
         return found;

@@ -1,4 +1,4 @@
-/* signals.c - one libuv handle a signal. */
+/* signals.c - one libuv handle for each signal. */
 #include "daemon/loop/signals.h"
 
 #include <errno.h>

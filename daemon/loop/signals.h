@@ -1,9 +1,9 @@
 /*
  * signals.h - signals as events of the loop.
  *
- * SIGTERM and SIGINT: stop, each time one comes.  SIGHUP: reload.  SIGPIPE is ignored.  The signals
- * of a broken process (SIGSEGV, SIGBUS, SIGFPE, SIGILL), which libucs takes when it is
- * loaded, end the process with a core again.
+ * SIGTERM and SIGINT call stop() each time they come, and SIGHUP calls reload().  SIGPIPE is
+ * ignored. libucs takes the signals of a broken process (SIGSEGV, SIGBUS, SIGFPE, SIGILL) when it
+ * is loaded; signals_new() gives them back, so that they end the process with a core.
  */
 #pragma once
 
@@ -19,6 +19,6 @@ struct signals_events {
 
 /* Loop thread; callbacks run on it.  Does not keep the loop alive. */
 int signals_new(uv_loop_t *loop, const struct signals_events *events, struct signals **ret);
-/* No callback comes any more, and SIGTERM and SIGINT are ignored; freed in the close callbacks.
- * Accepts NULL. */
+/* No callback comes any more, and SIGTERM and SIGINT are ignored.  The close callbacks free the
+ * memory.  Accepts NULL. */
 void signals_close(struct signals *signals);

@@ -93,7 +93,7 @@ Test(cluster, owners)
 
 Test(cluster, wrong_peers)
 {
-        PEERS_REFUSED("a=h:1 a=h:2", "'a' is there twice");
+        PEERS_REFUSED("a=h:1 a=h:2", "'a' is listed twice");
         PEERS_REFUSED("a=h:1 b=h:1", "same address");
         PEERS_REFUSED("b=h:1 c=h:2", "node: 'a' is not among the peers");
         PEERS_REFUSED("a", "NAME=HOST:PORT");
@@ -152,7 +152,7 @@ Test(cluster, at_most_64_nodes)
 Test(cluster, name_of_a_single_node)
 {
         conf.node = "a b";
-        REFUSED("'a b' is no node name");
+        REFUSED("'a b' is not a node name");
         conf.node = "";
         REFUSED("no node name");
 }
