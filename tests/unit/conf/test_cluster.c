@@ -80,13 +80,13 @@ Test(cluster, owners)
         conf.owners = "d";
         REFUSED("owners: 'd' is not among the peers");
         conf.owners = "b*0";
-        REFUSED("the number of devices is 1 to 8");
+        REFUSED("the number of devices must be 1 to 8");
         conf.owners = "b*9";
-        REFUSED("the number of devices is 1 to 8");
+        REFUSED("the number of devices must be 1 to 8");
         conf.owners = "b*12";
-        REFUSED("the number of devices is 1 to 8");
+        REFUSED("the number of devices must be 1 to 8");
         conf.owners = "b*";
-        REFUSED("the number of devices is 1 to 8");
+        REFUSED("the number of devices must be 1 to 8");
         conf.owners = "b b";
         REFUSED("twice");
 }
@@ -100,12 +100,12 @@ Test(cluster, wrong_peers)
         PEERS_REFUSED("a=h", "HOST:PORT");
         PEERS_REFUSED("a=[::1]7600", "HOST:PORT");
         PEERS_REFUSED("a=[::1", "HOST:PORT");
-        PEERS_REFUSED("a=:7600", "'' is no host");
-        PEERS_REFUSED("a=[]:7600", "'' is no host");
-        PEERS_REFUSED("a=h_/:7600", "is no host");
-        PEERS_REFUSED("=h:1", "no node name");
-        PEERS_REFUSED("-a=h:1", "no node name");
-        PEERS_REFUSED("a/b=h:1", "no node name");
+        PEERS_REFUSED("a=:7600", "'' is neither a host name");
+        PEERS_REFUSED("a=[]:7600", "'' is neither a host name");
+        PEERS_REFUSED("a=h_/:7600", "is neither a host name");
+        PEERS_REFUSED("=h:1", "is not a node name");
+        PEERS_REFUSED("-a=h:1", "is not a node name");
+        PEERS_REFUSED("a/b=h:1", "is not a node name");
 }
 
 Test(cluster, wrong_ports)
@@ -132,9 +132,9 @@ Test(cluster, lengths)
         cr_assert_eq(strlen(cluster.nodes[1].name), 63);
         cr_assert_eq(strlen(cluster.nodes[1].host), 255);
         snprintf(peers, sizeof(peers), "a=h:1 %.64s=h:2", name);
-        PEERS_REFUSED(peers, "no node name");
+        PEERS_REFUSED(peers, "is not a node name");
         snprintf(peers, sizeof(peers), "a=h:1 b=%.256s:2", host);
-        PEERS_REFUSED(peers, "no host");
+        PEERS_REFUSED(peers, "neither a host name");
 }
 
 Test(cluster, at_most_64_nodes)
@@ -154,7 +154,7 @@ Test(cluster, name_of_a_single_node)
         conf.node = "a b";
         REFUSED("'a b' is not a node name");
         conf.node = "";
-        REFUSED("no node name");
+        REFUSED("is not a node name");
 }
 
 static void hash_of(const char *peers, const char *owners, uint8_t ret[static 32])
@@ -274,7 +274,7 @@ Test(cluster, missing_keys)
         PEERS_REFUSED("a=h:1 b=h:2", "key_file: needed by a cluster of 2 nodes");
         conf.peers = "";
         conf.key_next_file = (char *)files_write("next", hex, 64, 0600);
-        REFUSED("key_next_file: needs key_file");
+        REFUSED("key_next_file: set key_file too");
 }
 
 Test(cluster, a_pipe_does_not_hang, .timeout = 10)
