@@ -688,12 +688,16 @@ def exit_codes(what):
 @case
 def wait_outlives_a_daemon():
     """zeroctl wait begins before the job is there, and asks the daemon that comes after the one that was killed."""
+    def is_between_queries(zeroctl):
+        with open(f"/proc/{zeroctl.pid}/wchan", encoding="ascii") as f:
+            return "nanosleep" in f.read()
+
     with Cluster(2) as c:
-        before = c[0].descriptors()
         waits = [spawn([Tools.zeroctl, "--socket", c[0].socket, "--timeout", timeout, "wait", "job", *more],
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                  for timeout, more in ((str(120 * SLOW), ["--step", "3"]), ("8", ["--for", "idle"]))]
-        until(lambda: c[0].descriptors() >= before + 2, what="the connections of zeroctl")
+        for w in waits:
+            until(lambda w=w: is_between_queries(w), what="the first answer to zeroctl wait")
         c[0].kill()
         _, text = waits[1].communicate(timeout=60 * SLOW)
         assert waits[1].returncode == 1 and "zerod does not tell of job 'job'" in text, text
