@@ -5,9 +5,10 @@
  * a kernel a rule (daemon/device, cuda); all agree to the bit with the scalar one.  g below is the
  * gradient times grad_scale.  In the order written:
  *
- *   ADAMW  p = p * decay                                    (torch.optim.AdamW's order of
- * operations) m = m + (g - m) * one_minus_beta1 v = v * beta2 + (g * g) * one_minus_beta2 p = p -
- * step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
+ *   ADAMW  p = p * decay                      (in the order of torch.optim.AdamW)
+ *          m = m + (g - m) * one_minus_beta1
+ *          v = v * beta2 + (g * g) * one_minus_beta2
+ *          p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
  *
  *   ADAM   g = g + p * decay; then as ADAMW from m on
  *
