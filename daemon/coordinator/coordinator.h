@@ -9,6 +9,7 @@
 #pragma once
 
 #include "daemon/core/layouts.h"
+#include "daemon/core/progress.h"
 #include "daemon/drop/drop.h"
 #include "daemon/job/coordinator.h"
 #include "daemon/membership/membership.h"
@@ -18,8 +19,7 @@
 /* Who is late on a node, as it last reported. */
 struct report {
         bool waiting;
-        uint32_t n;
-        struct wait_line lines[WAIT_LINES];
+        struct wait_lines waits;
 };
 
 /* A job that this node coordinates. */

@@ -11,7 +11,6 @@
 void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progress *p)
 {
         struct report *r = c->reports[node];
-        uint64_t now = engine_now(c->x);
 
         if (!r && !p->waiting && p->n_waits == 0)
                 return;
@@ -19,21 +18,14 @@ void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progre
                 r = c->reports[node] = malloc(sizeof *r);
         if (!r)
                 return; /* the node will report again */
-        *r = (struct report){ .waiting = p->waiting };
-        for (size_t i = 0; i < p->n_waits && r->n < WAIT_LINES; i++) {
-                struct wait_line *line = &r->lines[r->n++];
-
-                snprintf(line->who, sizeof line->who, "%s", p->waits[i]->who);
-                snprintf(line->what, sizeof line->what, "%s", p->waits[i]->what);
-                line->since_ms = now > p->waits[i]->since_ms ? now - p->waits[i]->since_ms : 0;
-                line->alive = p->waits[i]->alive;
-        }
+        r->waiting = p->waiting;
+        progress_read(c->x, p, &r->waits);
 }
 
-static void summary_add(struct wait_line *lines, uint32_t *n, const struct wait_line *line)
+static void summary_add(struct wait_lines *waits, const struct wait_line *line)
 {
-        if (*n < WAIT_LINES)
-                lines[(*n)++] = *line;
+        if (waits->n < WAIT_LINES)
+                waits->lines[waits->n++] = *line;
 }
 
 const char *coordinated_untold(const struct coordinated *c)
@@ -46,10 +38,9 @@ const char *coordinated_untold(const struct coordinated *c)
 }
 
 /* Nodes that are away, and other obstacles to the job. */
-static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lines)
+static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
 {
         uint64_t now = engine_now(c->x);
-        uint32_t n = 0;
 
         if (c->state.fault.status) {
                 struct wait_line line = { .since_ms = now };
@@ -57,7 +48,7 @@ static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lin
                 snprintf(line.who, sizeof line.who, "a person, for node %.60s",
                          node_name(c->x, c->state.hinders));
                 snprintf(line.what, sizeof line.what, "%.150s", c->state.fault.text);
-                summary_add(lines, &n, &line);
+                summary_add(waits, &line);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
                 struct wait_line line = { .since_ms = now };
@@ -72,7 +63,7 @@ static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lin
                          : c->state.nodes[i] != NODE_UNASKED ? "to get its shards"
                          : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
                                              : "to come up");
-                summary_add(lines, &n, &line);
+                summary_add(waits, &line);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
                 struct wait_line line = { .since_ms = now };
@@ -81,13 +72,12 @@ static uint32_t nodes_summary(const struct coordinated *c, struct wait_line *lin
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
                 snprintf(line.what, sizeof line.what, "%s", coordinated_untold(c));
-                summary_add(lines, &n, &line);
+                summary_add(waits, &line);
         }
-        return n;
 }
 
 /* Ranks of another world size wait until those of this one have left. */
-static bool world_waits(const struct coordinated *c, struct wait_line *lines, uint32_t *n)
+static bool world_waits(const struct coordinated *c, struct wait_lines *waits)
 {
         const struct join *j = coordinator_other_world(&c->state);
         struct wait_line line = { .since_ms = engine_now(c->x) };
@@ -100,14 +90,13 @@ static bool world_waits(const struct coordinated *c, struct wait_line *lines, ui
                 snprintf(line.who, sizeof line.who, "rank %u of %u", r, c->state.step.world_size);
                 snprintf(line.what, sizeof line.what, "to leave: ranks of world size %u wait",
                          j->world_size);
-                summary_add(lines, n, &line);
+                summary_add(waits, &line);
         }
         return true;
 }
 
 /* An absent rank may still come, unless its process has ended. */
-static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait_line *lines,
-                         uint32_t *n)
+static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait_lines *waits)
 {
         const struct sitter *sitter = &c->state.sitters[rank];
         bool lost = c->state.step.rank_slots[rank] == RANK_SLOT_LOST;
@@ -123,25 +112,24 @@ static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait
                  !lost                ? "to attach"
                  : sitter->cut_off_ms ? "to attach again: the link to its node was lost"
                                       : "it was lost: its session ended");
-        summary_add(lines, n, &line);
+        summary_add(waits, &line);
 }
 
 /* Absent nodes and ranks first, then what the nodes report. */
-static uint32_t coordinator_summary(const struct coordinated *c, struct wait_line *lines)
+static void coordinator_summary(const struct coordinated *c, struct wait_lines *waits)
 {
         const struct step *s = &c->state.step;
-        uint32_t n = nodes_summary(c, lines);
 
-        if (world_waits(c, lines, &n))
-                return n;
+        nodes_summary(c, waits);
+        if (world_waits(c, waits))
+                return;
         for (uint32_t r = 0; r < s->world_size; r++) {
                 if (s->rank_slots[r] != RANK_SLOT_HERE)
-                        absent_waits(c, r, lines, &n);
+                        absent_waits(c, r, waits);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
-                for (uint32_t k = 0; c->reports[i] && k < c->reports[i]->n; k++)
-                        summary_add(lines, &n, &c->reports[i]->lines[k]);
-        return n;
+                for (uint32_t k = 0; c->reports[i] && k < c->reports[i]->waits.n; k++)
+                        summary_add(waits, &c->reports[i]->waits.lines[k]);
 }
 
 static bool coordinator_is_waited_for(const struct coordinated *c)
@@ -171,28 +159,20 @@ static Zero__Move *move_message(struct coordinated *c, Zero__Move *ret)
 void coordinated_tell(struct coordinated *c)
 {
         Zero__LinkMessage m = coordinated_message(c);
-        Zero__Progress progress = ZERO__PROGRESS__INIT;
+        struct progress_message message;
+        struct wait_lines waits = { 0 };
+        Zero__Progress *progress = &message.progress;
         Zero__Move move;
-        Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
-        struct wait_line lines[WAIT_LINES] = { 0 };
-        uint32_t n = coordinator_is_waited_for(c) ? coordinator_summary(c, lines) : 0;
 
-        progress.move = move_message(c, &move);
-        if (n == 0 && !progress.move && !c->told)
+        if (coordinator_is_waited_for(c))
+                coordinator_summary(c, &waits);
+        progress_write(c->x, &waits, &message);
+        progress->move = move_message(c, &move);
+        if (waits.n == 0 && !progress->move && !c->told)
                 return;
-        for (uint32_t i = 0; i < n; i++) {
-                zero__wait__init(&waits[i]);
-                waits[i].who = lines[i].who;
-                waits[i].what = lines[i].what;
-                waits[i].since_ms = engine_now(c->x) - lines[i].since_ms;
-                waits[i].alive = lines[i].alive;
-                pointers[i] = &waits[i];
-        }
-        progress.summary = true;
-        progress.n_waits = n;
-        progress.waits = pointers;
+        progress->summary = true;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PROGRESS;
-        m.progress = &progress;
+        m.progress = progress;
         send_all(c->x, &m);
-        c->told = n > 0 || progress.move;
+        c->told = waits.n > 0 || progress->move;
 }

@@ -163,7 +163,8 @@ static bool displace(const struct opening *o, int status, const char *text)
                         old->uid,
                         "job %s: dropped: it has been finished for %llu s, and job %s needs its "
                         "place on node %s: %.300s",
-                        old->name, (unsigned long long)(engine_now(x) - old->finished_ms) / 1000,
+                        old->name,
+                        (unsigned long long)(engine_now(x) - old->progress->finished_ms) / 1000,
                         c->name, node_name(x, o->node), text);
                 c->given += layout_state_bytes(old->layout);
                 snprintf(c->displaced, sizeof c->displaced, "%s", old->name);

@@ -1,15 +1,13 @@
 /*
- * The jobs of this node: names, references, and what they tell of what they wait for.
+ * The jobs of this node: names and references.
  */
-#include "daemon/core/job.h"
+#include "daemon/core/progress.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
-
-enum { STEPPING_MS = 60000 };
 
 /* ---- names and lookups ---------------------------------------------------- */
 
@@ -55,28 +53,6 @@ bool job_needs_node(const struct job *job, uint32_t node)
                 if (job->node_of_rank[r] == node)
                         return true;
         return false;
-}
-
-double job_steps_per_second(const struct job *job)
-{
-        uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
-        uint32_t n = job->n_step_times < slots ? job->n_step_times : slots;
-        uint64_t newest, oldest;
-
-        if (n < 2)
-                return 0;
-        newest = job->step_times_ms[(job->n_step_times - 1) % slots];
-        oldest = job->step_times_ms[(job->n_step_times - n) % slots];
-        return newest > oldest ? (n - 1) * 1000.0 / (double)(newest - oldest) : 0;
-}
-
-bool job_is_stepping(const struct job *job)
-{
-        uint32_t slots = sizeof job->step_times_ms / sizeof job->step_times_ms[0];
-
-        return job->n_step_times &&
-               engine_now(job->x) - job->step_times_ms[(job->n_step_times - 1) % slots] <
-                       STEPPING_MS;
 }
 
 /* ---- lifetime ---------------------------------------------------------------- */
@@ -130,6 +106,7 @@ static void job_free(struct job *job)
         store_uncount(job->x->store, job->layout_bytes);
         layout_free(job->layout);
         job_ranks_free(job);
+        free(job->progress);
         list_remove(&job->link);
         free(job);
 }
@@ -209,6 +186,10 @@ bool job_ranks_alloc(struct job *job, uint32_t world_size)
 
 static bool job_alloc(struct job *job)
 {
+        job->progress = calloc(1, sizeof *job->progress);
+        if (!job->progress)
+                return false;
+        job->progress->lost = RANK_ABSENT;
         return job_ranks_alloc(job, job->world_size) &&
                partition_new(job->layout, job->place.n_owners, &job->partition) == 0 &&
                modules_init(job);
@@ -232,7 +213,6 @@ struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t w
         job->reduce_dtype = (enum zero_dtype)reduce_dtype;
         job->grad_dtype = ZERO_FP32;
         job->loss_scale = 1;
-        job->lost = RANK_ABSENT;
         job->coordinator = coordinator_of(x, name);
         job->layout = l;
         job->layout_bytes = job_layout_bytes(l);
@@ -267,40 +247,4 @@ int job_admit(struct engine *x, const char *name, uint32_t uid, struct fault *fa
                 fault, ZERO_EQUOTA,
                 "user %u has %llu jobs, as many as job_limit allows: zeroctl drop ends one", uid,
                 (unsigned long long)n);
-}
-
-/* ---- whom it waits for -------------------------------------------------------- */
-
-bool job_away(const struct job *job, struct wait_line *ret)
-{
-        const struct engine *x = job->x;
-
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
-                struct fabric_info info;
-
-                if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
-                        continue;
-                fabric_info(x->fabric, n, &info);
-                *ret = (struct wait_line){ .since_ms = info.link.since_ms };
-                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
-                snprintf(ret->what, sizeof ret->what, "to come up again");
-                return true;
-        }
-        return false;
-}
-
-int job_describe(const struct job *job, struct wait_line *ret)
-{
-        const struct wait_line *first = &job->waits[0];
-
-        if (job_away(job, ret))
-                return ZERO_EDEADLINE;
-        for (uint32_t i = 1; i < job->n_waits; i++)
-                if (job->waits[i].until_ms < first->until_ms)
-                        first = &job->waits[i];
-        if (job->n_waits == 0)
-                snprintf(ret->who, sizeof ret->who, "the other ranks");
-        else
-                *ret = *first;
-        return ZERO_EDEADLINE;
 }

@@ -12,10 +12,9 @@
 #include "proto/partition.h"
 
 struct job_reshard;
+struct progress;
 struct rank;
 struct reduce;
-
-enum { WAIT_LINES = 32 };
 
 /* The outcome of a step, for ranks that ask again. */
 struct step_result {
@@ -46,27 +45,20 @@ struct job {
         struct list old_replicas; /* of earlier placements: moved from, then deleted */
 
         /* The step, as far as this node has heard. */
-        bool started;         /* all ranks are there (Start) */
-        uint64_t finished_ms; /* loop time at which all ranks had completed the job; 0: not yet */
+        bool started; /* all ranks are there (Start) */
         uint64_t epoch, version, attempt;
         double loss_scale, grad_norm;
         uint32_t skipped;
-        uint32_t overflows; /* in a row */
         struct step_result last;
         uint32_t *node_of_rank; /* [rank]: its node at the last start */
         bool *here;             /* [rank]: it has a session, as far as the coordinator knows */
         struct rank_state *rank_states; /* [rank]: of this node's ranks */
-        uint32_t lost; /* the rank that this attempt cannot end without; RANK_ABSENT: none */
-        uint64_t step_times_ms[16]; /* ring of the loop times of the last decisions */
-        uint32_t n_step_times;
-        bool reported; /* the last progress report said something */
-        struct wait_line waits[WAIT_LINES];
-        uint32_t n_waits;
 
-        struct rank **ranks; /* [rank]: sessions on this node */
-        uint32_t n_local;    /* ranks of this node in the coordinator's table */
-        uint32_t n_attached; /* sessions in ranks */
-        struct list gathers; /* windows of local ranks, in host memory and on GPUs */
+        struct rank **ranks;       /* [rank]: sessions on this node */
+        uint32_t n_local;          /* ranks of this node in the coordinator's table */
+        uint32_t n_attached;       /* sessions in ranks */
+        struct list gathers;       /* windows of local ranks, in host memory and on GPUs */
+        struct progress *progress; /* core/progress.h */
         /* What the folders of these names keep (module.h). */
         struct reduce *reduce;
         struct job_reshard *reshard;
@@ -101,11 +93,3 @@ void job_name_dropped(struct engine *x, const char *name);
 /* Allocates node_of_rank, here, rank_states and ranks. */
 bool job_ranks_alloc(struct job *job, uint32_t world_size);
 void job_ranks_free(struct job *job);
-/* The first late rank or node of the job, as its coordinator last said. */
-int job_describe(const struct job *job, struct wait_line *ret);
-/* Whether a node that the job needs is away, and which. */
-bool job_away(const struct job *job, struct wait_line *ret);
-/* Over the last decisions; 0: unknown. */
-double job_steps_per_second(const struct job *job);
-/* Whether a step was decided within the last minute. */
-bool job_is_stepping(const struct job *job);

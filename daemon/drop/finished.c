@@ -1,4 +1,5 @@
 /* Finished jobs that may give up their place for another job. */
+#include "daemon/core/progress.h"
 #include "daemon/drop/drop.h"
 #include "daemon/shard/shard.h"
 
@@ -29,10 +30,10 @@ void jobs_finished(struct engine *x, uint32_t uid, struct finished_jobs *ret)
                 if (job->uid != uid)
                         continue;
                 ret->n_jobs++;
-                if (!job->finished_ms || job->holders || job->n_waits)
+                if (!job->progress->finished_ms || job->holders || job->progress->waits.n)
                         continue;
                 ret->bytes += layout_state_bytes(job->layout);
-                if (!ret->first || job->finished_ms < ret->first->finished_ms)
+                if (!ret->first || job->progress->finished_ms < ret->first->progress->finished_ms)
                         ret->first = job;
         }
 }

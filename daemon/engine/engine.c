@@ -19,46 +19,25 @@
 static void progress_send(struct job *job)
 {
         Zero__LinkMessage m = job_message(job);
-        Zero__Progress progress = ZERO__PROGRESS__INIT;
-        Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
-        struct wait_line lines[WAIT_LINES] = { 0 };
+        struct progress_message progress;
+        struct wait_lines waits = { 0 };
         bool waiting = false;
-        uint32_t n = local_waits(job, lines, WAIT_LINES, &waiting);
 
-        if (!job->started || (job->n_attached == 0 && n == 0 && !job->reported))
+        waits.n = local_waits(job, waits.lines, WAIT_LINES, &waiting);
+        if (!job->started || (job->n_attached == 0 && waits.n == 0 && !job->progress->reported))
                 return;
-        job->reported = n > 0 || waiting;
-        for (uint32_t i = 0; i < n; i++) {
-                zero__wait__init(&waits[i]);
-                waits[i].who = lines[i].who;
-                waits[i].what = lines[i].what;
-                waits[i].since_ms = lines[i].since_ms ? engine_now(job->x) - lines[i].since_ms : 0;
-                waits[i].alive = lines[i].alive;
-                pointers[i] = &waits[i];
-        }
-        progress.waiting = waiting;
-        progress.n_waits = n;
-        progress.waits = pointers;
+        job->progress->reported = waits.n > 0 || waiting;
+        progress_write(job->x, &waits, &progress);
+        progress.progress.waiting = waiting;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PROGRESS;
-        m.progress = &progress;
+        m.progress = &progress.progress;
         fabric_send(job->x->fabric, job->coordinator, &m);
 }
 
 static void progress_summary(struct job *job, const Zero__Progress *p)
 {
-        uint64_t now = engine_now(job->x);
-
         job_move_told(job, p->move);
-        job->n_waits = 0;
-        for (size_t i = 0; i < p->n_waits && job->n_waits < WAIT_LINES; i++) {
-                struct wait_line *line = &job->waits[job->n_waits++];
-
-                snprintf(line->who, sizeof line->who, "%s", p->waits[i]->who);
-                snprintf(line->what, sizeof line->what, "%s", p->waits[i]->what);
-                line->since_ms = now > p->waits[i]->since_ms ? now - p->waits[i]->since_ms : 0;
-                line->until_ms =
-                        p->waits[i]->alive ? line->since_ms + job->x->conf->rank_wait_ms : 0;
-        }
+        progress_read(job->x, p, &job->progress->waits);
 }
 
 static void **module_node(struct engine *x, const struct module *module)
@@ -228,7 +207,8 @@ void engine_down(struct engine *x, uint32_t node, const char *why)
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 if (job->coordinator == node)
-                        job->n_waits = 0; /* the coordinator tells them again when it is back */
+                        job->progress->waits.n =
+                                0; /* the coordinator tells them again when it is back */
         }
         for_modules (x, module)
                 if (module->node_down)

@@ -8,7 +8,7 @@
  */
 #pragma once
 
-#include "daemon/core/job.h"
+#include "daemon/core/progress.h"
 #include "daemon/drop/drop.h"
 #include "daemon/gather/gather.h"
 #include "daemon/membership/membership.h"

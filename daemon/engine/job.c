@@ -72,8 +72,8 @@ static void start_clashes(const struct job *job, const Zero__Start *start)
 static void job_started(struct job *job, const Zero__Start *start)
 {
         job->started = true;
-        job->finished_ms = 0;
-        job->lost = RANK_ABSENT;
+        job->progress->finished_ms = 0;
+        job->progress->lost = RANK_ABSENT;
         job->epoch = start->epoch;
         job->loss_scale = start->loss_scale;
         if (start->last)
@@ -151,13 +151,13 @@ void job_part_message(struct job *job, const Zero__Part *part)
         if (part->rank >= job->world_size)
                 return;
         if (part->finish)
-                job->finished_ms = engine_now(job->x);
+                job->progress->finished_ms = engine_now(job->x);
         if (part->fenced)
                 rank_fence(job, part->rank, part->session);
         job->here[part->rank] = part->back;
-        if (!part->fails || !job->started || job->lost != RANK_ABSENT)
+        if (!part->fails || !job->started || job->progress->lost != RANK_ABSENT)
                 return;
-        job->lost = part->rank;
+        job->progress->lost = part->rank;
         job_lost(job, &fault);
         job_fail_requests(job, fault.status, fault.text);
         reduce_fail(job, fault.status, fault.text);
@@ -191,24 +191,22 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
 static void job_overflowed(struct job *job, const Zero__Decision *d)
 {
         if (!d->overflow) {
-                job->overflows = 0;
+                job->progress->overflows = 0;
                 return;
         }
-        job->overflows++;
-        if ((job->overflows & (job->overflows - 1)) == 0)
+        job->progress->overflows++;
+        if ((job->progress->overflows & (job->progress->overflows - 1)) == 0)
                 log_warning_for(
                         job->uid,
                         "job %s: step skipped, a gradient was not finite (%u in a row); loss "
                         "scale is now %g",
-                        job->name, job->overflows, d->loss_scale);
+                        job->name, job->progress->overflows, d->loss_scale);
 }
 
 static void job_decided(struct job *job, const Zero__Decision *d)
 {
         job_remember(job, d);
-        job->step_times_ms[job->n_step_times++ %
-                           (sizeof job->step_times_ms / sizeof job->step_times_ms[0])] =
-                engine_now(job->x);
+        job_stepped(job);
         job_overflowed(job, d);
         crash_point(CRASH_DECISION_HEARD);
 }

@@ -14,6 +14,7 @@
  * `starving`, in the order of the requests.  A fetch never sees a mix of versions: an entry is
  * READY only if all its slices were at `version`, and nobody writes to the slab while it is leased.
  */
+#include "daemon/core/progress.h"
 #include "daemon/gather/entry.h"
 
 #include <assert.h>

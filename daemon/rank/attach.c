@@ -91,7 +91,7 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
                 gpu_setup_describe(rank->gpu_setup, ret);
                 return ZERO_EDEADLINE;
         }
-        if (job && job->n_waits)
+        if (job && job->progress->waits.n)
                 return job_describe(job, ret);
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
                 struct fabric_info info;

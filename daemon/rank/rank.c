@@ -145,9 +145,10 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
 
 int job_lost(const struct job *job, struct fault *fault)
 {
-        if (job->lost == RANK_ABSENT)
+        if (job->progress->lost == RANK_ABSENT)
                 return 0;
-        return fault_set(fault, ZERO_ELOSTRANK, "rank %u was lost: its session ended", job->lost);
+        return fault_set(fault, ZERO_ELOSTRANK, "rank %u was lost: its session ended",
+                         job->progress->lost);
 }
 
 void rank_push_refused(struct rank *rank, uint64_t attempt)

@@ -1,7 +1,7 @@
 /* rank.h - ranks of this node attach, hold groups, push gradients and end steps. */
 #pragma once
 
-#include "daemon/core/job.h"
+#include "daemon/core/progress.h"
 #include "daemon/core/push_window.h"
 #include "daemon/gather/gather.h"
 

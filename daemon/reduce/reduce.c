@@ -14,6 +14,7 @@
  * Invariants: a contribution is acknowledged exactly once, when its memory is free again; node
  * gradients of a group are offered in the order of micro-batches; the last one is marked.
  */
+#include "daemon/core/progress.h"
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 

@@ -41,8 +41,8 @@ static void report_waiting(struct arena *arena, const struct job *job, struct st
 
         if (job_away(job, &away))
                 report_wait(arena, job, &away, ret);
-        for (uint32_t i = 0; i < job->n_waits; i++)
-                report_wait(arena, job, &job->waits[i], ret);
+        for (uint32_t i = 0; i < job->progress->waits.n; i++)
+                report_wait(arena, job, &job->progress->waits.lines[i], ret);
 }
 
 static void report_gather(struct arena *arena, const struct job *job, struct status_gather *ret)
@@ -179,7 +179,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->grad_norm = job->grad_norm;
         ret->loss_scale = job->loss_scale;
         ret->skipped = job->skipped;
-        ret->skipped_in_a_row = job->overflows;
+        ret->skipped_in_a_row = job->progress->overflows;
         ret->parameters = job->layout->elements;
         ret->groups = job->layout->n_groups;
         report_owners(arena, job->x, &job->place, &ret->owners);

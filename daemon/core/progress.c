@@ -1,0 +1,113 @@
+/* How jobs get on: whom they wait for, and how fast they step. */
+#include "daemon/core/progress.h"
+
+#include <stdio.h>
+
+#include "proto/cleanup.h"
+
+enum { STEPPING_MS = 60000 };
+
+/* ---- how fast it steps ------------------------------------------------------- */
+
+void job_stepped(struct job *job)
+{
+        struct progress *p = job->progress;
+
+        p->step_times_ms[p->n_steps++ % STEP_TIMES] = engine_now(job->x);
+}
+
+double job_steps_per_second(const struct job *job)
+{
+        const struct progress *p = job->progress;
+        uint32_t n = p->n_steps < STEP_TIMES ? p->n_steps : STEP_TIMES;
+        uint64_t newest, oldest;
+
+        if (n < 2)
+                return 0;
+        newest = p->step_times_ms[(p->n_steps - 1) % STEP_TIMES];
+        oldest = p->step_times_ms[(p->n_steps - n) % STEP_TIMES];
+        return newest > oldest ? (n - 1) * 1000.0 / (double)(newest - oldest) : 0;
+}
+
+bool job_is_stepping(const struct job *job)
+{
+        const struct progress *p = job->progress;
+
+        return p->n_steps &&
+               engine_now(job->x) - p->step_times_ms[(p->n_steps - 1) % STEP_TIMES] < STEPPING_MS;
+}
+
+/* ---- whom it waits for --------------------------------------------------------- */
+
+bool job_away(const struct job *job, struct wait_line *ret)
+{
+        const struct engine *x = job->x;
+
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct fabric_info info;
+
+                if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
+                        continue;
+                fabric_info(x->fabric, n, &info);
+                *ret = (struct wait_line){ .since_ms = info.link.since_ms };
+                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
+                snprintf(ret->what, sizeof ret->what, "to come up again");
+                return true;
+        }
+        return false;
+}
+
+int job_describe(const struct job *job, struct wait_line *ret)
+{
+        const struct wait_lines *waits = &job->progress->waits;
+        const struct wait_line *first = &waits->lines[0];
+
+        if (job_away(job, ret))
+                return ZERO_EDEADLINE;
+        for (uint32_t i = 1; i < waits->n; i++)
+                if (waits->lines[i].until_ms < first->until_ms)
+                        first = &waits->lines[i];
+        if (waits->n == 0)
+                snprintf(ret->who, sizeof ret->who, "the other ranks");
+        else
+                *ret = *first;
+        return ZERO_EDEADLINE;
+}
+
+/* ---- messages ------------------------------------------------------------------ */
+
+void progress_write(const struct engine *x, struct wait_lines *lines, struct progress_message *ret)
+{
+        uint64_t now = engine_now(x);
+
+        zero__progress__init(&ret->progress);
+        for (uint32_t i = 0; i < lines->n; i++) {
+                struct wait_line *line = &lines->lines[i];
+
+                zero__wait__init(&ret->waits[i]);
+                ret->waits[i].who = line->who;
+                ret->waits[i].what = line->what;
+                ret->waits[i].since_ms = line->since_ms ? now - line->since_ms : 0;
+                ret->waits[i].alive = line->alive;
+                ret->pointers[i] = &ret->waits[i];
+        }
+        ret->progress.n_waits = lines->n;
+        ret->progress.waits = ret->pointers;
+}
+
+void progress_read(const struct engine *x, const Zero__Progress *p, struct wait_lines *ret)
+{
+        uint64_t now = engine_now(x);
+
+        ret->n = 0;
+        for (size_t i = 0; i < p->n_waits && ret->n < WAIT_LINES; i++) {
+                const Zero__Wait *wait = p->waits[i];
+                struct wait_line *line = &ret->lines[ret->n++];
+
+                snprintf(line->who, sizeof line->who, "%s", wait->who);
+                snprintf(line->what, sizeof line->what, "%s", wait->what);
+                line->since_ms = now > wait->since_ms ? now - wait->since_ms : 1; /* 0: just now */
+                line->alive = wait->alive;
+                line->until_ms = wait->alive ? line->since_ms + x->conf->rank_wait_ms : 0;
+        }
+}

@@ -1,0 +1,45 @@
+/*
+ * progress.h - how a job gets on: whom it waits for, and how fast it steps.
+ *
+ * Each node reports to the job's coordinator who is late there; the coordinator tells all nodes.
+ */
+#pragma once
+
+#include "daemon/core/job.h"
+
+enum { WAIT_LINES = 32, STEP_TIMES = 16 };
+
+struct wait_lines {
+        uint32_t n;
+        struct wait_line lines[WAIT_LINES];
+};
+
+/* What this node knows of it. */
+struct progress {
+        struct wait_lines waits; /* as the coordinator last told */
+        bool reported;           /* this node's last report said something */
+        uint64_t finished_ms; /* loop time at which all ranks had completed the job; 0: not yet */
+        uint32_t lost;        /* the rank that this attempt cannot end without; RANK_ABSENT: none */
+        uint64_t step_times_ms[STEP_TIMES]; /* ring of the loop times of the last decisions */
+        uint32_t n_steps;                   /* decided since the job is on this node */
+        uint32_t overflows;                 /* in a row */
+};
+
+/* A step is decided. */
+void job_stepped(struct job *job);
+/* Over the last decisions; 0: unknown. */
+double job_steps_per_second(const struct job *job);
+/* Whether a step was decided within the last minute. */
+bool job_is_stepping(const struct job *job);
+/* The first late rank or node of the job, as its coordinator last said. */
+int job_describe(const struct job *job, struct wait_line *ret);
+/* Whether a node that the job needs is away, and which. */
+bool job_away(const struct job *job, struct wait_line *ret);
+
+struct progress_message {
+        Zero__Progress progress;
+        Zero__Wait waits[WAIT_LINES], *pointers[WAIT_LINES];
+};
+/* The message points to itself and to the lines. */
+void progress_write(const struct engine *x, struct wait_lines *lines, struct progress_message *ret);
+void progress_read(const struct engine *x, const Zero__Progress *p, struct wait_lines *ret);
