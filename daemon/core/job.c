@@ -65,9 +65,7 @@ void job_ref(struct job *job)
 void job_ranks_free(struct job *job)
 {
         free(job->node_of_rank);
-        free(job->here);
-        rank_states_free(job->rank_states, job->world_size);
-        free(job->ranks);
+        rank_states_free(job->ranks, job->world_size);
 }
 
 static void **module_job(struct job *job, const struct module *module)
@@ -176,12 +174,10 @@ void job_name_dropped(struct engine *x, const char *name)
 bool job_ranks_alloc(struct job *job, uint32_t world_size)
 {
         job->node_of_rank = malloc(world_size * sizeof *job->node_of_rank);
-        job->here = calloc(world_size, sizeof *job->here);
-        job->rank_states = calloc(world_size, sizeof *job->rank_states);
         job->ranks = calloc(world_size, sizeof *job->ranks);
         for (uint32_t r = 0; job->node_of_rank && r < world_size; r++)
                 job->node_of_rank[r] = RANK_ABSENT;
-        return job->node_of_rank && job->here && job->rank_states && job->ranks;
+        return job->node_of_rank && job->ranks;
 }
 
 static bool job_alloc(struct job *job)

@@ -13,7 +13,6 @@
 
 struct job_reshard;
 struct progress;
-struct rank;
 struct reduce;
 
 /* The outcome of a step, for ranks that ask again. */
@@ -50,13 +49,11 @@ struct job {
         double loss_scale, grad_norm;
         uint32_t skipped;
         struct step_result last;
-        uint32_t *node_of_rank; /* [rank]: its node at the last start */
-        bool *here;             /* [rank]: it has a session, as far as the coordinator knows */
-        struct rank_state *rank_states; /* [rank]: of this node's ranks */
+        uint32_t *node_of_rank;   /* [rank]: its node at the last start */
+        struct rank_state *ranks; /* [rank] */
 
-        struct rank **ranks;       /* [rank]: sessions on this node */
         uint32_t n_local;          /* ranks of this node in the coordinator's table */
-        uint32_t n_attached;       /* sessions in ranks */
+        uint32_t n_attached;       /* ranks with a session on this node */
         struct list gathers;       /* windows of local ranks, in host memory and on GPUs */
         struct progress *progress; /* core/progress.h */
         /* What the folders of these names keep (module.h). */
@@ -90,6 +87,6 @@ void job_detach(struct job *job); /* takes it out of the list, dead; the last re
 void job_discard(struct engine *x, const char *name);
 /* Tells all folders that the job of that name goes or is replaced; the job itself stays. */
 void job_name_dropped(struct engine *x, const char *name);
-/* Allocates node_of_rank, here, rank_states and ranks. */
+/* Allocates node_of_rank and ranks. */
 bool job_ranks_alloc(struct job *job, uint32_t world_size);
 void job_ranks_free(struct job *job);

@@ -1,4 +1,4 @@
-/* What a node keeps of its ranks while their sessions come and go. */
+/* What a node knows of ranks, and keeps of its own while their sessions come and go. */
 #include "daemon/core/job.h"
 
 #include <errno.h>
@@ -46,7 +46,7 @@ void rank_states_free(struct rank_state *rank_states, uint32_t n)
 void rank_states_reset(struct job *job, bool decided)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
-                struct rank_state *rank_state = &job->rank_states[r];
+                struct rank_state *rank_state = &job->ranks[r];
 
                 if (decided && rank_state->stepped) {
                         blob_clear(&rank_state->kept);
@@ -60,10 +60,10 @@ void rank_states_reset(struct job *job, bool decided)
 void rank_states_keep(struct job *job, Zero__RankBlob **kept, size_t n)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                blob_clear(&job->rank_states[r].kept);
+                blob_clear(&job->ranks[r].kept);
         for (size_t i = 0; i < n; i++)
                 if (kept[i]->rank < job->world_size && kept[i]->blob.len <= ZERO_BLOB_MAX &&
-                    blob_set(&job->rank_states[kept[i]->rank].kept, kept[i]->blob.data,
+                    blob_set(&job->ranks[kept[i]->rank].kept, kept[i]->blob.data,
                              kept[i]->blob.len))
                         log_error("job %s: out of memory: this node does not have the blob of rank "
                                   "%u",

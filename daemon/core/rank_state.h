@@ -1,5 +1,6 @@
 /*
- * rank_state.h - what a node keeps of its ranks while their sessions come and go.
+ * rank_state.h - what a node knows of a job's ranks, and keeps of its own while their sessions come
+ * and go.
  */
 #pragma once
 
@@ -12,6 +13,7 @@
 
 struct job;
 struct push_window;
+struct rank;
 
 /* The blob of a rank, a copy. */
 struct blob {
@@ -20,12 +22,14 @@ struct blob {
 };
 
 /*
- * A rank on its node.  It outlives the rank's sessions: what one session has handed in, its
- * successor does not hand in again.
+ * A rank of a job.  What its node keeps outlives the rank's sessions: what one session has handed
+ * in, its successor does not hand in again.
  */
 struct rank_state {
-        const struct push_window *window; /* of its session; NULL: it has none */
+        struct rank *session;             /* on this node; NULL: none */
+        const struct push_window *window; /* of the session */
         uint32_t pushed;                  /* groups that the session pushed in this attempt */
+        bool here;                        /* the coordinator knows of a session on some node */
         bool closed;                      /* the session pushes nothing more in this attempt */
         bool stepped;               /* the rank has called zero_step(), which is not decided */
         bool refused;               /* a gradient of this attempt was not accepted */

@@ -13,7 +13,7 @@
 static bool ranks_here(const struct job *job)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (!job->here[r])
+                if (!job->ranks[r].here)
                         return false;
         return true;
 }
@@ -24,7 +24,8 @@ static bool step_begun(const struct job *job)
         if (reduce_any(job))
                 return true;
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->rank_states[r].closed || (job->ranks[r] && ordered_any(job->ranks[r])))
+                if (job->ranks[r].closed ||
+                    (job->ranks[r].session && ordered_any(job->ranks[r].session)))
                         return true;
         for_replicas (job, h)
                 if (accumulator_begun(h))

@@ -41,8 +41,8 @@ static bool job_resize(struct job *job, uint32_t world_size)
 static void job_begin_attempt(struct job *job, bool decided)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->ranks[r])
-                        rank_begin_attempt(job->ranks[r], decided);
+                if (job->ranks[r].session)
+                        rank_begin_attempt(job->ranks[r].session, decided);
         rank_states_reset(job, decided);
         reduce_reset(job, decided);
         for_replicas (job, h)
@@ -81,7 +81,7 @@ static void job_started(struct job *job, const Zero__Start *start)
         job->n_local = 0;
         for (uint32_t r = 0; r < job->world_size; r++) {
                 job->node_of_rank[r] = start->node_of_rank[r];
-                job->here[r] = true;
+                job->ranks[r].here = true;
                 job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
 }
@@ -154,7 +154,7 @@ void job_part_message(struct job *job, const Zero__Part *part)
                 job->progress->finished_ms = engine_now(job->x);
         if (part->fenced)
                 rank_fence(job, part->rank, part->session);
-        job->here[part->rank] = part->back;
+        job->ranks[part->rank].here = part->back;
         if (!part->fails || !job->started || job->progress->lost != RANK_ABSENT)
                 return;
         job->progress->lost = part->rank;
@@ -166,7 +166,7 @@ void job_part_message(struct job *job, const Zero__Part *part)
 static void decision_answer(struct job *job, const Zero__Decision *d)
 {
         for (uint32_t i = 0; i < job->world_size; i++) {
-                struct rank *rank = job->ranks[i];
+                struct rank *rank = job->ranks[i].session;
                 struct request *r = rank ? rank->closing : NULL;
 
                 if (!r || rank->wants_norm != d->norm_only)

@@ -157,9 +157,9 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
         if (rank->rank >= job->world_size)
                 return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u",
                                  rank->rank, job->world_size);
-        if (job->ranks[rank->rank])
+        if (job->ranks[rank->rank].session)
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken by process %u on this node",
-                                 rank->rank, job->ranks[rank->rank]->pid);
+                                 rank->rank, job->ranks[rank->rank].session->pid);
         if ((job->n_attached || reduce_any(job)) && job->grad_dtype != needs->grad_dtype)
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks of one node push one dtype: %s here, %s so far",
@@ -184,6 +184,7 @@ static int rank_windows(struct rank *rank, struct job *job, struct fault *fault)
 /* The rank, which has its windows, enters the job. */
 static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
 {
+        struct rank_state *state;
         int status = rank_check(rank, job, fault);
 
         if (status)
@@ -192,10 +193,10 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         if (!rank->holds)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         job->grad_dtype = rank->needs.grad_dtype;
-        job->ranks[rank->rank] = rank;
-        job->rank_states[rank->rank].window = rank->window;
-        job->rank_states[rank->rank].refused =
-                false; /* the session hands in again what was not accepted */
+        state = &job->ranks[rank->rank];
+        state->session = rank;
+        state->window = rank->window;
+        state->refused = false; /* the session hands in again what was not accepted */
         reduce_rejoin(job, rank->rank);
         job->n_attached++;
         job_hold(job);
@@ -232,7 +233,7 @@ static void rank_entering(struct rank *rank, struct job *job)
         }
         list_remove(&rank->link);
         crash_point(CRASH_ATTACH_ENTERED);
-        if (!rank->job->rank_states[rank->rank].stepped) /* otherwise when that step is over */
+        if (!rank->job->ranks[rank->rank].stepped) /* otherwise when that step is over */
                 attach_end(rank, ZERO_OK, "");
 }
 
@@ -309,8 +310,8 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
 void ranks_admit(struct job *job)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->ranks[r] && !job->rank_states[r].stepped)
-                        attach_end(job->ranks[r], ZERO_OK, "");
+                if (job->ranks[r].session && !job->ranks[r].stepped)
+                        attach_end(job->ranks[r].session, ZERO_OK, "");
 }
 
 /* ---- joining -------------------------------------------------------------------- */
@@ -354,8 +355,8 @@ static void ranks_rejoin(struct job *job)
                 return;
         }
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->ranks[r] && !job->ranks[r]->calling)
-                        join_call(job->ranks[r], l, true);
+                if (job->ranks[r].session && !job->ranks[r].session->calling)
+                        join_call(job->ranks[r].session, l, true);
         zero__layout__free_unpacked(l, NULL);
 }
 
@@ -400,8 +401,9 @@ void rank_fence(struct job *job, uint32_t rank, uint64_t session)
                     r->session == session)
                         rank_taken(r);
         }
-        if (rank < job->world_size && job->ranks[rank] && job->ranks[rank]->session == session)
-                rank_taken(job->ranks[rank]);
+        if (rank < job->world_size && job->ranks[rank].session &&
+            job->ranks[rank].session->session == session)
+                rank_taken(job->ranks[rank].session);
 }
 
 /* Whether the rank means this job: a rank that will be refused fences nobody. */
@@ -426,7 +428,8 @@ static void fence_earlier(struct engine *x, const char *name, const struct rank_
                           const layout *l)
 {
         struct job *job = job_find(x, name);
-        struct rank *rank = job && needs->rank < job->world_size ? job->ranks[needs->rank] : NULL;
+        struct rank *rank =
+                job && needs->rank < job->world_size ? job->ranks[needs->rank].session : NULL;
 
         if (rank && rank->needs.incarnation < needs->incarnation && means_job(job, needs, l))
                 rank_taken(rank);
@@ -560,9 +563,9 @@ void rank_leave(struct rank *rank, bool orderly)
         }
         for_replicas (job, h)
                 accumulator_left(h);
-        job->ranks[rank->rank] = NULL;
-        job->rank_states[rank->rank].window = NULL;
-        job->rank_states[rank->rank].pushed = 0;
+        job->ranks[rank->rank].session = NULL;
+        job->ranks[rank->rank].window = NULL;
+        job->ranks[rank->rank].pushed = 0;
         if (!job->dead)
                 rank_part(rank, orderly);
         if (rank->calling)
@@ -587,7 +590,7 @@ void ranks_stop(struct engine *x)
 void ranks_fail(struct job *job, int status, const char *text)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
-                struct rank *rank = job->ranks[r];
+                struct rank *rank = job->ranks[r].session;
 
                 if (rank && rank->closing)
                         request_end(STEAL(rank->closing), status, "%s", text);

@@ -29,7 +29,7 @@ void rank_release_all(struct rank *rank)
 
 static struct rank_state *rank_state_of(const struct rank *rank)
 {
-        return &rank->job->rank_states[rank->rank];
+        return &rank->job->ranks[rank->rank];
 }
 
 uint32_t rank_accepted(const struct rank *rank, uint32_t group)
@@ -42,7 +42,7 @@ uint32_t rank_accepted(const struct rank *rank, uint32_t group)
 /* Only the newest session is the rank. */
 static int rank_check(const struct rank *rank, struct fault *fault)
 {
-        if (rank->job->ranks[rank->rank] == rank)
+        if (rank->job->ranks[rank->rank].session == rank)
                 return 0;
         return fault_set(fault, ZERO_ERANK, "rank %u has attached again in another session",
                          rank->rank);
@@ -220,7 +220,7 @@ static void close_forget(struct request *r)
 static void close_end_all(struct job *job, int status, const char *text)
 {
         for (uint32_t i = 0; i < job->world_size; i++) {
-                struct rank *rank = job->ranks[i];
+                struct rank *rank = job->ranks[i].session;
 
                 if (rank && rank->closing)
                         request_end(STEAL(rank->closing), status, "%s", text);
@@ -230,7 +230,7 @@ static void close_end_all(struct job *job, int status, const char *text)
 void ranks_refuse_step(struct job *job, int status, const char *text)
 {
         for (uint32_t i = 0; i < job->world_size; i++)
-                job->rank_states[i].stepped = false;
+                job->ranks[i].stepped = false;
         ranks_admit(job);
         close_end_all(job, status, text);
 }
@@ -248,10 +248,9 @@ static void ready_answered(void *arg, int status, const char *text, const Zero__
 /* Whether a rank of this node has asked for the step, or for the norm. */
 static bool rank_state_closes(const struct job *job, uint32_t rank, bool norm)
 {
-        const struct rank *session = job->ranks[rank];
+        const struct rank *session = job->ranks[rank].session;
 
-        return norm ? session && session->closing && session->wants_norm
-                    : job->rank_states[rank].stepped;
+        return norm ? session && session->closing && session->wants_norm : job->ranks[rank].stepped;
 }
 
 static size_t blobs_fill(const struct job *job, Zero__RankBlob *kept, Zero__RankBlob **pointers)
@@ -259,7 +258,7 @@ static size_t blobs_fill(const struct job *job, Zero__RankBlob *kept, Zero__Rank
         size_t n = 0;
 
         for (uint32_t i = 0; i < job->world_size; i++) {
-                const struct blob *k = &job->rank_states[i].handed;
+                const struct blob *k = &job->ranks[i].handed;
 
                 if (k->bytes == 0)
                         continue;
@@ -331,8 +330,8 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                         return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
                                          job->layout->groups[g].name);
         for (uint32_t i = 0; params && i < job->world_size; i++)
-                if (job->rank_states[i].stepped && i != rank->rank &&
-                    !step_params_equal(job->rank_states[i].params, params, text, sizeof text))
+                if (job->ranks[i].stepped && i != rank->rank &&
+                    !step_params_equal(job->ranks[i].params, params, text, sizeof text))
                         return fault_set(fault, ZERO_ECONFLICT,
                                          "ranks %u and %u pass different values to zero_step: %s",
                                          i, rank->rank, text);
@@ -475,7 +474,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
 
         *ret_waiting = reduce_push_waits(job);
         for (uint32_t i = 0; i < job->world_size && used < n; i++) {
-                const struct rank *rank = job->ranks[i];
+                const struct rank *rank = job->ranks[i].session;
                 struct wait_line *line = &lines[used];
 
                 if (rank_waits(rank))

@@ -145,7 +145,7 @@ static int push_check(const struct pusher *from, const Zero__Push *push, struct 
         c = contributor_of(job->reduce, push->group, from->rank);
         if (push->micro_batch < c->pushed)
                 return 0;
-        if (job->rank_states[from->rank].closed || c->finished)
+        if (job->ranks[from->rank].closed || c->finished)
                 return fault_set(fault, ZERO_EORDER,
                                  "group '%s': its last gradient of this step was pushed", g->name);
         if (push->micro_batch != c->pushed)

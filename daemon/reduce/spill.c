@@ -48,7 +48,7 @@ static void spill_copied(struct offload_task *task)
 
 static bool slots_full(const struct job *job, uint32_t rank)
 {
-        const struct slots *slots = job->rank_states[rank].window->slots;
+        const struct slots *slots = job->ranks[rank].window->slots;
 
         return !slots->whole && job->reduce->waiting[rank] == slots->n;
 }
@@ -59,8 +59,8 @@ static bool spill_needed(const struct job *job)
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 if (job->node_of_rank[rank] != job->x->cluster->self)
                         continue;
-                if (!job->rank_states[rank].closed &&
-                    (!job->rank_states[rank].window || !slots_full(job, rank)))
+                if (!job->ranks[rank].closed &&
+                    (!job->ranks[rank].window || !slots_full(job, rank)))
                         return false;
         }
         return true;
@@ -101,8 +101,8 @@ void spill_check(struct job *job)
         for (uint32_t rank = 0; rank < job->world_size; rank++) {
                 struct contribution *c;
 
-                if (job->node_of_rank[rank] != job->x->cluster->self ||
-                    job->rank_states[rank].closed || job->reduce->spilled[rank])
+                if (job->node_of_rank[rank] != job->x->cluster->self || job->ranks[rank].closed ||
+                    job->reduce->spilled[rank])
                         continue;
                 c = spill_choose(job, rank);
                 if (c)

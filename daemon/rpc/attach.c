@@ -11,7 +11,7 @@
 static void reply_last(const struct rank *rank, Zero__AttachReply *attach, Zero__StepReply *last)
 {
         const struct job *job = rank->job;
-        const struct blob *kept = &job->rank_states[rank->rank].kept;
+        const struct blob *kept = &job->ranks[rank->rank].kept;
 
         attach->blob = (ProtobufCBinaryData){ kept->bytes, kept->data };
         if (job->last.attempt == 0)

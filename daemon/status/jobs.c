@@ -17,7 +17,7 @@ static void report_ranks(struct arena *arena, const struct job *job, struct stat
                 rank->rank = r;
                 if (job->node_of_rank[r] != RANK_ABSENT)
                         rank->node = node_name(job->x, job->node_of_rank[r]);
-                rank->attached = job->here[r];
+                rank->attached = job->ranks[r].here;
         }
 }
 
@@ -114,7 +114,7 @@ static void report_planes(struct arena *arena, const struct job *job, struct sta
 static void report_sessions(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
-                const struct rank *rank = job->ranks[r];
+                const struct rank *rank = job->ranks[r].session;
                 struct status_session *s = rank ? LIST_ADD(arena, &ret->sessions) : NULL;
 
                 if (!s)
@@ -132,7 +132,7 @@ static const char *state_name(const struct job *job, bool moves)
         uint32_t here = 0;
 
         for (uint32_t r = 0; r < job->world_size; r++)
-                here += job->here[r];
+                here += job->ranks[r].here;
         if (moves)
                 return "moving";
         if (job->opening)

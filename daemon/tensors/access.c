@@ -332,7 +332,7 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
 static int put_check(const struct job *job, struct fault *fault)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->rank_states[r].pushed)
+                if (job->ranks[r].pushed)
                         return fault_set(
                                 fault, ZERO_EORDER,
                                 "zero_put between steps only: rank %u has pushed gradients", r);
@@ -344,7 +344,7 @@ static int put_set_check(const struct job *job, const struct push_window *window
                          struct fault *fault)
 {
         for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->rank_states[r].window == window && job->rank_states[r].stepped)
+                if (job->ranks[r].window == window && job->ranks[r].stepped)
                         return fault_set(fault, ZERO_EORDER,
                                          "rank %u has called zero_step: hyperparameter sets are "
                                          "put before, or when the step is over",
