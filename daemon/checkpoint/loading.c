@@ -306,7 +306,7 @@ static int settle_state(struct loading *ld, struct draft *d, struct job *old, ui
 
 static void settle_job(struct loading *ld, struct job *job, uint64_t attempt)
 {
-        job->opening = false;
+        job->opening = JOB_OPEN;
         list_insert(&ld->x->jobs, &job->link);
         if (!list_empty(&job->replicas)) {
                 job_take_up(job);

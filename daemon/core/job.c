@@ -101,7 +101,7 @@ static void job_free(struct job *job)
 {
         modules_free(job);
         partition_free(job->partition);
-        store_uncount(job->x->store, job->layout_bytes);
+        store_uncount(job->x->store, job_layout_bytes(job->layout));
         layout_free(job->layout);
         job_ranks_free(job);
         free(job->progress);
@@ -202,17 +202,15 @@ struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t w
         }
         job->x = x;
         job->references = 1;
-        job->opening = true;
+        job->opening = JOB_OPENING;
         snprintf(job->name, sizeof job->name, "%s", name);
         job->uid = uid;
         job->world_size = world_size;
         job->reduce_dtype = (enum zero_dtype)reduce_dtype;
-        job->grad_dtype = ZERO_FP32;
-        job->loss_scale = 1;
+        job->last.loss_scale = 1;
         job->coordinator = coordinator_of(x, name);
         job->layout = l;
-        job->layout_bytes = job_layout_bytes(l);
-        store_count(x->store, job->layout_bytes);
+        store_count(x->store, job_layout_bytes(l));
         job->place = x->view;
         list_init(&job->link);
         list_init(&job->replicas);

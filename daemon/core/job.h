@@ -15,12 +15,14 @@ struct job_reshard;
 struct progress;
 struct reduce;
 
-/* The outcome of a step, for ranks that ask again. */
+/* The outcome of a step. */
 struct step_result {
         uint64_t version; /* after it */
         uint64_t attempt; /* that ended with it; 0: none has yet */
         bool skipped;
-        double grad_norm, loss_scale;
+        uint32_t n_skipped; /* steps, in all */
+        double grad_norm;
+        double loss_scale; /* of the next step */
 };
 
 struct job {
@@ -29,15 +31,13 @@ struct job {
         uint32_t references;
         uint32_t holders; /* those of sessions and others that need no state once the job is dead */
         bool dead;
-        bool opening;    /* the node creates its state, or ... */
-        bool resuming;   /* ... has found the state of an earlier process and not yet taken it up */
+        /* The node creates its state, or has found an earlier process's and not yet taken it up. */
+        enum { JOB_OPEN, JOB_OPENING, JOB_RESUMING } opening;
         bool drop_state; /* delete the state file with it */
         char name[ZERO_NAME_MAX + 1];
         uint32_t uid, world_size, coordinator; /* coordinator: node */
         enum zero_dtype reduce_dtype;
-        enum zero_dtype grad_dtype; /* of what local ranks push; the first of them sets it */
         layout *layout;
-        uint64_t layout_bytes; /* that the quota counts for the layout */
         struct placement place;
         struct partition *partition;
         struct list replicas;     /* this node's; none where it holds no shards */
@@ -46,13 +46,10 @@ struct job {
         /* The step, as far as this node has heard. */
         bool started; /* all ranks are there (Start) */
         uint64_t epoch, version, attempt;
-        double loss_scale, grad_norm;
-        uint32_t skipped;
-        struct step_result last;
+        struct step_result last;  /* also for ranks that ask again */
         uint32_t *node_of_rank;   /* [rank]: its node at the last start */
         struct rank_state *ranks; /* [rank] */
 
-        uint32_t n_local;          /* ranks of this node in the coordinator's table */
         uint32_t n_attached;       /* ranks with a session on this node */
         struct list gathers;       /* windows of local ranks, in host memory and on GPUs */
         struct progress *progress; /* core/progress.h */

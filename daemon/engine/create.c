@@ -104,7 +104,7 @@ static void make_done(struct offload_task *task)
         struct engine *x = job->x;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
-        job->opening = false;
+        job->opening = JOB_OPEN;
         m.call = make->call;
         m.job = job->name;
         if (job->dead) {
@@ -256,6 +256,6 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 job_make(job, node, m->call);
                 return;
         }
-        job->opening = false;
+        job->opening = JOB_OPEN;
         opened_answer(x, node, m->call, job, true);
 }

@@ -54,11 +54,9 @@ static void job_remember(struct job *job, const Zero__Decision *d)
         job->last = (struct step_result){ .version = d->version,
                                           .attempt = d->attempt,
                                           .skipped = !d->commit,
+                                          .n_skipped = d->skipped,
                                           .grad_norm = d->grad_norm,
                                           .loss_scale = d->loss_scale };
-        job->loss_scale = d->loss_scale;
-        job->grad_norm = d->grad_norm;
-        job->skipped = d->skipped;
 }
 
 static void start_clashes(const struct job *job, const Zero__Start *start)
@@ -75,14 +73,12 @@ static void job_started(struct job *job, const Zero__Start *start)
         job->progress->finished_ms = 0;
         job->progress->lost = RANK_ABSENT;
         job->epoch = start->epoch;
-        job->loss_scale = start->loss_scale;
+        job->last.loss_scale = start->loss_scale;
         if (start->last)
                 job_remember(job, start->last);
-        job->n_local = 0;
         for (uint32_t r = 0; r < job->world_size; r++) {
                 job->node_of_rank[r] = start->node_of_rank[r];
                 job->ranks[r].here = true;
-                job->n_local += job->node_of_rank[r] == job->x->cluster->self;
         }
 }
 

@@ -69,7 +69,7 @@ static struct job *resume_find(struct engine *x, const struct state *state, layo
                 ;
         else if ((job = job_new(x, state->id.job, state->id.uid, state->id.world_size,
                                 state->id.reduce_dtype, STEAL(l)))) {
-                job->resuming = true;
+                job->opening = JOB_RESUMING;
                 list_insert(&x->jobs, &job->link);
         } else
                 log_error("state file %s is not used: out of memory", file);
@@ -232,9 +232,9 @@ static void jobs_begin(struct engine *x, bool late)
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (!job->resuming || is_empty(job) || shut_has(x, job->name))
+                if (job->opening != JOB_RESUMING || is_empty(job) || shut_has(x, job->name))
                         continue;
-                job->opening = job->resuming = false;
+                job->opening = JOB_OPEN;
                 old_placement_take_up(job);
                 job_take_up(job);
                 log_info("job %s: taken up at version %llu", job->name,

@@ -160,10 +160,10 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
         if (job->ranks[rank->rank].session)
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken by process %u on this node",
                                  rank->rank, job->ranks[rank->rank].session->pid);
-        if ((job->n_attached || reduce_any(job)) && job->grad_dtype != needs->grad_dtype)
+        if ((job->n_attached || reduce_any(job)) && reduce_grad_dtype(job) != needs->grad_dtype)
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks of one node push one dtype: %s here, %s so far",
-                                 dtype_name(needs->grad_dtype), dtype_name(job->grad_dtype));
+                                 dtype_name(needs->grad_dtype), dtype_name(reduce_grad_dtype(job)));
         return 0;
 }
 
@@ -192,12 +192,11 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         rank->holds = calloc(job->layout->n_groups, sizeof *rank->holds);
         if (!rank->holds)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        job->grad_dtype = rank->needs.grad_dtype;
         state = &job->ranks[rank->rank];
         state->session = rank;
         state->window = rank->window;
         state->refused = false; /* the session hands in again what was not accepted */
-        reduce_rejoin(job, rank->rank);
+        reduce_rejoin(job, rank->rank, rank->needs.grad_dtype);
         job->n_attached++;
         job_hold(job);
         rank->job = job;

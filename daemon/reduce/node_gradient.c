@@ -374,13 +374,11 @@ static void node_gradient_take(struct node_gradient *p, struct contributor *from
                 contribution_free(c, ZERO_OK, "");
 }
 
-/* Makes a node gradient of what the local ranks have queued for the group's next micro-batch. */
-struct node_gradient *node_gradient_new(struct job *job, uint32_t group)
+struct node_gradient *node_gradient_new(struct job *job, uint32_t group, uint32_t queued)
 {
         const struct layout_group *g = &job->layout->groups[group];
         struct reduce *r = job->reduce;
-        struct node_gradient *p =
-                calloc(1, sizeof *p + job->n_local * sizeof(struct contribution *));
+        struct node_gradient *p = calloc(1, sizeof *p + queued * sizeof(struct contribution *));
 
         if (!p)
                 return NULL;
@@ -396,7 +394,7 @@ struct node_gradient *node_gradient_new(struct job *job, uint32_t group)
         p->group = group;
         p->micro_batch = r->groups[group].micro_batch;
         p->attempt = job->attempt;
-        p->grad_dtype = job->grad_dtype;
+        p->grad_dtype = r->grad_dtype;
         list_init(&p->pieces);
         list_init(&p->announced);
         p->last = true;

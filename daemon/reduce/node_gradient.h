@@ -45,6 +45,7 @@ enum { SUMS_KEPT = 4 }; /* as many as the default budget has, for the largest gr
 
 struct reduce {
         struct job *job;
+        enum zero_dtype grad_dtype;       /* of what local ranks push */
         struct reduce_group *groups;      /* [group] */
         struct contributor *contributors; /* [group * world_size + rank] */
         struct list node_gradients;       /* all, oldest first */
@@ -143,7 +144,8 @@ bool node_gradient_may_stay(const struct node_gradient *p, int gpu);
 /* The pushes are answered with the end of the step, whose deadline counts until then. */
 void node_gradient_keep(struct node_gradient *p);
 bool node_gradient_on_gpu(const struct node_gradient *p);
-struct node_gradient *node_gradient_new(struct job *job, uint32_t group);
+/* Of what the local ranks, as many as `queued`, have in their queues for the next micro-batch. */
+struct node_gradient *node_gradient_new(struct job *job, uint32_t group, uint32_t queued);
 void node_gradient_start(struct node_gradient *p);
 /* Memory for sums is free: the oldest node gradients that wait for some go on. */
 void reduce_feed(struct reduce *r);

@@ -329,7 +329,7 @@ static void reduce_advance(struct job *job, uint32_t group)
                         group_offer(job, group);
                         return;
                 }
-                p = node_gradient_new(job, group);
+                p = node_gradient_new(job, group, queued);
                 if (!p)
                         return; /* out of memory: the step's deadline will say so */
                 g->micro_batch++;
@@ -371,11 +371,17 @@ bool reduce_any(const struct job *job)
         return false;
 }
 
+enum zero_dtype reduce_grad_dtype(const struct job *job)
+{
+        return job->reduce->grad_dtype;
+}
+
 /* The new session does not have the slots of the one before. */
-void reduce_rejoin(struct job *job, uint32_t rank)
+void reduce_rejoin(struct job *job, uint32_t rank, enum zero_dtype grad_dtype)
 {
         struct reduce *r = job->reduce;
 
+        r->grad_dtype = grad_dtype;
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 list_for_each (&contributor_of(r, g, rank)->queue, item) {
                         CONTAINER_OF(item, struct contribution, link)->counted = false;

@@ -39,8 +39,9 @@ bool reduce_push_waits(const struct job *job);
 bool reduce_any(const struct job *job);
 /* The last local rank has left: frees what was kept for its gradients. */
 void reduce_vacate(struct reduce *r);
-/* The rank has a new session. */
-void reduce_rejoin(struct job *job, uint32_t rank);
+/* The rank has a new session.  All local ranks push one dtype while one is here or has pushed. */
+void reduce_rejoin(struct job *job, uint32_t rank, enum zero_dtype grad_dtype);
+enum zero_dtype reduce_grad_dtype(const struct job *job);
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 struct node_gradient;
 /*

@@ -82,7 +82,8 @@ static void spill_start(struct contribution *c)
 {
         struct job *job = c->job;
 
-        c->copy_bytes = job->layout->groups[c->group].elements * dtype_size(job->grad_dtype);
+        c->copy_bytes =
+                job->layout->groups[c->group].elements * dtype_size(job->reduce->grad_dtype);
         c->copy = buffer_new(c->copy_bytes);
         if (!c->copy)
                 return; /* out of memory: the step's deadline will say so */

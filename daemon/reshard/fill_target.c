@@ -203,7 +203,7 @@ static int take_into_job(struct fill_target *f, struct fault *fault)
                 accumulator_reset(h);
                 state_drop_later(f->x, job, old);
         }
-        job->opening = false;
+        job->opening = JOB_OPEN;
         if (first)
                 job_take_up(job);
         else

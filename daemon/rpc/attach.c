@@ -71,7 +71,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
 
         attach.version = job->version;
         attach.attempt = job->attempt;
-        attach.loss_scale = job->loss_scale;
+        attach.loss_scale = job->last.loss_scale;
         reply_last(rank, &attach, &last);
         accepted = reply_accepted(rank, &attach);
         attach.session_bytes = rank->window->segment.bytes;
@@ -114,7 +114,7 @@ static int attach_observer(struct pending_call *call, struct fault *fault)
         job_hold(job);
         attach.version = job->version;
         attach.attempt = job->attempt;
-        attach.loss_scale = job->loss_scale;
+        attach.loss_scale = job->last.loss_scale;
         attach.session_bytes = s->window->segment.bytes;
         attach.transfer_bytes = s->window->transfer_bytes;
         reply.seq = call->seq;

@@ -62,7 +62,7 @@ static void reply_aborted(struct pending_call *call, Zero__Reply *reply)
         if (job) {
                 step.version = job->version;
                 step.attempt = job->attempt;
-                step.loss_scale = job->loss_scale;
+                step.loss_scale = job->last.loss_scale;
                 reply->body_case = ZERO__REPLY__BODY_STEP;
                 reply->step = &step;
         }

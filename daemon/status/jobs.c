@@ -176,9 +176,9 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->version = job->version;
         ret->attempt = job->attempt;
         ret->steps_per_s = job_steps_per_second(job);
-        ret->grad_norm = job->grad_norm;
-        ret->loss_scale = job->loss_scale;
-        ret->skipped = job->skipped;
+        ret->grad_norm = job->last.grad_norm;
+        ret->loss_scale = job->last.loss_scale;
+        ret->skipped = job->last.n_skipped;
         ret->skipped_in_a_row = job->progress->overflows;
         ret->parameters = job->layout->elements;
         ret->groups = job->layout->n_groups;

@@ -47,15 +47,14 @@ void job_take_up(struct job *job)
 
         job->attempt = stand.attempt;
         job->version = stand.version;
-        job->loss_scale = record->loss_scale > 0 ? record->loss_scale : job->loss_scale;
-        job->grad_norm = record->grad_norm;
-        job->skipped = record->skipped;
-        if (record->decided_attempt)
-                job->last = (struct step_result){ .version = job->version,
-                                                  .attempt = record->decided_attempt,
-                                                  .skipped = !record->commit,
-                                                  .grad_norm = record->grad_norm,
-                                                  .loss_scale = record->loss_scale };
+        job->last = (struct step_result){
+                .version = job->version,
+                .attempt = record->decided_attempt,
+                .skipped = !record->commit,
+                .n_skipped = record->skipped,
+                .grad_norm = record->grad_norm,
+                .loss_scale = record->loss_scale > 0 ? record->loss_scale : job->last.loss_scale,
+        };
         crash_point(CRASH_RESUME_TAKEN);
         for_replicas (job, h)
                 replica_take_up(h);
