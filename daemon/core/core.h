@@ -40,8 +40,8 @@ struct taken_back {
 
 struct engine {
         const struct module *const *modules; /* every folder's (module.h) */
-        const struct shard_observer *const *observers;
-        uint32_t n_modules, n_observers;
+        uint32_t n_modules;
+        const struct shard_observer *const *observers; /* the last is NULL */
         uv_loop_t *loop;
         const struct conf *conf;
         const struct cluster *cluster;

@@ -138,7 +138,7 @@ static const struct module *const modules[] = {
 };
 static const struct shard_observer *const observers[] = {
         &gather_observer,     &reduce_observer,        &update_observer, &tensors_observer,
-        &checkpoint_observer, &old_placement_observer, &engine_observer,
+        &checkpoint_observer, &old_placement_observer, &engine_observer, NULL,
 };
 
 /* ---- start and stop ---------------------------------------------------------------- */
@@ -151,7 +151,6 @@ int engine_start(struct engine *x)
         x->modules = modules;
         x->n_modules = sizeof modules / sizeof modules[0];
         x->observers = observers;
-        x->n_observers = sizeof observers / sizeof observers[0];
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 list_init(lists[i]);
         requests_init(&x->requests);

@@ -119,9 +119,9 @@ struct shard_observer {
         void (*settled)(struct job *job);
 };
 
-#define for_observers(x, o)                                                          \
-        for (const struct shard_observer *const *o##_at = (x)->observers, *o = NULL; \
-             o##_at < (x)->observers + (x)->n_observers && (o = *o##_at); o##_at++)
+#define for_observers(x, o)                                                                  \
+        for (const struct shard_observer *const *o##_at = (x)->observers, *o; (o = *o##_at); \
+             o##_at++)
 
 /* Whatever waits for one of these goes on. */
 void shard_settled(struct job *job);
