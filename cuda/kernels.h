@@ -7,7 +7,7 @@
 extern "C" {
 #endif
 
-int cuda_update(const struct zero_cuda_update *pieces, size_t n, void *stream);
+int cuda_update(const struct update_piece *pieces, size_t n, void *stream);
 int cuda_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
               void *stream);
 int cuda_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,

@@ -75,7 +75,7 @@ UPDATE_RULE_MAP(X)
 
 /* The sum of the contributions, as reduce() would write it to an accumulator. */
 template <typename S>
-static __device__ inline void load_gradient(const zero_cuda_update &a, float (&grad)[VEC], size_t i,
+static __device__ inline void load_gradient(const update_piece &a, float (&grad)[VEC], size_t i,
                                             S span)
 {
         load_as(a.from, grad, a.grad[0], i, span);
@@ -91,21 +91,21 @@ static __device__ inline void load_gradient(const zero_cuda_update &a, float (&g
         round_to(a.wire, grad);
 }
 
-struct update_piece {
-        zero_cuda_update a;
+struct table_piece {
+        update_piece a;
         bool aligned; /* all of its addresses */
 };
 
 struct update_table {
         deal tiles;
-        update_piece piece[ZERO_CUDA_PIECES];
+        table_piece piece[ZERO_CUDA_PIECES];
 };
 
 template <update_rule RULE>
-static __device__ inline void update_tile(const update_piece &piece, size_t tile)
+static __device__ inline void update_tile(const table_piece &piece, size_t tile)
 {
         constexpr unsigned planes = planes_of<RULE>::n;
-        const zero_cuda_update &a = piece.a;
+        const update_piece &a = piece.a;
 
         with_tile(tile, a.n, piece.aligned, [&](auto span, size_t i) {
                 float values[planes][VEC], grad[VEC];
@@ -141,7 +141,7 @@ static __global__ void update_kernel(const __grid_constant__ update_table t)
                   [&](unsigned piece, size_t tile) { update_tile<RULE>(t.piece[piece], tile); });
 }
 
-static void table_add(update_table &t, const zero_cuda_update &a)
+static void table_add(update_table &t, const update_piece &a)
 {
         /* NULL counts as aligned */
         bool aligned = all_aligned(static_cast<const float *>(a.serve));
@@ -156,10 +156,10 @@ static void table_add(update_table &t, const zero_cuda_update &a)
         deal_add(t.tiles, tiles(a.n));
 }
 
-static bool is_valid(const zero_cuda_update &a, update_rule rule)
+static bool is_valid(const update_piece &a, update_rule rule)
 {
         return a.rule == rule && update_planes(rule) > 0 && (!a.serve || is_dtype(a.serve_dtype)) &&
-               is_dtype(a.from) && is_dtype(a.wire) && a.k >= 1 && a.k <= ZERO_CUDA_GRADS;
+               is_dtype(a.from) && is_dtype(a.wire) && a.k >= 1 && a.k <= UPDATE_SOURCES;
 }
 
 static int launch_rule(update_rule rule, const update_table &t, void *stream)
@@ -176,7 +176,7 @@ static int launch_rule(update_rule rule, const update_table &t, void *stream)
         return -EINVAL;
 }
 
-int cuda_update(const zero_cuda_update *pieces, size_t n, void *stream)
+int cuda_update(const update_piece *pieces, size_t n, void *stream)
 {
         update_table t;
         int r = 0;

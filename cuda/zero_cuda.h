@@ -33,7 +33,6 @@ enum {
         ZERO_CUDA_NAME_SIZE = 256,         /* bytes of a GPU's name, the ending 0 included */
         ZERO_CUDA_NORM_BLOCK = 128,        /* elements of one block of a norm */
         ZERO_CUDA_SUM_MAX = ZERO_NODE_MAX, /* most sources of a sum() or of a piece of a reduce() */
-        ZERO_CUDA_GRADS = 3,               /* most contributions that an update() adds up */
         ZERO_CUDA_PIECES =
                 64, /* that update() and reduce() take in one launch; more need several */
 };
@@ -62,31 +61,6 @@ struct zero_cuda_share {
 struct zero_cuda_norm {
         int64_t bin[EXACT_SUM_BINS];
         uint64_t nonfinite; /* not 0: a block was left out */
-};
-
-/*
- * A piece of an update, of n elements; see rules.h.
- *
- * The votes of all owners decide whether a step is carried out and how its gradients are scaled.
- * That is recorded on the host before any update is launched, and a skipped step has no launch.  So
- * the GPU reads neither.
- *
- * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves,
- * which are added up as by reduce(): then their sum was measured and need not have been kept.
- */
-struct zero_cuda_update {
-        enum update_rule rule;
-        struct update_scalars scalars;
-        size_t n;
-        const float *in[UPDATE_PLANES];    /* [plane of the rule]; the rest is ignored */
-        const void *grad[ZERO_CUDA_GRADS]; /* [k] */
-        uint32_t k;                        /* at least 1 */
-        enum zero_dtype from, wire;        /* of reduce() */
-        /* Each has its input's address (in place), or overlaps no input. */
-        float *out[UPDATE_PLANES];
-        /* NULL, or out[0] rounded to serve_dtype, written in the same pass. */
-        void *serve;
-        enum zero_dtype serve_dtype;
 };
 
 /* device_ops.reduce. */
@@ -149,7 +123,7 @@ struct zero_cuda_plugin {
         void (*stream_free)(void *stream);
 
         /* n pieces, all of one rule; the list is not needed after the call. */
-        int (*update)(const struct zero_cuda_update *pieces, size_t n, void *stream);
+        int (*update)(const struct update_piece *pieces, size_t n, void *stream);
         /* As device_ops.cast; the same dtype twice keeps every bit. */
         int (*cast)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
                     void *stream);

@@ -85,17 +85,16 @@ static double copy_rate(const struct capture *t)
         const struct state *state = t->replica->state;
         uint64_t half = t->buffer_bytes / 2 < TRIAL_BYTES ? t->buffer_bytes / 2 : TRIAL_BYTES;
         uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
-        struct mapping gpu = { NULL };
+        struct mapping away = { NULL };
 
-        if (state_on_gpu(state)) { /* the way that the copy will take */
+        if (!state_in_file(state)) { /* the way that the copy will take */
                 half = half < master ? half : master;
-                gpu = state_map(state, ZERO_PLANE_MASTER,
-                                (struct range){ 0, half / sizeof(float) });
+                away = state_map(state, ZERO_PLANE_MASTER,
+                                 (struct range){ 0, half / sizeof(float) });
         }
         if (half)
-                replica_ops(t->replica)
-                        ->copy(t->buffer, gpu.state ? gpu.at : t->buffer + half, half);
-        state_unmap(&gpu);
+                t->x->ops->copy(t->buffer, away.state ? away.at : t->buffer + half, half);
+        state_unmap(&away);
         return (double)half / ((double)(uv_hrtime() - begin) / 1e9 + 1e-6);
 }
 
@@ -111,7 +110,7 @@ int capture_copy_prepare(struct capture *t, struct fault *fault)
                 return fault_set(fault, ZERO_ENOMEM,
                                  "no memory for the copy of %llu bytes: lower checkpoint_memory",
                                  (unsigned long long)t->map.bytes);
-        t->saves = t->n_slots == t->n_blocks && !state_on_gpu(t->replica->state);
+        t->saves = t->n_slots == t->n_blocks && state_in_file(t->replica->state);
         if (t->saves && capture_save_prepare(t))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         t->rate = copy_rate(t);

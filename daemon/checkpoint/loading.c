@@ -93,8 +93,8 @@ static int load_draft(struct loading *ld, struct draft *d, int dir)
         int r = make_draft(ld, d, fault);
 
         if (r == 0)
-                r = snapshot_load(dir, &ld->manifest, ld->layout, d->state, &ld->progress,
-                                  &d->loaded, fault);
+                r = snapshot_load(dir, &ld->manifest, ld->layout, d->state, ld->x->ops,
+                                  &ld->progress, &d->loaded, fault);
         for (uint32_t g = 0; r == 0 && g < ld->layout->n_groups; g++)
                 state_serve_group(d->state, ld->layout, g, ld->x->ops);
         return r;

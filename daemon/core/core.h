@@ -11,7 +11,7 @@
 #include "daemon/conf/conf.h"
 #include "daemon/core/module.h"
 #include "daemon/core/request.h"
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/job/placement.h"
 #include "daemon/loop/offload.h"
@@ -48,7 +48,7 @@ struct engine {
         struct fabric *fabric;
         struct store *store;
         struct offload *offload;
-        const struct device_ops *ops; /* of host memory, and of a GPU's where there is one */
+        const struct device_ops *ops; /* on memory of any place */
         uint32_t gpus;                /* that hold states; 0: states are in host memory */
         struct gpu_waits *gpu_waits;  /* NULL: no GPU is used */
         uint32_t part_bytes;          /* the largest payload between nodes; at most GPU_BUFFER */
@@ -88,9 +88,3 @@ uint64_t engine_now(const struct engine *x);
 const char *node_name(const struct engine *x, uint32_t node);
 /* The node that coordinates the job. */
 uint32_t coordinator_of(const struct engine *x, const char *job);
-
-/* The operations for memory that may lie on a GPU. */
-static inline const struct device_ops *ops_for(const struct engine *x, bool gpu)
-{
-        return gpu ? gpu_ops() : x->ops;
-}

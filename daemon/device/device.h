@@ -50,11 +50,40 @@ static inline struct update_undo undo_behind(struct update_undo u, uint32_t n)
 
 /* A piece of an fp32 accumulator and what is added to it. */
 struct reduce_piece {
+        /* NULL: the sum is only measured, and all sources lie on one GPU, at most as many as its
+         * update adds up (`first`) */
         float *acc;
         size_t n;               /* elements, of acc and of each source */
         size_t k;               /* sources; 0: acc stays as it is */
         const void *const *src; /* [k] */
         bool first;             /* the sum replaces the values of acc; k > 0 */
+};
+
+enum { UPDATE_SOURCES = 3 }; /* most contributions that an update of a piece adds up */
+
+/*
+ * A piece of an update, of n elements; see rules.h.
+ *
+ * The votes of all owners decide whether a step is carried out and how its gradients are scaled.
+ * That is recorded on the host before any update is launched, and a skipped step has no launch.  So
+ * the device reads neither.
+ *
+ * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves,
+ * which are added up as by reduce(): then their sum was measured and need not have been kept.
+ */
+struct update_piece {
+        enum update_rule rule;
+        struct update_scalars scalars;
+        size_t n;
+        const float *in[UPDATE_PLANES];   /* [plane of the rule]; the rest is ignored */
+        const void *grad[UPDATE_SOURCES]; /* [k] */
+        uint32_t k;                       /* at least 1 */
+        enum zero_dtype from, wire;       /* of reduce() */
+        /* Each has its input's address (in place), or overlaps no input. */
+        float *out[UPDATE_PLANES];
+        /* NULL, or out[0] rounded to serve_dtype, written in the same pass. */
+        void *serve;
+        enum zero_dtype serve_dtype;
 };
 
 struct device_ops {

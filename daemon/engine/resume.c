@@ -110,7 +110,7 @@ static void resume_place(const struct engine *x, struct state *state)
         struct fault fault;
         uint32_t place;
 
-        if (resume_use(x, state) != STATE_IN_FORCE || state_on_gpu(state))
+        if (resume_use(x, state) != STATE_IN_FORCE || !state_in_file(state))
                 return;
         place = shards_place(x, state->plan->owner, state->id.copy);
         if (place && state_to_gpu(state, place - 1, &fault))

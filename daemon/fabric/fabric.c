@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "proto/cleanup.h"
 #include "proto/list.h"
 
@@ -232,13 +233,13 @@ uint64_t fabric_transfer(struct fabric *fabric, uint32_t node)
         return peer_of(fabric, node)->next_transfer++;
 }
 
-bool fabric_takes_gpu(const struct fabric *fabric, uint32_t node, size_t n)
+bool fabric_takes(const struct fabric *fabric, uint32_t node, uint32_t place, size_t n)
 {
         const struct bulk_peer *bulk;
 
         assert(node < fabric->n_nodes);
         bulk = fabric->peers[node].bulk;
-        return bulk && bulk->gpu && n >= BULK_GPU_MIN;
+        return place_is_host(place) || (bulk && bulk->gpu && n >= BULK_GPU_MIN);
 }
 
 bool fabric_checks(const struct fabric *fabric, uint32_t node)
@@ -296,7 +297,8 @@ uint64_t fabric_announce(struct fabric *fabric, uint32_t node, enum traffic kind
         struct fabric_peer *peer = peer_of(fabric, node);
         uint64_t transfer = BULK_ANNOUNCED | peer->next_announced;
 
-        if (!peer->bulk || !peer->bulk->announces || peer->announced == BULK_ANNOUNCED_MAX ||
+        if (!peer->bulk || !peer->bulk->announces || !place_is_host(place_of(p)) ||
+            peer->announced == BULK_ANNOUNCED_MAX ||
             fabric_payload(fabric, node, transfer, kind, p, n, done, arg))
                 return 0;
         peer->next_announced++;

@@ -62,9 +62,9 @@ void fabric_close(struct fabric *fabric, void (*closed)(void *arg), void *arg);
 int fabric_send(struct fabric *fabric, uint32_t node, const Zero__LinkMessage *m);
 /* A new transfer number for a payload that this node asks of `node`. */
 uint64_t fabric_transfer(struct fabric *fabric, uint32_t node);
-/* Whether payloads of n bytes from and to the node may lie in GPU memory; if not, the caller stages
- * them in host memory. */
-bool fabric_takes_gpu(const struct fabric *fabric, uint32_t node, size_t n);
+/* Whether payloads of n bytes from and to the node may lie in that place; if not, they have to pass
+ * through host memory (transfer.h). */
+bool fabric_takes(const struct fabric *fabric, uint32_t node, uint32_t place, size_t n);
 /* Whether bytes that change while they are sent break the link with the node; if so, callers first
  * copy memory that clients can write to. */
 bool fabric_checks(const struct fabric *fabric, uint32_t node);

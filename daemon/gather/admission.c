@@ -8,6 +8,7 @@
  * get another window beside it.
  */
 #include "daemon/gather/entry.h"
+#include "daemon/device/gpu/gpu.h"
 
 #include <assert.h>
 #include <errno.h>

@@ -1,10 +1,8 @@
 /*
- * Brings a group's slices into a slab: from other nodes, or by a copy from this node's shards. Into
- * a window on a GPU everything is copied: from local shards, or from buffers that receive other
- * nodes' bytes, unless the path takes GPU memory.
+ * Brings a group's slices into a slab: from other nodes, or by a copy from this node's shards.
  *
- * Slices come in parts of at most engine.part_bytes: while one part travels, the next is copied
- * from a GPU and the one before to another.
+ * Slices come in parts of at most engine.part_bytes: while one part travels, transfer stages the
+ * next at its owner and the one before on this node.
  */
 #include <stdlib.h>
 
@@ -21,7 +19,6 @@ struct slice {
         uint64_t version;
         void *dst;
         struct mapping src; /* of the replica */
-        void *buffer;       /* receives another node's part for a GPU */
         size_t bytes;
         uint64_t elements;
 };
@@ -40,7 +37,6 @@ static void slice_end(struct slice *s, bool ok)
         if (!job->dead)
                 gather_advance(g, s->group);
         gather_unuse(g);
-        gpu_buffer_free(s->buffer);
         free(s);
         job_unref(job);
 }
@@ -49,9 +45,7 @@ static void slice_copy(struct offload_task *task, uint32_t worker)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
-        bool gpu = s->gather->segment.on_gpu || (s->replica && state_on_gpu(s->replica->state));
-
-        ops_for(s->gather->job->x, gpu)->copy(s->dst, s->buffer ? s->buffer : s->src.at, s->bytes);
+        s->gather->job->x->ops->copy(s->dst, s->src.at, s->bytes);
 }
 
 static void slice_copied(struct offload_task *task)
@@ -59,8 +53,7 @@ static void slice_copied(struct offload_task *task)
         struct slice *s = CONTAINER_OF(task, struct slice, task);
 
         state_unmap(&s->src);
-        if (s->replica)
-                shard_unpin(s->replica, s->group);
+        shard_unpin(s->replica, s->group);
         slice_end(s, true);
 }
 
@@ -83,10 +76,7 @@ static void slice_landed(struct ask *ask, int status)
         else if (ask->status &&
                  s->version == e->version) /* otherwise a later version is wanted by now */
                 e->refused = ask->status;
-        if (status == 0 && s->buffer)
-                slice_submit(s);
-        else
-                slice_end(s, status == 0);
+        slice_end(s, status == 0);
 }
 
 static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct range range)
@@ -101,14 +91,8 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         pull.first = range.first;
         pull.count = range.count;
         s->ask.done = slice_landed;
-        if (s->gather->segment.on_gpu &&
-            !fabric_takes_gpu(job->x->fabric, job->place.node[owner], s->bytes)) {
-                s->buffer = gpu_buffer_new(s->bytes);
-                if (!s->buffer)
-                        return -ENOMEM;
-        }
-        return ask_send(&s->ask, job, job->place.node[owner], TRAFFIC_GATHER, &pull,
-                        s->buffer ? s->buffer : s->dst, s->bytes);
+        return ask_send(&s->ask, job, job->place.node[owner], TRAFFIC_GATHER, &pull, s->dst,
+                        s->bytes);
 }
 
 /* Number of parts of each slice of the group. */
@@ -167,7 +151,6 @@ bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                              .bytes = range.count * size,
                              .elements = range.count };
         if (!h && slice_ask(s, owner, e->version, range)) {
-                gpu_buffer_free(s->buffer);
                 free(s);
                 return false;
         }

@@ -26,10 +26,10 @@ enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 struct receive_buffer {
         void *memory; /* NULL: none */
         uint64_t bytes;
-        int gpu; /* the GPU, or RECEIVE_BUFFER_ON_HOST */
+        uint32_t place;
 };
 
-enum { RECEIVE_BUFFER_ON_HOST = -1, RECEIVE_BUFFERS_KEPT = 4 };
+enum { RECEIVE_BUFFERS_KEPT = 4 };
 
 struct offer {
         struct list link; /* accumulator_group.queues[node], or accumulator.early */
@@ -74,9 +74,9 @@ struct accumulator {
         uint8_t *present;                 /* [tensor]: it has a gradient in this attempt */
         struct list early;                /* offers of attempts that this node has not heard of */
         uint32_t n_early;
-        uint64_t receive_buffer_bytes; /* that offers use */
-        struct receive_buffer
-                kept_receive_buffers[RECEIVE_BUFFERS_KEPT]; /* on GPUs, for the next offers */
+        uint64_t receive_buffer_bytes;                                    /* that offers use */
+        struct receive_buffer kept_receive_buffers[RECEIVE_BUFFERS_KEPT]; /* away from the host, for
+                                                                             the next offers */
         uint32_t n_kept_receive_buffers;
         uint64_t kept_ms;          /* loop time at which the newest came */
         bool receive_buffer_asked; /* another thread allocates one more */

@@ -84,7 +84,6 @@ static bool piece_make(const struct replica *h, const struct plan_segment *s, co
         return true;
 }
 
-/* Everything deferred lies on one GPU. */
 static void pieces_reduce(const struct replica *h, const struct pieces *p, const struct offer *o,
                           struct group_norm *norm)
 {
@@ -92,13 +91,8 @@ static void pieces_reduce(const struct replica *h, const struct pieces *p, const
         enum zero_dtype wire = accumulator_dtype(h),
                         from = node_gradient ? node_gradient_dtype(node_gradient) : wire;
 
-        if (o && o->way == OFFER_DEFERRED)
-                gpu_measure(p->list, p->n, wire, from, norm->scale, &norm->sum, &norm->finite);
-        else
-                ops_for(h->job->x, state_on_gpu(h->state) ||
-                                           (node_gradient && node_gradient_on_gpu(node_gradient)))
-                        ->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,
-                                 norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
+        h->job->x->ops->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,
+                               norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
 }
 
 void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,

@@ -128,8 +128,8 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                                                          range.count }) };
         job_ref(job);
         h->accumulator->groups[request->group].readers++;
-        if (plane_payload(h, node, request->transfer, TRAFFIC_REDUCE, s->sum.at,
-                          range.count * sizeof(float), sum_sent, s))
+        if (staged_payload(h->job, node, request->transfer, TRAFFIC_REDUCE, s->sum.at,
+                           range.count * sizeof(float), false, sum_sent, s))
                 sum_sent(s, -ECANCELED); /* the node is gone */
         else
                 crash_point(CRASH_MIRROR_SENDING);

@@ -66,8 +66,3 @@ void contribution_abort(struct contribution *c, const struct job *job)
         else
                 contribution_free(c, ZERO_EABORTED, "the attempt is over");
 }
-
-bool contribution_on_gpu(const struct contribution *c)
-{
-        return c->window && c->window->gpu_slots.on_gpu;
-}

@@ -1,18 +1,17 @@
 /*
  * Sums that nobody writes.
  *
- * If all contributions to a group lie on the GPU of the states and may stay there, the owner takes
- * only the norm of the sum, and the update adds the contributions up.  That saves writing and
- * reading the sum, and costs a second reading of the contributions.
+ * If all contributions to a group lie where the states do, away from the host, and may stay there,
+ * the owner takes only the norm of the sum, and the update adds the contributions up.  That saves
+ * writing and reading the sum, and costs a second reading of the contributions.
  *
  * Invariants: a deferred sum keeps the pushed memory until the group's update has ended, or until
  * there will be no update.  Whoever gives the memory back earlier writes the sum first (settles
  * it).  That happens where nobody knows the outcome of this owner's vote, so that a state with a
  * recorded vote or decision has what it needs wherever it is opened; and where a rank leaves before
  * the vote, so that its successor finds its memory free.  No vote counts a group while it is being
- * settled.  States on a GPU end with their process.
+ * settled.  States away from the host end with their process.
  */
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 #include "proto/cleanup.h"
@@ -32,9 +31,9 @@ bool offer_defers(const struct offer *o)
 {
         const struct replica *h = o->replica;
 
-        return o->final && o->node_gradient && state_on_gpu(h->state) &&
+        return o->final && o->node_gradient && !state_in_file(h->state) &&
                h->job->place.copies == 1 &&
-               node_gradient_may_stay(o->node_gradient, state_gpu(h->state)) &&
+               node_gradient_may_stay(o->node_gradient, h->state->id.place) &&
                group_is_empty(h, o->group);
 }
 

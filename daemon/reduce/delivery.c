@@ -7,7 +7,6 @@
 #include "daemon/reduce/node_gradient.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
@@ -23,7 +22,6 @@ struct delivery {
         struct node_gradient *node_gradient;
         uint32_t owner;
         uint64_t elements;
-        void *copy; /* of pushed memory, which the rank may write to meanwhile; NULL: not needed */
 };
 
 static struct delivery *delivery_new(struct job *job, struct node_gradient *p, uint32_t owner,
@@ -46,7 +44,6 @@ static void delivery_free(struct delivery *d)
         if (!d)
                 return;
         job_unref(d->job);
-        free(d->copy);
         free(d);
 }
 
@@ -71,7 +68,7 @@ uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner)
         struct delivery *d = NULL;
         uint64_t transfer = 0;
 
-        if (!p->on_gpu && n && n <= ANNOUNCED_BYTES)
+        if (n && n <= ANNOUNCED_BYTES)
                 d = delivery_new(job, p, owner, range.count);
         if (d)
                 transfer = fabric_announce(job->x->fabric, job->place.node[owner], TRAFFIC_REDUCE,
@@ -110,24 +107,11 @@ static struct node_gradient *node_gradient_find(struct job *job, const Zero__Pul
         return NULL;
 }
 
-/* The data to send: a copy if a rank that writes to its pushed memory would break the link. */
-static const void *delivery_data(struct delivery *d, uint32_t node, uint64_t first, size_t n)
-{
-        const struct node_gradient *p = d->node_gradient;
-        const void *data = node_gradient_data(p, first);
-
-        if (!node_gradient_is_pushed_memory(p) || !fabric_checks(d->job->x->fabric, node))
-                return data;
-        d->copy = malloc(n);
-        return d->copy ? memcpy(d->copy, data, n) : NULL;
-}
-
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         struct node_gradient *p = node_gradient_find(job, request);
         struct range range = { request->first, request->count };
         struct delivery *d;
-        const void *data;
         size_t n;
 
         if (!p || request->owner >= job->place.n_owners ||
@@ -142,14 +126,13 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         }
         d = delivery_new(job, p, request->owner, range.count);
         n = range.count * dtype_size(job->reduce_dtype);
-        data = d ? delivery_data(d, node, range.first, n) : NULL;
-        if (!data) {
+        if (!d) {
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
-                delivery_free(d);
                 return;
         }
         node_gradient_read_begin(p);
-        if (staged_payload(job, p->on_gpu, node, request->transfer, TRAFFIC_REDUCE, data, n,
+        if (staged_payload(job, node, request->transfer, TRAFFIC_REDUCE,
+                           node_gradient_data(p, range.first), n, node_gradient_is_pushed_memory(p),
                            delivery_sent, d) == 0) {
                 crash_point(CRASH_PUSH_SENDING);
                 return;

@@ -67,8 +67,7 @@ static void range_sum(const struct node_gradient *p, uint32_t tensor, struct ran
         uint32_t k = sources_of(p, tensor, range.first, src);
 
         if (k && range.count)
-                ops_for(job->x, p->on_gpu || node_gradient_pushed_on_gpu(p))
-                        ->sum(job->reduce_dtype, dst, p->grad_dtype, src, k, range.count);
+                job->x->ops->sum(job->reduce_dtype, dst, p->grad_dtype, src, k, range.count);
 }
 
 /* Sums a run of tensors into the piece, as far as it belongs there, or into the buffer. */
@@ -84,7 +83,7 @@ static void run_sum(const struct node_gradient *p, const struct piece *piece, ui
                 const struct part *part = &p->parts[i];
                 struct range range = range_common(part->range, run);
 
-                if (part->gpu == piece->gpu && range.count)
+                if (part->place == piece->place && range.count)
                         range_sum(p, tensor, range, sum_at(p, part, range.first), src);
         }
 }
@@ -162,7 +161,7 @@ static bool node_gradient_submit(struct node_gradient *p)
 static bool node_gradient_in_place(const struct node_gradient *p)
 {
         return p->n_sources == 1 && p->grad_dtype == p->job->reduce_dtype &&
-               node_gradient_pushed_on_gpu(p) == node_gradient_stays_on_gpu(p);
+               node_gradient_is_away(p) == node_gradient_stays_away(p);
 }
 
 /* Whether all ranks of the job and all owners of the group are on this node. */
@@ -189,7 +188,7 @@ static bool node_gradient_for_owners(const struct node_gradient *p)
                 return false;
         for_replicas (p->job, h)
                 for (uint32_t i = 0; i < p->n_sources; i++)
-                        if (!h->state || state_gpu(h->state) != gpu_of(p->sources[i]->data))
+                        if (!h->state || h->state->id.place != place_of(p->sources[i]->data))
                                 return false;
         return true;
 }
@@ -206,13 +205,11 @@ void node_gradient_start(struct node_gradient *p)
         }
         if (node_gradient_in_place(p)) {
                 p->data = p->sources[0]->data;
-                p->on_gpu = contribution_on_gpu(p->sources[0]);
                 p->ready = true;
                 job->reduce->ready(job, p->group);
                 return;
         }
         if (node_gradient_for_owners(p)) {
-                p->on_gpu = node_gradient_pushed_on_gpu(p);
                 p->ready = true;
                 job->reduce->ready(job, p->group);
                 return;
@@ -278,14 +275,14 @@ void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t ta
         }
 }
 
-bool node_gradient_may_stay(const struct node_gradient *p, int gpu)
+bool node_gradient_may_stay(const struct node_gradient *p, uint32_t place)
 {
         if (p->parts || p->buffer || p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
                 return false;
         for (uint32_t i = 0; i < p->n_sources; i++) {
                 const struct contribution *c = p->sources[i];
 
-                if (!c->window || !c->window->slots->whole || gpu_of(c->data) != gpu)
+                if (!c->window || !c->window->slots->whole || place_of(c->data) != place)
                         return false;
         }
         return true;
@@ -298,14 +295,9 @@ void node_gradient_keep(struct node_gradient *p)
                         p->sources[i]->request->deadline_ms = UINT64_MAX;
 }
 
-bool node_gradient_on_gpu(const struct node_gradient *p)
-{
-        return p->on_gpu;
-}
-
 bool node_gradient_is_pushed_memory(const struct node_gradient *p)
 {
-        return !p->on_gpu && p->n_sources == 1 && p->sources[0] && p->sources[0]->window &&
+        return p->n_sources == 1 && p->sources[0] && p->sources[0]->window &&
                p->data == p->sources[0]->data;
 }
 

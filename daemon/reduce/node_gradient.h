@@ -55,13 +55,13 @@ struct reduce {
         struct list kept;                 /* pieces for the next sums */
         uint64_t elements_sent, deferred;
         void (*ready)(struct job *job, uint32_t group); /* a node gradient can be offered */
-        uint64_t asked, full; /* bits of GPUs: asked for a piece; without memory for one */
+        uint64_t asked, full; /* bits of places: asked for a piece; without memory for one */
 };
 
-/* Memory of a GPU for parts of a sum. */
+/* Memory for the parts of a sum in one place. */
 struct piece {
         struct list link; /* node_gradient.pieces, or reduce.kept */
-        uint32_t gpu;
+        uint32_t place;
         uint64_t bytes;
         void *memory;
 };
@@ -90,13 +90,12 @@ struct node_gradient {
         struct list announced; /* deliveries still unread */
         uint8_t *present;      /* a bit per tensor */
         void *buffer;          /* the sum, in host memory */
-        struct part *parts;    /* of a sum on GPUs; NULL: none */
+        struct part *parts;    /* of a sum away from the host; NULL: none */
         struct list pieces;    /* memory of the parts */
         uint64_t sum_bytes;
         /* the contribution in place, or the buffer.  NULL with parts; otherwise owners take the
          * sources. */
         const void *data;
-        bool on_gpu; /* the CPU cannot read it */
         uint32_t n_sources;
         struct contribution *sources[];
 };
@@ -107,8 +106,6 @@ bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
 /* Acknowledges the push, or refuses it, unless that has happened. */
 void contribution_answer(struct contribution *c, int status, const char *text);
-/* The CPU cannot read its data. */
-bool contribution_on_gpu(const struct contribution *c);
 /* Takes the contribution out of its rank's queue. */
 void contribution_take(struct contribution *c);
 /* Refuses the push: the contribution counts for nothing. */
@@ -122,9 +119,10 @@ void spill_end(struct contribution *c);
 void spill_check(struct job *job);
 
 /* sums.c */
-bool node_gradient_pushed_on_gpu(const struct node_gradient *p);
-/* Whether the data had better stay on the GPU. */
-bool node_gradient_stays_on_gpu(const struct node_gradient *p);
+/* Whether some of it was pushed away from the host. */
+bool node_gradient_is_away(const struct node_gradient *p);
+/* Whether the data had better stay there. */
+bool node_gradient_stays_away(const struct node_gradient *p);
 /* Takes memory for the sum; false: the node gradient waits until some is given back. */
 bool sum_take(struct node_gradient *p);
 /* Address of an element in a part of the sum. */
@@ -137,13 +135,12 @@ void sum_give(struct node_gradient *p);
 void node_gradient_read_begin(struct node_gradient *p);
 void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t taken);
 /*
- * Whether everything lies on that GPU, in memory that no other push of this attempt waits for, and
- * reading it twice costs less than writing and reading its sum.
+ * Whether everything lies in that place, in memory that no other push of this attempt waits for,
+ * and reading it twice costs less than writing and reading its sum.
  */
-bool node_gradient_may_stay(const struct node_gradient *p, int gpu);
+bool node_gradient_may_stay(const struct node_gradient *p, uint32_t place);
 /* The pushes are answered with the end of the step, whose deadline counts until then. */
 void node_gradient_keep(struct node_gradient *p);
-bool node_gradient_on_gpu(const struct node_gradient *p);
 /* Of what the local ranks, as many as `queued`, have in their queues for the next micro-batch. */
 struct node_gradient *node_gradient_new(struct job *job, uint32_t group, uint32_t queued);
 void node_gradient_start(struct node_gradient *p);
@@ -152,7 +149,7 @@ void reduce_feed(struct reduce *r);
 void node_gradient_free(struct node_gradient *p);
 /* Frees the node gradient once nobody needs it. */
 void node_gradient_check(struct node_gradient *p);
-/* Whether the data lies in host memory that the rank can write to. */
+/* Whether the data lies in memory that the rank can write to. */
 bool node_gradient_is_pushed_memory(const struct node_gradient *p);
 /* Address of an element of the group; only for a sum or a contribution in place. */
 const void *node_gradient_data(const struct node_gradient *p, uint64_t first);

@@ -1,8 +1,7 @@
 /*
- * Pulls offers in parts of at most engine.part_bytes, a few at a time: one is sent while the next
- * is copied from a GPU of its node, and the one before to a GPU of this one.  Parts for a GPU come
- * by way of a host buffer, unless their path takes GPU memory; such buffers hold less than the
- * receive buffers of their offers.
+ * Pulls offers in parts of at most engine.part_bytes, a few at a time: one is sent while transfer
+ * stages the next at its node, and the one before on this node.  What is staged takes less memory
+ * than the receive buffers of the offers.
  *
  * An offer with an announced payload has one part, and needs no request.
  *
@@ -19,17 +18,15 @@
 #include "proto/cleanup.h"
 
 enum { PARTS_IN_FLIGHT = 4 };
-enum part_phase { PART_WAITING, PART_ASKED, PART_COPYING, PART_LANDED };
+enum part_phase { PART_WAITING, PART_ASKED, PART_LANDED };
 
 struct offer_part {
         struct ask ask;
-        struct offload_task task;
         struct offer *offer;
         enum part_phase phase;
         struct range range;
         void *place; /* in the offer's buffer */
         size_t bytes;
-        void *buffer; /* host memory on the way to a GPU; NULL: none */
 };
 
 static void offer_forget_parts(struct offer *o)
@@ -59,7 +56,6 @@ static void part_end(struct offer_part *part, bool ok)
 {
         struct offer *o = part->offer;
 
-        gpu_buffer_free(STEAL(part->buffer));
         part->phase = ok ? PART_LANDED : PART_WAITING;
         o->in_flight--;
         o->landed += ok;
@@ -76,34 +72,15 @@ static void part_end(struct offer_part *part, bool ok)
                 offer_pulled(o);
 }
 
-static void part_copy(struct offload_task *task, uint32_t worker)
-{
-        const struct offer_part *part = CONTAINER_OF(task, struct offer_part, task);
-
-        gpu_ops()->copy(part->place, part->buffer, part->bytes);
-}
-
-static void part_copied(struct offload_task *task)
-{
-        part_end(CONTAINER_OF(task, struct offer_part, task), true);
-}
-
 static void part_landed(struct ask *ask, int status)
 {
         struct offer_part *part = CONTAINER_OF(ask, struct offer_part, ask);
 
         part->offer->cut = part->offer->cut || (status && !ask->status);
-        if (status || !part->buffer || part->offer->void_) {
-                part_end(part, status == 0);
-                return;
-        }
-        part->phase = PART_COPYING;
-        part->task.run = part_copy;
-        part->task.done = part_copied;
-        offload_submit(part->offer->replica->job->x->offload, &part->task);
+        part_end(part, status == 0);
 }
 
-static int part_send(struct offer_part *part, void *to)
+static int part_send(struct offer_part *part)
 {
         const struct offer *o = part->offer;
         const struct replica *h = o->replica;
@@ -118,29 +95,20 @@ static int part_send(struct offer_part *part, void *to)
         pull.count = part->range.count;
         part->ask.done = part_landed;
         if (o->announced) {
-                int r = ask_announced(&part->ask, h->job, o->node, TRAFFIC_REDUCE, o->announced, to,
-                                      part->bytes);
+                int r = ask_announced(&part->ask, h->job, o->node, TRAFFIC_REDUCE, o->announced,
+                                      part->place, part->bytes);
 
                 part->offer->announced = r ? o->announced : 0;
                 return r;
         }
-        return ask_send(&part->ask, h->job, o->node, TRAFFIC_REDUCE, &pull, to, part->bytes);
+        return ask_send(&part->ask, h->job, o->node, TRAFFIC_REDUCE, &pull, part->place,
+                        part->bytes);
 }
 
 static bool part_ask(struct offer_part *part)
 {
-        const struct offer *o = part->offer;
-        bool staged = o->buffer.gpu != RECEIVE_BUFFER_ON_HOST &&
-                      !fabric_takes_gpu(o->replica->job->x->fabric, o->node, part->bytes);
-
-        if (staged)
-                part->buffer = gpu_buffer_new(part->bytes);
-        if (staged && !part->buffer)
+        if (part_send(part))
                 return false;
-        if (part_send(part, staged ? part->buffer : part->place)) {
-                gpu_buffer_free(STEAL(part->buffer));
-                return false;
-        }
         part->phase = PART_ASKED;
         return true;
 }

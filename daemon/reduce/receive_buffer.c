@@ -1,11 +1,11 @@
 /*
  * Memory that receives offers, within a budget.
  *
- * If the owner's sum is on a GPU with free memory, the buffer is there, too: what comes is added
- * without a detour through host memory.  A buffer on a GPU is large enough for any offer of the
- * replica, so that any buffer fits.  Such buffers are kept until the last local rank has left, or,
- * on a node without ranks, until none has been used for a while.  The driver may need time to
- * allocate one, so another thread does that; meanwhile offers come to host memory.
+ * The buffer lies where the owner's sum does, if there is free memory: what comes is added without
+ * a detour.  A buffer away from the host is large enough for any offer of the replica, so that any
+ * buffer fits.  Such buffers are kept until the last local rank has left, or, on a node without
+ * ranks, until none has been used for a while.  It may take time to allocate one, so another thread
+ * does that; meanwhile offers come to host memory.
  *
  * The offer whose turn it is gets a buffer even beyond the budget: in host memory, unless it is the
  * only one.
@@ -47,7 +47,7 @@ static bool budget_has(const struct replica *h, uint64_t largest, uint64_t bytes
         return h->accumulator->receive_buffer_bytes + bytes <= budget;
 }
 
-/* ---- on a GPU --------------------------------------------------------------------- */
+/* ---- away from the host ------------------------------------------------------------- */
 
 /* Whether more offers are likely. */
 static bool receive_buffers_are_kept(const struct job *job)
@@ -68,17 +68,17 @@ static bool keep(struct accumulator *l, const struct job *job, struct receive_bu
 }
 
 /* Takes a kept buffer; frees those that do not fit. */
-static bool kept_take(struct accumulator *l, uint32_t gpu, uint64_t bytes,
+static bool kept_take(struct accumulator *l, uint32_t place, uint64_t bytes,
                       struct receive_buffer *ret)
 {
         while (l->n_kept_receive_buffers) {
                 struct receive_buffer buffer = l->kept_receive_buffers[--l->n_kept_receive_buffers];
 
-                if (buffer.gpu == (int)gpu && buffer.bytes >= bytes) {
+                if (buffer.place == place && buffer.bytes >= bytes) {
                         *ret = buffer;
                         return true;
                 }
-                gpu_free(buffer.memory);
+                place_free(buffer.memory);
         }
         return false;
 }
@@ -98,7 +98,7 @@ static void asking_run(struct blocking_work *work)
         char what[ZERO_NAME_MAX + 40];
 
         snprintf(what, sizeof what, "accumulator of job %s", a->job->name);
-        if (gpu_alloc((uint32_t)a->buffer.gpu, a->buffer.bytes, what, &a->buffer.memory, &a->fault))
+        if (place_alloc(a->buffer.place, a->buffer.bytes, what, &a->buffer.memory, &a->fault))
                 a->buffer.memory = NULL;
 }
 
@@ -118,12 +118,12 @@ static void asking_done(struct blocking_work *work)
                 if (a->buffer.memory && keep(l, job, a->buffer))
                         a->buffer.memory = NULL;
         }
-        gpu_free(a->buffer.memory);
+        place_free(a->buffer.memory);
         free(a);
         job_unref(job);
 }
 
-static void gpu_ask(struct replica *h, uint32_t gpu, uint64_t bytes)
+static void buffer_ask(struct replica *h, uint64_t bytes)
 {
         struct receive_buffer_asking *a =
                 h->accumulator->receive_buffer_asked ? NULL : calloc(1, sizeof *a);
@@ -134,29 +134,25 @@ static void gpu_ask(struct replica *h, uint32_t gpu, uint64_t bytes)
         a->job = h->job;
         job_ref(a->job);
         a->replica = h;
-        a->buffer = (struct receive_buffer){ NULL, bytes, (int)gpu };
+        a->buffer = (struct receive_buffer){ NULL, bytes, h->state->id.place };
         a->work.run = asking_run;
         a->work.done = asking_done;
         blocking_submit(h->job->x->loop, &a->work);
 }
 
-static bool gpu_take(struct replica *h, uint64_t bytes, struct receive_buffer *ret)
+static bool away_take(struct replica *h, uint64_t bytes, struct receive_buffer *ret)
 {
-        int gpu = state_gpu(h->state);
-
-        if (gpu < 0)
-                return false;
-        if (kept_take(h->accumulator, (uint32_t)gpu, bytes, ret))
+        if (kept_take(h->accumulator, h->state->id.place, bytes, ret))
                 return true;
         if (bytes && receive_buffers_are_kept(h->job)) /* otherwise nobody would keep it */
-                gpu_ask(h, (uint32_t)gpu, bytes);
+                buffer_ask(h, bytes);
         return false;
 }
 
 void accumulator_vacate(struct accumulator *l)
 {
         while (l->n_kept_receive_buffers)
-                gpu_free(l->kept_receive_buffers[--l->n_kept_receive_buffers].memory);
+                place_free(l->kept_receive_buffers[--l->n_kept_receive_buffers].memory);
 }
 
 void accumulator_tick(struct replica *h)
@@ -175,7 +171,7 @@ static bool host_take(uint64_t bytes, struct receive_buffer *ret)
         void *memory = buffer_new(bytes);
 
         if (memory)
-                *ret = (struct receive_buffer){ memory, bytes, RECEIVE_BUFFER_ON_HOST };
+                *ret = (struct receive_buffer){ memory, bytes };
         return memory;
 }
 
@@ -187,8 +183,8 @@ bool receive_buffer_take(struct replica *h, uint32_t group, bool its_turn,
         bool only = its_turn && l->receive_buffer_bytes == 0, ok = false;
         struct receive_buffer buffer;
 
-        if (state_on_gpu(h->state) && (only || budget_has(h, largest, largest)))
-                ok = gpu_take(h, largest, &buffer);
+        if (!state_in_file(h->state) && (only || budget_has(h, largest, largest)))
+                ok = away_take(h, largest, &buffer);
         if (!ok && (its_turn || budget_has(h, largest, bytes)))
                 ok = host_take(bytes, &buffer);
         if (!ok)
@@ -207,8 +203,8 @@ void receive_buffer_give(struct replica *h, struct receive_buffer *buffer)
                 return;
         *buffer = (struct receive_buffer){ 0 };
         l->receive_buffer_bytes -= old.bytes;
-        if (old.gpu == RECEIVE_BUFFER_ON_HOST)
+        if (place_is_host(old.place))
                 buffer_free(old.memory);
         else if (!keep(l, h->job, old))
-                gpu_free(old.memory);
+                place_free(old.memory);
 }

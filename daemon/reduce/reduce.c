@@ -5,11 +5,11 @@
  * has pushed a micro-batch, or will not push it, the contributions are summed in fp32 in rank order
  * and rounded once to the wire dtype.  The result is a node gradient, which is offered to every
  * owner of the group and lives until each has taken its range.  A single contribution that has the
- * wire dtype is its own node gradient, in place, unless it lies on a GPU without an owner of this
- * node.  Where all ranks and owners are on this node, and states and contributions in one place,
- * the owners add the contributions up themselves (adding.c), with the same rounding; some leave it
- * to the update (deferred.c).  A contribution without data only says that its rank has nothing;
- * where no rank has anything, the offer is empty.
+ * wire dtype is its own node gradient, in place, unless it lies away from the host, where no owner
+ * of this node has its states.  Where all ranks and owners are on this node, and states and
+ * contributions in one place, the owners add the contributions up themselves (adding.c), with the
+ * same rounding; some leave it to the update (deferred.c).  A contribution without data only says
+ * that its rank has nothing; where no rank has anything, the offer is empty.
  *
  * Invariants: a contribution is acknowledged exactly once, when its memory is free again; node
  * gradients of a group are offered in the order of micro-batches; the last one is marked.

@@ -46,7 +46,7 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 struct node_gradient;
 /*
  * The sources of a tensor, from an element of the group on: their number, at most
- * node_gradient_sources_max(), and their dtype.  The CPU cannot read them if they are on a GPU.
+ * node_gradient_sources_max(), and their dtype.  They may lie in any place.
  */
 size_t node_gradient_sources(const struct node_gradient *p, uint32_t tensor, uint64_t first,
                              const void **ret_src);
@@ -85,7 +85,7 @@ void accumulator_take_up(struct replica *h);
 void accumulator_refused(struct replica *h);
 uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t n);
 
-/* Takes the offer whose sum a group left to the update, on GPUs; NULL: the sum is written. */
+/* Takes the offer whose sum a group left to the update; NULL: the sum is written. */
 struct offer;
 struct offer *deferred_take(struct replica *h, uint32_t group);
 /* What its ranks contributed. */

@@ -22,7 +22,7 @@ static void spill_copy(struct offload_task *task, uint32_t worker)
 {
         struct contribution *c = CONTAINER_OF(task, struct contribution, task);
 
-        ops_for(c->job->x, contribution_on_gpu(c))->copy(c->copy, c->data, c->copy_bytes);
+        c->job->x->ops->copy(c->copy, c->data, c->copy_bytes);
 }
 
 static void spill_copied(struct offload_task *task)

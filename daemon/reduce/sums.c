@@ -1,13 +1,13 @@
 /*
  * Memory for the sums of node gradients, within a budget.
  *
- * Sums are in host memory.  If gradients lie on GPUs, and an owner of this node does, too, sums are
- * on these GPUs instead, so that they need no detour through the host: each owner's part is on the
- * owner's GPU (parts.h).  A piece of a GPU's memory is large enough for any group, so that any
- * piece fits.  Pieces are kept until the last local rank has left.
+ * Sums are in host memory.  If gradients lie in other places, and an owner of this node does, too,
+ * sums are there instead, so that they need no detour through the host: each owner's part is in the
+ * owner's place (parts.h).  A piece of such memory is large enough for any group, so that any piece
+ * fits.  Pieces are kept until the last local rank has left.
  *
- * The driver may need time, so another thread asks the GPU for a piece.  What needs the piece waits
- * as if for one that is given back.  If the GPU has no memory, requests fail until a piece is given
+ * It may take time to allocate a piece, so another thread does that.  What needs the piece waits as
+ * if for one that is given back.  If a place has no memory, requests fail until a piece is given
  * back.
  */
 #include "daemon/reduce/node_gradient.h"
@@ -21,19 +21,29 @@
 #include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
-bool node_gradient_pushed_on_gpu(const struct node_gradient *p)
+/* Bits of the places away from the host that hold its sources. */
+static uint64_t places_of_sources(const struct node_gradient *p)
 {
-        for (uint32_t i = 0; i < p->n_sources; i++)
-                if (contribution_on_gpu(p->sources[i]))
-                        return true;
-        return false;
+        uint64_t set = 0;
+
+        for (uint32_t i = 0; i < p->n_sources; i++) {
+                uint32_t place = place_of(p->sources[i]->data);
+
+                set |= place_is_host(place) ? 0 : UINT64_C(1) << place;
+        }
+        return set;
 }
 
-bool node_gradient_stays_on_gpu(const struct node_gradient *p)
+bool node_gradient_is_away(const struct node_gradient *p)
+{
+        return places_of_sources(p);
+}
+
+bool node_gradient_stays_away(const struct node_gradient *p)
 {
         for_replicas (p->job, h)
-                if (h->state && state_on_gpu(h->state))
-                        return node_gradient_pushed_on_gpu(p);
+                if (h->state && !state_in_file(h->state))
+                        return node_gradient_is_away(p);
         return false;
 }
 
@@ -60,34 +70,24 @@ static bool budget_has(const struct job *job, uint64_t bytes)
         return !used || used + bytes <= (budget ? budget : SUMS_KEPT * largest_bytes(job));
 }
 
-/* ---- on GPUs ---------------------------------------------------------------- */
+/* ---- away from the host ------------------------------------------------------ */
 
-/* [owner]; NULL: out of memory. */
-static int *gpus_of_owners(const struct job *job)
+/* [owner]: as in parts_rule; NULL: out of memory. */
+static uint32_t *places_of_owners(const struct job *job)
 {
-        int *gpus = calloc(job->place.n_owners, sizeof *gpus);
+        uint32_t *places = calloc(job->place.n_owners, sizeof *places);
 
-        for (uint32_t o = 0; gpus && o < job->place.n_owners; o++) {
+        for (uint32_t o = 0; places && o < job->place.n_owners; o++) {
                 const struct replica *h = replica_of_copy(job, o, 0);
-                bool here = h && h->state && state_on_gpu(h->state);
 
-                gpus[o] = here ? (int)h->state->id.place - 1 : PART_NO_GPU;
+                places[o] = h && h->state ? h->state->id.place : 0;
         }
-        return gpus;
+        return places;
 }
 
-static uint64_t gpus_of_sources(const struct node_gradient *p)
-{
-        uint64_t set = 0;
-
-        for (uint32_t i = 0; i < p->n_sources; i++)
-                if (contribution_on_gpu(p->sources[i]))
-                        set |= UINT64_C(1) << p->sources[i]->window->gpu_slots.gpu;
-        return set;
-}
-
-/* Bytes of the largest piece that any group needs on that GPU; 0: out of memory. */
-static uint64_t piece_bytes_most(const struct job *job, const struct parts_rule *rule, uint32_t gpu)
+/* Bytes of the largest piece that any group needs in that place; 0: out of memory. */
+static uint64_t piece_bytes_most(const struct job *job, const struct parts_rule *rule,
+                                 uint32_t place)
 {
         uint64_t most = 0;
 
@@ -99,7 +99,7 @@ static uint64_t piece_bytes_most(const struct job *job, const struct parts_rule 
                 if (!parts)
                         return 0;
                 parts_plan(rule, g, parts);
-                bytes = parts_bytes(parts, n, gpu, rule->size);
+                bytes = parts_bytes(parts, n, place, rule->size);
                 most = bytes > most ? bytes : most;
         }
         return most;
@@ -108,17 +108,17 @@ static uint64_t piece_bytes_most(const struct job *job, const struct parts_rule 
 static void piece_free(struct piece *piece)
 {
         list_remove(&piece->link);
-        gpu_free(piece->memory);
+        place_free(piece->memory);
         free(piece);
 }
 
 /* Takes a kept piece; frees those that are too small. */
-static struct piece *piece_kept(struct reduce *r, uint32_t gpu, uint64_t bytes)
+static struct piece *piece_kept(struct reduce *r, uint32_t place, uint64_t bytes)
 {
         list_for_each (&r->kept, item) {
                 struct piece *piece = CONTAINER_OF(item, struct piece, link);
 
-                if (piece->gpu != gpu)
+                if (piece->place != place)
                         continue;
                 if (piece->bytes >= bytes)
                         return piece;
@@ -142,7 +142,8 @@ static void asking_run(struct blocking_work *work)
         char what[ZERO_NAME_MAX + 40];
 
         snprintf(what, sizeof what, "sums of gradients of job %s", a->job->name);
-        a->status = gpu_alloc(a->piece->gpu, a->piece->bytes, what, &a->piece->memory, &a->fault);
+        a->status =
+                place_alloc(a->piece->place, a->piece->bytes, what, &a->piece->memory, &a->fault);
 }
 
 static void asking_done(struct blocking_work *work)
@@ -150,12 +151,12 @@ static void asking_done(struct blocking_work *work)
         struct asking *a = CONTAINER_OF(work, struct asking, work);
         struct job *job = a->job;
         struct reduce *r = job->reduce;
-        uint64_t gpu = UINT64_C(1) << a->piece->gpu;
+        uint64_t place = UINT64_C(1) << a->piece->place;
 
-        r->asked &= ~gpu;
+        r->asked &= ~place;
         if (a->status) {
                 log_debug("job %s: summed in host memory: %s", job->name, a->fault.text);
-                r->full |= gpu;
+                r->full |= place;
                 free(a->piece);
         } else {
                 list_insert(&r->kept, &a->piece->link);
@@ -169,15 +170,15 @@ static void asking_done(struct blocking_work *work)
 
 enum piece_found { PIECE_TAKEN, PIECE_ASKED, PIECE_NONE };
 
-/* NONE: the GPU has no memory. */
-static enum piece_found piece_ask(struct job *job, uint32_t gpu, uint64_t bytes)
+/* NONE: the place has no memory. */
+static enum piece_found piece_ask(struct job *job, uint32_t place, uint64_t bytes)
 {
         struct reduce *r = job->reduce;
         struct asking *a;
 
-        if (!bytes || r->full >> gpu & 1)
+        if (!bytes || r->full >> place & 1)
                 return PIECE_NONE;
-        if (r->asked >> gpu & 1)
+        if (r->asked >> place & 1)
                 return PIECE_ASKED;
         a = calloc(1, sizeof *a);
         if (a)
@@ -187,26 +188,26 @@ static enum piece_found piece_ask(struct job *job, uint32_t gpu, uint64_t bytes)
                 return PIECE_NONE;
         }
         list_init(&a->piece->link);
-        a->piece->gpu = gpu;
+        a->piece->place = place;
         a->piece->bytes = bytes;
         a->job = job;
         job_ref(job);
         a->work.run = asking_run;
         a->work.done = asking_done;
-        r->asked |= UINT64_C(1) << gpu;
+        r->asked |= UINT64_C(1) << place;
         blocking_submit(job->x->loop, &a->work);
         return PIECE_ASKED;
 }
 
 static enum piece_found piece_take(struct node_gradient *p, const struct parts_rule *rule,
-                                   uint32_t gpu)
+                                   uint32_t place)
 {
         uint32_t n = p->job->partition->slices[p->group];
         struct piece *piece =
-                piece_kept(p->job->reduce, gpu, parts_bytes(p->parts, n, gpu, rule->size));
+                piece_kept(p->job->reduce, place, parts_bytes(p->parts, n, place, rule->size));
 
         if (!piece)
-                return piece_ask(p->job, gpu, piece_bytes_most(p->job, rule, gpu));
+                return piece_ask(p->job, place, piece_bytes_most(p->job, rule, place));
         list_remove(&piece->link);
         list_insert(&p->pieces, &piece->link);
         return PIECE_TAKEN;
@@ -222,7 +223,7 @@ static void pieces_give(struct node_gradient *p, bool keep)
                 uint32_t n = 0;
 
                 list_for_each (&r->kept, item) {
-                        n += CONTAINER_OF(item, struct piece, link)->gpu == piece->gpu;
+                        n += CONTAINER_OF(item, struct piece, link)->place == piece->place;
                 }
                 if (keep || (p->job->n_attached && n < SUMS_KEPT)) {
                         list_remove(&piece->link);
@@ -239,10 +240,10 @@ static enum piece_found pieces_take(struct node_gradient *p)
 {
         const struct job *job = p->job;
         uint32_t n = job->partition->slices[p->group];
-        CLEANUP(cleanup_free) int *owners = gpus_of_owners(job);
+        CLEANUP(cleanup_free) uint32_t *owners = places_of_owners(job);
         struct parts_rule rule = { .partition = job->partition,
-                                   .gpu_of_owner = owners,
-                                   .sources = gpus_of_sources(p),
+                                   .place_of_owner = owners,
+                                   .sources = places_of_sources(p),
                                    .size = dtype_size(job->reduce_dtype) };
         enum piece_found found = PIECE_TAKEN;
 
@@ -252,7 +253,7 @@ static enum piece_found pieces_take(struct node_gradient *p)
                 return PIECE_NONE;
         }
         parts_plan(&rule, p->group, p->parts);
-        for (uint64_t left = parts_gpus(p->parts, n); left; left &= left - 1) {
+        for (uint64_t left = parts_places(p->parts, n); left; left &= left - 1) {
                 enum piece_found f = piece_take(p, &rule, (uint32_t)__builtin_ctzll(left));
 
                 found = f > found ? f : found;
@@ -269,7 +270,7 @@ void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t el
         list_for_each ((struct list *)&p->pieces, item) {
                 struct piece *piece = CONTAINER_OF(item, struct piece, link);
 
-                if (piece->gpu == part->gpu)
+                if (piece->place == part->place)
                         return (char *)piece->memory + part->at +
                                (element - part->range.first) * size;
         }
@@ -292,12 +293,11 @@ bool sum_take(struct node_gradient *p)
         uint64_t bytes = largest_bytes(job);
         enum piece_found found;
 
-        if (node_gradient_stays_on_gpu(p)) {
+        if (node_gradient_stays_away(p)) {
                 if (!budget_has(job, bytes))
                         return false;
                 found = pieces_take(p);
-                p->on_gpu = found == PIECE_TAKEN;
-                if (p->on_gpu)
+                if (found == PIECE_TAKEN)
                         return sum_charge(p, bytes);
                 if (found == PIECE_ASKED || job->reduce->buffer_bytes) /* memory will become free */
                         return false;
@@ -313,7 +313,7 @@ void sum_give(struct node_gradient *p)
 {
         p->job->reduce->buffer_bytes -= p->sum_bytes;
         p->sum_bytes = 0;
-        p->job->reduce->full = 0; /* the GPU may be asked again */
+        p->job->reduce->full = 0; /* each place may be asked again */
         buffer_free(STEAL(p->buffer));
         pieces_give(p, false);
 }

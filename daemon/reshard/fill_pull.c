@@ -2,10 +2,10 @@
  * Pulls the bytes of a fill: the planes of a bounded number of pieces at a time, each straight into
  * its place in the draft; then, source by source, what does not lie in planes.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/reshard/fill_target.h"
 #include "daemon/reshard/fill_source.h"
 #include "proto/cleanup.h"
@@ -38,7 +38,6 @@ static void transfer_end(struct fill_target_transfer *t, bool ok)
         struct fill_target *f = t->f;
 
         t->busy = false;
-        gpu_buffer_free(STEAL(t->received));
         state_unmap(&t->to);
         f->pulling--;
         if (ok) {
@@ -54,10 +53,7 @@ static void copy_run(struct offload_task *task, uint32_t worker)
 {
         struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, task);
 
-        bool gpu = state_on_gpu(t->f->state) || (t->source && state_on_gpu(t->source->state));
-
-        (gpu ? gpu_ops() : t->f->x->ops)
-                ->copy(t->to.at, t->received ? t->received : t->from.at, t->bytes);
+        t->f->x->ops->copy(t->to.at, t->from.at, t->bytes);
 }
 
 static void copy_done(struct offload_task *task)
@@ -65,9 +61,7 @@ static void copy_done(struct offload_task *task)
         struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, task);
 
         state_unmap(&t->from);
-        if (t->source)
-                shard_unpin(t->source, t->group);
-        t->source = NULL;
+        shard_unpin(t->source, t->group);
         transfer_end(t, true);
 }
 
@@ -90,10 +84,7 @@ static void transfer_landed(struct ask *ask, int status)
                                       : "the link was lost during the fill");
                 fill_target_fail(t->f, fault.status, fault.text);
         }
-        if (status == 0 && t->received)
-                copy_submit(t);
-        else
-                transfer_end(t, status == 0);
+        transfer_end(t, status == 0);
 }
 
 static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
@@ -127,16 +118,8 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         struct fill_target *f = t->f;
         const struct fill_source g = source_of(f, piece->source);
         Zero__Pull pull = ZERO__PULL__INIT;
+        int r;
 
-        uint32_t node = holder_node(&f->from, piece->source);
-
-        if (state_on_gpu(f->state) && !fabric_takes_gpu(f->x->fabric, node, t->bytes)) {
-                t->received = gpu_buffer_new(t->bytes);
-                if (!t->received) {
-                        fill_target_fail(f, ZERO_ENOMEM, "out of memory");
-                        return ZERO_ENOMEM;
-                }
-        }
         pull.kind = ZERO__PULL__KIND__STATE;
         pull.placement = g.epoch;
         pull.owner = g.owner;
@@ -149,12 +132,13 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         pull.first = piece->first;
         pull.count = piece->count;
         t->ask.done = transfer_landed;
-        if (ask_send(&t->ask, f->job, node, TRAFFIC_STATE, &pull,
-                     t->received ? t->received : t->to.at, t->bytes) == 0)
-                return 0;
-        gpu_buffer_free(STEAL(t->received));
-        source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
-        return ZERO_EPEER;
+        r = ask_send(&t->ask, f->job, holder_node(&f->from, piece->source), TRAFFIC_STATE, &pull,
+                     t->to.at, t->bytes);
+        if (r == -ENOMEM)
+                fill_target_fail(f, ZERO_ENOMEM, "out of memory");
+        else if (r)
+                source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
+        return r;
 }
 
 static struct mapping draft_map(const struct fill_target *f, const struct piece *piece,

@@ -87,8 +87,8 @@ static int payload_send(struct replica *h, uint32_t node, uint32_t group, uint64
         shard_pin(h, group);
         job_ref(h->job);
         crash_point(CRASH_FILL_SENDING);
-        if (plane_payload(h, node, transfer, TRAFFIC_STATE, plane->at, bytes, payload_sent,
-                          sending))
+        if (staged_payload(h->job, node, transfer, TRAFFIC_STATE, plane->at, bytes, false,
+                           payload_sent, sending))
                 payload_sent(sending, -ENOTCONN); /* the node is gone, and its request with it */
         return 0;
 }

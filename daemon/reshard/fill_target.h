@@ -37,7 +37,6 @@ struct fill_target_transfer {
         struct replica *source; /* a pinned replica on this node; NULL: remote */
         uint32_t group;
         struct mapping from, to;
-        void *received; /* buffer from a remote source to a GPU; NULL: none is needed */
         uint64_t bytes;
 };
 

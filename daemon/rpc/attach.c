@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/process.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 

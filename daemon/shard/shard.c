@@ -66,8 +66,8 @@ static void pull_send(struct pull *p)
 
         p->sent = state_map_shard(h->state, job->layout, p->group, p->range);
         shard_pin(h, p->group);
-        if (plane_payload(h, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at,
-                          p->range.count * size, pull_sent, p))
+        if (staged_payload(h->job, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at,
+                           p->range.count * size, false, pull_sent, p))
                 pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 

@@ -81,16 +81,6 @@ void shard_unpin(struct replica *h, uint32_t group);
 void shard_ready(struct replica *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 
-/* The operations for the replica's planes. */
-const struct device_ops *replica_ops(const struct replica *h);
-
-/* As staged_payload(), for a replica's planes. */
-int plane_payload(struct replica *h, uint32_t node, uint64_t transfer, enum traffic kind,
-                  const void *p, size_t n, bulk_done *done, void *arg);
-/* Returns n bytes of the state's planes that the CPU can read: at p itself, or copied to the
- * buffer.  For an offload thread. */
-const void *plane_read(const struct replica *h, const void *p, size_t n, void *buffer);
-
 /*
  * Observes an owner's shards while they are made, read and updated. engine/engine.c lists all
  * observers; each event goes to all of them in that order.  A NULL hook does nothing.  All run on

@@ -67,7 +67,7 @@ static uint64_t state_plane_bytes(const struct state *state, enum zero_plane pla
 {
         uint64_t bytes = state ? plan_plane_bytes(state->plan, plane) : 0;
 
-        if (state && state_on_gpu(state))
+        if (state && !state_in_file(state))
                 *on_gpu += bytes;
         return bytes;
 }

@@ -1,7 +1,6 @@
 /* Who holds which part of every group, and where. */
 #include "daemon/status/status.h"
 
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/shard/shard.h"
 #include "proto/cleanup.h"
 
@@ -23,13 +22,12 @@ void report_replicas(struct arena *arena, const struct job *job, struct status_r
         *ret = (struct status_replicas){ .replicas = { 0 } };
         for_replicas (job, h) {
                 struct status_replica *own = h->copy == 0 ? LIST_ADD(arena, &ret->replicas) : NULL;
-                int gpu;
+                char place[PLACE_NAME];
 
                 if (!own)
                         continue;
-                gpu = state_gpu(h->state);
                 own->owner = h->owner;
-                own->place = gpu < 0 ? "host" : arena_text(arena, "GPU %d", gpu);
+                own->place = arena_copy(arena, place_name(h->state->id.place, place));
                 for (uint32_t g = 0; g < job->layout->n_groups; g++)
                         report_group_versions(arena, h, g, own);
         }

@@ -1,14 +1,13 @@
 /*
  * What a state's planes hold at first, and what is served.
  *
- * The CPU computes first values.  For a state on a GPU it computes a piece at a time and copies it
- * there.
+ * The CPU computes first values.  For planes away from the host it computes a piece at a time and
+ * copies it there.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/file.h"
 #include "daemon/store/init.h"
 #include "proto/cleanup.h"
@@ -26,14 +25,15 @@ static void prefault(const float *plane, uint64_t first, uint64_t count)
         (void)madvise((void *)start, end - start, MADV_POPULATE_WRITE);
 }
 
-static int fill_gpu(float *dst, const struct layout_tensor *t, uint64_t first, uint64_t count)
+static int fill_in_pieces(float *dst, const struct layout_tensor *t, uint64_t first, uint64_t count,
+                          const struct device_ops *ops)
 {
         CLEANUP(cleanup_free) float *piece = malloc(PIECE * sizeof(*piece));
 
         for (uint64_t n; piece && count > 0; first += n, dst += n, count -= n) {
                 n = count < PIECE ? count : PIECE;
                 init_fill(piece, t, first, n);
-                gpu_ops()->copy(dst, piece, n * sizeof(*piece));
+                ops->copy(dst, piece, n * sizeof(*piece));
         }
         return piece ? 0 : -ENOMEM;
 }
@@ -51,7 +51,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
                 float *dst = state->in->master + segment->master;
 
                 if (state->in->planes)
-                        r = fill_gpu(dst, t, first, segment->count);
+                        r = fill_in_pieces(dst, t, first, segment->count, ops);
                 else
                         init_fill(dst, t, first, segment->count);
         }
@@ -72,8 +72,6 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
         const struct plan_shard *shard = &state->plan->shards[group];
         enum zero_dtype dtype = l->groups[group].dtype;
 
-        if (state->in->planes)
-                ops = gpu_ops();
         if (dtype != ZERO_FP32 && shard->range.count)
                 ops->serve(dtype, state->in->serve + shard->serve,
                            state->in->master + shard->master, shard->range.count);

@@ -1,7 +1,5 @@
 /*
  * map.h - access to a state's planes, and their update.  Included by store.h.
- *
- * Callers pass `ops` for host memory; for a state on a GPU these functions use gpu_ops() instead.
  */
 #pragma once
 

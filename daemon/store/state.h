@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "daemon/device/place/place.h"
 #include "daemon/device/segment/segment.h"
 #include "daemon/store/plan.h"
 
@@ -24,7 +25,7 @@ struct state_identity {
         uint32_t reduce_dtype; /* enum zero_dtype */
         uint32_t copy;         /* 0: the owner's own, 1: its mirror */
         uint64_t epoch;        /* of the owner list that the shards were cut for */
-        uint32_t place;        /* of the planes: 0 host memory, else 1 + the GPU's number */
+        uint32_t place;        /* of the planes (place.h) */
 };
 
 /* How far an attempt is. */
@@ -73,15 +74,10 @@ struct state {
         struct state_inside *in;
 };
 
-/* The GPU that the planes are on; -1: none. */
-static inline int state_gpu(const struct state *state)
+/* Its planes are in the file: the CPU reads and writes them, and they outlive the process. */
+static inline bool state_in_file(const struct state *state)
 {
-        return (int)state->id.place - 1;
-}
-
-static inline bool state_on_gpu(const struct state *state)
-{
-        return state->id.place > 0;
+        return place_is_host(state->id.place);
 }
 
 /*

@@ -78,8 +78,7 @@ static void checksum_segment(struct work *w, enum zero_plane plane, const struct
         for (uint64_t i = 0, n; i < s->count; i += n) {
                 n = s->count - i < PIECE ? s->count - i : PIECE;
                 checksum_blocks(sum, plane, s->tensor, first + i,
-                                plane_read(w->replica, (float *)values.at + i, n * sizeof(float),
-                                           w->buffer),
+                                place_read((float *)values.at + i, n * sizeof(float), w->buffer),
                                 n);
         }
         state_unmap(&values);

@@ -77,7 +77,7 @@ static void work_copy(struct work *w)
         struct mapping plane = work_map(w, w->plane), serve = { NULL };
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         enum zero_dtype dtype = job->layout->groups[w->group].dtype;
-        const struct device_ops *ops = replica_ops(w->replica);
+        const struct device_ops *ops = w->job->x->ops;
 
         if (w->put)
                 ops->copy(plane.at, w->buffer, bytes);
@@ -245,8 +245,8 @@ static void plane_send(struct work *w)
         w->sent = work_map(w, w->plane);
         shard_pin(w->replica, w->group);
         w->pinned = true;
-        if (plane_payload(w->replica, w->node, w->transfer, TRAFFIC_STATE, w->sent.at, bytes,
-                          plane_sent, w))
+        if (staged_payload(w->replica->job, w->node, w->transfer, TRAFFIC_STATE, w->sent.at, bytes,
+                           false, plane_sent, w))
                 work_free(w);
 }
 

@@ -1,17 +1,44 @@
 /*
  * Payloads that this node asks for: it makes room, then sends the request.  The payload comes on
- * the bulk path, or a refusal on the link.
+ * the bulk path, or a refusal on the link.  Where the path cannot bring it to its place, it lands
+ * in host memory, and an offload thread copies it.
  */
 #include "daemon/transfer/staging.h"
 
 #include <errno.h>
+
+#include "proto/cleanup.h"
+
+static void ask_end(struct ask *ask, int status)
+{
+        transit_free(STEAL(ask->transit));
+        ask->done(ask, status);
+}
+
+static void ask_copy(struct offload_task *task, uint32_t worker)
+{
+        const struct ask *ask = CONTAINER_OF(task, struct ask, task);
+
+        ask->x->ops->copy(ask->p, ask->transit, ask->n);
+}
+
+static void ask_copied(struct offload_task *task)
+{
+        ask_end(CONTAINER_OF(task, struct ask, task), 0);
+}
 
 static void ask_landed(void *arg, int status)
 {
         struct ask *ask = arg;
 
         list_remove(&ask->link);
-        ask->done(ask, status);
+        if (status || !ask->transit) {
+                ask_end(ask, status);
+                return;
+        }
+        ask->task.run = ask_copy;
+        ask->task.done = ask_copied;
+        offload_submit(ask->x->offload, &ask->task);
 }
 
 int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
@@ -22,21 +49,29 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
 
         if (!(x->up >> node & 1))
                 return -ENOTCONN;
+        ask->transit = NULL;
+        if (!fabric_takes(x->fabric, node, place_of(p), n) && !(ask->transit = transit_new(n)))
+                return -ENOMEM;
         ask->x = x;
         ask->job = job;
         ask->node = node;
         ask->transfer = transfer;
+        ask->p = p;
+        ask->n = n;
         ask->status = 0;
         ask->forgotten = false;
-        r = fabric_expect(x->fabric, node, transfer, kind, p, n, ask_landed, ask);
+        r = fabric_expect(x->fabric, node, transfer, kind, ask->transit ? ask->transit : p, n,
+                          ask_landed, ask);
         if (r == 0)
                 list_insert(&x->transfer->asks, &ask->link);
+        else
+                transit_free(STEAL(ask->transit));
         return r;
 }
 
 void ask_forget(struct ask *ask)
 {
-        if (!ask->forgotten)
+        if (!ask->forgotten && !list_empty(&ask->link)) /* otherwise the payload has come */
                 fabric_forget(ask->x->fabric, ask->node, ask->transfer);
         ask->forgotten = true;
 }

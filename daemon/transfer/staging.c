@@ -1,5 +1,5 @@
 /*
- * Copies of planes for other nodes; see staging.h.
+ * Copies of planes and gradients for other nodes; see staging.h.
  *
  * Invariant: every accepted payload ends with done(), once.  Payloads begin in the order of the
  * calls.
@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
 struct staged {
@@ -37,7 +36,7 @@ static void staged_end(struct staged *s, int status)
 
         list_remove(&s->link);
         x->transfer->staging_bytes -= s->buffer ? s->n : 0;
-        gpu_buffer_free(s->buffer);
+        transit_free(s->buffer);
         free(s);
         done(arg, status);
         staging_advance(x);
@@ -52,7 +51,7 @@ static void staged_copy(struct offload_task *task, uint32_t worker)
 {
         struct staged *s = CONTAINER_OF(task, struct staged, task);
 
-        gpu_ops()->copy(s->buffer, s->p, s->n);
+        s->job->x->ops->copy(s->buffer, s->p, s->n);
 }
 
 static void staged_copied(struct offload_task *task)
@@ -70,7 +69,7 @@ static bool staged_begin(struct engine *x, struct staged *s)
 {
         if (x->transfer->staging_bytes && x->transfer->staging_bytes + s->n > STAGING_BYTES)
                 return false;
-        s->buffer = gpu_buffer_new(s->n);
+        s->buffer = transit_new(s->n);
         if (!s->buffer && x->transfer->staging_bytes)
                 return false;
         if (!s->buffer) {
@@ -95,13 +94,14 @@ static void staging_advance(struct engine *x)
         }
 }
 
-int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
-                   enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg)
+int staged_payload(struct job *job, uint32_t node, uint64_t transfer, enum traffic kind,
+                   const void *p, size_t n, bool pushed, bulk_done *done, void *arg)
 {
         struct engine *x = job->x;
         struct staged *s;
 
-        if (!on_gpu || fabric_takes_gpu(x->fabric, node, n))
+        if (fabric_takes(x->fabric, node, place_of(p), n) &&
+            !(pushed && fabric_checks(x->fabric, node)))
                 return fabric_payload(x->fabric, node, transfer, kind, p, n, done, arg);
         if (!(x->up >> node & 1))
                 return -ENOTCONN;

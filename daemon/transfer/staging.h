@@ -1,9 +1,9 @@
 /*
  * staging.h - brings bytes of planes and gradients to host memory, for other nodes and for the CPU.
  *
- * Bytes in host memory are read in place.  An offload thread first copies bytes on a GPU.  Payloads
- * wait for their turn: the copies in progress take at most STAGING_BYTES, or are one larger
- * payload.
+ * Bytes are sent from where they lie if the path takes them from there, and nobody can write to
+ * them in a way that breaks it.  Otherwise an offload thread first copies them.  Payloads wait for
+ * their turn: the copies in progress take at most STAGING_BYTES, or are one larger payload.
  */
 #pragma once
 

@@ -11,17 +11,20 @@
 /* Embedded in what waits for the payload; valid until `done` is called. */
 struct ask {
         struct list link; /* transfer.asks */
+        struct offload_task task;
         struct engine *x;
         const struct job *job;
         uint32_t node;
         uint64_t transfer;
+        void *p, *transit; /* transit: NULL, or where the payload lands on its way to p */
+        size_t n;
         bool forgotten;
         int status;                                /* why the owner refused; 0: it has not */
         void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link is down */
 };
 /*
- * Expects n bytes at p, then sends the pull with its transfer number.  If this fails, done is never
- * called.
+ * Expects n bytes at p, in any place, then sends the pull with its transfer number.  -ENOMEM,
+ * -ENOTCONN: then done is never called.
  */
 int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind, Zero__Pull *pull,
              void *p, size_t n);
@@ -36,11 +39,11 @@ void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, c
 /* ---- payloads that this node sends ---------------------------------------------- */
 
 /*
- * As fabric_payload(), for n bytes that do not change before done(). on_gpu: the CPU cannot read
- * them.  The caller holds a reference to the job until done().
+ * As fabric_payload(), for n bytes in any place.  `pushed`: a client can write to them until
+ * done(); otherwise they do not change.  The caller holds a reference to the job until done().
  */
-int staged_payload(struct job *job, bool on_gpu, uint32_t node, uint64_t transfer,
-                   enum traffic kind, const void *p, size_t n, bulk_done *done, void *arg);
+int staged_payload(struct job *job, uint32_t node, uint64_t transfer, enum traffic kind,
+                   const void *p, size_t n, bool pushed, bulk_done *done, void *arg);
 
 /* ---- calls --------------------------------------------------------------------- */
 

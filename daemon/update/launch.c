@@ -1,18 +1,19 @@
 /*
- * Updates on a GPU.
+ * Updates on a device other than the host.
  *
  * A piece is a contiguous range of one tensor that is still at the old version; its served
- * parameters are written with it.  A piece is a whole segment, except in a state that came to the
- * GPU in the middle of an update.  Pieces are launched together and waited for together.  Nothing
- * here outlives the process, so there are no undo slots; chunks count as updated when the whole
- * range is done.
+ * parameters are written with it.  A piece is a whole segment, except in a state that came to
+ * the device in the middle of an update.  Pieces are launched together and waited for together.
+ * Nothing here outlives the process, so there are no undo slots; chunks count as updated when the
+ * whole range is done.
  */
 #include "daemon/update/launch.h"
 
 #include <assert.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/device/gpu/gpu.h"
+
+enum { PIECES = 64 }; /* that are launched together */
 
 /* The elements of one piece. */
 struct run {
@@ -27,13 +28,13 @@ struct launch {
         uint32_t group;
         struct mapping planes[UPDATE_PLANES], grad, served; /* of the shard */
         struct run run;
-        struct zero_cuda_update pieces[ZERO_CUDA_PIECES];
+        struct update_piece pieces[PIECES];
         uint32_t n_pieces;
 };
 
 static void pieces_end(struct launch *l)
 {
-        gpu_update(l->pieces, l->n_pieces);
+        place_update(l->pieces, l->n_pieces);
         l->n_pieces = 0;
 }
 
@@ -55,7 +56,7 @@ static const struct plan_shard *run_shard(const struct launch *l)
         return &l->replica->state->plan->shards[l->group];
 }
 
-static void run_gradient(const struct launch *l, struct zero_cuda_update *update)
+static void run_gradient(const struct launch *l, struct update_piece *update)
 {
         if (!l->node_gradient) {
                 update->grad[0] = (float *)l->grad.at + (l->run.moment - run_shard(l)->moment);
@@ -63,7 +64,7 @@ static void run_gradient(const struct launch *l, struct zero_cuda_update *update
                 update->from = update->wire = ZERO_FP32;
                 return;
         }
-        assert(node_gradient_sources_max(l->node_gradient) <= ZERO_CUDA_GRADS);
+        assert(node_gradient_sources_max(l->node_gradient) <= UPDATE_SOURCES);
         update->k = (uint32_t)node_gradient_sources(l->node_gradient, l->run.tensor,
                                                     l->run.in_group, update->grad);
         update->from = node_gradient_dtype(l->node_gradient);
@@ -77,10 +78,10 @@ static void run_end(struct launch *l)
         const struct plan_shard *shard = run_shard(l);
         enum zero_dtype dtype = job->layout->groups[l->group].dtype;
         struct run r = l->run;
-        struct zero_cuda_update update = { .rule = shard->optimizer->rule,
-                                           .scalars = l->scalars[r.tensor],
-                                           .n = run_elements(l),
-                                           .serve_dtype = dtype };
+        struct update_piece update = { .rule = shard->optimizer->rule,
+                                       .scalars = l->scalars[r.tensor],
+                                       .n = run_elements(l),
+                                       .serve_dtype = dtype };
 
         update.in[0] = update.out[0] = (float *)l->planes[0].at + (r.master - shard->master);
         for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
@@ -94,7 +95,7 @@ static void run_end(struct launch *l)
         if (shard->serve != UINT64_MAX)
                 update.serve =
                         (char *)l->served.at + (r.master - shard->master) * dtype_size(dtype);
-        if (l->n_pieces == ZERO_CUDA_PIECES)
+        if (l->n_pieces == PIECES)
                 pieces_end(l);
         l->pieces[l->n_pieces++] = update;
 }
@@ -165,7 +166,7 @@ void launch_chunks(const struct replica *h, const struct update_scalars *scalars
                         chunk_add(&l, &plan->chunks[c]);
         run_end(&l);
         pieces_end(&l);
-        gpu_updated((uint32_t)state_gpu(h->state));
+        place_updated(h->state->id.place);
         shard_unmap(&l);
         crash_point(CRASH_UPDATE_CHUNK);
         for (uint32_t c = first; c < end; c++)

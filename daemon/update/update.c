@@ -141,7 +141,7 @@ static void update_run(struct offload_task *task, uint32_t worker)
         struct update_task *t = CONTAINER_OF(task, struct update_task, task);
         struct update *u = t->replica->update;
 
-        if (state_on_gpu(t->replica->state)) {
+        if (!state_in_file(t->replica->state)) {
                 const struct offer *deferred = u->groups[t->group].deferred;
 
                 launch_chunks(t->replica, u->scalars,
@@ -244,7 +244,7 @@ static bool group_submit(struct replica *h, uint32_t group)
         const struct plan_shard *shard = &h->state->plan->shards[group];
         uint32_t end = shard->first_chunk + shard->n_chunks;
         /* a GPU does not take turns with gathers: fewer launches are better */
-        uint32_t most = state_on_gpu(h->state) ? shard->n_chunks : TASK_CHUNKS;
+        uint32_t most = state_in_file(h->state) ? TASK_CHUNKS : shard->n_chunks;
         struct update_task *t;
 
         if (g->phase == GROUP_FINISHED || g->next_chunk == end ||

@@ -40,7 +40,7 @@ static int copy(const struct bench *b)
 /* k contributions in bf16; 0: an accumulator. */
 static int update(const struct bench *b, void *serve, uint32_t k)
 {
-        struct zero_cuda_update u = {
+        struct update_piece u = {
                 .scalars = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7),
                 .n = b->n,
                 .in = { b->p, b->m, b->v },

@@ -131,7 +131,7 @@ struct twin twin_new(const struct gpu *gpu, enum zero_dtype dtype, size_t n, siz
         return t;
 }
 
-void update_in_place(struct zero_cuda_update *update, const struct twin t[3])
+void update_in_place(struct update_piece *update, const struct twin t[3])
 {
         update->in[0] = update->out[0] = t[0].gpu;
         update->in[1] = update->out[1] = t[1].gpu;

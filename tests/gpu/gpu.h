@@ -48,7 +48,7 @@ struct twin {
 struct twin twin_new(const struct gpu *gpu, enum zero_dtype dtype, size_t n, size_t offset,
                      uint64_t *state);
 /* An update of the first three in place: p, m, v. */
-void update_in_place(struct zero_cuda_update *update, const struct twin t[3]);
+void update_in_place(struct update_piece *update, const struct twin t[3]);
 void twin_free(const struct gpu *gpu, struct twin *t);
 /* Both sides are equal to the bit, margins too, or both elements are NaN. */
 bool twin_same(const struct gpu *gpu, const struct twin *t);

@@ -106,14 +106,15 @@ static const struct sample {
         { &optimizer_sgd_momentum, { 0.1, 0.9, 0.1, 0.01, 1 } },
 };
 
-/* The update of one set of planes on both sides, and what is served; planes that the rule lacks stay. */
+/* The update of one set of planes on both sides, and what is served; planes that the rule lacks
+ * stay. */
 static void check_update(struct run *r, const struct sample *sample, enum zero_dtype serve)
 {
         const struct optimizer *o = sample->optimizer;
         struct update_scalars s = o->scalars(sample->values, 3, 0.7);
         struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
                                   array(r, ZERO_FP32), aligned_array(r, serve) };
-        struct zero_cuda_update update = {
+        struct update_piece update = {
                 .rule = o->rule, .scalars = s, .n = r->n, .serve_dtype = serve
         };
         float *const planes[] = { t[P].host, t[M].host, t[V].host };
@@ -140,16 +141,16 @@ static void check_updates(struct run *r)
 static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype from, uint32_t k)
 {
         struct update_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
-        struct zero_cuda_update update = { .scalars = s,
-                                          .n = r->n,
-                                          .k = k,
-                                          .from = from,
-                                          .wire = wire,
-                                          .serve_dtype = ZERO_BF16 };
+        struct update_piece update = { .scalars = s,
+                                       .n = r->n,
+                                       .k = k,
+                                       .from = from,
+                                       .wire = wire,
+                                       .serve_dtype = ZERO_BF16 };
         struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
                                   aligned_array(r, ZERO_FP32), aligned_array(r, ZERO_BF16) };
-        struct twin sources[ZERO_CUDA_GRADS];
-        const void *on_host[ZERO_CUDA_GRADS];
+        struct twin sources[UPDATE_SOURCES];
+        const void *on_host[UPDATE_SOURCES];
 
         for (uint32_t i = 0; i < k; i++) {
                 sources[i] = (i % 2 ? array : aligned_array)(r, from);
@@ -171,7 +172,7 @@ static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype 
 static void check_fused(struct run *r)
 {
         for (int from = 0; from < DTYPES; from++)
-                for (uint32_t k = 1; k <= ZERO_CUDA_GRADS; k++)
+                for (uint32_t k = 1; k <= UPDATE_SOURCES; k++)
                         check_fused_of(r, dtypes[k % DTYPES], dtypes[from], k);
         check_fused_of(r, ZERO_BF16, ZERO_FP32, 2);
         check_fused_of(r, ZERO_FP32, ZERO_BF16, 2);
@@ -269,13 +270,14 @@ static void check_reduce(struct run *r)
         for (int from = 0; from < DTYPES; from++)
                 for (size_t k = 0; k <= SOURCES; k += k == 1 ? 1 : k + 1)
                         for (int i = 0; i < 2; i++, way += 3)
-                                check_reduction(r, (struct reduction){ .wire = dtypes[way / 3 % DTYPES],
-                                                                       .from = dtypes[from],
-                                                                       .k = k,
-                                                                       .first = way & 2,
-                                                                       .norm = (way + k) % 4 != 3,
-                                                                       .finite = way & 4,
-                                                                       .kept = true });
+                                check_reduction(
+                                        r, (struct reduction){ .wire = dtypes[way / 3 % DTYPES],
+                                                               .from = dtypes[from],
+                                                               .k = k,
+                                                               .first = way & 2,
+                                                               .norm = (way + k) % 4 != 3,
+                                                               .finite = way & 4,
+                                                               .kept = true });
         for (int from = 0; from < DTYPES; from++, way++)
                 check_reduction(r, (struct reduction){ .wire = dtypes[way % DTYPES],
                                                        .from = dtypes[from],
@@ -339,12 +341,13 @@ static size_t piece_elements(struct run *r)
 
 static void check_many_updates(struct run *r)
 {
-        struct zero_cuda_update updates[MANY];
+        struct update_piece updates[MANY];
         struct twin t[MANY][PLANES];
         size_t n = r->n;
 
         for (uint32_t i = 0; i < MANY; i++) {
-                struct update_scalars s = adamw_scalars(1e-3 * (i + 1), 0.9, 0.999, 1e-8, 0.1, 3, 1);
+                struct update_scalars s =
+                        adamw_scalars(1e-3 * (i + 1), 0.9, 0.999, 1e-8, 0.1, 3, 1);
                 enum zero_dtype serve = dtypes[i % DTYPES];
                 struct twin *x = t[i];
 
@@ -352,18 +355,18 @@ static void check_many_updates(struct run *r)
                 for (int a = 0; a < PLANES; a++)
                         x[a] = (i % 4 ? array : aligned_array)(r, a == SERVE ? serve : ZERO_FP32);
                 run_adamw(&host_scalar_ops, &s, r->n, x[P].host, x[M].host, x[V].host, x[GRAD].host,
-                                      NULL);
+                          NULL);
                 host_scalar_ops.serve(serve, x[SERVE].host, x[P].host, r->n);
-                updates[i] = (struct zero_cuda_update){ .scalars = s,
-                                                       .n = r->n,
-                                                       .in = { x[P].gpu, x[M].gpu, x[V].gpu },
-                                                       .grad = { x[GRAD].gpu },
-                                                       .k = 1,
-                                                       .from = ZERO_FP32,
-                                                       .wire = ZERO_FP32,
-                                                       .out = { x[P].gpu, x[M].gpu, x[V].gpu },
-                                                       .serve = x[SERVE].gpu,
-                                                       .serve_dtype = serve };
+                updates[i] = (struct update_piece){ .scalars = s,
+                                                    .n = r->n,
+                                                    .in = { x[P].gpu, x[M].gpu, x[V].gpu },
+                                                    .grad = { x[GRAD].gpu },
+                                                    .k = 1,
+                                                    .from = ZERO_FP32,
+                                                    .wire = ZERO_FP32,
+                                                    .out = { x[P].gpu, x[M].gpu, x[V].gpu },
+                                                    .serve = x[SERVE].gpu,
+                                                    .serve_dtype = serve };
                 r->n = n;
         }
         must(r->gpu->ops->update(updates, MANY, r->gpu->stream), "adamw");

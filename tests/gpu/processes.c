@@ -392,7 +392,7 @@ static void check_update(struct gpu *gpu)
         enum { N = 100003 };
         struct update_scalars s = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7);
         uint64_t state = 1;
-        struct zero_cuda_update u = { .scalars = s, .n = N };
+        struct update_piece u = { .scalars = s, .n = N };
         struct twin t[4];
 
         for (int i = 0; i < 4; i++)

@@ -52,7 +52,7 @@ void fake_stream_free(void *stream);
 /* Everything on all streams, of any thread. */
 void fake_finish_all(void);
 int fake_stream_gpu(const void *stream);
-int fake_update(const struct zero_cuda_update *pieces, size_t n, void *stream);
+int fake_update(const struct update_piece *pieces, size_t n, void *stream);
 int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n,
               void *stream);
 int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,

@@ -5,7 +5,7 @@
 #include "cuda/kernels.h"
 #include "daemon/device/host.h"
 
-static void update(const struct zero_cuda_update *u)
+static void update(const struct update_piece *u)
 {
         if (u->n == 0)
                 return;
@@ -23,7 +23,7 @@ static void update(const struct zero_cuda_update *u)
         free(grad);
 }
 
-int cuda_update(const struct zero_cuda_update *pieces, size_t n, void *stream)
+int cuda_update(const struct update_piece *pieces, size_t n, void *stream)
 {
         for (size_t i = 0; i < n; i++)
                 update(&pieces[i]);

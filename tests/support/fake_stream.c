@@ -17,7 +17,7 @@
 struct work {
         struct work *next;
         void (*run)(const struct work *w);
-        struct zero_cuda_update *updates; /* [n] */
+        struct update_piece *updates; /* [n] */
         struct zero_cuda_reduce reduce;
         void *lists; /* that these lie in */
         enum zero_dtype to, from;
@@ -166,7 +166,7 @@ static void run_update(const struct work *w)
         cuda_update(w->updates, w->n, NULL);
 }
 
-static void update_inside(const struct stream *s, struct zero_cuda_update *u)
+static void update_inside(const struct stream *s, struct update_piece *u)
 {
         size_t bytes = u->n * sizeof(float);
 
@@ -176,13 +176,13 @@ static void update_inside(const struct stream *s, struct zero_cuda_update *u)
                 u->in[k] = inside(s, u->in[k], bytes);
                 u->out[k] = inside(s, u->out[k], bytes);
         }
-        for (uint32_t i = 0; i < u->k && i < ZERO_CUDA_GRADS; i++)
+        for (uint32_t i = 0; i < u->k && i < UPDATE_SOURCES; i++)
                 u->grad[i] = inside(s, u->grad[i], u->n * dtype_size(u->from));
         if (u->serve)
                 u->serve = inside(s, u->serve, u->n * dtype_size(u->serve_dtype));
 }
 
-int fake_update(const struct zero_cuda_update *pieces, size_t n, void *stream)
+int fake_update(const struct update_piece *pieces, size_t n, void *stream)
 {
         struct stream *s = stream;
         struct work w = { .run = run_update, .n = n };

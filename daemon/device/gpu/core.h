@@ -20,10 +20,11 @@
 #pragma once
 
 #include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "daemon/device/gpu/moves.h"
 
 enum {
-        GPUS_MAX = 64,
+        GPUS_MAX = PLACES_MAX - 1,
         GPU_NONE = -1,        /* instead of a GPU's number: host memory */
         LANES = 2,            /* copies one while the other computes */
         LANE_BYTES = 1 << 20, /* of pinned memory, for each lane */

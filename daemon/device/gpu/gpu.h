@@ -68,11 +68,7 @@ int gpu_use(uint32_t gpu);
 
 /* Enqueues an update of n pieces, all of one rule and on one GPU: new states, and in the same
  * pass the served parameters. */
-void gpu_update(const struct zero_cuda_update *pieces, size_t n);
-/* Measures sums that are not kept: as device_ops.reduce, of pieces without acc that lie on one
- * GPU, none with more than ZERO_CUDA_SUM_MAX sources. */
-void gpu_measure(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
-                 enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
+void gpu_update(const struct update_piece *pieces, size_t n);
 /* Waits for all updates that this thread has enqueued on the GPU. */
 void gpu_updated(uint32_t gpu);
 

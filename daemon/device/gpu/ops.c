@@ -13,13 +13,13 @@
 static int update_device(const struct staged *s, void *const *at, size_t n, void *stream)
 {
         uint32_t planes = update_planes(s->rule);
-        struct zero_cuda_update update = { .rule = s->rule,
-                                           .scalars = *s->scalars,
-                                           .n = n,
-                                           .grad = { at[planes] },
-                                           .k = 1,
-                                           .from = ZERO_FP32,
-                                           .wire = ZERO_FP32 };
+        struct update_piece update = { .rule = s->rule,
+                                       .scalars = *s->scalars,
+                                       .n = n,
+                                       .grad = { at[planes] },
+                                       .k = 1,
+                                       .from = ZERO_FP32,
+                                       .wire = ZERO_FP32 };
 
         for (uint32_t k = 0; k < planes; k++)
                 update.in[k] = update.out[k] = at[k];
@@ -56,7 +56,7 @@ static void update(enum update_rule rule, const struct update_scalars *scalars, 
         staged_run(&s);
 }
 
-void gpu_update(const struct zero_cuda_update *pieces, size_t n)
+void gpu_update(const struct update_piece *pieces, size_t n)
 {
         uint32_t gpu;
         struct lane *lane;

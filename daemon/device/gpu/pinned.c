@@ -22,8 +22,8 @@ static bool used[GPU_BUFFERS];
 static bool pinning; /* a chore is on its way */
 static bool refused; /* the driver pins no more */
 
-/* The place of a buffer; GPU_BUFFERS: it has none. */
-static uint32_t place_of(const void *memory)
+/* The index of a buffer; GPU_BUFFERS: it has none. */
+static uint32_t index_of(const void *memory)
 {
         uint32_t i = 0;
 
@@ -40,7 +40,7 @@ static uint32_t place_of(const void *memory)
 
 bool gpu_is_pinned(const void *memory)
 {
-        return place_of(memory) < GPU_BUFFERS;
+        return index_of(memory) < GPU_BUFFERS;
 }
 
 static void pin(struct gpu_chore *chore)
@@ -94,7 +94,7 @@ void *gpu_buffer_new(size_t bytes)
 
 void gpu_buffer_free(void *buffer)
 {
-        uint32_t i = buffer ? place_of(buffer) : GPU_BUFFERS;
+        uint32_t i = buffer ? index_of(buffer) : GPU_BUFFERS;
 
         if (i == GPU_BUFFERS) {
                 free(buffer);

@@ -176,7 +176,7 @@ static bool together(const struct reduce_piece *p, int gpu)
 
 static void reduce_one(struct reduction *r, struct reduce_piece p)
 {
-        int gpu = gpu_of(p.acc);
+        int gpu = gpu_of(p.acc ? p.acc : p.src[0]);
 
         if (p.n == 0)
                 return;
@@ -197,16 +197,6 @@ void gpu_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dt
 
         for (size_t i = 0; i < n_pieces; i++)
                 reduce_one(&r, pieces[i]);
-        reduction_end(&r);
-}
-
-void gpu_measure(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
-                 enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
-{
-        struct reduction r = { wire, from, scale, norm, finite, GPU_NONE, .n_pieces = 0 };
-
-        for (size_t i = 0; i < n_pieces; i++)
-                reduction_add(&r, gpu_of(pieces[i].src[0]), &pieces[i]);
         reduction_end(&r);
 }
 

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
@@ -28,7 +27,8 @@ struct loader {
         struct snapshot_shard *shard;
         struct plan *plan;
         struct snapshot_map map;
-        float *stage; /* holds a piece on its way to a GPU; NULL: the draft is in host memory */
+        const struct device_ops *ops;
+        float *stage; /* holds a piece on its way to another place; NULL: the draft is in its file */
         struct fault *fault;
 };
 
@@ -147,7 +147,7 @@ static int take_piece(struct loader *ld, uint64_t offset, uint8_t *to, uint64_t 
                 return fault_set(ld->fault, ZERO_EABORTED, "the restore was broken off");
         r = snapshot_shard_read(ld->shard, offset, dst, n, ld->fault);
         if (r == 0 && ld->stage)
-                gpu_ops()->copy(to, dst, n);
+                ld->ops->copy(to, dst, n);
         return r;
 }
 
@@ -276,22 +276,23 @@ static int load_shard(struct loader *ld, int dir, const struct partition *partit
 }
 
 int snapshot_load(int dir, const struct manifest *m, const layout *l, struct state *draft,
-                  struct snapshot_progress *progress, struct snapshot_loaded *ret,
-                  struct fault *fault)
+                  const struct device_ops *ops, struct snapshot_progress *progress,
+                  struct snapshot_loaded *ret, struct fault *fault)
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         CLEANUP(cleanup_free) bool *known = calloc(l->n_tensors + 1, sizeof(*known));
-        CLEANUP(cleanup_free) float *stage = state_on_gpu(draft) ? malloc(PIECE) : NULL;
+        CLEANUP(cleanup_free) float *stage = state_in_file(draft) ? NULL : malloc(PIECE);
         struct snapshot_loaded loaded = { .n_blobs = 0 };
         struct loader ld = { .m = m,
                              .l = l,
                              .state = draft,
+                             .ops = ops,
                              .progress = progress,
                              .loaded = &loaded,
                              .known = known,
                              .stage = stage,
                              .fault = fault };
-        int r = known && !stage == !state_on_gpu(draft) ? partition_new(l, m->n_owners, &partition)
+        int r = known && !stage == state_in_file(draft) ? partition_new(l, m->n_owners, &partition)
                                                         : -ENOMEM;
 
         if (r)

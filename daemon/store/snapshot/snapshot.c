@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
@@ -107,8 +106,6 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n)
 {
         assert(offset <= map->bytes && n <= map->bytes - offset);
-        if (state_on_gpu(state))
-                ops = gpu_ops();
         for (const struct snapshot_extent *e = extent_at(map, offset); n > 0; e++) {
                 uint64_t skip = offset - e->offset;
                 size_t part = e->bytes - skip < n ? e->bytes - skip : n;

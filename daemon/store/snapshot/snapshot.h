@@ -42,8 +42,8 @@ struct snapshot_map {
 
 int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret);
 void snapshot_map_deinit(struct snapshot_map *map);
-/* dst = n bytes of the state's stream from `offset` on; uses gpu_ops() if the state is on a GPU.
- * Any thread; several threads may copy at the same time. */
+/* dst = n bytes of the state's stream from `offset` on.  Any thread; several threads may copy at the
+ * same time. */
 void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n);
 
@@ -117,5 +117,5 @@ struct snapshot_progress {
  * of owners of either.  Does not touch serve.
  */
 int snapshot_load(int dir, const struct manifest *m, const layout *l, struct state *draft,
-                  struct snapshot_progress *progress, struct snapshot_loaded *ret,
-                  struct fault *fault);
+                  const struct device_ops *ops, struct snapshot_progress *progress,
+                  struct snapshot_loaded *ret, struct fault *fault);

@@ -22,7 +22,7 @@ static void *upload(const struct plate *p, void **ret_memory)
 
 static void check(enum zero_dtype serve, bool served, size_t n, size_t offset, struct dice *d)
 {
-        struct zero_cuda_update update = { .rule = UPDATE_ADAMW, .n = n, .serve_dtype = serve };
+        struct update_piece update = { .rule = UPDATE_ADAMW, .n = n, .serve_dtype = serve };
         struct plate truth[ARRAYS];
         void *memory[ARRAYS], *at[ARRAYS];
 
@@ -42,7 +42,7 @@ static void check(enum zero_dtype serve, bool served, size_t n, size_t offset, s
         update.serve = served ? at[SERVE] : NULL;
         gpu_update(&update, 1);
         run_adamw(truth_ops(), &update.scalars, n, truth[P].data, truth[M].data, truth[V].data,
-                           truth[GRAD].data, NULL);
+                  truth[GRAD].data, NULL);
         if (served)
                 truth_ops()->serve(serve, truth[SERVE].data, truth[P].data, n);
         gpu_updated(0);

@@ -77,9 +77,12 @@ Test(plugin, says_what_gpu_there_is_or_that_there_is_none, .init = load)
 Test(plugin, refuses_everything_where_there_is_no_gpu, .init = load)
 {
         struct zero_cuda_norm sum = { .bin = { 0 } };
-        struct zero_cuda_update update = {
-                .n = 1, .in = { word, word, word }, .grad = { word }, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32
-        };
+        struct update_piece update = { .n = 1,
+                                       .in = { word, word, word },
+                                       .grad = { word },
+                                       .k = 1,
+                                       .from = ZERO_FP32,
+                                       .wire = ZERO_FP32 };
         struct reduce_piece one = { .acc = word, .n = 1 },
                             other = { .acc = word + 1, .n = 1, .k = 1, .src = sources };
         struct zero_cuda_reduce norm = { .pieces = &one,
@@ -150,8 +153,8 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 {
         enum zero_dtype unknown = (enum zero_dtype)9;
         struct zero_cuda_share share;
-        const struct zero_cuda_update good = { .k = 1, .from = ZERO_BF16, .wire = ZERO_BF16 };
-        struct zero_cuda_update updates[] = { good, good, good, good, good };
+        const struct update_piece good = { .k = 1, .from = ZERO_BF16, .wire = ZERO_BF16 };
+        struct update_piece updates[] = { good, good, good, good, good };
         struct reduce_piece one = { .n = 1, .k = 1, .src = sources };
         struct reduce_piece with_many[] = {
                 one, { .n = 1, .k = ZERO_CUDA_SUM_MAX + 1, .src = sources }
@@ -184,10 +187,10 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         updates[1].from = unknown;
         updates[2].wire = unknown;
         updates[3].k = 0;
-        updates[4].k = ZERO_CUDA_GRADS + 1;
+        updates[4].k = UPDATE_SOURCES + 1;
         for (int i = 0; i < 5; i++)
                 cr_assert_eq(gpu->update(&updates[i], 1, NULL), -EINVAL, "update %d", i);
-        cr_assert_eq(gpu->update((struct zero_cuda_update[]){ good, updates[1] }, 2, NULL), -EINVAL);
+        cr_assert_eq(gpu->update((struct update_piece[]){ good, updates[1] }, 2, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_BF16, word, ZERO_FP16, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(unknown, word, ZERO_FP32, word, 1, NULL), -EINVAL);
         cr_assert_eq(gpu->cast(ZERO_FP32, word, unknown, word, 1, NULL), -EINVAL);
@@ -204,7 +207,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
 
 Test(plugin, does_nothing_for_an_empty_range, .init = load)
 {
-        struct zero_cuda_update update = { .n = 0, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32 };
+        struct update_piece update = { .n = 0, .k = 1, .from = ZERO_FP32, .wire = ZERO_FP32 };
         struct reduce_piece none = { .n = 0, .k = 1, .src = sources },
                             alone = { .acc = word, .n = 1 };
         struct zero_cuda_reduce add = {

@@ -122,16 +122,18 @@ Test(gpu_memory, enqueued_updates_are_done_when_they_were_waited_for)
 {
         struct window p = window_new(), g = window_new(), served = window_new();
         float *x = p.share.memory, *zeroes = g.share.memory;
-        struct zero_cuda_update half = { .scalars = { .adam = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 } },
-                                        .n = N,
-                                        .in = { x, zeroes, zeroes },
-                                        .grad = { zeroes },
-                                        .k = 1,
-                                        .from = ZERO_FP32,
-                                        .wire = ZERO_FP32,
-                                        .out = { x, zeroes, zeroes },
-                                        .serve = served.share.memory,
-                                        .serve_dtype = ZERO_FP32 };
+        struct update_piece half = {
+                .scalars = { .adam = { .decay = 0.5f, .sqrt_bias2 = 1, .eps = 1 } },
+                .n = N,
+                .in = { x, zeroes, zeroes },
+                .grad = { zeroes },
+                .k = 1,
+                .from = ZERO_FP32,
+                .wire = ZERO_FP32,
+                .out = { x, zeroes, zeroes },
+                .serve = served.share.memory,
+                .serve_dtype = ZERO_FP32
+        };
         float *host = malloc(N * sizeof *host);
 
         for (size_t i = 0; i < N; i++)

@@ -67,7 +67,7 @@ static void node_start(struct net_node *node, uint32_t self)
         *x = (struct engine){ .loop = &node->net->loop,
                               .conf = &node->conf,
                               .cluster = &node->cluster,
-                              .ops = device_host(o->isa),
+                              .ops = place_ops() ? place_ops() : device_host(o->isa),
                               .part_bytes = o->part_bytes ? o->part_bytes : GPU_BUFFER };
         CHECK(x->ops, "instruction set %s", o->isa);
         CHECK(store_open(node->directory, 0, &x->store, &fault) == 0, "%s", fault.text);

@@ -28,7 +28,7 @@ static layout *make_layout(void)
         return l;
 }
 
-/* Every element has its place, in order, in the piece of its part's GPU, and for itself alone. */
+/* Every element has its place, in order, in the piece of its part's place, and for itself alone. */
 static void check_places(const struct parts_rule *rule, const layout *l, uint32_t group)
 {
         uint32_t n = rule->partition->slices[group];
@@ -43,10 +43,10 @@ static void check_places(const struct parts_rule *rule, const layout *l, uint32_
                 cr_assert_eq(p->range.first, next);
                 next += p->range.count;
                 cr_assert_eq(p->at % PART_ALIGN, 0);
-                cr_assert(end <= parts_bytes(parts, n, p->gpu, rule->size));
-                cr_assert(parts_gpus(parts, n) >> p->gpu & 1);
+                cr_assert(end <= parts_bytes(parts, n, p->place, rule->size));
+                cr_assert(parts_places(parts, n) >> p->place & 1);
                 for (uint32_t k = 0; k < i; k++)
-                        cr_assert(parts[k].gpu != p->gpu ||
+                        cr_assert(parts[k].place != p->place ||
                                   parts[k].at + parts[k].range.count * rule->size <= p->at);
                 cr_assert_eq(parts_find(parts, n, p->range.first), p);
                 cr_assert_eq(parts_find(parts, n, next - 1), p);
@@ -59,16 +59,16 @@ Test(parts, each_element_has_one_place)
         layout *l = make_layout();
 
         for (uint32_t owners = 1; owners <= OWNERS_MAX; owners++) {
-                int gpus[OWNERS_MAX];
+                uint32_t places[OWNERS_MAX];
                 struct partition *p;
 
                 cr_assert_eq(partition_new(l, owners, &p), 0);
                 for (uint32_t turn = 0; turn < 30; turn++) {
-                        struct parts_rule rule = { p, gpus, 1 + turn * 0x8000000000000031u,
+                        struct parts_rule rule = { p, places, 2 + turn * 0x8000000000000062u,
                                                    turn % 2 ? 2 : 4 };
 
                         for (uint32_t o = 0; o < owners; o++)
-                                gpus[o] = (int)((o * 7 + turn * 3) % 5) - 1;
+                                places[o] = (o * 7 + turn * 3) % 5;
                         for (uint32_t g = 0; g < GROUPS; g++)
                                 check_places(&rule, l, g);
                 }
@@ -77,11 +77,11 @@ Test(parts, each_element_has_one_place)
         layout_free(l);
 }
 
-Test(parts, are_on_their_owners_gpu_or_dealt_to_those_of_the_gradients)
+Test(parts, are_in_their_owners_place_or_dealt_to_those_of_the_gradients)
 {
         layout *l = make_layout();
-        const int gpus[] = { PART_NO_GPU, 5, PART_NO_GPU, 63, PART_NO_GPU, PART_NO_GPU };
-        struct parts_rule rule = { NULL, gpus, UINT64_C(1) << 2 | UINT64_C(1) << 40, 4 };
+        const uint32_t places[] = { 0, 5, 0, 63, 0, 0 };
+        struct parts_rule rule = { NULL, places, UINT64_C(1) << 2 | UINT64_C(1) << 40, 4 };
         uint32_t dealt[64] = { 0 };
         struct partition *p;
         struct part parts[6];
@@ -91,12 +91,12 @@ Test(parts, are_on_their_owners_gpu_or_dealt_to_those_of_the_gradients)
         cr_assert_eq(p->slices[4], 6);
         parts_plan(&rule, 4, parts);
         for (uint32_t i = 0; i < 6; i++) {
-                int gpu = gpus[partition_owner(p, 4, i)];
+                uint32_t place = places[partition_owner(p, 4, i)];
 
-                if (gpu != PART_NO_GPU)
-                        cr_assert_eq(parts[i].gpu, (uint32_t)gpu);
+                if (!place_is_host(place))
+                        cr_assert_eq(parts[i].place, place);
                 else
-                        dealt[parts[i].gpu]++;
+                        dealt[parts[i].place]++;
         }
         cr_assert(dealt[2] == 2 && dealt[40] == 2);
         partition_free(p);

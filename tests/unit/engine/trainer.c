@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "daemon/device/gpu/gpu.h"
 #include "stream.h"
 #include "proto/cleanup.h"
 
@@ -149,7 +150,7 @@ static struct task *task_new(struct trainer *t, const struct op *op)
 
 static const struct device_ops *trainer_ops(const struct trainer *t)
 {
-        return ops_for(&t->net->nodes[t->node].x, t->needs.windows.on_gpu);
+        return t->net->nodes[t->node].x.ops;
 }
 
 static bool free_slot(const struct trainer *t, uint32_t group, uint32_t *ret)

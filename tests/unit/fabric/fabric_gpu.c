@@ -73,9 +73,9 @@ static void goes(const char *gpu)
         for (uint32_t i = 0; i < 2; i++) {
                 fabric_info(world.nodes[i].fabric, !i, &info);
                 cr_assert_str_eq(info.gpu, gpu, "node %u: %s", i, info.gpu);
-                cr_assert_eq(fabric_takes_gpu(world.nodes[i].fabric, !i, BULK_GPU_MIN), direct);
-                cr_assert_not(fabric_takes_gpu(world.nodes[i].fabric, !i, BULK_GPU_MIN - 1));
-                cr_assert_not(fabric_takes_gpu(world.nodes[i].fabric, i, MOST));
+                cr_assert_eq(fabric_takes(world.nodes[i].fabric, !i, 1, BULK_GPU_MIN), direct);
+                cr_assert_not(fabric_takes(world.nodes[i].fabric, !i, 1, BULK_GPU_MIN - 1));
+                cr_assert_not(fabric_takes(world.nodes[i].fabric, i, 1, MOST));
         }
 }
 

@@ -255,7 +255,8 @@ int load(struct scene *s, uint32_t n_owners, bool check, struct fault *fault)
                 struct snapshot_progress progress = { .bytes = 0 };
                 struct snapshot_loaded loaded;
 
-                r = snapshot_load(dir, &m, s->l, s->states[o], &progress, &loaded, fault);
+                r = snapshot_load(dir, &m, s->l, s->states[o], device_host(NULL), &progress,
+                                  &loaded, fault);
                 if (r)
                         break;
                 if (check) {

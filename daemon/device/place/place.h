@@ -1,0 +1,48 @@
+/*
+ * place.h - memory of this machine's devices: the host's, and that of others.
+ *
+ * A place is a number: 0 is the host, the others are places in this process alone.  Whoever is not
+ * part of daemon/device hands places and addresses on.  The node's operations (engine.ops) compute
+ * wherever their operands lie.
+ */
+#pragma once
+
+#include "daemon/device/device.h"
+#include "proto/fault.h"
+
+enum { PLACES_MAX = 64 };
+/* Of an address. */
+uint32_t place_of(const void *memory);
+/* Whether the CPU can read and write memory there. */
+static inline bool place_is_host(uint32_t place)
+{
+        return place == 0;
+}
+enum { PLACE_NAME = 16 };
+/* "host" or "GPU 0", to people; returns ret. */
+const char *place_name(uint32_t place, char ret[static PLACE_NAME]);
+/* The operations on memory of any place; NULL: there is only the host. */
+const struct device_ops *place_ops(void);
+/* Returns n bytes that the CPU can read: at p itself, or copied to the buffer. */
+const void *place_read(const void *p, size_t n, void *buffer);
+
+/*
+ * Memory of a place other than the host, for this process alone, aligned to 256 bytes.  `what`: for
+ * ZERO_ENOMEM and `zeroctl status`.  place_alloc() may take time, place_free() takes none.
+ */
+int place_alloc(uint32_t place, uint64_t bytes, const char *what, void **ret, struct fault *fault);
+void place_free(void *memory);
+
+/* Begins updates, all of one rule, on one device other than the host, which has all their memory.
+ */
+void place_update(const struct update_piece *pieces, size_t n);
+/* Waits for all updates that this thread has begun there. */
+void place_updated(uint32_t place);
+
+/*
+ * Host memory for bytes in transit between another place and another node.  Contents are undefined.
+ * NULL: out of memory.  Up to TRANSIT_BYTES a device copies from and to it in one go.
+ */
+enum { TRANSIT_BYTES = 8 << 20 };
+void *transit_new(size_t bytes);
+void transit_free(void *buffer);
