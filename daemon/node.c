@@ -22,7 +22,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/privilege.h"
-#include "daemon/core/gpu_wait.h"
+#include "daemon/rank/rank.h"
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/loop/service.h"
 #include "daemon/loop/signals.h"
@@ -49,7 +49,7 @@ struct node {
 
 /* ---- stop, step by step ---------------------------------------------------- */
 
-static void gpu_waits_gone(void *arg)
+static void event_waits_gone(void *arg)
 {
         struct node *node = arg;
 
@@ -62,10 +62,10 @@ static void offload_gone(void *arg)
 {
         struct node *node = arg;
 
-        if (node->x.gpu_waits)
-                gpu_waits_close(node->x.gpu_waits, gpu_waits_gone, node);
+        if (node->x.event_waits)
+                event_waits_close(node->x.event_waits, event_waits_gone, node);
         else
-                gpu_waits_gone(node);
+                event_waits_gone(node);
 }
 
 static void fabric_gone(void *arg)
@@ -235,7 +235,7 @@ static int node_use_gpus(struct node *node, struct fault *fault)
 
         if (r)
                 return r;
-        r = gpu_waits_new(&node->loop, &node->x.gpu_waits);
+        r = event_waits_new(&node->loop, &node->x.event_waits);
         if (r < 0)
                 return fault_errno(fault, -r, "the thread that watches GPUs");
         node->x.ops = gpu_ops();
@@ -271,7 +271,7 @@ static int node_optimizer(struct node *node, struct fault *fault)
                 return fault_set(
                         fault, ZERO_EGPU,
                         "optimizer = device, but this node uses no GPU: see the option device");
-        node->x.gpus = gpus_count();
+        node->x.states_away = true;
         return 0;
 }
 
@@ -324,7 +324,7 @@ static int node_socket(struct node *node, struct fault *fault)
 
 static int node_engine(struct node *node, struct fault *fault)
 {
-        node->x.part_bytes = GPU_BUFFER;
+        node->x.part_bytes = TRANSIT_BYTES;
         if (engine_start(&node->x))
                 return fault_set(fault, ZERO_EIO, "cannot start the event loop");
         return views_start(&node->x, fault);
@@ -349,9 +349,9 @@ static void node_anew(struct node *node)
                               .store = x->store,
                               .offload = x->offload,
                               .ops = x->ops,
-                              .gpu_waits = x->gpu_waits,
+                              .event_waits = x->event_waits,
                               .taken_back = x->taken_back,
-                              .gpus = x->gpus,
+                              .states_away = x->states_away,
                               .view_chosen = x->view_chosen,
                               .view_arg = x->view_arg };
         node->stopping = node->again = false;

@@ -21,7 +21,7 @@
 
 struct checkpoints;
 struct drops;
-struct gpu_waits;
+struct event_waits;
 struct lifetime;
 struct ranks;
 struct reshard;
@@ -48,10 +48,10 @@ struct engine {
         struct fabric *fabric;
         struct store *store;
         struct offload *offload;
-        const struct device_ops *ops; /* on memory of any place */
-        uint32_t gpus;                /* that hold states; 0: states are in host memory */
-        struct gpu_waits *gpu_waits;  /* NULL: no GPU is used */
-        uint32_t part_bytes;          /* the largest payload between nodes; at most GPU_BUFFER */
+        const struct device_ops *ops;    /* on memory of any place */
+        bool states_away;                /* states lie on devices beside the host */
+        struct event_waits *event_waits; /* NULL: there is only the host */
+        uint32_t part_bytes; /* the largest payload between nodes; at most TRANSIT_BYTES */
 
         struct placement view; /* the owner list in force: who holds shards */
         struct views *views;   /* how the list changes (membership/membership.h); NULL: never */

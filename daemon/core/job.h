@@ -51,7 +51,7 @@ struct job {
         struct rank_state *ranks; /* [rank] */
 
         uint32_t n_attached;       /* ranks with a session on this node */
-        struct list gathers;       /* windows of local ranks, in host memory and on GPUs */
+        struct list gathers;       /* windows of local ranks */
         struct progress *progress; /* core/progress.h */
         /* What the folders of these names keep (module.h). */
         struct reduce *reduce;

@@ -1,7 +1,7 @@
 /*
  * The memory of a session: the transfer area, and a rank's slots for gradients.
  *
- * Both lie in one memfd, unless the slots are on a GPU (gpu_setup.c).
+ * Both lie in one memfd, unless the slots lie in another place (rank/gpu_setup.c).
  */
 #include "daemon/core/push_window.h"
 
@@ -20,7 +20,7 @@ void push_window_unref(struct push_window *w)
         if (!w || --w->references)
                 return;
         segment_free(&w->segment);
-        segment_free(&w->gpu_slots);
+        segment_free(&w->apart);
         slots_free(w->slots);
         free(w);
 }
@@ -32,7 +32,7 @@ static struct push_window *window_alloc(void)
         if (!w)
                 return NULL;
         w->references = 1;
-        w->segment.fd = w->gpu_slots.fd = -1;
+        w->segment.fd = w->apart.fd = -1;
         w->transfer_bytes = TRANSFER_BYTES;
         return w;
 }
@@ -68,7 +68,7 @@ static int window_slots(const layout *l, uint32_t n, enum zero_dtype dtype, stru
         return slots_new(l, n, dtype, skip, ret);
 }
 
-int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool on_gpu,
+int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool apart,
                          struct push_window **ret, struct fault *fault)
 {
         CLEANUP(cleanup_push_window_unref) struct push_window *w = window_alloc();
@@ -76,7 +76,7 @@ int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtyp
 
         if (!w || window_slots(l, n_slots, dtype, &w->slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = window_map(w, on_gpu ? 0 : w->slots->bytes, fault);
+        r = window_map(w, apart ? 0 : w->slots->bytes, fault);
         if (r)
                 return r;
         *ret = STEAL(w);
@@ -85,8 +85,8 @@ int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtyp
 
 const void *push_window_slot(const struct push_window *w, uint32_t slot)
 {
-        const char *slots = w->gpu_slots.bytes ? w->gpu_slots.data
-                                               : (char *)w->segment.data + w->transfer_bytes;
+        const char *slots =
+                w->apart.bytes ? w->apart.data : (char *)w->segment.data + w->transfer_bytes;
 
         return slots + slots_offset(w->slots, slot);
 }

@@ -9,18 +9,18 @@
 /* Lives as long as somebody reads it. */
 struct push_window {
         uint32_t references;
-        struct segment segment; /* a transfer area, then the slots unless they are on a GPU */
+        struct segment segment; /* a transfer area, then the slots unless they lie apart */
         uint64_t transfer_bytes;
-        uint32_t puts;            /* puts in progress, each with a copy; at most PUTS_MAX */
-        uint32_t gets;            /* gets in progress; at most GETS_MAX */
-        struct segment gpu_slots; /* bytes 0: none, or in host memory */
-        struct slots *slots;      /* NULL for observers */
+        uint32_t puts;        /* puts in progress, each with a copy; at most PUTS_MAX */
+        uint32_t gets;        /* gets in progress; at most GETS_MAX */
+        struct segment apart; /* the slots, in another place; bytes 0: none */
+        struct slots *slots;  /* NULL for observers */
 };
 void push_window_unref(struct push_window *w);
 /* With a transfer area only. */
 int push_window_new(struct push_window **ret, struct fault *fault);
-/* For a rank: with slots, too, unless they belong on a GPU. */
-int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool on_gpu,
+/* For a rank: with slots, too, unless they are to lie apart. */
+int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool apart,
                          struct push_window **ret, struct fault *fault);
-/* If the slots are on a GPU, the CPU must not read the result. */
+/* In any place. */
 const void *push_window_slot(const struct push_window *w, uint32_t slot);

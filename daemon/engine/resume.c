@@ -113,7 +113,7 @@ static void resume_place(const struct engine *x, struct state *state)
         if (resume_use(x, state) != STATE_IN_FORCE || !state_in_file(state))
                 return;
         place = shards_place(x, state->plan->owner, state->id.copy);
-        if (place && state_to_gpu(state, place - 1, &fault))
+        if (!place_is_host(place) && state_move(state, place, &fault))
                 log_warning("job %s: its state stays in host memory: %s", state->id.job,
                             fault.text);
 }

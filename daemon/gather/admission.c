@@ -3,12 +3,11 @@
  *
  * Each place that ranks name has a window.  The first rank that names the place makes the window,
  * and the last one there takes it away.  The window's size follows the configuration, or what the
- * local ranks are expected to declare.  Where a node has several GPUs, nobody knows how many ranks
- * will share one: a window there is made for an even share of the ranks, and ranks that do not fit
- * get another window beside it.
+ * local ranks are expected to declare.  Where a node has several devices, nobody knows how many
+ * ranks will share one: a window there is made for an even share of the ranks, and ranks that do
+ * not fit get another window beside it.
  */
 #include "daemon/gather/entry.h"
-#include "daemon/device/gpu/gpu.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -50,7 +49,7 @@ static int gather_make_segment(struct gather *g, struct fault *fault)
         uint64_t bytes = g->window.slots->bytes;
         int r = 0;
 
-        if (bytes && g->place.on_gpu) {
+        if (bytes && !place_is_host(g->place)) {
                 g->planned = true;
                 return 0;
         }
@@ -82,9 +81,9 @@ static int gather_make_window(struct gather *g, uint64_t groups, struct fault *f
 }
 
 /* Local ranks that a window in that place will probably serve. */
-static uint32_t sharers(const struct window_place *place, uint32_t local_world_size)
+static uint32_t sharers(uint32_t place, uint32_t local_world_size)
 {
-        uint32_t n = place->on_gpu ? gpus_count() : 1;
+        uint32_t n = places_like(place);
 
         return (local_world_size + n - 1) / n;
 }
@@ -101,7 +100,7 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
 
         assert(!g->planned); /* the caller admits nobody meanwhile */
         if (!g->has_window)
-                r = gather_make_window(g, own * sharers(&g->place, local_world_size), fault);
+                r = gather_make_window(g, own * sharers(g->place, local_world_size), fault);
         if (r)
                 return r;
         if (g->window.slots->bytes && !g->window.slots->whole &&
@@ -123,24 +122,19 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
 }
 
 /* Whether ranks in that place may have windows beside each other. */
-static bool windows_beside(const struct job *job, const struct window_place *place)
+static bool windows_beside(const struct job *job, uint32_t place)
 {
-        return place->on_gpu && gpus_count() > 1 && !job->x->conf->window;
-}
-
-static bool place_equal(const struct window_place *a, const struct window_place *b)
-{
-        return a->on_gpu == b->on_gpu && (!a->on_gpu || a->gpu == b->gpu);
+        return places_like(place) > 1 && !job->x->conf->window;
 }
 
 /* Finds a window there with room, or makes one. */
-static int gather_find(struct job *job, const struct window_place *place, uint64_t own,
-                       uint32_t local_world_size, struct gather **ret, struct fault *fault)
+static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t local_world_size,
+                       struct gather **ret, struct fault *fault)
 {
         for_gathers (job, g) {
                 int r;
 
-                if (!place_equal(&g->place, place))
+                if (g->place != place)
                         continue;
                 r = gather_check(g, own, local_world_size, fault);
                 if (r == 0)
@@ -155,8 +149,8 @@ static int gather_find(struct job *job, const struct window_place *place, uint64
         return gather_find(job, place, own, local_world_size, ret, fault);
 }
 
-int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
-                 uint32_t local_world_size, struct gather **ret, struct fault *fault)
+int gather_admit(struct job *job, uint32_t place, uint32_t hold_groups, uint32_t local_world_size,
+                 struct gather **ret, struct fault *fault)
 {
         uint64_t own = gather_wanted(hold_groups, job->layout->n_groups);
         struct gather *g = NULL;
@@ -192,10 +186,7 @@ static void info_add(const struct gather *g, struct gather_info *info)
                 return;
         info->window_bytes += g->window.slots->bytes;
         info->slots += g->window.slots->n;
-        if (g->place.on_gpu)
-                snprintf(end, left, "%sgpu %u", comma, g->place.gpu);
-        else
-                snprintf(end, left, "%shost", comma);
+        snprintf(end, left, "%s%s", comma, place_name(g->place).text);
 }
 
 void gather_info(const struct job *job, struct gather_info *ret)

@@ -24,7 +24,7 @@ static void gather_free(struct gather *g)
         free(g);
 }
 
-int gather_new(struct job *job, const struct window_place *place)
+int gather_new(struct job *job, uint32_t place)
 {
         uint32_t n = job->layout->n_groups;
         struct gather *g = calloc(1, sizeof *g);
@@ -32,7 +32,7 @@ int gather_new(struct job *job, const struct window_place *place)
         if (!g)
                 return -ENOMEM;
         g->job = job;
-        g->place = *place;
+        g->place = place;
         g->entries = calloc(n, sizeof *g->entries);
         g->skip = calloc(n, sizeof *g->skip);
         if (!g->entries || !g->skip) {
@@ -78,17 +78,12 @@ bool slabless(const struct gather *g, uint32_t group)
         return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0;
 }
 
-static bool place_has(const struct window_place *p, const struct segment *s)
-{
-        return p->on_gpu == s->on_gpu && (!p->on_gpu || p->gpu == s->gpu);
-}
-
 const struct segment *gather_serve(const struct gather *g)
 {
         const struct replica *sole = replica_sole(g->job);
         const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
 
-        return serve && serve->data && place_has(&g->place, serve) ? serve : NULL;
+        return serve && serve->data && g->place == serve->place ? serve : NULL;
 }
 
 bool gather_mapped(const struct gather *g, uint32_t group)

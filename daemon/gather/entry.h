@@ -26,11 +26,11 @@ struct entry {
 struct gather {
         struct list link; /* job.gathers */
         struct job *job;
-        struct window_place place;
+        uint32_t place;
         struct entry *entries; /* [group] */
         struct window window;
         bool has_window;
-        bool planned; /* no window yet: another thread allocates its memory on a GPU */
+        bool planned; /* no window yet: another thread allocates its memory */
         bool *skip;   /* [group]: is mapped and needs no slab */
         struct segment segment;
         struct list starving;
@@ -44,7 +44,7 @@ struct gather {
 
 /* entry.c */
 /* -ENOMEM. */
-int gather_new(struct job *job, const struct window_place *place);
+int gather_new(struct job *job, uint32_t place);
 void gather_drop_window(struct gather *g);
 void gathers_free(struct job *job);
 struct gather *gather_first(const struct job *job);

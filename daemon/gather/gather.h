@@ -5,27 +5,21 @@
 
 struct gather;
 
-/* Where a rank's windows lie. */
-struct window_place {
-        bool on_gpu; /* else in host memory */
-        uint32_t gpu;
-};
-
 /* Over all windows of the job on this node. */
 struct gather_info {
         uint64_t window_bytes, elements_received;
         uint64_t hits, misses;    /* fetches that found the group in the window, and others */
         uint64_t gathers, spread; /* groups brought to windows; those of them from another window */
         uint32_t slots;
-        char places[400]; /* "gpu 0, gpu 1" */
+        char places[400]; /* "GPU 0, GPU 1" */
 };
 /*
- * Admits a rank to a window in that place; the first rank there makes the window.  On a GPU the
- * window may lack its memory: then either gather_provide() takes the memory over before the rank
- * fetches, or the rank leaves.  Nobody else is admitted there before that.
+ * Admits a rank to a window in that place; the first rank there makes the window.  Away from
+ * the host the window may lack its memory: then either gather_provide() takes the memory over
+ * before the rank fetches, or the rank leaves.  Nobody else is admitted there before that.
  */
-int gather_admit(struct job *job, const struct window_place *place, uint32_t hold_groups,
-                 uint32_t local_world_size, struct gather **ret, struct fault *fault);
+int gather_admit(struct job *job, uint32_t place, uint32_t hold_groups, uint32_t local_world_size,
+                 struct gather **ret, struct fault *fault);
 struct job *gather_job(const struct gather *g);
 /* Bytes that the window lacks; 0: it has its memory. */
 uint64_t gather_lacks(const struct gather *g);

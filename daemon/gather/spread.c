@@ -9,7 +9,6 @@
  */
 #include <stdlib.h>
 
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/gather/entry.h"
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
@@ -65,7 +64,7 @@ static void spread_run(struct offload_task *task, uint32_t worker)
 {
         struct spread *s = CONTAINER_OF(task, struct spread, task);
 
-        gpu_spread(s->dst, s->n, s->src, s->bytes);
+        place_spread(s->dst, s->n, s->src, s->bytes);
 }
 
 static void spread_landed(struct gather *g, uint32_t group)

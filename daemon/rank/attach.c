@@ -15,7 +15,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
-#include "daemon/core/gpu_wait.h"
+#include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 
 enum { JOIN_MS = 24 * 3600 * 1000 };
@@ -27,7 +27,7 @@ static void rank_free(struct rank *rank)
         list_remove(&rank->link);
         layouts_unref(rank->layout);
         push_window_unref(rank->window);
-        gpu_waits_drop(rank->x->gpu_waits, rank->gpu_events);
+        event_waits_drop(rank->x->event_waits, rank->gpu_events);
         free(rank->holds);
         free(rank);
 }
@@ -171,13 +171,12 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
 static int rank_windows(struct rank *rank, struct job *job, struct fault *fault)
 {
         const struct rank_needs *needs = &rank->needs;
-        int status =
-                push_window_new_rank(job->layout, rank->needs.push_groups, rank->needs.grad_dtype,
-                                     rank->needs.windows.on_gpu, &rank->window, fault);
+        int status = push_window_new_rank(job->layout, rank->needs.push_groups,
+                                          rank->needs.grad_dtype, false, &rank->window, fault);
 
         if (status)
                 return status;
-        return gather_admit(job, &needs->windows, needs->hold_groups, needs->local_world_size,
+        return gather_admit(job, needs->windows, needs->hold_groups, needs->local_world_size,
                             &rank->gather, fault);
 }
 
@@ -267,7 +266,7 @@ static void rank_admitted(struct rank *rank)
         struct fault fault = { 0 };
         int status = rank_check(rank, job, &fault);
 
-        if (!status && rank->needs.windows.on_gpu) {
+        if (!status && !place_is_host(rank->needs.windows)) {
                 if (rank_make_windows(rank, job, rank_equipped) == 0)
                         return;
                 status = fault_set(&fault, ZERO_ENOMEM, "out of memory");

@@ -24,7 +24,7 @@ struct gpu_setup {
         struct list link; /* ranks.gpu_setups */
         struct blocking_work work;
         struct rank *rank;
-        uint32_t gpu, uid;
+        uint32_t place, uid;
         rank_made *made;
         bool begun;
         uint64_t since_ms; /* loop time */
@@ -49,7 +49,7 @@ static struct gpu_setup *gpu_setup_new(struct rank *rank, uint32_t n_handles, ra
         list_insert(&rank->x->ranks->gpu_setups, &m->link);
         m->rank = rank;
         m->since_ms = engine_now(rank->x);
-        m->gpu = rank->needs.windows.gpu;
+        m->place = rank->needs.windows;
         m->made = made;
         m->n_handles = n_handles;
         rank->gpu_setup = m;
@@ -76,8 +76,9 @@ static void events_run(struct blocking_work *work)
 {
         struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
 
-        m->status = gpu_events_open(m->gpu, (const uint8_t(*)[ZERO_GPU_HANDLE])m->handles,
-                                    m->n_handles, &m->events, &m->fault);
+        m->status =
+                gpu_events_open(place_gpu(m->place), (const uint8_t(*)[ZERO_GPU_HANDLE])m->handles,
+                                m->n_handles, &m->events, &m->fault);
 }
 
 static void tell_no_events(const struct rank *rank)
@@ -124,7 +125,7 @@ static void windows_run(struct blocking_work *work)
         struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
 
         for (int i = 0; i < N_WINDOWS && !m->status; i++)
-                m->status = gpu_window_make(m->gpu, m->uid, &m->windows[i], &m->fault);
+                m->status = gpu_window_make(m->place, m->uid, &m->windows[i], &m->fault);
 }
 
 /* Gives the windows to the rank, or back. */
@@ -136,7 +137,7 @@ static void windows_end(struct gpu_setup *m)
                 rank->gather = m->gather;
                 if (m->windows[GATHER].bytes)
                         gather_provide(m->gather, &m->windows[GATHER].segment);
-                rank->window->gpu_slots = m->windows[PUSH].segment;
+                rank->window->apart = m->windows[PUSH].segment;
         } else {
                 for (int i = 0; i < N_WINDOWS; i++)
                         segment_free(&m->windows[i].segment);
@@ -167,16 +168,15 @@ static int windows_plan(struct gpu_setup *m)
         if (m->rank->left || !m->rank->attaching || job->dead)
                 return fault_set(&m->fault, ZERO_EABORTED, "the job ended while the rank attached");
         status = push_window_new_rank(job->layout, m->rank->needs.push_groups,
-                                      m->rank->needs.grad_dtype, m->rank->needs.windows.on_gpu,
-                                      &m->rank->window, &m->fault);
+                                      m->rank->needs.grad_dtype, true, &m->rank->window, &m->fault);
         if (!status)
-                status = gather_admit(job, &needs->windows, needs->hold_groups,
+                status = gather_admit(job, needs->windows, needs->hold_groups,
                                       needs->local_world_size, &m->gather, &m->fault);
         if (status)
                 return status;
         m->windows[PUSH].bytes = m->rank->window->slots->bytes;
         m->windows[GATHER].bytes = gather_lacks(m->gather);
-        return gpu_windows_check(job, m->gpu, m->windows, N_WINDOWS, &m->fault);
+        return gpu_windows_check(job, m->place, m->windows, N_WINDOWS, &m->fault);
 }
 
 static void windows_begin(struct gpu_setup *m)
@@ -189,12 +189,12 @@ static void windows_begin(struct gpu_setup *m)
                 blocking_submit(m->rank->x->loop, &m->work);
 }
 
-static bool gpu_is_busy(const struct engine *x, uint32_t gpu)
+static bool place_is_busy(const struct engine *x, uint32_t place)
 {
         list_for_each (&x->ranks->gpu_setups, item) {
                 const struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
 
-                if (m->begun && m->job && m->gpu == gpu)
+                if (m->begun && m->job && m->place == place)
                         return true;
         }
         return false;
@@ -205,7 +205,7 @@ static struct gpu_setup *gpu_setup_next(const struct engine *x)
         list_for_each (&x->ranks->gpu_setups, item) {
                 struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
 
-                if (!m->begun && !gpu_is_busy(x, m->gpu))
+                if (!m->begun && !place_is_busy(x, m->place))
                         return m;
         }
         return NULL;
@@ -249,7 +249,8 @@ struct job *gpu_setup_job(const struct gpu_setup *m)
 
 void gpu_setup_describe(const struct gpu_setup *m, struct wait_line *ret)
 {
-        snprintf(ret->who, sizeof ret->who, "%sGPU %u", m->job ? "memory of " : "", m->gpu);
+        snprintf(ret->who, sizeof ret->who, "%s%s", m->job ? "memory of " : "",
+                 place_name(m->place).text);
         snprintf(ret->what, sizeof ret->what,
                  m->job ? "the windows of rank %u" : "to open the events of rank %u",
                  m->rank->rank);
@@ -268,7 +269,7 @@ uint32_t gpu_setups_waits(const struct job *job, struct wait_line *lines, uint32
                 *line = (struct wait_line){ .since_ms = m->since_ms };
                 snprintf(line->who, sizeof line->who, "rank %u on %.60s", m->rank->rank,
                          node_name(job->x, job->x->cluster->self));
-                snprintf(line->what, sizeof line->what, "memory of GPU %u", m->gpu);
+                snprintf(line->what, sizeof line->what, "memory of %s", place_name(m->place).text);
                 used++;
         }
         return used;

@@ -4,10 +4,10 @@
 #include "daemon/core/job.h"
 #include "daemon/device/gpu/gpu.h"
 
-int gpu_windows_check(const struct job *job, uint32_t gpu, const struct gpu_window *windows,
+int gpu_windows_check(const struct job *job, uint32_t place, const struct gpu_window *windows,
                       uint32_t n, struct fault *fault)
 {
-        uint64_t most = job->x->conf->gpu_windows, used = gpu_charged(gpu, job->uid);
+        uint64_t most = job->x->conf->gpu_windows, used = gpu_charged(place_gpu(place), job->uid);
 
         for (uint32_t i = 0; most && i < n; i++) {
                 uint64_t bytes = windows[i].bytes;
@@ -17,16 +17,16 @@ int gpu_windows_check(const struct job *job, uint32_t gpu, const struct gpu_wind
                                 fault, ZERO_EQUOTA,
                                 "no memory of GPU %u for %.200s: %.1f MiB are needed; user %u's "
                                 "windows have %.1f there, and gpu_windows allows %.1f",
-                                gpu, windows[i].what, (double)bytes / 0x1p20, job->uid,
+                                place_gpu(place), windows[i].what, (double)bytes / 0x1p20, job->uid,
                                 (double)used / 0x1p20, (double)most / 0x1p20);
                 used += bytes;
         }
         return 0;
 }
 
-int gpu_window_make(uint32_t gpu, uint32_t uid, struct gpu_window *w, struct fault *fault)
+int gpu_window_make(uint32_t place, uint32_t uid, struct gpu_window *w, struct fault *fault)
 {
-        int r = w->bytes ? segment_new_on_gpu(gpu, w->what, w->bytes, &w->segment, fault) : 0;
+        int r = w->bytes ? segment_new_away(place, w->what, w->bytes, &w->segment, fault) : 0;
 
         if (w->bytes && r == 0)
                 gpu_charge(w->segment.data, uid);

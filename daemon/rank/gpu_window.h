@@ -17,7 +17,7 @@ struct gpu_window {
 };
 
 /* Whether all of them may be made now; ZERO_EQUOTA.  On the loop thread. */
-int gpu_windows_check(const struct job *job, uint32_t gpu, const struct gpu_window *windows,
+int gpu_windows_check(const struct job *job, uint32_t place, const struct gpu_window *windows,
                       uint32_t n, struct fault *fault);
-/* As segment_new_on_gpu(), and charges the user; not on the loop thread. */
-int gpu_window_make(uint32_t gpu, uint32_t uid, struct gpu_window *w, struct fault *fault);
+/* As segment_new_away(), and charges the user; not on the loop thread. */
+int gpu_window_make(uint32_t place, uint32_t uid, struct gpu_window *w, struct fault *fault);

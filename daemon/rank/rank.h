@@ -22,7 +22,7 @@ struct rank_needs {
         uint64_t process_start; /* of the pid (base/process.h) */
         enum zero_dtype grad_dtype, reduce_dtype;
         bool fail_on_lost, resume;
-        struct window_place windows;
+        uint32_t windows;                                /* the place of its windows */
         const uint8_t (*event_handles)[ZERO_GPU_HANDLE]; /* of the GPU that its windows are on */
         uint32_t n_events;
 };
@@ -123,5 +123,13 @@ void ranks_fail(struct job *job, int status, const char *text);
 void ranks_stop(struct engine *x);
 /* What others wait for from this node's ranks and owners. */
 uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
+
+/* Waits for the GPU work of trainers (event_wait.h); -errno. */
+int event_waits_new(uv_loop_t *loop, struct event_waits **ret);
+/*
+ * All events must have been dropped, or have no waits.  Calls closed() on the loop thread, never
+ * before this returns, and frees everything.
+ */
+void event_waits_close(struct event_waits *w, void (*closed)(void *arg), void *arg);
 
 extern const struct module rank_module;

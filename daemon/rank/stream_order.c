@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/core/gpu_wait.h"
+#include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 
 struct ordered {
@@ -183,7 +183,7 @@ void ordered_drop(struct rank *rank)
         struct gpu_events *events = STEAL(rank->gpu_events);
 
         if (events)
-                gpu_waits_drop(rank->x->gpu_waits, events);
+                event_waits_drop(rank->x->event_waits, events);
         while (!list_empty(&rank->ordered)) {
                 struct ordered *d = CONTAINER_OF(rank->ordered.next, struct ordered, link);
 
@@ -277,8 +277,8 @@ static int ordered_look(struct ordered *d, struct fault *fault)
 {
         const struct rank *rank = d->rank;
 
-        return gpu_wait(rank->x->gpu_waits, rank->gpu_events, d->event - 1,
-                        engine_now(rank->x) + rank->needs.timeout_ms, ordered_waited, d, fault);
+        return event_wait(rank->x->event_waits, rank->gpu_events, d->event - 1,
+                          engine_now(rank->x) + rank->needs.timeout_ms, ordered_waited, d, fault);
 }
 
 /* ---- arrival ------------------------------------------------------------------- */

@@ -78,7 +78,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         attach.session_bytes = rank->window->segment.bytes;
         attach.transfer_bytes = rank->window->transfer_bytes;
         fds[n++] = rank->window->segment.fd;
-        attach.push_bytes = reply_pass(&rank->window->gpu_slots, &attach.push_handle, fds, &n);
+        attach.push_bytes = reply_pass(&rank->window->apart, &attach.push_handle, fds, &n);
         attach.gather_bytes = reply_pass(gather, &attach.gather_handle, fds, &n);
         attach.serve_bytes = reply_pass(serve, &attach.serve_handle, fds, &n);
         attach.no_events = rank->no_events;
@@ -170,7 +170,7 @@ static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE
                         "this daemon uses no GPU of UUID %s, but %u others: see the option "
                         "device and 'zeroctl status', or attach without a device",
                         uuid, gpus_count());
-        needs->windows = (struct window_place){ .on_gpu = true, .gpu = (uint32_t)gpu };
+        needs->windows = gpu_place((uint32_t)gpu);
         needs->event_handles = (const uint8_t(*)[ZERO_GPU_HANDLE])handles;
         needs->n_events = (uint32_t)m->n_events;
         return 0;

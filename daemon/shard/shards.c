@@ -12,7 +12,7 @@ uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)
 {
         const struct placement *view = &x->view;
 
-        return x->gpus ? 1 + holder_device(view, holder_of(view, owner, copy)) % x->gpus : 0;
+        return x->states_away ? place_nth(holder_device(view, holder_of(view, owner, copy))) : 0;
 }
 
 int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
@@ -26,7 +26,7 @@ int shards_make(const struct engine *x, const struct state_identity *id, const l
 
         placed.place = shards_place(x, owner, id->copy);
         /* before the plan is made: its tables grow with the elements */
-        r = store_admit(x->store, bytes, placed.place ? bytes : 0, id->job, fault);
+        r = store_admit(x->store, bytes, place_is_host(placed.place) ? 0 : bytes, id->job, fault);
         if (r)
                 return r;
         if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))

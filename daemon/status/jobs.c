@@ -123,7 +123,7 @@ static void report_sessions(struct arena *arena, const struct job *job, struct s
                 s->pid = rank->pid;
                 s->held = rank->held;
                 s->no_events = rank->no_events;
-                s->push_window = rank->window->segment.bytes + rank->window->gpu_slots.bytes;
+                s->push_window = rank->window->segment.bytes + rank->window->apart.bytes;
         }
 }
 

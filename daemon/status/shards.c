@@ -22,12 +22,11 @@ void report_replicas(struct arena *arena, const struct job *job, struct status_r
         *ret = (struct status_replicas){ .replicas = { 0 } };
         for_replicas (job, h) {
                 struct status_replica *own = h->copy == 0 ? LIST_ADD(arena, &ret->replicas) : NULL;
-                char place[PLACE_NAME];
 
                 if (!own)
                         continue;
                 own->owner = h->owner;
-                own->place = arena_copy(arena, place_name(h->state->id.place, place));
+                own->place = arena_copy(arena, place_name(h->state->id.place).text);
                 for (uint32_t g = 0; g < job->layout->n_groups; g++)
                         report_group_versions(arena, h, g, own);
         }

@@ -134,7 +134,7 @@ static int create_taken(struct store *store, const struct state_identity *id, co
         int r = state_new(store, temporary, &s);
         if (r)
                 return fault_errno(fault, r, id->job);
-        if (id->place)
+        if (!place_is_host(id->place))
                 r = planes_new(id, &places, &s->in->planes, fault);
         if (r == 0)
                 r = state_make_serve(s, plan, id->job, fault);
@@ -163,7 +163,8 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
                 return fault_errno(fault, r, what);
         const struct file_map places = file_map(plan, l->n_tensors, n_undo, packed.size);
         uint64_t bytes = places.bytes + plan->serve_bytes;
-        r = store_take(store, bytes, id->place ? bytes - places.master : plan->serve_bytes, what,
+        r = store_take(store, bytes,
+                       place_is_host(id->place) ? plan->serve_bytes : bytes - places.master, what,
                        fault);
         if (r)
                 return r;

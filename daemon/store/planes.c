@@ -21,7 +21,7 @@ void planes_free(struct planes *p)
         if (!p)
                 return;
         list_remove(&p->link);
-        gpu_free(p->memory);
+        place_free(p->memory);
         free(p);
 }
 
@@ -36,17 +36,17 @@ int planes_new(const struct state_identity *id, const struct file_map *places, s
         if (!p)
                 return fault_errno(fault, ENOMEM, id->job);
         list_init(&p->link);
-        p->gpu = id->place - 1;
+        p->place = id->place;
         p->at = places->master;
         p->bytes = places->bytes - places->master;
         snprintf(what, sizeof(what), "master weights, moments and gradients of job %s", id->job);
         if (p->bytes)
-                r = gpu_alloc(p->gpu, p->bytes, what, &memory, fault);
+                r = place_alloc(p->place, p->bytes, what, &memory, fault);
         if (r)
                 return r;
         p->memory = memory;
         if (p->bytes)
-                gpu_ops()->zero(p->memory, p->bytes);
+                place_ops()->zero(p->memory, p->bytes);
         *ret = STEAL(p);
         return 0;
 }
@@ -65,7 +65,7 @@ void planes_bind(struct state *state, const struct file_map *places)
                         state->in->moments[i] = (void *)(p->memory + (places->moments[i] - p->at));
                 state->in->grad = (void *)(p->memory + (places->grad - p->at));
         }
-        state->id.place = 1 + p->gpu;
+        state->id.place = p->place;
 }
 
 /* ---- the file ---- */
@@ -84,7 +84,7 @@ void planes_load(struct state *state, const struct file_map *places)
         struct planes *p = state->in->planes;
 
         if (p->bytes)
-                gpu_ops()->copy(p->memory, (uint8_t *)state->in->map + p->at, p->bytes);
+                place_ops()->copy(p->memory, (uint8_t *)state->in->map + p->at, p->bytes);
         file_set_planes(state->in->map, PLANES_AWAY);
         crash_point(CRASH_PLANES_AWAY);
         /* if the file system cannot punch holes the room stays taken */
@@ -110,7 +110,7 @@ static int save(const struct store *store, const struct planes *p, struct fault 
         if (map == MAP_FAILED)
                 return fault_errno(fault, errno, p->file);
         if (p->bytes)
-                gpu_ops()->copy(map + p->at, p->memory, p->bytes);
+                place_ops()->copy(map + p->at, p->memory, p->bytes);
         crash_point(CRASH_PLANES_WRITTEN);
         file_set_planes(map, PLANES_HERE);
         munmap(map, end);

@@ -10,7 +10,6 @@
  */
 #pragma once
 
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/store/file.h"
 #include "daemon/store/directory.h"
 #include "proto/list.h"
@@ -18,7 +17,7 @@
 struct planes {
         struct list link; /* store.parked */
         char file[STORE_FILE_NAME];
-        uint32_t gpu;
+        uint32_t place;
         uint64_t at, bytes; /* the file's region of planes */
         uint8_t *memory;    /* master, moments and gradients, laid out as in that region */
 };

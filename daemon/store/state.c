@@ -1,6 +1,6 @@
 /*
- * A job's state: opening, closing, going to a GPU.  create.c has the other way to one; file.h the
- * map of the file; record.c, undo.c and tables.c what makes it crash-consistent.
+ * A job's state: opening, closing, moving to another place.  create.c has the other way to one;
+ * file.h the map of the file; record.c, undo.c and tables.c what makes it crash-consistent.
  */
 #include <assert.h>
 #include <errno.h>
@@ -83,8 +83,8 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
                 return 0;
         snprintf(what, sizeof(what), "serve of job %s", job);
         if (s->in->planes)
-                r = segment_new_on_gpu(s->in->planes->gpu, what, plan->serve_bytes,
-                                       &s->serve_segment, fault);
+                r = segment_new_away(s->in->planes->place, what, plan->serve_bytes,
+                                     &s->serve_segment, fault);
         else
                 r = segment_new("zerod-serve", plan->serve_bytes, SEGMENT_READ_ONLY,
                                 &s->serve_segment, fault);
@@ -337,14 +337,14 @@ uint64_t state_bytes(const struct state *state)
         return state->in->file_bytes + state->in->blobs.bytes + state->plan->serve_bytes;
 }
 
-/* ---- on a GPU ---- */
+/* ---- in another place ---- */
 
 bool state_lost(const struct state *state)
 {
         return state->in->lost;
 }
 
-int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault)
+int state_move(struct state *state, uint32_t place, struct fault *fault)
 {
         const struct file_header *h = state->in->map;
         const struct file_map places =
@@ -354,7 +354,7 @@ int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault)
         int r;
 
         assert(!state->in->planes && !state->in->lost && state->in->mapped == 0);
-        id.place = 1 + gpu;
+        id.place = place;
         r = planes_new(&id, &places, &state->in->planes, fault);
         if (r)
                 return r;

@@ -122,10 +122,10 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
 /* Whether the planes were lost with a GPU's memory.  A lost state can be closed or dropped; callers
  * may read its identity, plan and record, and nothing else. */
 bool state_lost(const struct state *state);
-/* Moves the planes from host memory to a GPU; serve is empty afterwards.  After a failure the state
- * stays where it is. */
-int state_to_gpu(struct state *state, uint32_t gpu, struct fault *fault);
-/* Leaves the files, and leaves planes on a GPU until store_close().  NULL is allowed. */
+/* Moves the planes from host memory to another place; serve is empty afterwards.  After a failure
+ * the state stays where it is. */
+int state_move(struct state *state, uint32_t place, struct fault *fault);
+/* Leaves the files, and leaves planes away from the host until store_close().  NULL is allowed. */
 void state_close(struct state *state);
 /* Deletes the files, which takes no time.  The state stays open. */
 void state_unlink(struct state *state);

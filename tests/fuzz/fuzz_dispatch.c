@@ -110,7 +110,7 @@ static void node_describe(void)
                                   .conf = &node.conf,
                                   .cluster = &node.cluster,
                                   .ops = device_host(NULL),
-                                  .part_bytes = GPU_BUFFER };
+                                  .part_bytes = TRANSIT_BYTES };
 }
 
 static void node_start(void)

@@ -83,7 +83,7 @@ def two_gpus_give_the_same_bits(what):
             a.start("attach", hold=2, push=2, grad=dtype, device=device)
             ranks.append(a)
         finish_all(ranks)
-        assert set(c[0].job("bits")["gather"]["place"].split(", ")) == {"gpu 0", "gpu 1"}
+        assert set(c[0].job("bits")["gather"]["place"].split(", ")) == {"GPU 0", "GPU 1"}
         for a in ranks:
             a.start("train", **TRAIN, stage=3)
         seen = finish_all(ranks)

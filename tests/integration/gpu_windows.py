@@ -28,7 +28,7 @@ def same(name, dtype, places=EVERYWHERE, daemon=None, **options):
     with gpus(max(PLACEMENTS[name]) + 1, daemon, **options) as c:
         ranks = attach(c, PLACEMENTS[name], LAYOUTS[dtype], places, **needs)
         for i, d in enumerate(c.daemons):
-            assert d.job("job")["gather"]["place"] == ("gpu 0" if i in places else "host"), d.job("job")["gather"]
+            assert d.job("job")["gather"]["place"] == ("GPU 0" if i in places else "host"), d.job("job")["gather"]
         got = outcome(c, ranks)
         assert got == expected, f"{got} is not {expected}"
 
@@ -87,7 +87,7 @@ def same_bits_from_a_slow_gpu():
 
 SPREAD = {"a_gpu_each": ["cuda:0", "cuda:1", "cuda:0", "cuda:1"], "one_gpu_and_two": ["cuda:1", "cuda:1", "cuda:1", "cuda:0"],
           "one_on_the_host": ["cuda:1", None, "cuda:0", "cuda:1"], "one_on_a_gpu": [None, None, None, "cuda:1"]}
-GPUS = {None: "host", "cuda:0": "gpu 0", "cuda:1": "gpu 1"}
+GPUS = {None: "host", "cuda:0": "GPU 0", "cuda:1": "GPU 1"}
 
 
 def attach_spread(c, devices, dtype="fp32", placement=(0, 0, 1, 1)):

@@ -189,7 +189,7 @@ def a_step_on_a_gpu():
     os.environ["ZEROD_CUDA_PLUGIN"] = os.path.abspath(plugin)  # for the daemon and the client
     try:
         with attached(device="cuda:0") as (cluster, client):
-            assert cluster[0].job(client.job)["gather"]["place"] == "gpu 0"
+            assert cluster[0].job(client.job)["gather"]["place"] == "GPU 0"
             client.put(3, "master", 0, 4, floats(7, 8, 9, 10))
             assert ctypes.string_at(client.fetch(1), 16) == struct.pack("4f", 7, 8, 9, 10)
             client.release(1, stream=0)

@@ -33,6 +33,15 @@ uint32_t gpus_count(void); /* 0 before gpus_open() */
 const struct zero_cuda_info *gpu_info(uint32_t gpu);
 /* The GPU with that UUID; -1: none here. */
 int gpu_find(const uint8_t uuid[ZERO_GPU_UUID]);
+/* A GPU's place, and the GPU of a place. */
+static inline uint32_t gpu_place(uint32_t gpu)
+{
+        return 1 + gpu;
+}
+static inline uint32_t place_gpu(uint32_t place)
+{
+        return place - 1;
+}
 /* NULL before gpus_open(). */
 const struct device_ops *gpu_ops(void);
 /* Copies n bytes to several places, from GPU to GPU if these are on several.  src and each place

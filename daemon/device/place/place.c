@@ -1,4 +1,4 @@
-/* Places 1, 2... are the GPUs 0, 1... */
+/* Places beside the host are the GPUs. */
 #include "daemon/device/place/place.h"
 
 #include <stdio.h>
@@ -9,15 +9,27 @@ _Static_assert((int)TRANSIT_BYTES == (int)GPU_BUFFER, "such buffers are pinned")
 
 uint32_t place_of(const void *memory)
 {
-        return (uint32_t)(1 + gpu_of(memory));
+        int gpu = gpu_of(memory);
+
+        return gpu < 0 ? 0 : gpu_place((uint32_t)gpu);
 }
 
-const char *place_name(uint32_t place, char ret[static PLACE_NAME])
+uint32_t places_like(uint32_t place)
 {
-        if (place_is_host(place))
-                snprintf(ret, PLACE_NAME, "host");
-        else
-                snprintf(ret, PLACE_NAME, "GPU %u", place - 1);
+        return place_is_host(place) ? 1 : gpus_count();
+}
+
+uint32_t place_nth(uint32_t i)
+{
+        return gpu_place(i % gpus_count());
+}
+
+struct place_name place_name(uint32_t place)
+{
+        struct place_name ret = { "host" };
+
+        if (!place_is_host(place))
+                snprintf(ret.text, sizeof ret.text, "GPU %u", place_gpu(place));
         return ret;
 }
 
@@ -36,12 +48,17 @@ const void *place_read(const void *p, size_t n, void *buffer)
 
 int place_alloc(uint32_t place, uint64_t bytes, const char *what, void **ret, struct fault *fault)
 {
-        return gpu_alloc(place - 1, bytes, what, ret, fault);
+        return gpu_alloc(place_gpu(place), bytes, what, ret, fault);
 }
 
 void place_free(void *memory)
 {
         gpu_free(memory);
+}
+
+void place_spread(void **dst, uint32_t n_dst, const void *src, size_t n)
+{
+        gpu_spread(dst, n_dst, src, n);
 }
 
 void place_update(const struct update_piece *pieces, size_t n)
@@ -51,7 +68,7 @@ void place_update(const struct update_piece *pieces, size_t n)
 
 void place_updated(uint32_t place)
 {
-        gpu_updated(place - 1);
+        gpu_updated(place_gpu(place));
 }
 
 void *transit_new(size_t bytes)

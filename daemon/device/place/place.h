@@ -18,9 +18,14 @@ static inline bool place_is_host(uint32_t place)
 {
         return place == 0;
 }
-enum { PLACE_NAME = 16 };
-/* "host" or "GPU 0", to people; returns ret. */
-const char *place_name(uint32_t place, char ret[static PLACE_NAME]);
+/* How many places are like it: one host, or the other devices. */
+uint32_t places_like(uint32_t place);
+/* Device i, counted round, of those beside the host; there is one. */
+uint32_t place_nth(uint32_t i);
+/* "host" or "GPU 0", to people. */
+struct place_name {
+        char text[16];
+} place_name(uint32_t place);
 /* The operations on memory of any place; NULL: there is only the host. */
 const struct device_ops *place_ops(void);
 /* Returns n bytes that the CPU can read: at p itself, or copied to the buffer. */
@@ -38,6 +43,9 @@ void place_free(void *memory);
 void place_update(const struct update_piece *pieces, size_t n);
 /* Waits for all updates that this thread has begun there. */
 void place_updated(uint32_t place);
+
+/* Copies n bytes to several addresses, between devices at once.  Overwrites dst[]. */
+void place_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
 
 /*
  * Host memory for bytes in transit between another place and another node.  Contents are undefined.

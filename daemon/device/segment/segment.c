@@ -76,19 +76,17 @@ int segment_new(const char *name, uint64_t bytes, unsigned flags, struct segment
         return 0;
 }
 
-int segment_new_on_gpu(uint32_t gpu, const char *name, uint64_t bytes, struct segment *ret,
-                       struct fault *fault)
+int segment_new_away(uint32_t place, const char *name, uint64_t bytes, struct segment *ret,
+                     struct fault *fault)
 {
         struct zero_cuda_share share;
-        int r = gpu_share(gpu, bytes, name, &share, fault);
+        int r = gpu_share(place_gpu(place), bytes, name, &share, fault);
 
         if (r)
                 return r;
-        *ret = (struct segment){ .fd = share.fd,
-                                 .data = share.memory,
-                                 .bytes = share.bytes,
-                                 .on_gpu = true,
-                                 .gpu = gpu };
+        *ret = (struct segment){
+                .fd = share.fd, .data = share.memory, .bytes = share.bytes, .place = place
+        };
         memcpy(ret->handle, share.handle, sizeof ret->handle);
         return 0;
 }
@@ -103,7 +101,7 @@ static void free_on_gpu(const struct segment *s)
 
 void segment_free(struct segment *s)
 {
-        if (s->on_gpu)
+        if (!place_is_host(s->place))
                 free_on_gpu(s);
         else if (s->fd < 0)
                 return;

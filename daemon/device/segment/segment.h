@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-#include "proto/fault.h"
+#include "daemon/device/place/place.h"
 #include "proto/zero_gpu.h"
 
 enum segment_flags {
@@ -20,8 +20,7 @@ struct segment {
         int fd; /* -1: none; or it is on a GPU and is passed by its handle */
         void *data;
         uint64_t bytes;
-        bool on_gpu;  /* then data is not for the CPU: gpu_ops() alone touches it */
-        uint32_t gpu; /* with on_gpu: which */
+        uint32_t place; /* other than the host: data is not for the CPU */
         uint8_t handle[ZERO_GPU_HANDLE];
 };
 
@@ -31,9 +30,9 @@ struct segment {
  */
 int segment_new(const char *name, uint64_t bytes, unsigned flags, struct segment *ret,
                 struct fault *fault);
-/* As segment_new(), on a GPU of this machine.  ZERO_ENOMEM: it has not that much memory left. */
-int segment_new_on_gpu(uint32_t gpu, const char *name, uint64_t bytes, struct segment *ret,
-                       struct fault *fault);
+/* As segment_new(), in a place other than the host.  ZERO_ENOMEM: not that much memory is left. */
+int segment_new_away(uint32_t place, const char *name, uint64_t bytes, struct segment *ret,
+                     struct fault *fault);
 /* For one that was made so or { .fd = -1 }; leaves the latter. */
 void segment_free(struct segment *s);
 /* Gives a file this size and its space at once, or -errno. */

@@ -69,7 +69,7 @@ static int ask(const char *arguments, const struct answer *answer)
         "\"attempt\":13,\"steps_per_s\":2.5,\"grad_norm\":0.75,\"loss_scale\":65536,"              \
         "\"skipped\":1,\"parameters\":124439808,\"groups\":14,\"owners\":[\"a\",\"b\"],"           \
         "\"waiting\":[{\"for\":\"rank 1 on b\",\"what\":\"push of group 'h.3' (11 of 14 pushed)\"" \
-        ",\"since_s\":3.2}],\"gather\":{\"window_bytes\":67108864,\"place\":\"gpu 1\","            \
+        ",\"since_s\":3.2}],\"gather\":{\"window_bytes\":67108864,\"place\":\"GPU 1\","            \
         "\"slots\":6,\"hits\":30,"                                                                 \
         "\"misses\":10,\"elements_received\":5000000},\"reduce\":{\"elements_sent\":4000},"        \
         "\"planes\":{\"master\":1073741824,\"exp_avg\":1073741824,\"exp_avg_sq\":1073741824,"      \
@@ -102,7 +102,7 @@ Test(zeroctl, status_tells_node_peers_and_jobs)
         SHOWS("1.00 MiB");
         SHOWS("gpt: waiting 3.2 s for rank 1 on b: push of group 'h.3' (11 of 14 pushed)");
         SHOWS("1@?(absent)");
-        SHOWS("window 64.0 MiB on gpu 1 in 6 slots");
+        SHOWS("window 64.0 MiB on GPU 1 in 6 slots");
         SHOWS("(75.0 %)");
         SHOWS("together 4.50 GiB");
         SHOWS("124.4 M");

@@ -110,7 +110,7 @@ static void more_ranks_on_a_gpu_than_were_expected(void)
         session_open(&s, &t);
         session_attach(&s);
         gather_info(net_job(&s.net, 0, "zoo"), &info);
-        CHECK(strcmp(info.places, "gpu 0, gpu 0") == 0 && info.slots == 4, "%s, %u slots",
+        CHECK(strcmp(info.places, "GPU 0, GPU 0") == 0 && info.slots == 4, "%s, %u slots",
               info.places, info.slots);
         session_program(&s, 1);
         session_run(&s);

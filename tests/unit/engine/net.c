@@ -8,7 +8,7 @@
 #include "check.h"
 #include "daemon/base/chunk.h"
 #include "daemon/base/log.h"
-#include "daemon/core/gpu_wait.h"
+#include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 
 /* ---- start ---- */
@@ -68,13 +68,13 @@ static void node_start(struct net_node *node, uint32_t self)
                               .conf = &node->conf,
                               .cluster = &node->cluster,
                               .ops = place_ops() ? place_ops() : device_host(o->isa),
-                              .part_bytes = o->part_bytes ? o->part_bytes : GPU_BUFFER };
+                              .part_bytes = o->part_bytes ? o->part_bytes : TRANSIT_BYTES };
         CHECK(x->ops, "instruction set %s", o->isa);
         CHECK(store_open(node->directory, 0, &x->store, &fault) == 0, "%s", fault.text);
         CHECK(offload_new(x->loop, o->threads ? o->threads : 2, &x->offload) == 0);
         if (gpus_count())
-                CHECK(gpu_waits_new(x->loop, &x->gpu_waits) == 0);
-        x->gpus = o->gpu_states ? gpus_count() : 0;
+                CHECK(event_waits_new(x->loop, &x->event_waits) == 0);
+        x->states_away = o->gpu_states && gpus_count();
         CHECK(engine_start(x) == 0);
         CHECK(fabric_new_inproc(node->net->inproc, self, o->delay_ms, &events, &x->fabric) == 0);
         jobs_resume(x);
@@ -182,8 +182,8 @@ static void stop_engine(struct net_node *node)
 
 static void stop_waits(struct net_node *node)
 {
-        if (node->x.gpu_waits)
-                gpu_waits_close(node->x.gpu_waits, node_closed, node);
+        if (node->x.event_waits)
+                event_waits_close(node->x.event_waits, node_closed, node);
         else
                 node_closed(node);
 }

@@ -89,8 +89,8 @@ struct stream *stream_new(struct trainer *t)
         s->trainer = t;
         s->last = &s->first;
         for (uint32_t i = 0; i < STREAM_EVENTS; i++)
-                CHECK(plugin->event_new((int)t->needs.windows.gpu, s->handles[i], &s->events[i]) ==
-                      0);
+                CHECK(plugin->event_new((int)place_gpu(t->needs.windows), s->handles[i],
+                                        &s->events[i]) == 0);
         t->needs.event_handles = (const uint8_t(*)[ZERO_GPU_HANDLE])s->handles;
         t->needs.n_events = STREAM_EVENTS;
         return s;

@@ -271,7 +271,7 @@ static void begin_attach(struct trainer *t, const struct op *op)
         t->needs.n_events = 0;
         stream_free(t->stream);
         t->stream = NULL;
-        if (t->needs.windows.on_gpu)
+        if (!place_is_host(t->needs.windows))
                 t->stream = stream_new(t);
         free(t->views);
         t->views = calloc(t->layout->n_groups, sizeof *t->views);

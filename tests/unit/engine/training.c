@@ -4,6 +4,7 @@
 #include <sodium.h>
 #include <string.h>
 
+#include "daemon/device/gpu/gpu.h"
 #include "check.h"
 
 struct training training_default(void)
@@ -163,24 +164,25 @@ static void trainer_describe(struct session *s, uint32_t rank)
 
         for (uint32_t r = 0; r < training->ranks; r++)
                 local += training->node_of_rank[r] == training->node_of_rank[rank];
-        s->trainers[rank] =
-                (struct trainer){ .net = &s->net,
-                                  .node = training->node_of_rank[rank],
-                                  .needs = { .uid = 1000,
-                                             .pid = 100 + rank,
-                                             .rank = rank,
-                                             .world_size = training->ranks,
-                                             .local_world_size = local,
-                                             .hold_groups = training->hold_groups,
-                                             .push_groups = training->push_groups,
-                                             .timeout_ms = 60000,
-                                             .windows = { on_gpu, training->gpu_of_rank[rank] },
-                                             .grad_dtype = training->grad_dtype,
-                                             .reduce_dtype = training->reduce_dtype },
-                                  .job_name = "zoo",
-                                  .layout = s->layout,
-                                  .heard = session_heard,
-                                  .arg = s };
+        s->trainers[rank] = (struct trainer){
+                .net = &s->net,
+                .node = training->node_of_rank[rank],
+                .needs = { .uid = 1000,
+                           .pid = 100 + rank,
+                           .rank = rank,
+                           .world_size = training->ranks,
+                           .local_world_size = local,
+                           .hold_groups = training->hold_groups,
+                           .push_groups = training->push_groups,
+                           .timeout_ms = 60000,
+                           .windows = on_gpu ? gpu_place(training->gpu_of_rank[rank]) : 0,
+                           .grad_dtype = training->grad_dtype,
+                           .reduce_dtype = training->reduce_dtype },
+                .job_name = "zoo",
+                .layout = s->layout,
+                .heard = session_heard,
+                .arg = s
+        };
 }
 
 void session_open(struct session *s, const struct training *training)

@@ -303,7 +303,7 @@ Test(planes, an_orderly_end_writes_them_to_the_file)
         assert_same_planes(s, twin);
         cr_assert_geq(file_space(), hole + plane_bytes(s));
 
-        cr_assert_eq(state_to_gpu(s, 0, NULL), 0);
+        cr_assert_eq(state_move(s, 1, NULL), 0);
         cr_assert(!state_in_file(s));
         cr_assert_eq(file_space(), hole);
         serve_all(s);
@@ -365,7 +365,7 @@ Test(planes, one_that_was_brought_to_the_gpu_is_lost_too)
         struct state *s = fixture_state(store, "j", l, 1, 0, 2);
 
         state_abort(s, 7);
-        cr_assert_eq(state_to_gpu(s, 0, NULL), 0);
+        cr_assert_eq(state_move(s, 1, NULL), 0);
         state_close(s);
         anew(false);
         assert_lost();
@@ -400,7 +400,7 @@ Test(planes, one_that_is_open_is_not_lost)
         struct state *made = make(), *moved = fixture_state(store, "k", l, 1, 0, 2);
         layout *stored = NULL;
 
-        cr_assert_eq(state_to_gpu(moved, 0, NULL), 0);
+        cr_assert_eq(state_move(moved, 1, NULL), 0);
         cr_assert_eq(store_sweep_lost(store, "j", 1) + store_sweep_lost(store, "k", 1), 0);
         state_drop(moved);
         state_close(made);
@@ -478,7 +478,7 @@ Test(small, one_that_cannot_come_to_the_gpu_stays_where_it_is)
 {
         struct state *twin = make_twin();
 
-        cr_assert_eq(state_to_gpu(twin, 0, NULL), ZERO_ENOMEM);
+        cr_assert_eq(state_move(twin, 1, NULL), ZERO_ENOMEM);
         cr_assert(state_in_file(twin));
         toy_attempt(twin, l);
         end_twin(twin);

@@ -1,5 +1,5 @@
 /*
- * The thread behind gpu_wait.h.
+ * The thread behind event_wait.h.
  *
  * The loop thread makes and frees waits; while a wait is in one of the thread's lists, the thread
  * writes only its `status`.  A dropped wait returns like any other, but its callback is not called.
@@ -8,7 +8,7 @@
  *
  * The mutex guards `todo`, `finished`, `stop`, `left` and `awake`.
  */
-#include "daemon/core/gpu_wait.h"
+#include "daemon/rank/event_wait.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -30,7 +30,7 @@
 enum { PERIOD_MIN_NS = 20000, PERIOD_MAX_NS = 400000, PERIOD_PART = 16 };
 
 struct held {
-        struct list link; /* gpu_waits.held */
+        struct list link; /* event_waits.held */
         struct gpu_events *events;
         uint32_t n_waits;
         _Atomic bool dropped;
@@ -41,12 +41,12 @@ struct wait {
         struct held *held;
         uint32_t index;
         uint64_t deadline_ms;
-        gpu_waited *done; /* NULL: close the events */
+        event_waited *done; /* NULL: close the events */
         void *arg;
         int status;
 };
 
-struct gpu_waits {
+struct event_waits {
         uv_async_t async;
         pthread_t thread;
         pthread_mutex_t mutex;
@@ -110,7 +110,7 @@ static struct wait *join(struct wait *first, struct wait *rest)
 }
 
 /* The caller holds the mutex. */
-static void sleep_a_while(struct gpu_waits *w, uint64_t quiet_ns)
+static void sleep_a_while(struct event_waits *w, uint64_t quiet_ns)
 {
         uint64_t period = quiet_ns / PERIOD_PART, until;
         struct timespec t;
@@ -123,11 +123,11 @@ static void sleep_a_while(struct gpu_waits *w, uint64_t quiet_ns)
 
 static void *waits_main(void *arg)
 {
-        struct gpu_waits *w = arg;
+        struct event_waits *w = arg;
         struct wait *active = NULL, *over;
         uint64_t changed_ns = 0;
 
-        pthread_setname_np(pthread_self(), "gpu-waits");
+        pthread_setname_np(pthread_self(), "event-waits");
         prctl(PR_SET_TIMERSLACK, 1UL);
         pthread_mutex_lock(&w->mutex);
         while (active || w->todo || !w->stop) {
@@ -157,7 +157,7 @@ static void *waits_main(void *arg)
 
 /* ---- the loop thread ---------------------------------------------------------------- */
 
-static void submit(struct gpu_waits *w, struct wait *wait)
+static void submit(struct event_waits *w, struct wait *wait)
 {
         w->pending++;
         pthread_mutex_lock(&w->mutex);
@@ -175,7 +175,7 @@ static void held_free(struct held *h)
 }
 
 /* The last wait for these events has ended; spare is its memory. */
-static void held_idle(struct gpu_waits *w, struct held *h, struct wait *spare)
+static void held_idle(struct event_waits *w, struct held *h, struct wait *spare)
 {
         if (h->dropped) {
                 *spare = (struct wait){ .held = h };
@@ -187,7 +187,7 @@ static void held_idle(struct gpu_waits *w, struct held *h, struct wait *spare)
 }
 
 /* The callback may drop the events or close everything, so pending falls only after it. */
-static void wait_over(struct gpu_waits *w, struct wait *wait)
+static void wait_over(struct event_waits *w, struct wait *wait)
 {
         struct held *h = wait->held;
 
@@ -205,7 +205,7 @@ static void wait_over(struct gpu_waits *w, struct wait *wait)
         w->pending--;
 }
 
-static void waits_free(struct gpu_waits *w)
+static void waits_free(struct event_waits *w)
 {
         assert(!w->todo && !w->finished && list_empty(&w->held));
         pthread_cond_destroy(&w->wanted);
@@ -215,7 +215,7 @@ static void waits_free(struct gpu_waits *w)
 
 static void on_closed(uv_handle_t *handle)
 {
-        struct gpu_waits *w = handle->data;
+        struct event_waits *w = handle->data;
         void (*closed)(void *arg) = w->closed;
         void *arg = w->closed_arg;
 
@@ -223,7 +223,7 @@ static void on_closed(uv_handle_t *handle)
         closed(arg);
 }
 
-static void close_when_idle(struct gpu_waits *w)
+static void close_when_idle(struct event_waits *w)
 {
         bool left;
 
@@ -242,7 +242,7 @@ static void close_when_idle(struct gpu_waits *w)
 
 static void on_async(uv_async_t *async)
 {
-        struct gpu_waits *w = async->data;
+        struct event_waits *w = async->data;
         struct wait *finished;
 
         pthread_mutex_lock(&w->mutex);
@@ -267,7 +267,7 @@ static void condition_init(pthread_cond_t *condition)
 }
 
 /* The thread blocks all signals: they belong to the loop thread. */
-static int start_thread(struct gpu_waits *w)
+static int start_thread(struct event_waits *w)
 {
         sigset_t all, old;
         int r;
@@ -279,9 +279,9 @@ static int start_thread(struct gpu_waits *w)
         return -r;
 }
 
-int gpu_waits_new(uv_loop_t *loop, struct gpu_waits **ret)
+int event_waits_new(uv_loop_t *loop, struct event_waits **ret)
 {
-        struct gpu_waits *w = calloc(1, sizeof *w);
+        struct event_waits *w = calloc(1, sizeof *w);
         int r;
 
         if (!w)
@@ -310,7 +310,7 @@ int gpu_waits_new(uv_loop_t *loop, struct gpu_waits **ret)
         return 0;
 }
 
-static struct held *held_find(struct gpu_waits *w, const struct gpu_events *events)
+static struct held *held_find(struct event_waits *w, const struct gpu_events *events)
 {
         list_for_each (&w->held, item) {
                 struct held *h = CONTAINER_OF(item, struct held, link);
@@ -321,7 +321,7 @@ static struct held *held_find(struct gpu_waits *w, const struct gpu_events *even
         return NULL;
 }
 
-static struct held *held_new(struct gpu_waits *w, struct gpu_events *events)
+static struct held *held_new(struct event_waits *w, struct gpu_events *events)
 {
         struct held *h = calloc(1, sizeof *h);
 
@@ -332,8 +332,8 @@ static struct held *held_new(struct gpu_waits *w, struct gpu_events *events)
         return h;
 }
 
-int gpu_wait(struct gpu_waits *w, struct gpu_events *events, uint32_t index, uint64_t deadline_ms,
-             gpu_waited *done, void *arg, struct fault *fault)
+int event_wait(struct event_waits *w, struct gpu_events *events, uint32_t index,
+               uint64_t deadline_ms, event_waited *done, void *arg, struct fault *fault)
 {
         struct held *h = held_find(w, events);
         struct wait *wait;
@@ -342,7 +342,7 @@ int gpu_wait(struct gpu_waits *w, struct gpu_events *events, uint32_t index, uin
         if (index >= gpu_events_count(events))
                 return fault_set(fault, ZERO_EINVAL, "event %u of a rank that has %u", index,
                                  gpu_events_count(events));
-        if (h && h->n_waits >= GPU_WAITS_MAX)
+        if (h && h->n_waits >= EVENT_WAITS_MAX)
                 return fault_set(fault, ZERO_EBUSY,
                                  "%u messages wait for events of this rank already", h->n_waits);
         wait = calloc(1, sizeof *wait);
@@ -360,7 +360,7 @@ int gpu_wait(struct gpu_waits *w, struct gpu_events *events, uint32_t index, uin
         return 0;
 }
 
-void gpu_waits_drop(struct gpu_waits *w, struct gpu_events *events)
+void event_waits_drop(struct event_waits *w, struct gpu_events *events)
 {
         struct held *h = events ? held_find(w, events) : NULL;
         struct wait *wait;
@@ -379,7 +379,7 @@ void gpu_waits_drop(struct gpu_waits *w, struct gpu_events *events)
         held_idle(w, h, wait);
 }
 
-void gpu_waits_close(struct gpu_waits *w, void (*closed)(void *arg), void *arg)
+void event_waits_close(struct event_waits *w, void (*closed)(void *arg), void *arg)
 {
         assert(!w->closing);
         w->closing = true;

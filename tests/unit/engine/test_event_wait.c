@@ -4,13 +4,13 @@
 #include <poll.h>
 #include <string.h>
 
-#include "daemon/core/gpu_wait.h"
+#include "daemon/rank/event_wait.h"
 #include "tests/unit/device/gpu_fixture.h"
 
 enum { N = 4, LONG_MS = 600000 };
 
 static uv_loop_t loop;
-static struct gpu_waits *waits;
+static struct event_waits *waits;
 static const struct zero_gpu_client *trainer;
 static struct gpu_events *events;
 static void *event[N];
@@ -19,7 +19,7 @@ static bool closed;
 
 /* What the callbacks have told. */
 static uint32_t n_told;
-static int told[2 * GPU_WAITS_MAX];
+static int told[2 * EVENT_WAITS_MAX];
 static bool inside_call;
 
 static void begin(void)
@@ -29,7 +29,7 @@ static void begin(void)
         gpu_fixture_open();
         trainer = gpu_fixture_trainer();
         uv_loop_init(&loop);
-        cr_assert_eq(gpu_waits_new(&loop, &waits), 0);
+        cr_assert_eq(event_waits_new(&loop, &waits), 0);
         for (int i = 0; i < N; i++)
                 cr_assert_eq(trainer->event_new(0, handles[i], &event[i]), 0);
         cr_assert_eq(
@@ -44,7 +44,7 @@ static void on_closed(void *arg)
 
 static void end(void)
 {
-        gpu_waits_close(waits, on_closed, NULL);
+        event_waits_close(waits, on_closed, NULL);
         cr_assert_not(closed);
         uv_run(&loop, UV_RUN_DEFAULT);
         cr_assert(closed);
@@ -54,7 +54,7 @@ static void end(void)
         gpus_close();
 }
 
-TestSuite(gpu_wait, .init = begin, .fini = end, .timeout = 60);
+TestSuite(event_wait, .init = begin, .fini = end, .timeout = 60);
 
 static void record(uint32_t index, const char *delay_ms)
 {
@@ -76,7 +76,7 @@ static int wait_for(uint32_t index, uint64_t ms, bool *flag)
 
         inside_call = true;
         uv_update_time(&loop);
-        r = gpu_wait(waits, events, index, uv_now(&loop) + ms, on_done, flag, &fault);
+        r = event_wait(waits, events, index, uv_now(&loop) + ms, on_done, flag, &fault);
         inside_call = false;
         return r;
 }
@@ -87,7 +87,7 @@ static void run_until(const uint32_t n)
                 uv_run(&loop, UV_RUN_ONCE);
 }
 
-Test(gpu_wait, tells_when_the_work_is_done)
+Test(event_wait, tells_when_the_work_is_done)
 {
         bool slow = false, quick = false;
 
@@ -99,10 +99,10 @@ Test(gpu_wait, tells_when_the_work_is_done)
         cr_assert(quick && !slow);
         run_until(2);
         cr_assert(slow && told[0] == 0 && told[1] == 0);
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
 }
 
-Test(gpu_wait, may_be_for_the_same_event_again)
+Test(event_wait, may_be_for_the_same_event_again)
 {
         for (uint32_t i = 1; i <= 20; i++) {
                 record(0, i % 2 ? "0" : "3");
@@ -110,46 +110,46 @@ Test(gpu_wait, may_be_for_the_same_event_again)
                 cr_assert_eq(wait_for(0, LONG_MS, NULL), 0);
                 run_until(2 * i);
         }
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
 }
 
-Test(gpu_wait, ends_at_its_deadline)
+Test(event_wait, ends_at_its_deadline)
 {
         record(0, "3600000");
         cr_assert_eq(wait_for(0, 20, NULL), 0);
         run_until(1);
         cr_assert_eq(told[0], -ETIMEDOUT);
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
 }
 
-Test(gpu_wait, is_refused_for_an_event_that_is_not_there)
+Test(event_wait, is_refused_for_an_event_that_is_not_there)
 {
         cr_assert_eq(wait_for(N, LONG_MS, NULL), ZERO_EINVAL);
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
 }
 
-Test(gpu_wait, of_one_rank_are_bounded)
+Test(event_wait, of_one_rank_are_bounded)
 {
         record(0, "3600000");
-        for (uint32_t i = 0; i < GPU_WAITS_MAX; i++)
+        for (uint32_t i = 0; i < EVENT_WAITS_MAX; i++)
                 cr_assert_eq(wait_for(0, LONG_MS, NULL), 0);
         cr_assert_eq(wait_for(0, LONG_MS, NULL), ZERO_EBUSY);
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
 }
 
 static void drop_all(void *arg, int status)
 {
         on_done(arg, status);
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
 }
 
 /* The session that is told ends because of it. */
-Test(gpu_wait, may_be_dropped_by_who_is_told)
+Test(event_wait, may_be_dropped_by_who_is_told)
 {
         record(0, "0");
         record(1, "3600000");
         cr_assert_eq(wait_for(1, LONG_MS, NULL), 0);
-        cr_assert_eq(gpu_wait(waits, events, 0, uv_now(&loop) + LONG_MS, drop_all, NULL, &fault),
+        cr_assert_eq(event_wait(waits, events, 0, uv_now(&loop) + LONG_MS, drop_all, NULL, &fault),
                      0);
         run_until(1);
         for (int i = 0; i < 5; i++)
@@ -160,34 +160,34 @@ Test(gpu_wait, may_be_dropped_by_who_is_told)
 static void close_all(void *arg, int status)
 {
         drop_all(arg, status);
-        gpu_waits_close(waits, on_closed, NULL);
+        event_waits_close(waits, on_closed, NULL);
 }
 
 /* The last session, at the end of the process. */
-Test(gpu_wait_end, may_be_closed_by_who_is_told, .init = begin, .timeout = 60)
+Test(event_wait_end, may_be_closed_by_who_is_told, .init = begin, .timeout = 60)
 {
         record(0, "0");
-        cr_assert_eq(gpu_wait(waits, events, 0, uv_now(&loop) + LONG_MS, close_all, NULL, &fault),
+        cr_assert_eq(event_wait(waits, events, 0, uv_now(&loop) + LONG_MS, close_all, NULL, &fault),
                      0);
         uv_run(&loop, UV_RUN_DEFAULT);
         cr_assert(closed && n_told == 1);
         cr_assert_eq(uv_loop_close(&loop), 0);
 }
 
-Test(gpu_wait_end, tells_nobody_once_its_events_are_dropped, .init = begin, .timeout = 60)
+Test(event_wait_end, tells_nobody_once_its_events_are_dropped, .init = begin, .timeout = 60)
 {
         record(0, "0");
         record(1, "3600000");
         cr_assert_eq(wait_for(0, LONG_MS, NULL), 0);
         cr_assert_eq(wait_for(1, LONG_MS, NULL), 0);
-        gpu_waits_drop(waits, events);
-        gpu_waits_drop(waits, NULL);
+        event_waits_drop(waits, events);
+        event_waits_drop(waits, NULL);
         end();
         cr_assert_eq(n_told, 0);
 }
 
 /* The work was done before, but the loop has not come to it. */
-Test(gpu_wait_end, tells_nobody_what_was_done_before_the_drop, .init = begin, .timeout = 60)
+Test(event_wait_end, tells_nobody_what_was_done_before_the_drop, .init = begin, .timeout = 60)
 {
         struct pollfd seen = { .events = POLLIN };
 
@@ -197,7 +197,7 @@ Test(gpu_wait_end, tells_nobody_what_was_done_before_the_drop, .init = begin, .t
         record(0, "0");
         cr_assert_eq(wait_for(0, LONG_MS, NULL), 0);
         cr_assert_eq(poll(&seen, 1, LONG_MS), 1);
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
         end();
         cr_assert_eq(n_told, 0);
 }
@@ -206,16 +206,16 @@ static void wait_again(void *arg, int status)
 {
         on_done(NULL, status);
         if (n_told < 10)
-                cr_assert_eq(gpu_wait(waits, events, 0, uv_now(&loop) + LONG_MS, wait_again, NULL,
-                                      &fault),
+                cr_assert_eq(event_wait(waits, events, 0, uv_now(&loop) + LONG_MS, wait_again, NULL,
+                                        &fault),
                              0);
 }
 
-Test(gpu_wait, may_be_renewed_by_who_is_told)
+Test(event_wait, may_be_renewed_by_who_is_told)
 {
         record(0, "0");
-        cr_assert_eq(gpu_wait(waits, events, 0, uv_now(&loop) + LONG_MS, wait_again, NULL, &fault),
-                     0);
+        cr_assert_eq(
+                event_wait(waits, events, 0, uv_now(&loop) + LONG_MS, wait_again, NULL, &fault), 0);
         run_until(10);
-        gpu_waits_drop(waits, events);
+        event_waits_drop(waits, events);
 }
