@@ -295,7 +295,7 @@ def stopped_after_its_vote():
         until(lambda: not away.alive(), what="the kill")
         assert here.job("job")["version"] == 2
         stop(here)
-        assert "written from GPU memory" in here.log()
+        assert "from GPU memory" in here.log()
         here.start()
         away.start()
         finish_all([a])

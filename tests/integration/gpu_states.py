@@ -133,7 +133,7 @@ def stopped_and_started(moment):
             all_step(ranks, 3)
         for d in c.daemons:
             stop(d)
-            assert "written from GPU memory" in d.log()
+            assert "from GPU memory" in d.log()
             d.start()
         for a in ranks:
             a.start("train", steps=STEPS - 2 - (moment == "pushed"), patient=True, **{**TRAIN, "keep": False})
@@ -344,7 +344,7 @@ def owners_change():
             finish_all(ranks)
         for d in c.daemons:
             until(lambda d=d: d.ctl_run("checksum", "job").returncode == 0, what=f"all nodes' answers to {d.name}")
-            assert "written from GPU memory" not in d.log()
+            assert "from GPU memory" not in d.log()
         lies(c[1], DEVICE), lies(c[2], DEVICE)
         as_undisturbed(c, [0, 1])
 
