@@ -170,7 +170,8 @@ static bool twin_ready(const struct coordinator *c, uint32_t twin)
                twin_gives(c->standings[twin], &now, c->step.done[twin]);
 }
 
-/* Whether no other copy of the holder's shards is there, or will come. */
+/* Whether no other copy of the holder's shards is there, or will come.  A copy that is being filled
+ * may be complete already: its COORDINATOR_FILLED says so, or why it is not. */
 static bool is_gone(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin;
@@ -178,7 +179,8 @@ static bool is_gone(const struct coordinator *c, uint32_t holder)
         if (c->step.view.copies < 2)
                 return true;
         twin = twin_of(&c->step.view, holder);
-        return !c->standings[twin] && c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN;
+        return !c->standings[twin] && !c->filling[twin] &&
+               c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN;
 }
 
 static void fill_from_twin(struct coordinator *c, uint32_t holder)
