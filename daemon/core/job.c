@@ -68,17 +68,12 @@ void job_ranks_free(struct job *job)
         rank_states_free(job->ranks, job->world_size);
 }
 
-static void **module_job(struct job *job, const struct module *module)
-{
-        return (void **)((char *)job + module->job_at);
-}
-
 static bool modules_init(struct job *job)
 {
         for_modules (job->x, module) {
                 if (module->job_bytes) {
-                        *module_job(job, module) = calloc(1, module->job_bytes);
-                        if (!*module_job(job, module))
+                        *module_state(job, module->job_at) = calloc(1, module->job_bytes);
+                        if (!*module_state(job, module->job_at))
                                 return false;
                 }
                 if (module->job_init && module->job_init(job))
@@ -93,7 +88,7 @@ static void modules_free(struct job *job)
                 if (module->job_free)
                         module->job_free(job);
                 if (module->job_bytes)
-                        free(*module_job(job, module));
+                        free(*module_state(job, module->job_at));
         }
 }
 

@@ -58,6 +58,12 @@ struct module {
         void (*job_free)(struct job *job);
 };
 
+/* The pointer at node_at in a struct engine, or at job_at in a struct job. */
+static inline void **module_state(void *of, size_t at)
+{
+        return (void **)((char *)of + at);
+}
+
 /* In the order of the list; for job_dropped and job_free in the opposite one. */
 #define for_modules(x, module)                                                       \
         for (const struct module *const *module##_at = (x)->modules, *module = NULL; \

@@ -40,18 +40,13 @@ static void progress_summary(struct job *job, const Zero__Progress *p)
         progress_read(job->x, p, &job->progress->waits);
 }
 
-static void **module_node(struct engine *x, const struct module *module)
-{
-        return (void **)((char *)x + module->node_at);
-}
-
 static bool modules_init(struct engine *x)
 {
         for_modules (x, module) {
                 if (!module->node_bytes)
                         continue;
-                *module_node(x, module) = calloc(1, module->node_bytes);
-                if (!*module_node(x, module))
+                *module_state(x, module->node_at) = calloc(1, module->node_bytes);
+                if (!*module_state(x, module->node_at))
                         return false;
                 module->node_init(x);
         }
@@ -63,11 +58,9 @@ static void engine_free(struct engine *x)
         for_modules (x, module) {
                 if (!module->node_bytes)
                         continue;
-                cleanup_free(module_node(x, module));
-                *module_node(x, module) = NULL;
+                cleanup_free(module_state(x, module->node_at));
+                *module_state(x, module->node_at) = NULL;
         }
-        cleanup_free(&x->lifetime);
-        x->lifetime = NULL;
 }
 
 static void tick_closed(uv_handle_t *tick)
@@ -127,7 +120,17 @@ static void engine_settled(struct job *job)
                 uv_timer_start(&job->x->lifetime->tick, engine_tick, 0, TICK_MS);
 }
 
-static const struct module engine_module = { .progress = engine_progress, .node_up = jobs_claim };
+static void engine_init(struct engine *x)
+{
+        x->lifetime->x = x;
+        uv_timer_init(x->loop, &x->lifetime->tick);
+}
+
+static const struct module engine_module = { .node_at = offsetof(struct engine, lifetime),
+                                             .node_bytes = sizeof(struct lifetime),
+                                             .node_init = engine_init,
+                                             .progress = engine_progress,
+                                             .node_up = jobs_claim };
 static const struct shard_observer engine_observer = { .settled = engine_settled };
 
 static const struct module *const modules[] = {
@@ -161,15 +164,10 @@ int engine_start(struct engine *x)
                 for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
                         owners[n_owners++] = n;
         placement_init(&x->view, 0, owners, n_owners, x->cluster->mirror);
-        x->lifetime = calloc(1, sizeof *x->lifetime);
-        if (!x->lifetime)
-                return -ENOMEM;
         if (!modules_init(x)) {
                 engine_free(x);
                 return -ENOMEM;
         }
-        x->lifetime->x = x;
-        uv_timer_init(x->loop, &x->lifetime->tick);
         return uv_timer_start(&x->lifetime->tick, engine_tick, TICK_MS, TICK_MS);
 }
 
