@@ -126,10 +126,9 @@ int client_gone(struct zero_client *c);
                 client_drop(c);                                            \
         })
 int client_drop(struct zero_client *c);
-/* What ZERO_EABORTED says after a loss; of a version, as unsigned long long. */
-#define CLIENT_RESUMED                                                                          \
-        "the connection to zerod was lost and is there again: the step begins anew at version " \
-        "%llu"
+/* The text of ZERO_EABORTED after a loss; takes the version as unsigned long long. */
+#define CLIENT_RESUMED \
+        "the connection to zerod was lost and is back: repeat the step from version %llu"
 int64_t client_deadline(const struct zero_client *c);
 /* Releases the reply that client_ask() gave out. */
 void client_forget_reply(struct zero_client *c);

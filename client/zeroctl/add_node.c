@@ -1,4 +1,4 @@
-/* zeroctl add-node: a node of the cluster holds shards from now on; shards of jobs move to it. */
+/* zeroctl add-node: makes a node hold shards; shards of jobs move to it. */
 #include "owners.h"
 
 static const struct command_option options[] = { OWNERS_NO_WAIT, { 0 } };
@@ -11,8 +11,8 @@ static int run(struct ctl *ctl)
 const struct command command_add_node = {
         .name = "add-node",
         .arguments = "NODE",
-        .summary = "have a node hold shards",
-        .description = "Has <NODE>, one of *peers*, hold shards from now on. Its daemon must be "
+        .summary = "make a node hold shards",
+        .description = "Makes <NODE>, one of *peers*, hold shards. Its daemon must be "
                        "reachable. Jobs move: see WHO HOLDS SHARDS in *zeroctl*(1).",
         .options = options,
         .run = run,

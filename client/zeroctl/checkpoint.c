@@ -1,4 +1,4 @@
-/* zeroctl checkpoint: writes a job's state to files, now or every so many steps. */
+/* zeroctl checkpoint: writes a job's state to files, now or every N steps. */
 #include "operation.h"
 
 static long keep = -1, every = -1; /* -1: not given */
@@ -41,21 +41,22 @@ const struct command command_checkpoint = {
         .name = "checkpoint",
         .arguments = "JOB DIR",
         .summary = "write a job's state to DIR/JOB-VERSION while it trains",
-        .description = "Writes the job's state to <DIR>/<JOB>-<VERSION>, while the job trains. "
-                       "<DIR> is a directory that all nodes see, or one of the same name on each "
-                       "node's own disk; it is made if it is missing.\n"
-                       "Each node copies its part between two steps, or saves it while the next "
-                       "step updates it, and then writes it. Before that the command says how "
-                       "much longer a step may take (with less memory than the state has, or "
-                       "from a GPU: how long an update may have to wait; see *checkpoint_memory* "
-                       "in *zerod.conf*(5)). A checkpoint is of one step; nobody may *import* or "
-                       "put values while it is taken.\n"
-                       "A checkpoint is there as a whole or not at all. One that is being "
-                       "written, or was broken off, is called .<JOB>-<VERSION>.partial; it is "
-                       "never read, and the next checkpoint clears it away.\n"
-                       "With *--every* the job's coordinator takes the checkpoints, and "
-                       "remembers that in memory only: give the order again after its daemon has "
-                       "restarted.",
+        .description =
+                "Writes the job's state to <DIR>/<JOB>-<VERSION>, while the job trains. "
+                "<DIR> is a directory that all nodes see, or one of the same name on each "
+                "node's own disk; it is made if it is missing.\n"
+                "Each node copies its part between two steps, or saves it while the next "
+                "step updates it, and then writes it. Before that the command says how "
+                "much longer a step may take (with less memory than the state has, or "
+                "from a GPU: how long an update may have to wait; see *checkpoint_memory* "
+                "in *zerod.conf*(5)). A checkpoint has the state after one step; nobody may "
+                "*import* or put values while it is taken.\n"
+                "A checkpoint appears as a whole or not at all. While it is written, and if "
+                "it is interrupted, its name is .<JOB>-<VERSION>.partial; nothing reads such "
+                "a directory, and the next checkpoint deletes it.\n"
+                "With *--every* the job's coordinator takes the checkpoints, and "
+                "remembers that in memory only: give the order again after its daemon has "
+                "restarted.",
         .options = options,
         .run = run,
 };

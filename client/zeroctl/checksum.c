@@ -29,10 +29,10 @@ const struct command command_checksum = {
         .name = "checksum",
         .arguments = "JOB",
         .summary = "hash of a job's state, however it is partitioned",
-        .description = "A hash of the job's state at one version: of parameters, moments, and "
-                       "each tensor's step and hyperparameter set. It does not depend on the "
-                       "number of owners. Where there are mirrors, they are hashed too and "
-                       "compared. If the job steps faster than its nodes answer, the command "
-                       "fails after some tries.",
+        .description = "Prints a hash of the job's state at one version: parameters, moments, and "
+                       "each tensor's step and hyperparameter set. The hash does not depend on the "
+                       "number of owners. Mirrors, if there are any, are hashed too and compared. "
+                       "If the job steps faster than its nodes answer, the command fails after "
+                       "some tries.",
         .show = show,
 };

@@ -19,7 +19,7 @@ const struct command command_drop = {
         .description = "Deletes the job and its state on all nodes, for good. The answer comes "
                        "when the files are gone and their memory is free. If a node is away, the "
                        "answer names it, and the node deletes what it has of the job when it "
-                       "comes up: a node that holds shards remembers to tell it, also after a "
+                       "comes up: a node that holds shards remembers to tell it, even after a "
                        "restart. Until then no new job of that name can be made. A drop is refused "
                        "while 1024 dropped jobs of one user, or 4096 of all, wait for such nodes.",
         .show = show,

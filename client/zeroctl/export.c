@@ -1,8 +1,8 @@
 /*
  * zeroctl export: a job's parameters as a safetensors file.
  *
- * Reads tensor by tensor, piece by piece, into a temporary file, and renames that when it is whole
- * and on the disk.  If the job has stepped meanwhile there is no file: it would hold
+ * Reads tensor by tensor, piece by piece, into a temporary file, and renames the file when it is
+ * whole and on the disk.  If the job has stepped meanwhile there is no file: it would hold
  * parameters of two versions.
  */
 #include "ctl.h"
@@ -78,8 +78,7 @@ static int list_tensors(struct export *e)
                 t->bytes = zero_layout_tensor_elements(e->layout, i) * t->element;
                 e->bytes += t->bytes;
                 if (strcmp(t->name, "__metadata__") == 0) {
-                        ctl_error(
-                                "a tensor called __metadata__ cannot stand in a safetensors file");
+                        ctl_error("a safetensors file cannot have a tensor named __metadata__");
                         return CTL_FAILED;
                 }
         }
@@ -162,8 +161,7 @@ static int put_all(struct export *e)
 
 /* ---- one version ----------------------------------------------------------------------- */
 
-/* The latest version of any owner's shards: every value read before is of that or an earlier one.
- */
+/* The latest version of any owner's shards: no value read before this call is newer. */
 static int version_now(struct ctl *ctl, double *ret)
 {
         json_t *answer, *group, *shard, *version;
@@ -198,12 +196,12 @@ static int check_version(struct export *e)
         if (r != CTL_OK || (after >= 0 && after <= (double)e->version))
                 return r;
         if (after < 0)
-                ctl_error("job '%s': not all owners tell which version their shards have",
+                ctl_error("job '%s': not all owners say which version their shards have",
                           e->ctl->argument);
         else
                 ctl_error("job '%s' went from version %llu to %.0f meanwhile, so the file would "
-                          "hold both: export when no trainer runs, or restore a checkpoint under "
-                          "another name and export that",
+                          "mix both: export when no trainer runs, or restore a checkpoint under "
+                          "another name and export that job",
                           e->ctl->argument, (unsigned long long)e->version, after);
         return CTL_FAILED;
 }

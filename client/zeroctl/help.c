@@ -33,7 +33,7 @@ static int print_word(FILE *out, const char *word, size_t n)
         return shown;
 }
 
-/* Breaks lines between words; column: where the first line stands already. */
+/* Breaks lines between words; the first line begins at `column`. */
 static void print_text(FILE *out, const char *text, int indent, int column)
 {
         while (*text) {
@@ -69,7 +69,7 @@ void help_all(FILE *out)
                 fprintf(out, "  %-11s %-9s  %s\n", commands[i]->name,
                         commands[i]->arguments ? commands[i]->arguments : "", commands[i]->summary);
         fprintf(out,
-                "\nzeroctl COMMAND --help tells of a command and its options.\n\nOptions:\n%s\n"
+                "\nzeroctl COMMAND --help describes a command and its options.\n\nOptions:\n%s\n"
                 "Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no connection to "
                 "zerod.\n",
                 general_options);

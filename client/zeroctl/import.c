@@ -1,8 +1,8 @@
 /*
- * zeroctl import: a safetensors file becomes a job's parameters.
+ * zeroctl import: replaces a job's parameters with a safetensors file.
  *
  * Compares the file's header with the job's layout before it writes anything: names and shapes must
- * be the same, and fp32 must hold the type exactly.  The optimizer's state stays.
+ * be the same, and fp32 must hold the file's type exactly.  The optimizer's state stays as it is.
  */
 #include "ctl.h"
 
@@ -115,7 +115,7 @@ static int put_tensor(struct import *im, uint32_t tensor)
                         return r;
                 r = zero_put(im->ctl->client, tensor, ZERO_PLANE_MASTER, first, n, im->values);
                 if (r) {
-                        ctl_error("tensor '%.200s', and what comes behind it, was not imported: "
+                        ctl_error("tensor '%.200s' and the tensors after it were not imported: "
                                   "%s (%s)",
                                   name, zero_error(im->ctl->client), zero_status_name(r));
                         return CTL_FAILED;
@@ -194,11 +194,12 @@ static int run(struct ctl *ctl)
 const struct command command_import = {
         .name = "import",
         .arguments = "JOB FILE",
-        .summary = "make a job's parameters what a safetensors file holds",
-        .description = "Makes the values of a safetensors file the job's parameters; moments "
-                       "stay as they are. The file must have all of the job's tensors with their "
-                       "shapes, and no others, in fp32, bf16 or fp16. No rank may have pushed "
-                       "gradients in the step.",
+        .summary = "replace a job's parameters with a safetensors file",
+        .description =
+                "Replaces the job's parameters with the values of a safetensors file; "
+                "moments stay as they are. The file must have all of the job's tensors with "
+                "their shapes, and no others, in fp32, bf16 or fp16. No rank may have pushed "
+                "gradients in the step.",
         .run = run,
         .of_job = true,
 };

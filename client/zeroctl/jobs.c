@@ -88,9 +88,9 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 const struct command command_jobs = {
         .name = "jobs",
         .summary = "jobs and who they wait for",
-        .description = "One line for each job, and who it waits for. A job is *running* if all "
-                       "of its ranks are attached, *incomplete* if some are, and *idle* if none "
-                       "is, as after its training. It is *opening* until its states are found, "
-                       "and *moving* while they go to other nodes.",
+        .description = "Prints a line for each job, and who it waits for. A job is *running* if "
+                       "all of its ranks are attached, *incomplete* if some are, and *idle* if "
+                       "none is, as after its training. It is *opening* until its states are "
+                       "found, and *moving* while they go to other nodes.",
         .show = show,
 };

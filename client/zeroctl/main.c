@@ -12,7 +12,7 @@
 
 enum { TIMEOUT_MAX_S = 86400, GIVEN_MAX = 32, OPTIONS_MAX = 64, ANEW_MS = 500 };
 
-/* An option of some subcommand, as it was given: before or behind the subcommand's name. */
+/* An option of some subcommand, given before or after the subcommand's name. */
 struct given {
         const char *name, *value;
 };
@@ -79,7 +79,7 @@ static int find_command(const char *word, const struct command **ret_command)
         return unknown_command(word);
 }
 
-/* Words of "JOB [DIR]"; needed: without those in brackets. */
+/* Counts the words of "JOB [DIR]"; needed: without those in brackets. */
 static int count_words(const char *arguments, bool needed)
 {
         int n = 0;
@@ -113,8 +113,8 @@ static int take_option(const struct command *command, const struct given *given)
         while (o && o->name && strcmp(o->name, given->name) != 0)
                 o++;
         if (!o || !o->name) {
-                ctl_error("%s: --%s is not for this command; see zeroctl %s --help", command->name,
-                          given->name, command->name);
+                ctl_error("%s: --%s is not an option of this command; see zeroctl %s --help",
+                          command->name, given->name, command->name);
                 return CTL_USAGE;
         }
         if (o->count)
@@ -165,7 +165,7 @@ static const struct option general_options[] = {
         { "version", no_argument, NULL, OPTION_VERSION },
 };
 
-/* Options of all subcommands, for an option may stand before the subcommand's name. */
+/* Lists the options of all subcommands, because an option may precede the subcommand's name. */
 static void list_options(struct option list[static OPTIONS_MAX + 1])
 {
         size_t n = sizeof(general_options) / sizeof(general_options[0]);
@@ -251,7 +251,7 @@ static int execute(struct ctl *ctl, const struct arguments *a)
                 .timeout_ms = a->timeout_ms,
         };
         r = zero_connect(&ctl->options, &ctl->client);
-        if (r == ZERO_ECLOSED) { /* the daemon starts anew, with other owners */
+        if (r == ZERO_ECLOSED) { /* the daemon may be restarting with other owners */
                 progress_nap(ANEW_MS);
                 r = zero_connect(&ctl->options, &ctl->client);
         }

@@ -84,7 +84,7 @@ int operation_begin(struct ctl *ctl, const char *what, const struct operation_co
 
 /* ---- until it is over --------------------------------------------------------------- */
 
-/* Prints, before an update has to wait, how long it may. */
+/* Prints how long an update may have to wait, before it does. */
 static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
 {
         const json_t *stall = json_object_get(answer, "predicted_stall_s");
@@ -149,7 +149,7 @@ int operation_carry_out(struct ctl *ctl, const char *what, const struct operatio
         if (r != CTL_OK)
                 return r;
         if (field_number(answer, "id") != id) {
-                ctl_error("%s: another one has begun, and the outcome of this one is not known",
+                ctl_error("%s: another one has begun since, so the outcome of this one is unknown",
                           what);
                 r = CTL_FAILED;
         } else if (strcmp(field_text(answer, "status"), "OK") != 0) {

@@ -24,7 +24,7 @@ static bool is_among(const char *names, const char *name)
         return false;
 }
 
-/* The owners are as the change would have them. */
+/* Whether the owners are as the change wants them. */
 static bool owners_fit(const json_t *view, const char *what, const char *argument)
 {
         bool adds = strcmp(what, "add-node") == 0;
@@ -71,7 +71,7 @@ struct change {
         char told[600]; /* the last reason to wait that was printed */
 };
 
-/* It may be granted later.  A takeover is a person's word about what is now. */
+/* Whether the change may be granted later.  A takeover may not: it is a person's word about now. */
 static bool is_passing(const struct change *c, int status)
 {
         return status == ZERO_EBUSY || status == ZERO_ECLOSED ||
@@ -87,7 +87,7 @@ static void tell_again(struct change *c, const char *why)
         ctl_error("%s: %s; asking again", c->what, why);
 }
 
-/* The change was made, though no answer came. */
+/* Whether the change was made although no answer came. */
 static bool is_made(struct change *c, json_t **ret_view)
 {
         json_t *view;
@@ -146,7 +146,7 @@ struct follow {
         double epoch; /* of the owners that jobs move to, or a later one */
         struct progress progress;
         double until;         /* when to give up if nothing moves */
-        double puzzled_until; /* how long to wait for word of who took the owners back; 0: no wait
+        double puzzled_until; /* how long to wait for the node that took the change back; 0: no wait
                                */
         double bytes, total;
         size_t jobs;
@@ -161,7 +161,7 @@ static void on_interrupt(int signal_number)
 {
         static const char text[] =
                 "\nzeroctl: interrupted: the owners are changed, and jobs go on moving; "
-                "zeroctl status shows how far they are\n";
+                "zeroctl status shows their progress\n";
         ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
 
         (void)n;
@@ -240,14 +240,13 @@ static void draw(struct follow *f)
 static int give_up(struct follow *f)
 {
         progress_end(&f->progress);
-        ctl_error(
-                "the owners are changed, but for %.0f s nothing has moved: %s; it goes on without "
-                "zeroctl, and zeroctl status shows how far it is",
-                ctl_patience(f->ctl), f->wait[0] ? f->wait : "this node's zerod is away");
+        ctl_error("the owners are changed, but nothing has moved for %.0f s: %s; the move goes on "
+                  "without zeroctl, and zeroctl status shows its progress",
+                  ctl_patience(f->ctl), f->wait[0] ? f->wait : "this node's zerod is away");
         return CTL_FAILED;
 }
 
-/* The owners have changed again, and a node that has not been heard yet may know why. */
+/* Whether the owners have changed again and a node that has not answered yet may know why. */
 static bool is_puzzled(struct follow *f, const json_t *answer)
 {
         double now = progress_now();
@@ -336,8 +335,7 @@ int owners_change(struct ctl *ctl, const char *what, const char *argument)
         else
                 ctl_error(
                         "%s: the owners have changed again, and not as asked: see zeroctl members, "
-                        "and "
-                        "the logs of the nodes for why",
+                        "and the nodes' logs for the reason",
                         what);
         json_decref(view);
         return CTL_FAILED;

@@ -1,4 +1,4 @@
-/* zeroctl remove-node: a node holds shards no more; its shards move to the other owners. */
+/* zeroctl remove-node: makes a node stop holding shards, which move to the other owners. */
 #include "owners.h"
 
 static const struct command_option options[] = { OWNERS_NO_WAIT, { 0 } };
@@ -11,8 +11,8 @@ static int run(struct ctl *ctl)
 const struct command command_remove_node = {
         .name = "remove-node",
         .arguments = "NODE",
-        .summary = "have a node hold shards no more",
-        .description = "Has <NODE> hold shards no more; its shards move to the other owners. It "
+        .summary = "make a node stop holding shards",
+        .description = "Makes <NODE> stop holding shards, which move to the other owners. It "
                        "may be dead if the others are a majority. See WHO HOLDS SHARDS in "
                        "*zeroctl*(1).",
         .options = options,

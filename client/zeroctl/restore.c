@@ -1,4 +1,4 @@
-/* zeroctl restore: makes a job's state what a checkpoint holds. */
+/* zeroctl restore: replaces a job's state with a checkpoint's. */
 #include "operation.h"
 
 static int run(struct ctl *ctl)
@@ -9,14 +9,14 @@ static int run(struct ctl *ctl)
 const struct command command_restore = {
         .name = "restore",
         .arguments = "JOB DIR",
-        .summary = "make a job's state what checkpoint DIR holds",
-        .description = "Makes the job what the checkpoint <DIR> holds, on any number of nodes: "
-                       "the version, master weights, moments, steps of tensors, and what ranks "
-                       "kept. The job is made if there is none of that name, which need not be "
-                       "the checkpoint's; otherwise its ranks must have ended, and its state is "
-                       "replaced.\n"
-                       "All of the checkpoint is read and checked before anything is changed; "
-                       "both states need memory at once meanwhile. If the nodes wrote to disks "
-                       "of their own, bring the files of all of them into one directory first.",
+        .summary = "replace a job's state with checkpoint DIR",
+        .description =
+                "Replaces the job's state with the checkpoint <DIR>, on any number of nodes: "
+                "the version, master weights, moments, steps of tensors, and what ranks "
+                "kept. If there is no job of that name it is made; the name need not be "
+                "the checkpoint's. Otherwise the job's ranks must have ended.\n"
+                "zerod reads and checks the whole checkpoint before it changes anything; "
+                "meanwhile both states need memory. If the nodes wrote to disks of their "
+                "own, copy the files of all nodes into one directory first.",
         .run = run,
 };

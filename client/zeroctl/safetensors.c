@@ -192,7 +192,7 @@ static int read_header(struct safetensors *s, uint64_t size, uint64_t *ret_lengt
                 n |= (uint64_t)length[i] << 8 * i;
         if (n > SAFETENSORS_HEADER_MAX || n > size - LENGTH)
                 return flaw(error,
-                            "its header has %" PRIu64 " bytes: it is no safetensors file, "
+                            "its header has %" PRIu64 " bytes: it is not a safetensors file, "
                             "or it was cut",
                             n);
         text = malloc(n + 1);
@@ -202,7 +202,7 @@ static int read_header(struct safetensors *s, uint64_t size, uint64_t *ret_lengt
                 s->header = json_loadb(text, n, JSON_REJECT_DUPLICATES, &why);
         free(text);
         if (!json_is_object(s->header))
-                return flaw(error, "its header is no JSON object");
+                return flaw(error, "its header is not a JSON object");
         *ret_length = n;
         return 0;
 }
@@ -219,7 +219,7 @@ int safetensors_open(const char *path, struct safetensors *ret,
         if (s.fd < 0 || fstat(s.fd, &st) < 0) {
                 r = flaw(error, "%s", strerror(errno));
         } else if (!S_ISREG(st.st_mode)) {
-                r = flaw(error, "it is no regular file");
+                r = flaw(error, "it is not a regular file");
         } else {
                 uint64_t size = (uint64_t)st.st_size;
 

@@ -135,17 +135,17 @@ const struct command command_status = {
                        "received by kind. The jobs: version, steps per second, gradient norm, "
                        "skipped steps, who is waited for and for what, window hits, and bytes by "
                        "plane next to ZeRO's formula.\n"
-                       "In JSON, *gather* of a job counts *hits* (fetches that found their group "
+                       "In JSON, a job's *gather* counts *hits* (fetches that found their group "
                        "in the window), *misses* (fetches that waited for their group), "
                        "*gathers* (groups brought there, for a fetch or a prefetch), *spread* "
                        "(those of them that were copied from another window of the node) and "
                        "*elements_received* from other nodes; *reduce* counts *elements_sent* to "
                        "other nodes and *deferred*, the sums that were left to the update on a "
                        "GPU.\n"
-                       "In JSON, *no_events* of a session says that the daemon cannot open the "
+                       "In JSON, a session's *no_events* says that the daemon cannot open the "
                        "events of its GPU, so that the trainer waits for its GPU itself. "
-                       "*cuda.between_gpus* tells *by* what bytes go between GPUs of the node "
+                       "*cuda.between_gpus* says *by* what bytes go between GPUs of the node "
                        "(nccl or copies), the version of *nccl*, *moves_by_nccl* so far, and "
-                       "*why* they are copied where they are.",
+                       "*why* they are copied if they are.",
         .show = show,
 };

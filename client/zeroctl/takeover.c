@@ -1,7 +1,7 @@
 /*
- * zeroctl takeover: the other nodes go on without nodes that a person knows to be dead.  Their
- * votes are not waited for: if one of them lives, there may be two clusters.  Their shards come
- * from mirrors.
+ * zeroctl takeover: the other nodes go on without nodes that a person knows to be dead, and do not
+ * wait for their votes.  If such a node is alive, there may be two clusters.  Shards of dead nodes
+ * come from mirrors.
  */
 #include "owners.h"
 
@@ -9,7 +9,7 @@ static const char *dead;
 
 static const struct command_option options[] = {
         { "node-is-dead", "NODE[,NODE]...",
-          "the dead nodes: what a person has to know, and no daemon can", .text = &dead },
+          "the dead nodes; only a person can know that they are dead", .text = &dead },
         OWNERS_NO_WAIT,
         { 0 },
 };

@@ -1,6 +1,6 @@
 /*
- * zeroctl wait: returns when a job is where a script wants it.  A daemon that restarts meanwhile is
- * asked again until the timeout.
+ * zeroctl wait: returns when a job has reached the state that a script waits for.  If the daemon
+ * restarts meanwhile, asks again until the timeout.
  */
 #include "ctl.h"
 
@@ -58,13 +58,13 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         show_jobs(ctl, out, json_object_get(answer, "jobs"));
 }
 
-/* Where the job stands instead, and the first thing that it waits for. */
+/* Prints the state that the job is in instead, and the first thing that it waits for. */
 static int give_up(struct ctl *ctl, const json_t *job, const char *error)
 {
         const json_t *wait = json_array_get(json_object_get(job, "waiting"), 0);
 
         if (*error)
-                ctl_error("wait: zerod does not tell of job '%s': %s", ctl->argument, error);
+                ctl_error("wait: zerod says nothing about job '%s': %s", ctl->argument, error);
         else if (!job)
                 ctl_error("wait: for %.0f s there was no job '%s'", ctl_patience(ctl),
                           ctl->argument);
@@ -86,7 +86,7 @@ static int run(struct ctl *ctl)
                 char error[512] = ""; /* a copy: a new connection frees the old client */
 
                 if (r == ZERO_EPROTO)
-                        snprintf(error, sizeof(error), "what it says is no JSON");
+                        snprintf(error, sizeof(error), "its answer is not JSON");
                 else if (r)
                         snprintf(error, sizeof(error), "%s", zero_error(ctl->client));
                 if (r == ZERO_ECLOSED && ctl_connect_again(ctl))

@@ -108,8 +108,8 @@ int view_plan(const struct engine *x, enum view_kind kind, const char *names,
 
         if (x->views->durable.chosen.epoch != x->view.epoch)
                 return fault_set(fault, ZERO_EBUSY,
-                                 "the owners have just changed, and this node is about to start "
-                                 "anew with them: ask again in a moment");
+                                 "the owners have just changed, and this node is about to restart "
+                                 "with them: ask again in a moment");
         do {
                 size_t n = kind == VIEW_TAKEOVER ? strcspn(names, ",") : strlen(names);
 

@@ -1,13 +1,13 @@
-/* As torch.optim computes them: Adam (arXiv 1412.6980), whose weight decay is a part of the
- * gradient, and AdamW (arXiv 1711.05101), whose decay is decoupled. */
+/* Adam (arXiv 1412.6980), whose weight decay is part of the gradient, and AdamW (arXiv 1711.05101),
+ * whose decay is decoupled, as torch.optim computes them. */
 #include "daemon/optimizer/optimizer.h"
 
 #include <math.h>
 
 enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE };
 
-/* The relative error of the power grows with t and the power shrinks faster: 1 - beta^t is good to
- * a few ulp of 1 / (1 - beta). */
+/* The relative error of beta^t grows with t, but beta^t shrinks faster: 1 - beta^t is accurate to a
+ * few ulp of 1 / (1 - beta). */
 static struct update_scalars scalars(const double *x, uint64_t t, double grad_scale, double decay)
 {
         return (struct update_scalars){

@@ -1,4 +1,4 @@
-/* The table of optimizers, and what is the same for all of them. */
+/* The table of optimizers, and what they have in common. */
 #include "daemon/optimizer/optimizer.h"
 
 #include <float.h>
@@ -10,8 +10,7 @@
 
 DEFINE_CLEANUP(layout *, layout_free)
 
-/* Appended to, never reordered: state files hold the numbers.  The first one is a layout's that
- * names none. */
+/* Append only: state files hold the numbers.  A layout that names no optimizer gets the first. */
 static const struct optimizer *const table[] = { &optimizer_adamw, &optimizer_lion, &optimizer_sgd,
                                                  &optimizer_sgd_momentum, &optimizer_adam };
 enum { N_OPTIMIZERS = sizeof(table) / sizeof(table[0]) };
@@ -45,11 +44,12 @@ static int unknown(const char *name, const char *who, struct fault *fault)
 
         for (uint32_t i = 0; i < N_OPTIMIZERS; i++)
                 list_word(known, sizeof(known), ", ", table[i]->name);
-        return fault_set(fault, ZERO_EINVAL, "%s: there is no optimizer %s, but %s", who,
+        return fault_set(fault, ZERO_EINVAL, "%s: there is no optimizer %s, only %s", who,
                          text_quote(name).text, known);
 }
 
-/* A group that names no optimizer gets the name: its layout is equal to one that has it. */
+/* Gives a group without an optimizer the default's name, so that both forms of a layout are equal.
+ */
 static int check_groups(layout *l, struct fault *fault)
 {
         for (uint32_t g = 0; g < l->n_groups; g++) {
@@ -140,7 +140,7 @@ static const char *value_flaw(enum hyper_bound bound, double lr, double x)
         case HYPER_FLAG:
                 return x == 0 || x == 1 ? NULL : "is neither 0 nor 1";
         case HYPER_NONE:
-                return x == 0 ? NULL : "is not 0: the set's optimizer has none";
+                return x == 0 ? NULL : "is not 0: the set's optimizer does not have it";
         }
         return NULL;
 }
@@ -166,8 +166,8 @@ int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set 
                 return unknown(m->optimizer, who, fault);
         if (m->n_values != count_values(o))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "set %zu: %s has %u hyperparameters, not %zu: the client is of "
-                                 "another version of zerod",
+                                 "set %zu: %s has %u hyperparameters, not %zu: the client comes "
+                                 "from another version of zerod",
                                  number, o->name, count_values(o), m->n_values);
         while (table[set.optimizer] != o)
                 set.optimizer++;
@@ -177,7 +177,7 @@ int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set 
                 if (flaw)
                         return fault_set(fault, ZERO_EINVAL, "set %zu: %s %g %s", number,
                                          o->values[i].name, m->values[i], flaw);
-                set.value[i] = m->values[i] + 0.0; /* kernels and hyper_equal() know no -0 */
+                set.value[i] = m->values[i] + 0.0; /* turns -0 into 0 */
         }
         *ret = set;
         return 0;

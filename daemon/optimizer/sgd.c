@@ -1,10 +1,10 @@
-/* Stochastic gradient descent as torch.optim.SGD computes it: plain, which keeps nothing, and with
- * momentum, Nesterov's or not (Sutskever and others, ICML 2013). */
+/* Stochastic gradient descent as torch.optim.SGD computes it: plain, which keeps no plane, and with
+ * momentum, Nesterov's or ordinary (Sutskever and others, ICML 2013). */
 #include "daemon/optimizer/optimizer.h"
 
 enum { LR, MOMENTUM, DAMPENING, WEIGHT_DECAY, NESTEROV, MAXIMIZE };
 
-/* The first gradient is the momentum, undamped. */
+/* The first gradient becomes the momentum, without dampening. */
 static struct update_scalars sgd_scalars(const double *x, uint64_t t, double grad_scale)
 {
         bool first = t == 1, nesterov = x[NESTEROV] != 0;

@@ -1,4 +1,4 @@
-/* How a question ends: with JSON, for a client or for another node. */
+/* Ends a question with JSON, for a client or for another node. */
 #include "daemon/rpc/query.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* A session attaches: as a rank, with windows and what an earlier session left; or as an observer.
- */
+/* A session attaches: as a rank, which gets windows and what an earlier session of the rank left;
+ * or as an observer. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
-/* What the last step came to, and what the rank kept with it. */
+/* The result of the last step, and the blob that the rank kept with it. */
 static void reply_last(const struct rank *rank, Zero__AttachReply *attach, Zero__StepReply *last)
 {
         const struct job *job = rank->job;
@@ -37,14 +37,14 @@ static uint32_t *reply_accepted(const struct rank *rank, Zero__AttachReply *atta
                 accepted[g] = rank_accepted(rank, g);
                 some = some || accepted[g];
         }
-        if (some) { /* out of memory: what is pushed again is recognised all the same */
+        if (some) { /* out of memory: repeated pushes are recognised all the same */
                 attach->n_accepted = n;
                 attach->accepted = accepted;
         }
         return accepted;
 }
 
-/* Its size; it goes as a descriptor, or, where none can be passed, as a handle. */
+/* Passes the segment as a descriptor, or as a handle if it has no descriptor.  Returns its size. */
 static uint64_t reply_pass(const struct segment *s, ProtobufCBinaryData *handle, int *fds,
                            size_t *n)
 {
@@ -128,7 +128,7 @@ static int attach_observer(struct pending_call *call, struct fault *fault)
         return 0;
 }
 
-/* The session is its rank's no more: it is told why, and ends. */
+/* The session has lost its rank: tells the client why, and ends. */
 static void session_fenced(void *arg, int status, const char *text)
 {
         struct session *s = arg;
@@ -140,7 +140,7 @@ static void session_fenced(void *arg, int status, const char *text)
         session_end(s);
 }
 
-/* Where the rank's windows are to be, and the events of that GPU that it will name: handles[]. */
+/* Where the rank wants its windows, and the GPU events that it will name: handles[]. */
 static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE],
                         struct rank_needs *needs, struct fault *fault)
 {
@@ -151,7 +151,7 @@ static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE
                 return 0;
         if (m->gpu.len != ZERO_GPU_UUID || m->n_events > ZERO_GPU_EVENTS)
                 return fault_set(fault, ZERO_EINVAL,
-                                 "a GPU is named by %d bytes, with %d events at "
+                                 "name a GPU by its %d bytes, with %d events at "
                                  "most",
                                  ZERO_GPU_UUID, ZERO_GPU_EVENTS);
         for (size_t i = 0; i < m->n_events; i++) {
@@ -167,7 +167,7 @@ static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE
         if (gpu < 0)
                 return fault_set(
                         fault, ZERO_EGPU,
-                        "this daemon uses no GPU of UUID %s, but %u others: see the option "
+                        "this daemon uses no GPU of UUID %s, only %u others: see the option "
                         "device and 'zeroctl status', or attach without a device",
                         uuid, gpus_count());
         needs->windows = gpu_place((uint32_t)gpu);
@@ -176,7 +176,7 @@ static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE
         return 0;
 }
 
-/* A session that is not attached, and may try. */
+/* The session is not attached. */
 static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct rank_needs *needs,
                        struct fault *fault)
 {
@@ -214,11 +214,11 @@ int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault
                                  "the session names no job: give one at connect");
         if (s->rank_number < 0)
                 return attach_observer(call, fault);
-        if (s->rank && !s->rank->admitted && !s->rank->attaching) /* an earlier try was refused */
+        if (s->rank && !s->rank->admitted && !s->rank->attaching) /* an earlier call was refused */
                 rank_leave(STEAL(s->rank), false);
         if (s->rank)
                 return fault_set(fault, ZERO_EORDER, "attached already");
         if (!m->layout)
-                return fault_set(fault, ZERO_EINVAL, "a rank brings its layout");
+                return fault_set(fault, ZERO_EINVAL, "a rank must send its layout");
         return attach_rank(call, m, &needs, fault);
 }

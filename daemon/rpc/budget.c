@@ -1,7 +1,7 @@
 /* Budgets of users; see budget.h. */
 #include "daemon/rpc/budget.h"
 
-enum { PASSED_MAX_MS = 3600 * 1000 }; /* no longer a debt lasts: the sum does not overflow */
+enum { PASSED_MAX_MS = 3600 * 1000 }; /* longer than any debt lasts; the sum cannot overflow */
 
 void budget_init(struct budget *budget, uint64_t now_ms)
 {

@@ -1,4 +1,4 @@
-/* The calls of a session: requests decoded and handed on, and their replies. */
+/* The calls of a session: decodes requests, passes them on and sends their replies. */
 #include "daemon/rpc/session.h"
 
 #include <stdlib.h>
@@ -53,7 +53,7 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
         session_reply(call->session, reply, NULL, 0);
 }
 
-/* A replayed step needs the attempt that counts now. */
+/* The client replays the step, and needs the number of the new attempt. */
 static void reply_aborted(struct pending_call *call, Zero__Reply *reply)
 {
         const struct job *job = call->session->rank ? call->session->rank->job : NULL;
@@ -99,7 +99,7 @@ static void call_finish(struct request *r, int status, const char *text)
         free(call);
 }
 
-/* The client hears of it, so that it goes on waiting too. */
+/* Tells the client that the call may take longer, so that the client waits longer too. */
 static void call_prolong(struct request *r, uint64_t ms)
 {
         struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
@@ -127,7 +127,7 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
                                  "this daemon speaks protocol %d, the client %u",
                                  ZERO__HELLO__PROTOCOL__VERSION, m->protocol);
         if (s->greeted)
-                return fault_set(fault, ZERO_EORDER, "hello was said already");
+                return fault_set(fault, ZERO_EORDER, "the session has sent hello already");
         if (m->job[0] && !job_name_valid(m->job))
                 return fault_set(
                         fault, ZERO_EINVAL,
@@ -184,7 +184,7 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
                 call->group = m->fetch->group;
                 r = rank_fetch(rank, m->fetch, &call->request, fault);
                 if (r)
-                        call->kind = ZERO__REQUEST__BODY__NOT_SET; /* it never asked */
+                        call->kind = ZERO__REQUEST__BODY__NOT_SET; /* as if it had never asked */
                 return r;
         case ZERO__REQUEST__BODY_PREFETCH:
                 rank_prefetch(rank, m->prefetch->group, m->prefetch->version);
@@ -199,7 +199,7 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
         case ZERO__REQUEST__BODY_STEP:
                 return rank_step(rank, m->step, &call->request, fault);
         default:
-                return fault_set(fault, ZERO_EPROTO, "request not understood");
+                return fault_set(fault, ZERO_EPROTO, "this daemon does not know the request");
         }
 }
 
@@ -234,7 +234,7 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
         if (m->body_case == ZERO__REQUEST__BODY_HELLO)
                 return handle_hello(call, m->hello, fault);
         if (!call->session->greeted)
-                return fault_set(fault, ZERO_EPROTO, "the first request is hello");
+                return fault_set(fault, ZERO_EPROTO, "the first request must be hello");
         switch (m->body_case) {
         case ZERO__REQUEST__BODY_ATTACH:
                 return handle_attach(call, m->attach, fault);
@@ -257,7 +257,7 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
 
 /* ---- the connection -------------------------------------------------------------- */
 
-/* Two bytes of a message can become a hundred in memory: it gets so much and no more. */
+/* Two bytes of a message can become a hundred in memory, so memory for a message is limited. */
 struct unpacked {
         size_t left;
 };
@@ -307,7 +307,7 @@ static int session_request(void *arg, const uint8_t *p, size_t n)
         request_begin(&s->rpc->x->requests, &call->request, uv_now(s->rpc->x->loop), s->timeout_ms);
         r = handle(call, m, &fault);
         zero__request__free_unpacked(m, &allocator);
-        if (r) /* refused: nobody else knows of it */
+        if (r) /* refused: nobody else ends the call */
                 request_end(&call->request, r, "%s", fault.text);
         return !s->greeted ? -EPROTO : 0;
 }

@@ -1,11 +1,11 @@
-/* A job's checksum: what this node holds, copy by copy, and the sums of all nodes. */
+/* A job's checksum: this node's sums, by copy, and the sums over all nodes. */
 #include <stdlib.h>
 #include <stdio.h>
 
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 
-/* NULL: no group of the job has it. */
+/* NULL: no group of the job has the plane. */
 static const char *plane_name(const struct job *job, size_t p)
 {
         if (p == CHECKSUM_STEP || p == CHECKSUM_SET)

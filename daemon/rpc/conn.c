@@ -13,7 +13,7 @@
 
 enum { READ_BYTES = 65536 };
 
-/* Bytes that the socket did not take yet. */
+/* Bytes that the socket has not taken yet. */
 struct pending {
         struct list link;
         size_t size, sent;
@@ -25,8 +25,8 @@ struct pending {
 struct conn {
         uv_poll_t poll;
         struct conns *conns;
-        struct list link;      /* conns.held */
-        bool owes;             /* held for its user's debt: those that come later wait behind it */
+        struct list link; /* conns.held */
+        bool owes;        /* held for its user's debt; the user's other connections wait behind */
         struct budget *budget; /* the user's */
         int fd;
         uid_t uid;
@@ -36,7 +36,7 @@ struct conn {
         size_t granted; /* to the large frame that is being read */
         uint8_t *left;  /* bytes that were read before the connection was held */
         size_t left_at, left_end;
-        uint64_t progress_ms; /* the last time that bytes went through the socket */
+        uint64_t progress_ms; /* when bytes last went through the socket */
         uint64_t begun_ns;    /* of work that is not charged yet */
         uint32_t price;
         struct conn_events events;
@@ -59,8 +59,8 @@ static bool conn_held(const struct conn *conn)
         return !list_empty(&conn->link);
 }
 
-/* uv_poll_start() enters the kernel even where nothing changes: connections are held again and
- * again, each millisecond. */
+/* Skips uv_poll_start() if nothing changes: it enters the kernel, and connections are held again
+ * every millisecond. */
 static void conn_watch(struct conn *conn)
 {
         int events =
@@ -158,7 +158,8 @@ static int conn_frame(struct conn *conn)
         return r;
 }
 
-/* Takes bytes as long as the connection may go on: *ret_taken.  0, or the error that ends it. */
+/* Takes *ret_taken bytes, as long as the connection may go on.  0, or the error that ends the
+ * connection. */
 static int conn_feed(struct conn *conn, const uint8_t *p, size_t n, size_t *ret_taken)
 {
         size_t at = 0;
@@ -184,7 +185,7 @@ static int conn_feed(struct conn *conn, const uint8_t *p, size_t n, size_t *ret_
         return 0;
 }
 
-/* The bytes of a read are fed as far as the connection may go on; what is left is kept. */
+/* Feeds the bytes of a read as long as the connection may go on, and keeps the rest. */
 static int conn_take(struct conn *conn, const uint8_t *p, size_t n)
 {
         size_t taken;
@@ -202,7 +203,7 @@ static int conn_take(struct conn *conn, const uint8_t *p, size_t n)
         return 0;
 }
 
-/* As recv().  Descriptors that come along are not taken out of the socket: -EPERM. */
+/* As recv().  -EPERM if descriptors came along; they stay in the socket. */
 static ssize_t conn_receive(const struct conn *conn, uint8_t *p, size_t size)
 {
         struct iovec iov = { p, size };
@@ -225,9 +226,9 @@ static const char *conn_why(int error)
 {
         switch (error) {
         case -EMSGSIZE:
-                return "frame above the limit";
+                return "a frame is larger than the limit";
         case -EPERM:
-                return "the client passes descriptors";
+                return "the client sent descriptors";
         case -EPROTO:
                 return "protocol violation";
         default:
@@ -258,7 +259,7 @@ static void conn_read(struct conn *conn)
                 conn_end(conn, conn_why(r));
 }
 
-/* A held connection goes on where it was, if it may. */
+/* A held connection continues where it stopped, if it may. */
 static void conn_resume(struct conn *conn)
 {
         size_t taken = 0;
@@ -294,13 +295,13 @@ static void conns_paced(uv_timer_t *timer)
 {
         struct conns *conns = CONTAINER_OF(timer, struct conns, pace);
 
-        list_insert(&conns->held, &conns->tried); /* what is held anew stands behind it */
+        list_insert(&conns->held, &conns->tried); /* connections held again go behind it */
         while (conns->held.next != &conns->tried) {
                 struct conn *conn = CONTAINER_OF(conns->held.next, struct conn, link);
 
                 if (conn->owes && !budget_may_work(conn->budget, conn_now(conn))) {
-                        list_remove(
-                                &conn->link); /* at once: hundreds may wait for one user's debt */
+                        /* without a try: hundreds may wait for one user's debt */
+                        list_remove(&conn->link);
                         list_insert(&conns->held, &conn->link);
                 } else {
                         conn_retry(conn);
@@ -419,7 +420,7 @@ int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_
 
 void conn_shutdown(struct conn *conn)
 {
-        conn->shut = true; /* requests that were read are not carried out for nobody */
+        conn->shut = true; /* nobody waits for requests that were read: they are not carried out */
         shutdown(conn->fd, SHUT_RDWR);
 }
 
@@ -436,7 +437,7 @@ static void conn_polled(uv_poll_t *poll, int status, int events)
                 conn_write(conn);
         if (!conn->closing && !conn->ended && (events & UV_READABLE)) {
                 if (conn->budget->n_owing)
-                        conn_hold(conn); /* a rank that has left is seen before it comes again */
+                        conn_hold(conn); /* the line sees that a rank left before it comes again */
                 else
                         conn_read(conn);
         }
@@ -500,7 +501,7 @@ void conn_check(struct conn *conn, uint64_t now_ms)
         if (conn->queued > CONN_UNREAD)
                 conn_end(conn, "the client does not read its replies");
         else if (conn->granted && !conn_held(conn))
-                conn_end(conn, "the client does not end its frame");
+                conn_end(conn, "the client does not finish its frame");
 }
 
 static void conn_closed(uv_handle_t *handle)

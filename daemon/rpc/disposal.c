@@ -1,7 +1,8 @@
 /*
- * disposal.c - a connection is closed on the spot where nothing but bytes is left to read in it;
- * else on the thread.  Where no descriptors come, the thread also frees what was never read.  The
- * mutex guards the queue; the thread starts with the first connection and stays.
+ * disposal.c - if descriptors may come, a connection with nothing but bytes left to read is closed
+ * on the spot, and any other on the thread.  If they cannot, the thread closes connections with
+ * unread bytes, because the kernel takes time to free those.  The mutex guards the queue; the
+ * thread starts with the first connection and stays.
  */
 #include "daemon/rpc/disposal.h"
 
@@ -230,7 +231,7 @@ static int disposal_hand_over(int fd, uid_t uid)
         return r;
 }
 
-/* Reads what is left; whether that was bytes alone. */
+/* Reads what is left.  True: it was bytes only. */
 static bool only_bytes_left(int fd)
 {
         char bytes[READ_BYTES];
@@ -259,12 +260,12 @@ void disposal_close(int fd, uid_t uid)
                         close(fd);
                 return;
         }
-        shutdown(fd, SHUT_RDWR); /* nothing comes behind what is read now */
+        shutdown(fd, SHUT_RDWR); /* nothing more can come */
         if (only_bytes_left(fd)) {
                 close(fd);
                 return;
         }
         r = disposal_hand_over(fd, uid);
-        if (r) /* a descriptor less for the process, but the loop goes on */
+        if (r) /* the process has lost a descriptor, but the loop goes on */
                 log_error("a connection with descriptors of a client stays open: %s", strerror(-r));
 }

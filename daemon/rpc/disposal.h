@@ -1,13 +1,13 @@
 /*
  * Closes connections of clients.
  *
- * The close of a descriptor that a client has passed may take as long as the client likes: a
- * socket that lingers, a file of the client's own file system.  Where the kernel can, it refuses
- * descriptors when they are sent (SO_PASSRIGHTS, Linux 6.16).  Elsewhere a connection that holds
- * some is closed on a thread of its own, which a process that ends does not wait for.
+ * Closing a descriptor that a client has sent may take as long as the client likes: it may be a
+ * socket that lingers, or a file on the client's own file system.  Since Linux 6.16 the kernel
+ * refuses descriptors when they are sent (SO_PASSRIGHTS).  On older kernels a thread closes
+ * connections that hold some, and an ending process does not wait for that thread.
  *
- * A connection that waits for its close counts as one that its user has.  How many wait is bounded
- * by the kernel: a user may have as many descriptors on their way through sockets as open files.
+ * A connection that waits for its close counts as its user's.  The kernel bounds how many can wait:
+ * a user may have as many descriptors on their way through sockets as open files.
  */
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* The kernel refuses descriptors sent to connections that are made from now on to this listener. */
+/* Asks the kernel to refuse descriptors on connections that this listener accepts from now on. */
 void descriptors_refuse(int listener);
 /* Whether the peer of this connection may have sent, or may send, descriptors. */
 bool descriptors_may_come(int fd);
@@ -23,5 +23,5 @@ bool descriptors_may_come(int fd);
 void disposal_close(int fd, uid_t uid);
 /* How many connections of this user wait for their close. */
 uint32_t disposal_waiting(uid_t uid);
-/* Half of the files that the process may open are connections that wait for their close. */
+/* Whether connections that wait for their close are half of the files the process may open. */
 bool disposal_full(void);

@@ -1,9 +1,9 @@
 /*
- * Checkpoints and restores as clients ask for them: the question goes to the node that coordinates
- * the job, which answers at once; how it goes on is asked with "progress".
+ * Clients ask for checkpoints and restores.  The question goes to the job's coordinator, which
+ * answers at once; clients then ask for "progress".
  *
- * What a client says is taken apart here and put together anew with the user that it is: nodes
- * believe each other, not clients.
+ * A client's question is parsed here and rebuilt with the client's user, because nodes trust each
+ * other, not clients.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 enum { ARGUMENT_MAX = 16384, EVERY_MAX = 1000000000 };
 
-/* What is asked for; job_only: no more is asked for than the job's progress. */
+/* Parses what the client asks for.  job_only: the question names nothing but the job. */
 static int wish_parse(const char *argument, bool job_only, struct arena *arena,
                       struct status_wish *ret, struct fault *fault)
 {
@@ -30,7 +30,7 @@ static int wish_parse(const char *argument, bool job_only, struct arena *arena,
                (ret->every == RECORD_NULL || ret->every <= EVERY_MAX);
         return sane ? 0
                     : fault_set(fault, ZERO_EINVAL,
-                                "the question names \"job\" and \"directory\" as JSON");
+                                "the question must be JSON with \"job\" and \"directory\"");
 }
 
 /* ---- a client's question ---------------------------------------------------------------- */
@@ -65,12 +65,12 @@ static void forward_answered(void *arg, int status, const char *text, const Zero
         if (status)
                 request_end(&call->request, status, "%s", text);
         else if (!j)
-                request_end(&call->request, ZERO_EPROTO, "the coordinator's answer is no JSON");
+                request_end(&call->request, ZERO_EPROTO, "the coordinator's answer is not JSON");
         else
                 query_end(call, j);
 }
 
-/* Frees the arena, in which the wish lies. */
+/* Frees the arena that holds the wish. */
 static int forward(struct pending_call *call, const char *what, struct status_wish *wish,
                    struct arena *arena, struct fault *fault)
 {

@@ -1,6 +1,6 @@
 /*
- * Which nodes hold shards, and changes of that, as people ask for them.  A change is proposed by
- * the node that is asked, and answered when it is decided.
+ * Tells which nodes hold shards, and changes the list for people who ask.  The node that is asked
+ * proposes the change, and answers when it is decided.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +63,7 @@ static int allowed(const struct session *session, struct fault *fault)
         if (session->uid == 0 || session->uid == geteuid())
                 return 0;
         return fault_set(fault, ZERO_EPERM,
-                         "the owners are changed by root or the user zerod runs as, %u",
+                         "only root and the user zerod runs as, %u, may change the owners",
                          (unsigned)geteuid());
 }
 

@@ -1,8 +1,9 @@
 /*
- * The answer to "status" with what GPUs tell of their memory.  They are asked by another thread: a
- * call of CUDA may wait for a lock of the driver's.
+ * The answer to "status", with the memory of GPUs.  Another thread asks the GPUs, because a call of
+ * CUDA may wait for a lock of the driver.
  *
- * A user who asks more than STATUS_FRESH times in STATUS_MS gets an answer that may be so old.
+ * A user who asks more than STATUS_FRESH times in STATUS_MS gets an answer that may be STATUS_MS
+ * old.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,7 @@ static void status_answer(struct rpc *rpc, struct pending_call *call,
         query_end_text(call, rpc->status ? strdup(rpc->status) : NULL);
 }
 
-/* True: it was answered by the answer of a moment ago. */
+/* True: answered the call with the latest answer. */
 static bool status_again(struct rpc *rpc, struct pending_call *call)
 {
         struct user *user = call->session->user;

@@ -24,9 +24,9 @@ static int spare_open(void)
 }
 
 /*
- * A client that is not accepted stays in the queue, and the socket ready: one descriptor is kept to
- * take it with, and to close it.  The close takes its time (disposal.h): until it has ended there
- * is no spare, and its place is for nobody else's session.
+ * A client that is not accepted stays in the queue and keeps the socket ready.  So one spare
+ * descriptor is kept to accept such a client and close it.  The close may take long (disposal.h):
+ * until it ends there is no spare, and no session may use its place.
  */
 static void server_turn_away(struct rpc *rpc)
 {
@@ -39,18 +39,19 @@ static void server_turn_away(struct rpc *rpc)
         rpc->spare = spare_open();
 }
 
-/* fd: -1 where there was no descriptor for it. */
+/* Logs why a client was turned away. */
 static void server_refused(const struct rpc *rpc, int r, uid_t uid)
 {
         char why[200];
 
         if (r == -EUSERS)
-                snprintf(why, sizeof why, "%u sessions, as many as session_limit allows",
+                snprintf(why, sizeof why, "there are %u sessions, as many as session_limit allows",
                          rpc->users.n_sessions);
         else if (r == -EDQUOT)
                 snprintf(why, sizeof why,
-                         "of %u sessions, user %u has as many as session_limit leaves one user, %u "
-                         "of them waiting to be closed",
+                         "of %u sessions, user %u has as many as session_limit allows one user, "
+                         "with "
+                         "%u that wait to be closed",
                          rpc->users.n_sessions, (unsigned)uid, disposal_waiting(uid));
         else
                 snprintf(why, sizeof why, "%s%s", strerror(-r),
@@ -58,7 +59,7 @@ static void server_refused(const struct rpc *rpc, int r, uid_t uid)
         log_warning_for(uid, "a client was turned away: %s", why);
 }
 
-/* False: there is nobody more, or nobody more is to come now. */
+/* False: no client waits any more, or none may come now. */
 static bool server_accept(struct rpc *rpc)
 {
         uid_t uid = (uid_t)-1;
@@ -123,9 +124,9 @@ static void server_listen(uv_timer_t *timer)
 /* ---- the tick ---------------------------------------------------------------------- */
 
 /*
- * Gives back what the allocator keeps of memory that clients made it take.  What lies between used
- * blocks counts as kept even when its pages are given back, and a client may touch them again: so a
- * session's end is the reason to look, not growth.
+ * Trims the heap that clients have made grow.  Memory between used blocks counts as kept even after
+ * its pages are returned, and a client may touch them again.  So the end of a session triggers a
+ * trim, and the size of the heap does not.
  */
 static void server_trim(struct rpc *rpc)
 {
@@ -163,7 +164,7 @@ static int socket_address(const char *path, struct sockaddr_un *ret, struct faul
         return 0;
 }
 
-/* A socket file that nobody listens on is left over: it goes. */
+/* Removes a socket file that nobody listens on. */
 static int socket_clear(const struct sockaddr_un *address, struct fault *fault)
 {
         CLEANUP(cleanup_close) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -174,21 +175,22 @@ static int socket_clear(const struct sockaddr_un *address, struct fault *fault)
         if (lstat(address->sun_path, &st))
                 return 0;
         if (!S_ISSOCK(st.st_mode))
-                return fault_set(fault, ZERO_EINVAL, "%s is there and is no socket",
+                return fault_set(fault, ZERO_EINVAL, "%s exists and is not a socket",
                                  address->sun_path);
         if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0)
                 return fault_set(fault, ZERO_EBUSY,
-                                 "a daemon listens at %s already: stop it or set another socket",
+                                 "a daemon already listens at %s: stop it or set another socket",
                                  address->sun_path);
         if (unlink(address->sun_path) && errno != ENOENT)
-                return fault_set(fault, ZERO_EPERM,
-                                 "the socket %s is left over, and user %u cannot remove it: %s; "
-                                 "chown its directory to that user, or remove the socket",
-                                 address->sun_path, (unsigned)geteuid(), strerror(errno));
+                return fault_set(
+                        fault, ZERO_EPERM,
+                        "nobody listens on the socket %s, and user %u cannot remove it: %s; "
+                        "chown its directory to that user, or remove the socket",
+                        address->sun_path, (unsigned)geteuid(), strerror(errno));
         return 0;
 }
 
-/* /run is empty after a boot: the socket's own folder is made, not those above it. */
+/* /run is empty after a boot.  Makes the socket's own folder, but no folder above it. */
 static void socket_make_folder(const char *path)
 {
         CLEANUP(cleanup_free) char *folder = strdup(path);
@@ -197,7 +199,7 @@ static void socket_make_folder(const char *path)
         if (!slash || slash == folder)
                 return;
         *slash = '\0';
-        mkdir(folder, 0755); /* what is wrong with it, bind() will say */
+        mkdir(folder, 0755); /* if this fails bind() reports why */
 }
 
 int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fault)
@@ -227,8 +229,8 @@ int rpc_listen(const char *path, const char *mode, int *ret_fd, struct fault *fa
         return 0;
 }
 
-/* Handles that fail to be made leave nothing to close: these four calls do not fail once the
- * first of them, which asks the kernel, has not. */
+/* A failure leaves no handle to close: only the first of these four calls asks the kernel and can
+ * fail. */
 static int handles_open(struct rpc *rpc)
 {
         uv_loop_t *loop = rpc->x->loop;

@@ -1,4 +1,4 @@
-/* One connection of a client: its messages decoded, checked, handed on, and answered. */
+/* One connection of a client: decodes, checks, passes on and answers its messages. */
 #pragma once
 
 #include "daemon/rpc/conn.h"
@@ -6,19 +6,19 @@
 #include "daemon/rpc/user.h"
 
 enum { SESSION_PENDING_MAX = 4096, SESSION_TIMEOUT_MAX_MS = 24 * 3600 * 1000 };
-enum { HELLO_BYTES = 1024, HELLO_MS = 10000 }; /* of the first frame, and until it has come */
+enum { HELLO_BYTES = 1024, HELLO_MS = 10000 }; /* limits of the first frame: size, and time */
 
 struct rpc {
         struct engine *x;
         uv_poll_t listener;
         int fd;
-        int spare;             /* closed to take a client with where no descriptor is left */
-        struct budget accepts; /* of all users: who comes is not known before */
+        int spare;             /* closed to accept a client when no descriptor is left */
+        struct budget accepts; /* of all users together: whose connection comes is not known yet */
         uv_timer_t pause;      /* runs while nobody is accepted */
         uv_timer_t tick;
         uint32_t ticks;
         uint32_t handles; /* not closed yet */
-        uint64_t trimmed; /* users.ended when the heap was given back last */
+        uint64_t trimmed; /* users.ended when the heap was last trimmed */
         struct conns conns;
         struct users users;
         struct list sessions;
@@ -38,14 +38,14 @@ struct session {
         uid_t uid;
         pid_t pid;
         bool greeted, ending;
-        bool orderly; /* it has said bye */
+        bool orderly; /* the client has said bye */
         char job_name[ZERO_NAME_MAX + 1];
         int32_t rank_number; /* ZERO_OBSERVER or the rank it may attach as */
         uint32_t world_size, local_world_size;
         uint64_t timeout_ms;
-        bool patient; /* the client named none: its calls wait longer for ranks that are alive */
-        struct rank *rank;          /* while attached (or attaching) as a rank */
-        struct job *job;            /* observers: the job they look at */
+        bool patient;      /* the client named no timeout: its calls wait longer for live ranks */
+        struct rank *rank; /* while attached (or attaching) as a rank */
+        struct job *job;   /* observers: the job they look at */
         struct push_window *window; /* observers */
         uint32_t n_pending;
         struct list pending; /* struct pending_call.link */
@@ -64,33 +64,33 @@ struct pending_call {
         char *json; /* the answer of a query */
 };
 
-/* Frees the server and tells closed(), once it neither listens nor has sessions. */
+/* Frees the server and calls closed(), once it neither listens nor has sessions. */
 void rpc_gone(struct rpc *rpc);
 
-/* Tells users whether the loop serves jobs of others; to be called when one has begun. */
+/* Tells users whether the loop serves other users' jobs.  Called when a job has begun. */
 void rpc_share(struct rpc *rpc);
 
-/* Ends it if it keeps others waiting: no hello, or what conn_check() finds. */
-void session_check(struct session *session, uint64_t now_ms);
-/* Ends it at once; what it waited for is forgotten.  Never called from inside a request's handler.
+/* Ends a session that keeps others waiting: it sends no hello, or makes no progress (conn_check()).
  */
+void session_check(struct session *session, uint64_t now_ms);
+/* Ends a session at once and forgets its calls.  Must not be called inside a request's handler. */
 void session_end(struct session *session);
 void session_reply(struct session *session, const Zero__Reply *reply, const int *fds, size_t n_fds);
 
 /* ---- call.c ---- */
 
-/* Takes fd over on success.  As user_enter(), or what the kernel says. */
+/* On success the session owns fd.  Errors are those of user_enter() and of the kernel. */
 int session_new(struct rpc *rpc, int fd);
 
 /* ---- attach.c ---- */
 
 int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault);
-/* Comes with descriptors. */
+/* The reply has descriptors. */
 void reply_attach(struct pending_call *call, Zero__Reply *reply);
 
 /* ---- query.c ---- */
 
-/* Answers call with JSON, now or later. */
+/* Answers the call with JSON, now or later. */
 int query_start(struct pending_call *call, const char *what, const char *argument,
                 struct fault *fault);
 /* Questions of other nodes. */

@@ -1,6 +1,6 @@
 /*
- * Questions to all nodes, put together when the last node has answered, or when the client's
- * deadline has come.
+ * Questions to all nodes.  The answers are combined when the last node has answered, or at the
+ * client's deadline.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -15,14 +15,14 @@ enum { MOVES_MS = 5000 };    /* zeroctl asks again and again */
 enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
 
 struct survey {
-        struct engine *x;             /* not its server, which may go before the last answer */
+        struct engine *x;             /* not the rpc, which may end before the last answer */
         struct pending_call *call;    /* NULL once it has ended */
         char name[ZERO_NAME_MAX + 1]; /* of the job asked about, or empty */
         struct job *job;              /* NULL: no job, or its state here waits for memory */
         const struct survey_kind *kind;
         uint32_t pending, rounds;
-        struct fault fault, refusal; /* refusal: of a drop, by the first node that did */
-        json_t *told[ZERO_NODE_MAX]; /* NULL: nothing, or no JSON was asked for */
+        struct fault fault, refusal; /* refusal: of a drop, by the first node that refused it */
+        json_t *told[ZERO_NODE_MAX]; /* NULL: no answer, or an answer without JSON */
         struct {
                 uint64_t asked_ns, took_ns;
                 bool came;
@@ -36,7 +36,7 @@ struct question {
 
 /* ---- putting the answers together -------------------------------------------- */
 
-/* What a node told, as a record in the arena; NULL: nothing that is one. */
+/* A node's answer as a record in the arena; NULL: no answer, or not such a record. */
 static void *told_by(const struct survey *s, uint32_t node, const struct record_type *type,
                      struct arena *arena)
 {
@@ -64,7 +64,7 @@ static json_t *ping_together(struct survey *s)
         return record_take_json(status_ping_type(), &ping, &arena);
 }
 
-/* Of each owner what its own node told. */
+/* For each owner takes the answer of the owner's node. */
 static json_t *shards_together(struct survey *s)
 {
         const struct placement *place = &s->job->place;
@@ -95,8 +95,8 @@ static json_t *checksum_together(struct survey *s)
         if (checksums_agree(s->job, s->told, &version))
                 return checksums_together(s->job, s->told);
         fault_set(&s->fault, ZERO_EBUSY,
-                  "the job steps on while its nodes are asked: %d times they told of more than one "
-                  "version; ask again",
+                  "the job keeps stepping while its nodes are asked: %d times they answered with "
+                  "different versions; ask again",
                   CHECKSUM_ROUNDS);
         return NULL;
 }
@@ -109,7 +109,7 @@ static bool has_text(const struct record_texts *texts, const char *text)
         return false;
 }
 
-/* Nodes that hold shards tell the others; one that they have not told may have been told by
+/* Nodes that hold shards tell the others, so a node that one of them has not told may know from
  * another. */
 static json_t *drop_together(struct survey *s)
 {
@@ -136,7 +136,8 @@ static json_t *drop_together(struct survey *s)
                 s->fault = s->refusal;
         else if (!kept)
                 fault_set(&s->fault, ZERO_EPEER,
-                          "no node that holds shards is reachable: nothing of the job is dropped");
+                          "no node that holds shards is reachable, so the job is not dropped: ask "
+                          "again when one is");
         return record_take_json(status_drop_type(), &drop, &arena);
 }
 
@@ -163,8 +164,8 @@ static bool holds_in_force(const struct survey *s, uint32_t node)
 }
 
 static const struct survey_kind {
-        const char *what;     /* asked by clients */
-        const char *question; /* put to the nodes */
+        const char *what;     /* the clients' question */
+        const char *question; /* the question to nodes */
         bool of_job;
         bool (*asks)(const struct survey *s, uint32_t node); /* NULL: all */
         bool all_must;                                       /* answer, or there is no answer */
@@ -205,7 +206,7 @@ static void survey_end(struct survey *s)
 
 static void survey_ask_all(struct survey *s);
 
-/* The job has stepped between the answers: they are asked for again, some times. */
+/* The job has stepped between the answers: asks again, up to CHECKSUM_ROUNDS times. */
 static bool survey_again(struct survey *s)
 {
         json_int_t version;
@@ -260,7 +261,7 @@ static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
         call_send(s->x, node, &m, timeout_ms, question_answered, q);
 }
 
-/* Answers come from the loop, never before: at least this node's own is due. */
+/* Answers come from the loop, never before this returns; at least this node's own comes. */
 static void survey_ask_all(struct survey *s)
 {
         const struct survey_kind *kind = s->kind;
@@ -289,7 +290,7 @@ static int survey_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
-/* Of a job whose state waits for memory. */
+/* Whether the user may ask about a job whose state waits for memory. */
 static int shut_for_user(const struct engine *x, const char *job, uint32_t uid, struct fault *fault)
 {
         uint32_t owner;
@@ -327,7 +328,7 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         if (kind->of_job)
                 snprintf(s->name, sizeof s->name, "%s", argument);
         if (job)
-                job_hold(job); /* its state is none of the survey's: a drop waits for its end */
+                job_hold(job); /* not job_ref(): a drop waits for such references */
         survey_ask_all(s);
         if (s->pending == 0) { /* no memory for any question */
                 if (job)
@@ -341,7 +342,7 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         return 0;
 }
 
-/* Where no job is named: what this node knows of those that the client may name. */
+/* Without a job's name: what this node knows of the jobs that the client may read. */
 int shards_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {

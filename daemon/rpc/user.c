@@ -9,7 +9,7 @@
 #include "daemon/rpc/disposal.h"
 #include "proto/cleanup.h"
 
-enum { RESERVED = 16 }; /* one place in so many is kept for root and zerod's user */
+enum { RESERVED = 16 }; /* one place in 16 is kept for root and zerod's user */
 
 void users_init(struct users *users, uint32_t session_limit)
 {

@@ -91,9 +91,12 @@ int report_progress(struct arena *arena, const struct engine *x, const char *job
 
         if (!op && !s)
                 return fault_set(fault, ZERO_ENOJOB,
-                                 "no checkpoint or restore of job '%.100s' was begun", job);
+                                 "job '%.100s' has had no checkpoint or restore", job);
         if (uid != 0 && uid != (op ? op->uid : s->uid))
-                return fault_set(fault, ZERO_EPERM, "another user began it");
+                return fault_set(fault, ZERO_EPERM,
+                                 "user %u asked for the checkpoint or restore: only that user and "
+                                 "root may see it",
+                                 op ? op->uid : s->uid);
         *ret = (struct status_progress){
                 .job = arena_copy(arena, job),
                 .operation = op ? report_operation(arena, op) : NULL,

@@ -1,8 +1,8 @@
 /*
  * fields.h - every field of every answer, once: name, kind, unit and meaning (record.h).
  *
- * Numbers whose name ends in _s are seconds; bytes are bytes.  What counts up counts from the start
- * of the daemon, or from when the job came to this node.  The files beside fill the records.
+ * Numbers whose name ends in _s are seconds.  Counters start with the daemon, or when the job comes
+ * to this node.  The other files of this folder fill the records.
  */
 #pragma once
 
@@ -14,8 +14,8 @@
 
 #define STATUS_RANK(F, R)                                                                          \
         F(number, rank, "number")                                                                  \
-        F(text, node, "the node it runs on; null: not known")                                      \
-        F(flag, attached, "its session lives")
+        F(text, node, "node that the rank runs on; null: not known")                               \
+        F(flag, attached, "the rank has a session")
 
 #define STATUS_WAIT(F, R)                                                                          \
         R(called, "for", who, "the rank, node or disk that keeps others waiting")                  \
@@ -27,14 +27,14 @@
         F(text, place, "place of the windows: host, or GPUs")                                      \
         F(number, slots, "groups that the windows hold at once")                                   \
         F(number, hits, "fetches that found their group in the window")                            \
-        F(number, misses, "fetches that did not")                                                  \
+        F(number, misses, "fetches that did not find it there")                                    \
         F(number, gathers, "groups brought into a window")                                         \
         F(number, spread, "groups brought from another window of this node")                       \
         F(number, elements_received, "elements from other nodes")
 
 #define STATUS_REDUCE(F, R)                                                                        \
         F(number, elements_sent, "elements of gradients, to other nodes")                          \
-        F(number, deferred, "sums of groups that were left to the update")
+        F(number, deferred, "sums of groups that the update computed itself")
 
 #define STATUS_FORMULA(F, R)                                                                       \
         F(number, bytes_per_parameter, "16 with two moments (ZeRO, SC20, section 3.1)")            \
@@ -43,46 +43,46 @@
 #define STATUS_SESSION(F, R)                                                                       \
         F(number, rank, "number")                                                                  \
         F(number, pid, "process")                                                                  \
-        F(number, held, "groups that it holds")                                                    \
-        F(flag, no_events, "zerod waits for its GPU work without events")                          \
-        F(number, push_window, "bytes of the window that it pushes through")
+        F(number, held, "groups that the rank holds")                                              \
+        F(flag, no_events, "zerod waits for the rank's GPU work without events")                   \
+        F(number, push_window, "bytes of the rank's push window")
 
 #define STATUS_MOVE(F, R)                                                                          \
         F(number, from_epoch, "epoch that shards come from; null: not known")                      \
         F(number, to_epoch, "epoch of the owner list in force")                                    \
-        F(number, bytes, "bytes in their place")                                                   \
-        F(number, total, "bytes of all; 0: not known")
+        F(number, bytes, "bytes that are in their new place")                                      \
+        F(number, total, "bytes in total; 0: not known")
 
 #define STATUS_CHECKPOINT(F, R)                                                                    \
-        F(number, version, "version of the job in it")                                             \
-        F(real, age_s, "time since its end; null: it is being written, or has failed")             \
-        F(real, took_s, "time from the order to its end; null: it is being written")               \
+        F(number, version, "version of the job in the checkpoint")                                 \
+        F(real, age_s, "time since it ended; null: it is being written, or has failed")            \
+        F(real, took_s, "time from the order to the end; null: it is being written")               \
         F(text, error, "reason of the failure; null: none")
 
 #define STATUS_JOB(F, R)                                                                           \
         F(text, job, "name")                                                                       \
-        F(number, uid, "user whose job it is")                                                     \
-        F(text, coordinator, "node that coordinates it")                                           \
+        F(number, uid, "user who owns the job")                                                    \
+        F(text, coordinator, "node that coordinates the job")                                      \
         F(number, world_size, "ranks")                                                             \
         R(list, status_rank, ranks, "all, in order")                                               \
         F(text, state, "moving, opening, idle, incomplete or running")                             \
         F(number, version, "steps made")                                                           \
-        F(number, attempt, "attempt at the next step")                                             \
+        F(number, attempt, "number of the attempt at the next step")                               \
         F(real, steps_per_s, "rate over the last steps")                                           \
         F(real, grad_norm, "norm of the last step's gradients; null: not finite")                  \
         F(real, loss_scale, "loss scale of the next step")                                         \
         F(number, skipped, "steps whose gradients were not finite")                                \
-        F(number, skipped_in_a_row, "such steps since one was not skipped")                        \
+        F(number, skipped_in_a_row, "steps skipped since the last one that was not")               \
         F(number, parameters, "elements of all groups")                                            \
         F(number, groups, "number of groups")                                                      \
         F(texts, owners, "node of each owner of shards")                                           \
-        R(maybe, status_move, move, "move of its shards; null: all are in their place")            \
+        R(maybe, status_move, move, "move of the job's shards; null: all are in their place")      \
         R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
         R(list, status_wait, waiting, "who keeps the job waiting")                                 \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
         F(counts, planes, "bytes of each plane on this node")                                      \
-        F(number, planes_on_gpu, "bytes of them in GPU memory")                                    \
+        F(number, planes_on_gpu, "bytes of planes in GPU memory")                                  \
         R(record, status_formula, zero_formula, "what the paper predicts")                         \
         R(list, status_session, sessions, "sessions of this node's ranks")
 
@@ -97,10 +97,10 @@
         F(flag, owner, "it holds shards")                                                          \
         F(flag, self, "it is the node that answers")                                               \
         F(flag, up, "the link to it stands")                                                       \
-        F(text, why, "reason why it does not")                                                     \
+        F(text, why, "reason why the link is down")                                                \
         F(text, bulk, "path of payloads")                                                          \
         F(text, bulk_detail, "transports of that path")                                            \
-        F(text, bulk_gpu, "how payloads of GPU memory go")                                         \
+        F(text, bulk_gpu, "path of payloads in GPU memory: direct or staged")                      \
         F(real, since_s, "time since the link came up or went down")                               \
         F(real, heard_s, "time since its last message")                                            \
         F(real, round_trip_s, "round trip of the last heartbeat")                                  \
@@ -111,9 +111,9 @@
         F(text, job, "job that the rank attaches to")                                              \
         F(number, rank, "number")                                                                  \
         F(number, pid, "process")                                                                  \
-        R(called, "for", who, "who keeps it waiting")                                              \
+        R(called, "for", who, "who keeps the rank waiting")                                        \
         F(text, what, "what that node or rank has to do")                                          \
-        F(real, since_s, "time that it has waited")
+        F(real, since_s, "how long the rank has waited")
 
 #define STATUS_MEMORY(F, R)                                                                        \
         F(number, state_used, "bytes that count towards memory_limit")                             \
@@ -124,19 +124,19 @@
         F(text, by, "nccl or copies")                                                              \
         F(text, nccl, "version of NCCL; null: not loaded")                                         \
         F(number, moves_by_nccl, "collectives that NCCL has carried")                              \
-        F(text, why, "reason why not by NCCL; null: by NCCL, or by choice")
+        F(text, why, "reason why NCCL is not used; null: it is, or an option says so")
 
 #define STATUS_CUDA(F, R)                                                                          \
         F(number, plugin_interface, "version")                                                     \
         F(text, driver, "version of CUDA")                                                         \
         F(text, runtime, "version of CUDA")                                                        \
-        R(maybe, status_collectives, between_gpus, "null: there is one GPU")
+        R(maybe, status_collectives, between_gpus, "null: there is only one GPU")
 
 #define STATUS_GPU_MEMORY(F, R)                                                                    \
         F(number, total, "bytes")                                                                  \
         F(number, free, "bytes")                                                                   \
-        F(number, used, "bytes, whosever they are")                                                \
-        F(number, zerod, "bytes that this daemon has")
+        F(number, used, "bytes used by all processes")                                             \
+        F(number, zerod, "bytes used by this daemon")
 
 #define STATUS_ALLOCATION(F, R)                                                                    \
         F(text, what, "purpose")                                                                   \
@@ -157,9 +157,9 @@
         F(text, socket, "path of the clients' socket")                                             \
         F(text, state_dir, "directory of state files")                                             \
         F(text, device, "instruction set that kernels use")                                        \
-        R(list, status_peer, peers, "all nodes of the cluster, this one too")                      \
+        R(list, status_peer, peers, "all nodes of the cluster, this one included")                 \
         R(list, status_job, jobs, "jobs that this node knows")                                     \
-        R(list, status_attaching, attaching, "ranks of this node whose job is not there yet")      \
+        R(list, status_attaching, attaching, "ranks of this node whose job is not open yet")       \
         R(record, status_memory, memory, "memory of the node")                                     \
         R(maybe, status_cuda, cuda, "null: no GPU is used")                                        \
         R(list, status_gpu, gpus, "GPUs in use")
@@ -177,23 +177,23 @@
 
 /* What an owner holds on the node that answers. */
 #define STATUS_REPLICA(F, R)                                                                       \
-        F(number, owner, "its number in the owner list")                                           \
-        F(numbers, versions, "of each group; null: the owner has no part of it")                   \
+        F(number, owner, "the owner's number in the owner list")                                   \
+        F(numbers, versions, "version of each group; null: the owner has no part of it")           \
         F(numbers, updates, "last version that changed each group; null: none since a restart")    \
         F(text, place, "host, or the GPU")
 
 #define STATUS_REPLICAS(F, R)                                                                      \
-        R(list, status_replica, replicas, "of one job")
+        R(list, status_replica, replicas, "replicas of one job on the node")
 
 #define STATUS_SHARD(F, R)                                                                         \
-        F(text, owner, "node that holds it")                                                       \
+        F(text, owner, "node that holds the shard")                                                \
         F(number, device, "device of that node")                                                   \
         F(number, first, "first element, in the group")                                            \
         F(number, count, "elements")                                                               \
         F(counts, bytes, "bytes of each plane")                                                    \
-        F(number, version, "version of the bytes; null: its node did not tell")                    \
-        F(number, last_updated, "last version that changed it; null: not known")                   \
-        F(text, place, "host, or the GPU; null: its node did not tell")
+        F(number, version, "version of the shard; null: its node did not answer")                  \
+        F(number, last_updated, "last version that changed the shard; null: not known")            \
+        F(text, place, "host, or the GPU; null: its node did not answer")
 
 #define STATUS_GROUP(F, R)                                                                         \
         F(text, group, "name")                                                                     \
@@ -208,13 +208,13 @@
         R(list, status_group, groups, "all, in order")
 
 #define STATUS_SHARDS(F, R)                                                                        \
-        R(list, status_job_shards, jobs, "jobs that were asked for")
+        R(list, status_job_shards, jobs, "the jobs asked for")
 
 /* ---- the owner list, and moves ---- */
 
 #define STATUS_MIRROR(F, R)                                                                        \
         F(text, owner, "the node whose shards these are")                                          \
-        F(text, node, "node that holds them a second time")
+        F(text, node, "node that holds those shards a second time")
 
 #define STATUS_MEMBER(F, R)                                                                        \
         F(text, node, "name")                                                                      \
@@ -231,33 +231,33 @@
         F(number, votes_reachable, "nodes that this node reaches, itself included")                \
         F(flag, majority, "enough votes are reachable")                                            \
         F(flag, voter, "this node may vote")                                                       \
-        F(texts, undecided, "owners of a change that was begun; null: none was")
+        F(texts, undecided, "owners of a change that is not decided yet; null: there is none")
 
 #define STATUS_AWAITED(F, R)                                                                       \
         R(called, "for", who, "who keeps the move waiting")                                        \
         F(text, what, "what that node or rank has to do")
 
 #define STATUS_JOB_MOVE(F, R)                                                                      \
-        R(inlined, status_move, move, "how far it is")                                             \
+        R(inlined, status_move, move, "progress of the move")                                      \
         F(text, job, "name")                                                                       \
-        R(maybe, status_awaited, waiting, "null: nothing is waited for")                           \
-        F(text, trouble, "problem that needs a person; null: none")
+        R(maybe, status_awaited, waiting, "null: the move waits for nobody")                       \
+        F(text, trouble, "problem that a person has to solve; null: none")
 
 #define STATUS_TAKEN_BACK(F, R)                                                                    \
-        F(number, epoch, "epoch that was given up")                                                \
+        F(number, epoch, "epoch that was taken back")                                              \
         F(text, why, "reason why a job could not be moved")
 
 /* What one node tells the others. */
 #define STATUS_MOVES_HERE(F, R)                                                                    \
-        R(list, status_job_move, moves, "of jobs that it coordinates")                             \
-        F(texts, old_placements, "jobs of which it has states of an earlier owner list")                   \
+        R(list, status_job_move, moves, "moves of jobs that the node coordinates")                 \
+        F(texts, old_placements, "jobs whose states of an earlier owner list the node still has")  \
         R(maybe, status_taken_back, taken_back, "null: no change was taken back")
 
 #define STATUS_MOVES(F, R)                                                                         \
         F(number, epoch, "epoch of the owner list that was chosen last")                           \
-        F(flag, over, "everything is where that list has it")                                      \
-        R(list, status_job_move, jobs, "that are not there yet")                                   \
-        R(list, status_awaited, waiting, "nodes that are waited for")                              \
+        F(flag, over, "all shards are where that list places them")                                \
+        R(list, status_job_move, jobs, "jobs that still move")                                     \
+        R(list, status_awaited, waiting, "nodes that keep the moves waiting")                      \
         F(texts, unheard, "nodes that did not answer")                                             \
         R(list, status_taken_back, taken_back, "changes that were taken back")
 
@@ -265,35 +265,35 @@
 
 #define STATUS_OPERATION(F, R)                                                                     \
         F(text, operation, "checkpoint or restore")                                                \
-        F(number, id, "number that its coordinator gave it")                                       \
+        F(number, id, "number that the coordinator gave the operation")                            \
         F(text, phase, "phase")                                                                    \
         F(flag, over, "it has succeeded or failed")                                                \
         F(text, path, "directory of the checkpoint")                                               \
-        F(number, version, "of the job in it")                                                     \
+        F(number, version, "version of the job in the checkpoint")                                 \
         F(number, bytes, "bytes of all parts")                                                     \
         F(number, done_bytes, "bytes written or read")                                             \
         F(number, buffer_bytes, "bytes of the copies of planes")                                   \
         F(real, predicted_stall_s, "longest delay of the next update; null: none")                 \
         F(real, copy_s, "time of the slowest copy; null: not over")                                \
-        F(real, elapsed_s, "time since it began, until it was over")                               \
-        F(text, status, "status that it ended with; OK while it goes on")                          \
+        F(real, elapsed_s, "time from its beginning to its end, or to now")                        \
+        F(text, status, "status that it ended with; OK while it runs")                             \
         F(text, error, "reason of the failure")
 
 #define STATUS_SCHEDULE(F, R)                                                                      \
         F(number, every, "steps between two periodic checkpoints")                                 \
-        F(number, next_version, "version of the job in the next one")                              \
+        F(number, next_version, "version of the job in the next periodic checkpoint")              \
         F(text, periodic_directory, "directory of periodic checkpoints")
 
 #define STATUS_PROGRESS(F, R)                                                                      \
         F(text, job, "name")                                                                       \
-        R(inlined, status_operation, operation, "the newest")                                      \
-        R(inlined, status_schedule, schedule, "of periodic checkpoints")
+        R(inlined, status_operation, operation, "the newest operation")                            \
+        R(inlined, status_schedule, schedule, "schedule of periodic checkpoints")
 
 #define STATUS_ORDERED(F, R)                                                                       \
         F(text, job, "name")                                                                       \
         F(text, directory, "directory of the checkpoint")                                          \
         F(number, id, "number of the operation; 0: a schedule")                                    \
-        R(inlined, status_schedule, schedule, "of periodic checkpoints")
+        R(inlined, status_schedule, schedule, "schedule of periodic checkpoints")
 
 /* ---- what is asked of all nodes ---- */
 
@@ -307,21 +307,21 @@
 
 /* What one node tells the others. */
 #define STATUS_DROP_HERE(F, R)                                                                     \
-        F(flag, keeps, "it keeps the drop until all nodes have been told")                         \
+        F(flag, keeps, "the node remembers the drop until all nodes know of it")                   \
         F(texts, untold, "nodes that it has not told")
 
 #define STATUS_DROP(F, R)                                                                          \
         F(text, job, "name")                                                                       \
-        F(flag, dropped, "on all nodes that are there")                                            \
+        F(flag, dropped, "the job is dropped on all nodes that are up")                            \
         F(texts, untold, "nodes that will be told when they come up")
 
 /* What a client asks for with "checkpoint" and "restore". */
 #define STATUS_WISH(F, R)                                                                          \
         F(text, job, "name")                                                                       \
         F(text, directory, "directory of the checkpoint")                                          \
-        F(number, keep, "so many checkpoints; null: all")                                          \
-        F(number, every, "steps a checkpoint; 0: no more; null: one now")                          \
-        F(number, uid, "who asks; set by the node that the client is connected to")
+        F(number, keep, "how many checkpoints to keep; null: all")                                 \
+        F(number, every, "steps between two checkpoints; 0: stop; null: one now")                  \
+        F(number, uid, "user who asks; set by the node that the client is connected to")
 
 /* ---- all ---- */
 

@@ -12,7 +12,7 @@ static const char *cuda_version(struct arena *arena, int version)
         return arena_text(arena, "%d.%d", version / 1000, version % 1000 / 10);
 }
 
-/* As nvidia-smi writes it. */
+/* A UUID as nvidia-smi writes it. */
 static const char *uuid(struct arena *arena, const uint8_t bytes[ZERO_GPU_UUID])
 {
         char hex[2 * ZERO_GPU_UUID + 1];
@@ -28,7 +28,7 @@ struct allocations {
         struct status_gpu *gpu;
 };
 
-/* Allocations of one name are one line. */
+/* Allocations with the same name share a line. */
 static void add_allocation(void *arg, const char *what, uint64_t bytes)
 {
         struct allocations *a = arg;

@@ -34,7 +34,7 @@ static void report_wait(struct arena *arena, const struct job *job, const struct
         wait->since_s = now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0;
 }
 
-/* A node that is away first: its coordinator may be there. */
+/* Nodes that are away come first: the coordinator may be on one of them. */
 static void report_waiting(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         struct wait_line away;
@@ -72,7 +72,7 @@ static uint64_t state_plane_bytes(const struct state *state, enum zero_plane pla
         return bytes;
 }
 
-/* One plane of all that is here, of earlier owner lists too. */
+/* Bytes of one plane over all replicas here, those of earlier owner lists included. */
 static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64_t *on_gpu)
 {
         uint64_t bytes = 0;
@@ -86,7 +86,7 @@ static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64
         return bytes;
 }
 
-/* Of parameters, gradients, master weights and the moments of each group's optimizer. */
+/* Counts parameters, gradients, master weights and the moments of each group's optimizer. */
 static void report_formula(const struct job *job, struct status_job *ret)
 {
         const layout *l = job->layout;

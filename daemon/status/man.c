@@ -1,5 +1,5 @@
 /*
- * man.c - run by the build: prints zeroctl-json(5), the fields of all answers, out of fields.h.
+ * man.c - run by the build: prints zeroctl-json(5), the fields of all answers, from fields.h.
  */
 #include <stdio.h>
 #include <string.h>
@@ -59,7 +59,7 @@ static const char head[] =
         ".B \\-\\-json\n"
         ".BR zeroctl (1)\n"
         "prints the daemon's answer as one JSON object.\n"
-        "A field is null where nothing is known, or where a number is not finite.\n"
+        "A field is null if its value is not known, or if a number is not finite.\n"
         "Fields whose names end in _s are seconds.\n"
         "Counts begin when the daemon starts, or when the job comes to the node.\n"
         "Later versions may add fields.\n";
@@ -138,7 +138,8 @@ int main(void)
                 print_rows(answers[i].record ? answers[i].record : record_find(answers[i].type));
         }
         printf(".SH PARTS OF ANSWERS\n");
-        for (size_t i = RECORDS; i-- > 0;) { /* a part stands before what it is a part of */
+        for (size_t i = RECORDS;
+             i-- > 0;) { /* fields.h has parts before the records that use them */
                 if (!records[i].named)
                         continue;
                 printf(".SS %s\n", records[i].type + PREFIX);

@@ -1,9 +1,9 @@
 /*
- * The owner list, and how far jobs are on their way to where the list has them.
+ * The owner list, and the progress of jobs that move to its owners.
  *
- * Each node tells of the jobs that it coordinates, and names those of which it has states of an
- * earlier list.  A move is over when every node of the list has come with it, and no node that is
- * there has anything of an earlier list left.
+ * Each node reports the jobs that it coordinates, and names the jobs whose states of an earlier
+ * list it still has.  A move is over when every node of the list runs with that list, and no node
+ * that is up has states of an earlier list.
  */
 #include "daemon/status/status.h"
 
@@ -142,7 +142,7 @@ static bool is_told(const struct status_moves *moves, const char *job)
         return false;
 }
 
-/* A job that no coordinator told of, though a node has states of it from an earlier list. */
+/* A job that no coordinator reports, although a node has states of it from an earlier list. */
 static void add_old_placement(struct arena *arena, const char *job, uint64_t epoch,
                               struct status_moves *ret)
 {
@@ -153,10 +153,10 @@ static void add_old_placement(struct arena *arena, const char *job, uint64_t epo
                 return;
         *move = (struct status_move){ .from_epoch = RECORD_NULL, .to_epoch = epoch };
         *j = (struct status_job_move){ .job = job, .move = move };
-        j->waiting = report_awaited(arena, "its coordinator", "to take it up");
+        j->waiting = report_awaited(arena, "its coordinator", "to take up the move");
 }
 
-/* What a node has to do that has not answered: an owner, or one that may have states left. */
+/* What a node that has not answered has to do: it is an owner, or may still have old states. */
 static const char *node_waits(const struct engine *x, uint32_t node)
 {
         bool owner = placement_nodes(view_chosen(x)) >> node & 1;
@@ -164,7 +164,7 @@ static const char *node_waits(const struct engine *x, uint32_t node)
         if (x->up >> node & 1)
                 return "its answer";
         if (x->linked >> node & 1)
-                return "to start anew, with the owners that were chosen";
+                return "to restart with the owners that were chosen";
         return owner ? "to come up" : NULL;
 }
 
@@ -175,7 +175,7 @@ static void add_waiting(struct arena *arena, const struct engine *x, uint32_t no
         struct status_awaited *waiting;
 
         if (node == x->cluster->self && x->view.epoch != ret->epoch)
-                what = "to start anew, with the owners that were chosen";
+                what = "to restart with the owners that were chosen";
         waiting = what ? LIST_ADD(arena, &ret->waiting) : NULL;
         if (!waiting)
                 return;

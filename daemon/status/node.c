@@ -39,7 +39,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
         report_traffic(arena, info.received, &ret->received);
 }
 
-/* Ranks in zero_attach(): their job may not be there yet. */
+/* Ranks in zero_attach(), whose job may not be open yet. */
 static void report_attaching(struct arena *arena, const struct engine *x, struct status_node *ret)
 {
         list_for_each (&x->ranks->joining, item) {

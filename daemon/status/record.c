@@ -1,4 +1,4 @@
-/* Records: their memory, JSON from them, and them from JSON. */
+/* Records: their memory, and their conversion to and from JSON. */
 #include "daemon/status/record.h"
 
 #include <math.h>
@@ -76,7 +76,7 @@ void arena_deinit(struct arena *arena)
         }
 }
 
-/* A list has room for a power of two of elements. */
+/* A list's capacity is a power of two. */
 void *list_grow(struct arena *arena, void *items, uint32_t n, size_t size)
 {
         void *more;
@@ -118,7 +118,7 @@ bool counts_add(struct arena *arena, struct record_counts *counts, const char *n
 
 /* ---- to JSON ---- */
 
-/* Every list of a record begins so. */
+/* How every list of a record begins. */
 struct any_list {
         uint32_t n;
         const void *items;
@@ -132,7 +132,7 @@ static const void *pointer_at(const void *p)
         return pointer;
 }
 
-/* A text that came from outside and is no UTF-8 is not told. */
+/* Text from outside that is not UTF-8 becomes null. */
 static json_t *text_to_json(const char *text)
 {
         json_t *j = text ? json_string(text) : json_null();

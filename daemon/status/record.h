@@ -1,23 +1,23 @@
 /*
- * record.h - plain structs whose fields have names: JSON comes from them, and they from JSON.
+ * record.h - plain structs whose fields have names, with conversion to and from JSON.
  *
- * A macro declares a record, one row for each field: F(kind, name, doc), or R(kind, type, name,
- * doc) where the kind needs a type.  doc says unit and meaning.
+ * A macro declares a record, with one row for each field: F(kind, name, doc), or R(kind, type,
+ * name, doc) if the kind needs a type.  doc tells unit and meaning.
  *
  *   F text     const char *           NULL is null
  *   F number   uint64_t               RECORD_NULL is null
- *   F real     double                 what is not finite is null
+ *   F real     double                 not finite is null
  *   F flag     bool
  *   F texts    struct record_texts    n RECORD_NONE: null
  *   F numbers  struct record_numbers  RECORD_NULL in it is null
  *   F counts   struct record_counts   an object: names and numbers
  *   R record   struct type
  *   R maybe    struct type *          NULL is null
- *   R inlined  struct type *          its fields stand among the others; NULL: none of them does
+ *   R inlined  struct type *          its fields are among the record's own; NULL: they are absent
  *   R list     list of struct type
  *   R called   const char *           a text; `type` is its name in JSON, as a string
  *
- * All that a record points to lies in one arena, or is constant.
+ * A record points only into one arena, or to constants.
  */
 #pragma once
 
@@ -31,20 +31,20 @@
 
 /* ---- memory ---- */
 
-/* Zero-initialized it is empty. */
+/* Zero-initialized, an arena is empty. */
 struct arena {
         struct arena_block *blocks;
-        bool failed; /* something found no memory: what lies here is not all */
+        bool failed; /* an allocation failed, so the contents are incomplete */
 };
 /* Zeroed.  NULL: out of memory. */
 void *arena_new(struct arena *arena, size_t bytes);
-/* Of NULL: NULL. */
+/* NULL gives NULL. */
 const char *arena_copy(struct arena *arena, const char *text);
 const char *arena_text(struct arena *arena, const char *format, ...)
         __attribute__((format(printf, 2, 3)));
 void arena_deinit(struct arena *arena);
 
-/* An element more, zeroed, at the end of a list; NULL: out of memory. */
+/* Appends a zeroed element to a list; NULL: out of memory. */
 #define LIST_ADD(arena, list)                                                                     \
         ({                                                                                        \
                 void *items_ = list_grow(arena, (list)->items, (list)->n, sizeof *(list)->items); \
@@ -96,7 +96,7 @@ struct record_type {
                 const char *name;
                 enum record_kind kind;
                 size_t offset;
-                const struct record_type *(*type)(void); /* of what stands there, or NULL */
+                const struct record_type *(*type)(void); /* the type of a nested record, or NULL */
         } * fields;
 };
 
@@ -125,7 +125,7 @@ struct record_type {
 #define RECORD_ROW_called(type, name) { type, RECORD_text, offsetof(record_self, name), NULL },
 #define RECORD_ROW_TYPED(kind, type, name, doc) RECORD_ROW_##kind(type, name)
 
-/* In a header: struct TYPE, and TYPE_type(), which tells its fields. */
+/* In a header: declares struct TYPE, and TYPE_type(), which describes its fields. */
 #define RECORD_DECLARE(type, FIELDS)                                                               \
         struct type { FIELDS(RECORD_MEMBER, RECORD_MEMBER_TYPED) };                                \
         const struct record_type *type##_type(void);
@@ -146,11 +146,11 @@ struct record_type {
 
 /* NULL: out of memory. */
 json_t *record_to_json(const struct record_type *type, const void *record);
-/* The same, and frees the arena; NULL, too, if something in the record found no memory. */
+/* The same, and frees the arena.  Also NULL if arena->failed. */
 json_t *record_take_json(const struct record_type *type, const void *record, struct arena *arena);
 /*
- * Fills a record, which lies in the arena with all that it points to.  What is not there is null,
- * false, or an empty list.  False: it has other types than the record, or out of memory.
+ * Fills a record; all that it points to lies in the arena.  Missing fields become null, false or an
+ * empty list.  False: the JSON has other types than the record, or out of memory.
  */
 bool record_from_json(const struct record_type *type, const json_t *json, struct arena *arena,
                       void *ret);

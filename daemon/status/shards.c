@@ -6,7 +6,7 @@
 
 /* ---- what this node holds ---- */
 
-/* An update that an earlier process has made is not known. */
+/* Updates by an earlier process are not known. */
 static void report_group_versions(struct arena *arena, const struct replica *h, uint32_t group,
                                   struct status_replica *ret)
 {

@@ -1,54 +1,55 @@
 /*
- * status.h - what this node knows, as plain structs (fields.h), of which answers are made.
+ * status.h - what this node knows, as plain structs (fields.h); answers are made from them.
  *
  *   record.c       their memory and JSON     fields.c       their types
  *   node.c         the node and its peers    jobs.c         its jobs
  *   gpus.c         its GPUs                  shards.c       who holds which part of every group
  *   membership.c   the owner list, moves     checkpoints.c  checkpoints and restores
  *
- * A report reads the engine and keeps nothing of it: what it fills lies in the arena.  Where memory
- * runs out arena->failed is set, and the report is not all.  Loop thread.
+ * A report reads the engine and keeps no pointer into it: all that it fills lies in the arena.  If
+ * memory runs out arena->failed is set and the report is incomplete.  Loop thread.
  */
 #pragma once
 
 #include "daemon/engine/engine.h"
 #include "daemon/status/fields.h"
 
-/* A GPU's memory, whosever it is. */
+/* A GPU's memory, used by zerod or by anybody else. */
 struct gpu_use_now {
         uint64_t free, total;
 };
 
-/* gpus: [GPU], NULL where there is none.  started_ms: loop time. */
+/* gpus: [GPU]; NULL if there is no GPU.  started_ms: loop time. */
 void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
                  const struct gpu_use_now *gpus, struct status_node *ret);
 void report_config(struct arena *arena, const struct engine *x, struct status_config *ret);
-/* All of this node. */
+/* All jobs of this node. */
 void report_jobs(struct arena *arena, const struct engine *x, struct status_jobs *ret);
 void report_gpus(struct arena *arena, const struct gpu_use_now *now, struct status_node *ret);
 
-/* All jobs that the user may read, with what this node's owners hold of them. */
+/* All jobs that the user may read, with what this node's owners hold. */
 void report_shards(struct arena *arena, const struct engine *x, uint32_t uid,
                    struct status_shards *ret);
-/* What this node's owners hold. */
+/* What this node's owners hold of the job. */
 void report_replicas(struct arena *arena, const struct job *job, struct status_replicas *ret);
-/* told: [owner], NULL where nobody told. */
+/* told: [owner]; NULL: the owner's node did not answer. */
 void report_job_shards(struct arena *arena, const struct job *job,
                        const struct status_replica *const *told, struct status_job_shards *ret);
 
 void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret);
-/* Moves as this node knows them; put together of what all nodes told, [node], NULL: nothing. */
+/* Moves as this node knows them. */
 void report_moves_here(struct arena *arena, struct engine *x, struct status_moves_here *ret);
+/* All nodes' answers combined.  told: [node]; NULL: the node did not answer. */
 void report_moves(struct arena *arena, const struct engine *x,
                   const struct status_moves_here *const *told, struct status_moves *ret);
 
 /* A job's newest checkpoint or restore, and its schedule, for a user. */
 int report_progress(struct arena *arena, const struct engine *x, const char *job, uint32_t uid,
                     struct status_progress *ret, struct fault *fault);
-/* NULL: the job has none. */
+/* NULL: the job has no schedule. */
 struct status_schedule *report_schedule(struct arena *arena, const struct engine *x,
                                         const char *job);
-/* NULL: none was begun while this node coordinates the job. */
+/* NULL: this node has begun none since it coordinates the job. */
 struct status_checkpoint *report_checkpoint(struct arena *arena, const struct engine *x,
                                             const char *job);
 
@@ -58,6 +59,6 @@ void report_move(const struct move *m, struct status_move *ret);
 /* The node of each owner. */
 void report_owners(struct arena *arena, const struct engine *x, const struct placement *place,
                    struct record_texts *ret);
-/* Planes in the order in which they are told. */
+/* Planes in the order of answers. */
 enum { STATUS_PLANES = 5 };
 extern const enum zero_plane status_planes[STATUS_PLANES];

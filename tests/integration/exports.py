@@ -84,12 +84,12 @@ def hostile_headers(header, body):
     def changed(**fields):
         return {"wte": {**entry, **fields}}
 
-    yield "is no safetensors file", one, body, 1 << 62
-    yield "is no safetensors file", one, body, len(json.dumps(one)) + len(body) + 1
-    yield "no JSON object", b"[1, 2]", body, None
-    yield "no JSON object", b'{"a": ', body, None
-    yield "no JSON object", b'{"a": 1, "a": 2}', body, None
-    yield "no JSON object", b"[" * 100000, body, None
+    yield "is not a safetensors file", one, body, 1 << 62
+    yield "is not a safetensors file", one, body, len(json.dumps(one)) + len(body) + 1
+    yield "not a JSON object", b"[1, 2]", body, None
+    yield "not a JSON object", b'{"a": ', body, None
+    yield "not a JSON object", b'{"a": 1, "a": 2}', body, None
+    yield "not a JSON object", b"[" * 100000, body, None
     yield "dtype", {"wte": 7}, body, None
     yield "not known", changed(dtype="F31"), body, None
     yield "shape", changed(shape=[-1]), body, None

@@ -239,7 +239,7 @@ class Daemon:
     def change_owners(self, command, node):
         """Runs add-node or remove-node; its answer.  Asks again while the node starts anew with other owners.
         Jobs may still be moving when this returns."""
-        anew = "start anew", "connection to zerod is closed", "is not reachable from here"
+        anew = "about to restart", "connection to zerod is closed", "is not reachable from here"
 
         def answer():
             r = self.ctl_run("--json", "--no-wait", command, node)

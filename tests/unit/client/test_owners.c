@@ -120,7 +120,7 @@ Test(owners, change_is_followed_until_jobs_have_moved)
 Test(owners, busy_cluster_is_asked_again)
 {
         const struct line script[] = { { "members", NULL, 0, VIEW(0, A) },
-                                       { "add-node", "b", ZERO_EBUSY, "about to start anew" },
+                                       { "add-node", "b", ZERO_EBUSY, "about to restart" },
                                        { "members", NULL, 0, VIEW(0, A) },
                                        { "add-node", "b", ZERO_ECONFLICT, "another came first" },
                                        { "members", NULL, 0, VIEW(1, A) },
@@ -128,7 +128,7 @@ Test(owners, busy_cluster_is_asked_again)
                                        { 0 } };
 
         cr_assert_eq(run("--no-wait add-node b", script), 0, "%s", output);
-        SHOWS("about to start anew; asking again");
+        SHOWS("about to restart; asking again");
         SHOWS("another came first; asking again");
         SHOWS("epoch 2, owners a b\n");
 }
@@ -213,7 +213,7 @@ Test(owners, move_that_stands_still_is_named_and_left)
                  f.path);
         cr_assert_eq(WEXITSTATUS(finish(popen(command, "r"))), 1);
         fake_stop(&f);
-        SHOWS("for 1 s nothing has moved: job gpt waits for node b, to get its shards");
+        SHOWS("nothing has moved for 1 s: job gpt waits for node b, to get its shards");
 }
 
 Test(owners, interrupt_leaves_the_move_and_says_so)

@@ -307,7 +307,7 @@ Test(zeroctl, answer_that_is_no_json_exits_with_1)
         const struct answer a = { "jobs", NULL, "{\"jobs\":" };
 
         cr_assert_eq(ask("jobs", &a), 1);
-        SHOWS("no JSON");
+        SHOWS("not a JSON object");
 }
 
 Test(zeroctl, wrong_types_in_the_answer_are_borne)
@@ -373,7 +373,7 @@ Test(zeroctl, option_may_stand_before_the_command)
         cr_assert_eq(ask("--once top", &status_answer), 0, "%s", output);
         SHOWS("node a: zerod 0.1.0");
         cr_assert_eq(run("--once status"), 2);
-        SHOWS("status: --once is not for this command; see zeroctl status --help");
+        SHOWS("status: --once is not an option of this command; see zeroctl status --help");
 }
 
 Test(zeroctl, help_of_a_command_tells_its_options)

@@ -211,7 +211,7 @@ Test(params, an_unknown_optimizer_is_refused_with_those_that_there_are)
         message_init(&m);
         m.set.optimizer = "newton";
         cr_assert(refused(&m, "newton"));
-        cr_assert(refused(&m, "but adamw, lion, sgd, sgd-momentum, adam"));
+        cr_assert(refused(&m, "only adamw, lion, sgd, sgd-momentum, adam"));
 }
 
 Test(params, a_group_that_names_no_optimizer_is_equal_to_one_that_names_the_first)

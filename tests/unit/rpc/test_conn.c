@@ -133,7 +133,7 @@ Test(conn, a_length_above_the_limit_ends_it)
         write_all(&e, lie, sizeof lie, sizeof lie);
         cr_assert_eq(e.ends, 1);
         cr_assert_eq(e.frames, 0);
-        cr_assert_str_eq(e.why, "frame above the limit");
+        cr_assert_str_eq(e.why, "a frame is larger than the limit");
         close_end(&e);
 }
 
@@ -378,7 +378,7 @@ Test(conn, descriptors_end_the_connection_and_are_closed)
                         for (int k = 0; k < 5; k++)
                                 turn(&e);
                         cr_assert_eq(e.ends, 1);
-                        cr_assert_str_eq(e.why, "the client passes descriptors");
+                        cr_assert_str_eq(e.why, "the client sent descriptors");
                 }
                 cr_assert_eq(e.frames, how ? 3 : 0);
                 close_end(&e);
@@ -530,7 +530,7 @@ Test(conn, before_a_greeting_frames_are_short)
         conn_limit(e.conn, 100);
         begin_frame(&e, 101);
         cr_assert_eq(e.ends, 1);
-        cr_assert_str_eq(e.why, "frame above the limit");
+        cr_assert_str_eq(e.why, "a frame is larger than the limit");
         close_end(&e);
 }
 
