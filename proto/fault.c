@@ -1,8 +1,8 @@
 /*
  * Refusals for people, and the table of status codes.
  *
- * Rule: a text is always whole UTF-8, also where it had to be cut, since it goes on
- * into messages and JSON.
+ * Rule: a text is always whole UTF-8, even if it had to be cut, because it goes on into messages
+ * and JSON.
  */
 #include "proto/fault.h"
 

@@ -38,7 +38,7 @@ size_t frame_reader_size(const struct frame_reader *reader)
         return reader->length >= FRAME_HEADER ? payload_size(reader) : 0;
 }
 
-/* Bytes up to the end of the header, or, if that is there, of the frame. */
+/* Bytes up to the end of the header or, once the header has come, of the frame. */
 static int bytes_wanted(const struct frame_reader *reader, size_t *ret_end, size_t *ret_wanted)
 {
         size_t end = FRAME_HEADER;
@@ -53,7 +53,7 @@ static int bytes_wanted(const struct frame_reader *reader, size_t *ret_end, size
         return 0;
 }
 
-/* Room for so many bytes of a frame that ends at `end`. */
+/* Reserves room for `bytes` bytes of a frame that ends at `end`. */
 static int reserve(struct frame_reader *reader, size_t bytes, size_t end)
 {
         if (bytes <= reader->capacity)

@@ -1,10 +1,9 @@
 /*
- * Frames: a 32-bit little-endian length, then so many bytes.  Pure: it is fed
- * bytes and gives out whole frames.
+ * Frames: a 32-bit little-endian length, then that many bytes.  Pure: takes bytes and returns whole
+ * frames.
  *
- * A length above the limit is an error before anything is reserved; memory for
- * a frame grows with the bytes that have really come, so that a lie about the
- * length costs the peer its connection and us nothing.
+ * A length above the limit is an error before any memory is reserved.  Memory for a frame grows
+ * with the bytes that have really come, so a peer that lies about the length gains nothing.
  */
 #pragma once
 
@@ -24,12 +23,12 @@ void frame_reader_init(struct frame_reader *reader, size_t limit);
 void frame_reader_deinit(struct frame_reader *reader);
 
 /*
- * Takes up to n bytes of p, at most to the end of the current frame; returns in
- * *ret_taken how many.  1: a frame is whole (frame_reader_payload()), 0: more
- * bytes are wanted, -EMSGSIZE: the length is above the limit, -ENOMEM.
+ * Takes *ret_taken of the n bytes, at most to the end of the current frame.  1: a frame is whole
+ * (frame_reader_payload()); 0: more bytes are needed; -EMSGSIZE: the length is above the limit;
+ * -ENOMEM.
  */
 int frame_reader_feed(struct frame_reader *reader, const void *p, size_t n, size_t *ret_taken);
-/* The length that the header of the current frame tells; 0: the header has not come. */
+/* The payload's length according to the current frame's header; 0: the header has not come. */
 size_t frame_reader_size(const struct frame_reader *reader);
 /* The whole frame's payload; valid until frame_reader_next(). */
 const uint8_t *frame_reader_payload(const struct frame_reader *reader, size_t *ret_size);

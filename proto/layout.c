@@ -1,10 +1,10 @@
 /*
  * Layouts: building, checking, lookup.
  *
- * Every limit is checked in one place, here, whether a layout comes from a message or from
- * calls: per group and tensor when it is added, unique names in layout_check().
- * A refused addition leaves the layout as it was.  Arrays double when their length
- * reaches a power of two, so that no capacity need be kept.
+ * This file checks every limit, whether a layout comes from a message or from calls: limits of
+ * groups and tensors when they are added, unique names in layout_check().  A refused addition
+ * leaves the layout as it was.  Arrays double when their length reaches a power of two, so no
+ * capacity is kept.
  */
 #include "proto/layout.h"
 
@@ -218,9 +218,10 @@ int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fau
         struct layout_group *g = &l->groups[group];
         if (!name || strnlen(name, sizeof(g->optimizer)) == sizeof(g->optimizer) ||
             !text_printable(name))
-                return fault_set(fault, ZERO_EINVAL,
-                                 "group %s: an optimizer's name is printable and has at most %d bytes",
-                                 text_quote(g->name).text, ZERO_OPTIMIZER_MAX);
+                return fault_set(
+                        fault, ZERO_EINVAL,
+                        "group %s: an optimizer's name is printable and has at most %d bytes",
+                        text_quote(g->name).text, ZERO_OPTIMIZER_MAX);
         snprintf(g->optimizer, sizeof(g->optimizer), "%s", name);
         return 0;
 }

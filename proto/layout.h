@@ -1,9 +1,9 @@
 /*
- * A model's layout: ordered groups of ordered tensors, each group laid flat with
- * its tensors aligned to LAYOUT_ALIGN elements (256 bytes at two bytes each).
- * Pure.  A layout that came out of layout_from_message() or passed
- * layout_check() satisfies every limit of zero_types.h; nothing needs checking
- * again.
+ * A model's layout: ordered groups of ordered tensors, each group laid flat with its tensors
+ * aligned to LAYOUT_ALIGN elements (256 bytes at two bytes each).  Pure.
+ *
+ * A layout from layout_from_message(), or one that passed layout_check(), satisfies every limit of
+ * zero_types.h and needs no further check.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "proto/client.pb-c.h"
 
 enum { LAYOUT_ALIGN = 128, LAYOUT_HASH = 32 };
-/* Least divisor of a group: what a gradient is multiplied by stays finite. */
+/* The least divisor of a group: the factor that its gradients are multiplied by stays finite. */
 #define LAYOUT_DIVISOR_MIN 1e-30
 
 struct layout_tensor {
@@ -35,9 +35,9 @@ struct layout_group {
         enum zero_dtype dtype;
         uint32_t *ranks; /* ascending; NULL: all */
         uint32_t n_ranks;
-        double divisor;  /* 0: number of ranks */
+        double divisor;                         /* 0: number of ranks */
         char optimizer[ZERO_OPTIMIZER_MAX + 1]; /* by name; "": the daemon's first */
-        uint32_t first_tensor, n_tensors; /* consecutive in layout.tensors */
+        uint32_t first_tensor, n_tensors;       /* consecutive in layout.tensors */
         uint64_t elements; /* of the flat array, a multiple of LAYOUT_ALIGN; may be 0 */
 };
 
@@ -59,7 +59,7 @@ int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const u
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault);
 int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
                       struct fault *fault);
-/* Names unique, at least one group, totals in range. */
+/* Checks that names are unique, there is a group, and totals are in range. */
 int layout_check(const layout *l, struct fault *fault);
 
 /* BLAKE2b over everything that must agree between ranks. */
@@ -74,6 +74,6 @@ double layout_group_divisor(const struct layout_group *g, uint32_t world_size);
 bool layout_group_trainable(const layout *l, uint32_t group);
 
 int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault);
-/* An own copy as a message; freed with zero__layout__free_unpacked(m, NULL). */
+/* The layout as a message, which the caller frees by zero__layout__free_unpacked(m, NULL). */
 int layout_to_message(const layout *l, Zero__Layout **ret);
 int layout_copy(const layout *l, layout **ret);

@@ -1,8 +1,8 @@
 /*
- * Whether two layouts are the same, and the hash that says so in 32 bytes.
+ * Compares two layouts, and hashes a layout to 32 bytes.
  *
- * Rule: both look at every field that is agreed between ranks, numbers bit by bit, so that equal
- * layouts and equal hashes are the same thing.
+ * Rule: both cover every field that ranks must agree on, and numbers bit by bit, so that layouts
+ * are equal exactly if their hashes are.
  */
 #include "proto/layout.h"
 
@@ -36,7 +36,7 @@ struct ranks_text {
         char text[64];
 };
 
-/* All of a short list, the number and the ends of a long one. */
+/* A short list in full; the number and the ends of a long one. */
 static struct ranks_text ranks_text(const struct layout_group *g)
 {
         struct ranks_text s = { "all" };
@@ -180,7 +180,7 @@ bool layout_equal(const layout *here, const layout *there, char *text, size_t si
 
 /* ---- hash --------------------------------------------------------------- */
 
-/* The serialisation: numbers as 64 bits little-endian, names behind their length. */
+/* Hashes numbers as 64 bits little-endian, and names after their length. */
 static void add_number(crypto_generichash_state *state, uint64_t x)
 {
         uint8_t bytes[8];

@@ -1,8 +1,8 @@
 /*
  * Layouts as messages.
  *
- * Rule: a message is hostile.  What can be checked is checked where layouts are built
- * (layout.c); here only what does not fit into struct layout_tensor at all.
+ * Rule: a message is hostile.  layout.c checks all it can when it builds a layout; this file checks
+ * only what does not fit into struct layout_tensor at all.
  */
 #include "proto/layout.h"
 
@@ -78,7 +78,8 @@ int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault
 
 /* ---- to a message ------------------------------------------------------- */
 
-/* Each writer hangs its message into its place first: what is half-built is freed from the top. */
+/* Each writer first links its message into its parent, so that freeing the root frees a half-built
+ * message. */
 static int write_tensor(const struct layout_tensor *t, Zero__Tensor **place)
 {
         Zero__Tensor *m = malloc(sizeof(*m));

@@ -1,8 +1,8 @@
 /*
  * The partition of every group over the owners; see partition.h for the rule.
  *
- * Invariants: the slices of a group lie one behind the other and cover it exactly; all
- * owners hold the same number of slices, give or take one.
+ * Invariants: the slices of a group are contiguous and cover it exactly; the numbers of slices of
+ * any two owners differ by at most one.
  */
 #include "proto/partition.h"
 

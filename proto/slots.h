@@ -1,8 +1,7 @@
 /*
- * How a window is cut into slots for groups; computed alike by daemon and client.
- * Whole: every group has its own slot of its own size.  Else n equal slots of
- * the largest group's size, so that a window cannot fragment.
- * Offsets are multiples of SLOTS_ALIGN bytes.
+ * How a window is cut into slots for groups; daemon and client compute the same result.  In a whole
+ * window every group has a slot of its own size.  Other windows have n equal slots of the largest
+ * group's size, so that they cannot fragment.  Offsets are multiples of SLOTS_ALIGN bytes.
  */
 #pragma once
 
@@ -12,15 +11,16 @@ enum { SLOTS_ALIGN = 4096 };
 
 struct slots {
         bool whole;
-        uint32_t n;             /* slots */
-        uint64_t slot_bytes;    /* where not whole */
-        uint64_t *offsets;      /* where whole: [group] */
-        uint64_t bytes;         /* of all */
+        uint32_t n;          /* slots */
+        uint64_t slot_bytes; /* where not whole */
+        uint64_t *offsets;   /* where whole: [group] */
+        uint64_t bytes;      /* of all */
 };
 
 /*
- * Room for `wanted` groups at once (at least 1; >= the number of groups: whole).  dtype 0: each
- * group in its own dtype.  skip (may be NULL): skip[group] true needs no slot.
+ * A window for `wanted` groups at the same time, at least 1; from the number of groups on it is
+ * whole. dtype 0: each group in its own dtype.  skip (may be NULL): groups with skip[group] need no
+ * slot.
  */
 int slots_new(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip,
               struct slots **ret);

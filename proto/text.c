@@ -1,8 +1,8 @@
 /*
  * UTF-8: validity, and cutting without breaking a character (RFC 3629).
  *
- * Invariant: whatever text_printable() accepts can be cut anywhere and trimmed,
- * and is accepted again.
+ * Invariant: a text that text_printable() accepts can be cut anywhere and trimmed, and is accepted
+ * again.
  */
 #include "proto/text.h"
 
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Bytes of the character that begins with this byte; 0: none begins so. */
+/* Bytes of the character that begins with this byte; 0: no character does. */
 static size_t sequence_length(uint8_t first)
 {
         if (first < 0x80)
@@ -24,7 +24,7 @@ static size_t sequence_length(uint8_t first)
         return 0;
 }
 
-/* The character at p, and in *ret_length its bytes; -1 if it is malformed. */
+/* The character at p, with its bytes in *ret_length; -1 if it is malformed. */
 static int32_t decode(const uint8_t *p, size_t *ret_length)
 {
         static const uint8_t first_bits[] = { 0, 0x7f, 0x1f, 0x0f, 0x07 };

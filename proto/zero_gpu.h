@@ -1,21 +1,21 @@
 /*
- * zero_gpu.h - what a trainer asks of the plugin zerod-cuda.so: to see GPU memory of the daemon's,
- * and to say when its own GPU has come to a point.
+ * zero_gpu.h - what a trainer uses of the plugin zerod-cuda.so: GPU memory of the daemon, and
+ * events that tell when the trainer's GPU has reached a point.
  *
- * Memory: the daemon allocates a window on the GPU that the trainer names (by UUID: ordinals differ
- * between processes) and passes a POSIX descriptor of it over the socket, or, where the driver
- * exports none, a legacy handle in the message.
+ * Memory: the daemon allocates a window on the GPU that the trainer names (by UUID, because
+ * ordinals differ between processes).  It passes a POSIX descriptor over the socket or, if the
+ * driver exports none, a legacy handle in the message.
  *
- * Events: calls of the CPU run ahead of the GPU.  A release or a push that must not count before
- * the work enqueued on a stream is done records an event on that stream first and names it in the
- * message; the daemon looks at the event and never makes its own GPU work wait for it.  The
- * trainer makes its events once, when it attaches, and passes their handles then; one may be
- * recorded again when the message that named it has been answered.
+ * Events: the CPU's calls run ahead of the GPU.  For a release or a push that must not count before
+ * the work on a stream is done, the trainer records an event on that stream and names the event in
+ * the message.  The daemon polls the event and never makes its own GPU work wait for it.  The
+ * trainer makes its events once, when it attaches, and passes their handles.  It may record an
+ * event again once the message that named the event is answered.
  *
- * The driver keeps an event that others may open in files of its maker's user: a daemon of another
- * user, or with another /dev/shm, cannot open it.  Such a daemon says so when the trainer attaches
- * (AttachReply.no_events), and the trainer itself looks at the event until it is done before it
- * sends the message, which then names none.
+ * The driver keeps a shared event in files of the user who made it: a daemon of another user, or
+ * with another /dev/shm, cannot open the event.  Such a daemon says so when the trainer attaches
+ * (AttachReply.no_events).  The trainer then polls the event itself until it is done, and sends a
+ * message that names no event.
  *
  * dlopen() the plugin, look up ZERO_GPU_SYMBOL, call it, and compare abi_version before anything
  * else.  Functions return 0 or -errno as in cuda/zero_cuda.h, act on the ordinal-th GPU of the
@@ -40,18 +40,18 @@ struct zero_gpu_client {
 
         int (*uuid)(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID]);
         /*
-         * Maps memory that the daemon exported: by fd, which stays the caller's, or, if fd < 0, by
-         * handle.  Readable and writable by the GPU; bytes as the daemon told.
+         * Maps memory that the daemon exported: by fd, which stays the caller's, or by handle if
+         * fd < 0.  The GPU may read and write it; `bytes` comes from the daemon.
          */
         int (*map)(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,
                    void **ret_memory);
-        /* Waits for the GPU's work on it. */
+        /* Waits for the GPU's work on the memory. */
         void (*unmap)(void *memory);
-        /* An event that other processes may look at. */
+        /* Makes an event that other processes can poll. */
         int (*event_new)(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event);
         /* stream: a cudaStream_t of that GPU, NULL for the default one. */
         int (*event_record)(void *event, void *stream);
-        /* Whether what was recorded last is done: 1, 0 not yet, or -errno; does not wait. */
+        /* Whether the work recorded last is done: 1, 0 for not yet, or -errno.  Does not wait. */
         int (*event_done)(void *event);
         void (*event_free)(void *event);
 };

@@ -2,8 +2,8 @@
  * zero_types.h - the vocabulary that trainers, daemons and tools share:
  * status codes, data types, planes, tensor flags.
  *
- * Installed beside zero.h.  Everything here is part of the wire protocol: codes
- * are only ever appended.
+ * Installed beside zero.h.  Everything here is part of the wire protocol: new
+ * codes go to the end.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ extern "C" {
 
 /*
  * X(name, code, text).  Codes are positive; 0 is success.  Every function of
- * libzero returns one of them, and every refusal on the wire carries one with a
+ * libzero returns one of them, and every refusal on the wire has one, with a
  * sentence that says what to do.
  */
 #define ZERO_STATUS_MAP(X)                                                     \
@@ -71,9 +71,10 @@ enum zero_dtype {
 /*
  * One array over a job's parameters (ZeRO, arXiv 1910.02054, section 3.1).
  * MASTER and the moments, as many as the group's optimizer has, are fp32.  SERVE is
- * the parameter in the group's dtype.  STEP and SET are one element a tensor: how often it was
- * updated, and which hyperparameter set of a step applies to it.  GRAD is the
- * accumulator; it cannot be read or written by clients.
+ * the parameter in the group's dtype.  STEP and SET have one element for each
+ * tensor: how often the tensor was updated, and which hyperparameter set of a
+ * step applies to it.  GRAD is the accumulator, which clients cannot read or
+ * write.
  */
 #define ZERO_PLANE_MAP(X)                                                      \
         X(MASTER, 1, "master")                                                 \
@@ -100,7 +101,7 @@ enum zero_init {
         ZERO_INIT_PUT = 3,      /* zeros until zero_put() */
 };
 
-/* What becomes of a step when a rank's session ends without leave. */
+/* What happens to a step when a rank's session ends without leave. */
 enum zero_on_lost {
         ZERO_LOST_WAIT = 0, /* the others wait for the rank's successor; ZERO_EDEADLINE if none comes */
         ZERO_LOST_FAIL = 1, /* the others are told at once: ZERO_ELOSTRANK */

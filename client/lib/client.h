@@ -78,8 +78,8 @@ struct zero_client {
         int32_t rank;
         uint32_t world_size, local_world_size;
         uint32_t timeout_ms;
-        bool patient; /* the caller named no timeout: the daemon's holds, and the daemon may extend
-                         it */
+        bool patient; /* the caller named no timeout: the daemon's applies, and the daemon may
+                         extend it */
         uint32_t incarnation;
         bool entering;       /* attaching, for the first time or again */
         Zero__Finish finish; /* how the rank leaves the job */
@@ -89,7 +89,7 @@ struct zero_client {
         uint64_t version, attempt;
         double loss_scale;
         uint64_t transfer_bytes;
-        struct gpu *gpu; /* that has the windows; NULL: they are in host memory */
+        struct gpu *gpu; /* the GPU with the windows; NULL: they are in host memory */
         struct mapping session, gather, serve;
         struct mapping slots; /* of gradients, on a GPU; in host memory they are in session */
         struct views views;   /* private views */
@@ -99,9 +99,9 @@ struct zero_client {
         uint32_t skips;    /* steps skipped in a row, as a gradient was not finite */
         bool void_attempt; /* the connection was lost before an abort was reported */
 
-        uint64_t last_attempt;       /* that was decided when the client attached; 0: none */
+        uint64_t last_attempt;       /* decided when the client attached; 0: none */
         struct zero_result last;     /* its result */
-        uint8_t blob[ZERO_BLOB_MAX]; /* that this rank keeps with the last decided attempt */
+        uint8_t blob[ZERO_BLOB_MAX]; /* what this rank keeps with the last decided attempt */
         size_t blob_bytes;
 };
 
@@ -148,14 +148,14 @@ struct zero_result client_result(const Zero__StepReply *step);
 /* ---- call.c: the conversation; CLIENT_LOST, or a status ---- */
 
 /* Begins a public call, and takes in the replies that are in the buffer.  Fails only if the
- * connection is closed; does not tell of a loss. */
+ * connection is closed; does not report a loss. */
 int client_open(struct zero_client *c);
 /* Takes in the replies that have already come. */
 int client_poll(struct zero_client *c);
 /* Waits for some reply, and takes in all that have come. */
 int client_pump(struct zero_client *c, int64_t deadline_ms);
-/* Sends a request whose body is set; does not wait for the reply, nor tell of a loss.  slot: of
- * a push, else PUSH_NONE. */
+/* Sends a request whose body is set.  Does not wait for the reply and does not report a loss. slot:
+ * of a push, otherwise PUSH_NONE. */
 int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot);
 /* Sends and waits.  The reply is the client's, valid until its next call. */
 int client_ask(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply);
@@ -189,11 +189,11 @@ int client_begin_unwaited(struct zero_client *c);
 int client_begin(struct zero_client *c);
 /* After the conversation returned r: resumes, and reports as client_begin(). */
 int client_go_on(struct zero_client *c, int r);
-/* Connects and attaches again, until the timeout of the call that is under way. */
+/* Connects and attaches again, until the timeout of the current call. */
 int client_resume(struct zero_client *c);
 /*
  * client_ask() that resumes a lost connection.  It then asks again if the request does not
- * depend on what was lost, else fails with ZERO_EABORTED.
+ * depend on what was lost; otherwise it fails with ZERO_EABORTED.
  */
 int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply);
 
@@ -202,9 +202,9 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
 /*
  * Records an event behind what is on the stream, for a request; what: the request, for people.
  * *ret_event is the name the request gives the event, 0 if there is nothing to order behind.
- * Waits while requests that were not answered name all events; where the daemon cannot open
- * events it waits until this one is done, and *ret_event is 0.
- * CLIENT_LOST, or a status: also that of an abort that came meanwhile.
+ * Waits while unanswered requests name all events.  If the daemon cannot open events it waits until
+ * this event is done, and *ret_event is 0.
+ * CLIENT_LOST, or a status, which may be that of an abort that came meanwhile.
  */
 int client_record(struct zero_client *c, const struct zero_sync *sync, const char *what,
                   uint32_t *ret_event);

@@ -219,7 +219,8 @@ int zero_finish(struct zero_client *client, bool keep)
         if (!client->layout)
                 return client_fail(client, ZERO_ENOTATTACHED, "zero_attach() was not called yet");
         if (client->rank == ZERO_OBSERVER)
-                return client_fail(client, ZERO_ENOTATTACHED, "an observer is no rank of the job");
+                return client_fail(client, ZERO_ENOTATTACHED,
+                                   "an observer is not a rank of the job");
         client->finish = keep ? ZERO__FINISH__COMPLETE : ZERO__FINISH__UNWANTED;
         return 0;
 }

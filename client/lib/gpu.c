@@ -26,8 +26,8 @@ static int parse(const char *device, int *ret_ordinal, struct fault *fault)
         ordinal = strtol(digits, NULL, 10);
         if (n < 1 || n > 4 || digits[n] != '\0' || ordinal > ORDINAL_MAX)
                 return fault_set(fault, ZERO_EINVAL,
-                                 "device \"%.64s\" is none: name a GPU of this process as "
-                                 "\"cuda:0\", or none for host memory",
+                                 "device \"%.64s\" is not a device: name a GPU of this process as "
+                                 "\"cuda:0\", or no device for host memory",
                                  device);
         *ret_ordinal = (int)ordinal;
         return 0;
@@ -48,13 +48,13 @@ static int load(struct gpu *gpu, struct fault *fault)
                                  dlerror());
         table = (zero_gpu_fn *)dlsym(gpu->library, ZERO_GPU_SYMBOL);
         if (!table)
-                return fault_set(fault, ZERO_EGPU, "%s is no CUDA plugin of zerod: it has no %s()",
+                return fault_set(fault, ZERO_EGPU, "%s is not zerod's CUDA plugin: it has no %s()",
                                  path, ZERO_GPU_SYMBOL);
         gpu->plugin = table();
         if (gpu->plugin->abi_version != ZERO_GPU_ABI_VERSION)
                 return fault_set(fault, ZERO_EGPU,
                                  "the CUDA plugin %s has interface version %u and libzero %d: "
-                                 "install both of one release",
+                                 "install both from one release",
                                  path, (unsigned)gpu->plugin->abi_version, ZERO_GPU_ABI_VERSION);
         return 0;
 }
@@ -66,7 +66,7 @@ static int refuse(const struct gpu *gpu, int error, const char *what, struct fau
         if (error == -ENODEV)
                 why = "there is no GPU, no driver, or one that is older than the plugin";
         else if (error == -EINVAL)
-                why = "this process does not have so many GPUs";
+                why = "this process has fewer GPUs";
         else if (error == -ENOTSUP)
                 why = "its compute capability is below 8.0";
         else if (error == -ENOMEM)

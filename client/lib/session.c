@@ -146,18 +146,18 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
         if (!l || !needs)
                 return client_fail(c, ZERO_EINVAL, "a rank attaches with a layout and its needs");
         if (!dtype_valid(needs->grad_dtype))
-                return client_fail(c, ZERO_EINVAL, "grad_dtype %d is no data type",
+                return client_fail(c, ZERO_EINVAL, "grad_dtype %d is not a data type",
                                    (int)needs->grad_dtype);
         if (!dtype_valid(needs->reduce_dtype))
-                return client_fail(c, ZERO_EINVAL, "reduce_dtype %d is no data type",
+                return client_fail(c, ZERO_EINVAL, "reduce_dtype %d is not a data type",
                                    (int)needs->reduce_dtype);
         if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
                 return client_fail(c, ZERO_EINVAL,
                                    "on_lost_rank is ZERO_LOST_WAIT or ZERO_LOST_FAIL");
         if (needs->device && needs->private_views)
                 return client_fail(c, ZERO_EINVAL,
-                                   "private_views are of host memory: leave them out with a "
-                                   "device, and copy what is to be written");
+                                   "private_views need host memory: leave them out with a "
+                                   "device, and copy what you want to write to");
         r = layout_check(l, &c->error);
         return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
 }
@@ -165,14 +165,14 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
 static int check(struct zero_client *c, const struct zero_layout *l, const struct zero_needs *needs)
 {
         if (c->layout)
-                return client_fail(c, ZERO_EORDER, "the client is attached already");
+                return client_fail(c, ZERO_EORDER, "the client is already attached");
         if (!c->job[0])
                 return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
         if (c->rank != ZERO_OBSERVER)
                 return check_rank(c, l, needs);
         if (l || needs)
                 return client_fail(c, ZERO_EINVAL,
-                                   "an observer is given the layout: it attaches with NULL");
+                                   "an observer gets the layout from the job: attach with NULL");
         return 0;
 }
 

@@ -168,7 +168,7 @@ int zero_query(struct zero_client *client, const char *what, const char *argumen
         if (r)
                 return r;
         if (!what)
-                return client_fail(client, ZERO_EINVAL, "zero_query() was asked nothing");
+                return client_fail(client, ZERO_EINVAL, "zero_query() needs a question");
         query.what = (char *)what;
         query.argument = (char *)(argument ? argument : "");
         request.body_case = ZERO__REQUEST__BODY_QUERY;

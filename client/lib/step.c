@@ -122,7 +122,7 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
         if (client->groups[group].held == 0)
                 return client_fail(client, ZERO_ENOTHELD,
                                    "group %u '%s' is not held: it was not "
-                                   "fetched, or released already",
+                                   "fetched, or is released already",
                                    (unsigned)group, group_name(client, group));
         if (client->groups[group].held == 1)
                 r = record(client, sync, "release", group, &release.event);
@@ -347,7 +347,7 @@ static int check_step(struct zero_client *c, const struct zero_step *step)
         return 0;
 }
 
-/* If the daemon is lost and found again meanwhile, it knows of nothing held: no event then. */
+/* A daemon that was lost and found meanwhile knows of no held group, so it gets no event. */
 static int ask_step(struct zero_client *c, const struct zero_step *step,
                     const Zero__Reply **ret_reply)
 {
@@ -412,7 +412,7 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
         } else {
                 return r;
         }
-        if (step->n_sets > 0) /* else the caller wanted no update */
+        if (step->n_sets > 0) /* otherwise the caller wanted no update */
                 client->skips = result.skipped ? client->skips + 1 : 0;
         result.skips = client->skips;
         if (ret_result)

@@ -1,4 +1,4 @@
-/* The table of subcommands, out of the rows of meson.build, and the texts about them. */
+/* The table of subcommands, from the rows of meson.build, and their help texts. */
 #pragma once
 
 #include "ctl.h"

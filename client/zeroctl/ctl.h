@@ -1,6 +1,6 @@
 /*
- * What the subcommands of zeroctl share.  zeroctl knows the service through zero.h
- * alone: it asks, is given JSON, and shows the JSON as it came (--json) or for people.
+ * What the subcommands of zeroctl share.  zeroctl knows the service only through zero.h: it asks,
+ * gets JSON, and shows the JSON as it came (--json) or for people.
  *
  * A subcommand is one file, COMMAND.c, with one row in meson.build.  Its struct command holds
  * everything that is its own: arguments, options, and the text of --help and of zeroctl(1).
@@ -30,7 +30,7 @@ struct ctl {
 
 /*
  * An option of one subcommand.  Exactly one of flag, count and text is set: where the value goes.
- * Subcommands that have an option of the same name have the same kind of it.
+ * Options of the same name are of the same kind in all subcommands.
  */
 struct command_option {
         const char *name;     /* without "--" */
@@ -72,7 +72,7 @@ int ctl_connect_again(struct ctl *ctl);
 double ctl_patience(const struct ctl *ctl);
 /* Observes the job that is named. */
 int ctl_attach(struct ctl *ctl);
-/* Shows an answer, as it came or by the function; releases it. */
+/* Shows an answer as it came, or by show(); releases the answer. */
 int ctl_show(struct ctl *ctl, json_t *answer,
              void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer));
 void ctl_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

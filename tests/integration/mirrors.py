@@ -76,7 +76,7 @@ def idle_job_is_filled_again(who):
 
 @cases_of(("fill.drafted", "fill.filled", "restore.named"), "{}")
 def killed_while_it_is_filled(point):
-    """A half-filled state is never used: the fill begins anew, or it was complete."""
+    """A half-filled state is never used: the fill begins again, or it was complete."""
     needs_crash_points()
     with Cluster(2, mirror=1) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)

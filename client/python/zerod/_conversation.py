@@ -38,7 +38,7 @@ class Conversation:
         with self._lock:
             if self._calling:
                 raise Busy(
-                    "a call of this client was made from within another, by a signal's handler"
+                    "a signal handler called this client during another call of it"
                 )
             if self._handle is None:
                 raise Closed(f"the client is closed: {self._given_up or 'by close()'}")

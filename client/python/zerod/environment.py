@@ -1,4 +1,4 @@
-"""Who this process is in its job, as torchrun and Slurm tell it.
+"""This process's place in its job, according to torchrun and Slurm.
 
 Pure: reads the mapping it is given and nothing else.  A variable that makes no sense is a
 ValueError with its name.
@@ -45,7 +45,7 @@ def _number(environment, name, least, most):
 
 
 def _tasks_of_node(text, node):
-    """Entry of a node in Slurm's list, such as "4(x2),3"; None if it has none."""
+    """A node's entry in Slurm's list, such as "4(x2),3"; None if it has none."""
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
         if not match:
@@ -119,8 +119,8 @@ def place(
     """Rank, world size and ranks of this node: the arguments, else torchrun's variables, else
     Slurm's, else 0 of 1.
 
-    Raises ValueError, with the name of the variable or argument, where one is no number, out of
-    range or missing.
+    Raises ValueError, with the name of the variable or argument, if one is not a number, is out of
+    range or is missing.
     """
     environment = os.environ if environment is None else environment
     given = [_argument(v, i) for i, v in enumerate((rank, world_size, local_world_size))]
@@ -151,7 +151,7 @@ def _local(environment, source, world_size):
 def _checked(found, names):
     if found.rank >= found.world_size:
         raise ValueError(
-            f"{names[0]} is {found.rank}, no rank in a world of {found.world_size} ({names[1]})"
+            f"{names[0]} is {found.rank}, not a rank in a world of {found.world_size} ({names[1]})"
         )
     if found.local_world_size > found.world_size:
         raise ValueError(
@@ -166,7 +166,7 @@ def _checked(found, names):
 def incarnation(environment: Mapping[str, str] | None = None) -> int:
     """How often this rank was started before: torchrun's restart count, else Slurm's, else 0.
 
-    Raises ValueError, with the name of the variable, where it is no number.
+    Raises ValueError, with the name of the variable, if it is not a number.
     """
     environment = os.environ if environment is None else environment
     for name in RESTARTS:

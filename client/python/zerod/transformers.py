@@ -266,7 +266,8 @@ class Trainer(transformers.Trainer):
         if self._kept is None:
             if client.version and self.args.should_log:
                 log.warning("job '%s' has made %d steps, and none with as many ranks under a "
-                            "Trainer: data and schedule begin anew", client.job, client.version)
+                            "Trainer: data and schedule start from the beginning", client.job,
+                            client.version)
             return super().train(None, *positional, **named)
         with tempfile.TemporaryDirectory(prefix="zerod-") as directory:
             self._state_of(self._kept[0]).save_to_json(os.path.join(directory, TRAINER_STATE_NAME))

@@ -108,7 +108,7 @@ def _differs(name: str, stored: Stored, shape: tuple[int, ...], floating: bool) 
         return (f"size mismatch for {name}: copying a param with shape {stored.shape} from "
                 f"checkpoint, the shape in current model is {shape}.")
     if floating and not stored.dtype.is_floating_point:
-        return f"dtype mismatch for {name}: {stored.dtype} in the checkpoint is no floating point"
+        return f"dtype mismatch for {name}: {stored.dtype} in the checkpoint is not a floating-point type"
     return None
 
 
@@ -228,7 +228,7 @@ def _groups_text(optimizer: ServiceOptimizer) -> str:
     try:
         return json.dumps(groups)
     except TypeError as e:
-        raise ValueError(f"a param group has something that JSON has not: {e}") from e
+        raise ValueError(f"a param group has a value that JSON cannot express: {e}") from e
 
 
 def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
@@ -244,7 +244,7 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     """
     sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
-        raise ValueError("the optimizer is another model's")
+        raise ValueError("the optimizer belongs to another model")
     directory = os.fspath(directory)
     ids = {SAVE_ID: uuid.uuid4().hex}
     groups = _groups_text(optimizer)
@@ -326,7 +326,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     """
     sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
-        raise ValueError("the optimizer is another model's")
+        raise ValueError("the optimizer belongs to another model")
     check_boundary(sharded)
     check_machine()
     directory = os.fspath(directory)
@@ -410,9 +410,9 @@ def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
                 raise _damaged(directory, "a 'master' that holds no parameters")
             for i, master in values.items():
                 if i not in packed["state"]:
-                    raise _damaged(directory, f"'{i}', which is no parameter of {PLAIN_FILE}")
+                    raise _damaged(directory, f"'{i}', which is not a parameter of {PLAIN_FILE}")
                 if not isinstance(master, torch.Tensor):
-                    raise _damaged(directory, f"'{i}', which is no tensor")
+                    raise _damaged(directory, f"'{i}', which is not a tensor")
                 packed["state"][i]["master"] = master
         elif sharded.rank == 0:
             log.warning("%s has no %s of the same save: fp32 master weights begin as the model's "

@@ -60,7 +60,7 @@ def _sharded_to_clip(given: Any) -> Sharded:
     for tensor in [given] if isinstance(given, torch.Tensor) else given:
         param = find_param(tensor)
         if param is None:
-            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of a "
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not a parameter of a "
                              "sharded model: pass the model")
         params.append(param)
     if not params:

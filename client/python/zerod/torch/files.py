@@ -316,7 +316,7 @@ class _File:
 def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key is there twice")
     return found
 
 
@@ -345,7 +345,7 @@ def _number(value: Any) -> int:
 def _entry(file: _File, name: str, entry: Any, data_at: int) -> tuple[int, int, Stored]:
     """(begin, end, tensor) of one header entry."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise ValueError("it has not exactly dtype, shape and data_offsets")
+        raise ValueError("it does not have exactly dtype, shape and data_offsets")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
         raise ValueError(f"dtype {entry['dtype']!r:.40} is not known")
@@ -369,11 +369,11 @@ def _read_header(file: _File) -> None:
     """Reads metadata and tensors; ValueError says what is wrong."""
     size = os.fstat(file.fd).st_size
     if size < 8:
-        raise ValueError(f"{size} bytes are no safetensors file")
+        raise ValueError(f"{size} bytes are not a safetensors file")
     length = int.from_bytes(os.pread(file.fd, 8, 0), "little")
     if length > HEADER_MAX or length > size - 8:
         raise ValueError(f"its header would have {length} bytes, of {size - 8} there and "
-                         f"{HEADER_MAX} allowed: truncated, or no safetensors file")
+                         f"{HEADER_MAX} allowed: truncated, or not a safetensors file")
     text = bytearray(length)
     file.read(memoryview(text), 8)
     if not text.startswith(b"{"):

@@ -55,7 +55,7 @@ class GradScaler:
         return self._times_scale(outputs)
 
     def _follow(self) -> None:
-        """Follows an abort: the step begins anew, or it was decided after all, with another scale."""
+        """Follows an abort: the step begins again, or it was decided after all, with another scale."""
         if self._attempt != self.sharded.attempt.number:
             self._attempt = self.sharded.attempt.number
             self._stepped = False

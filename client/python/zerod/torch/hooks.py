@@ -84,7 +84,7 @@ class Hooks:
     def __init__(self, sharded: "Sharded"):
         self.sharded = sharded
         self.holds = sharded.stage < 3  # until the step
-        self.depth = 0  # forwards of units under way
+        self.depth = 0  # forwards of units that have not returned
         self.forward_order, self.backward_order = Order(), Order()
         self.task = -1  # the backward pass whose end the engine will report
         self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
@@ -210,7 +210,7 @@ class Hooks:
             unit.abandon()
 
     def forget(self) -> None:
-        """Ends the attempt; forward passes under way end by themselves."""
+        """Ends the attempt; forward passes that still run end by themselves."""
         self.task = -1
         self.in_backward.clear()
 
@@ -238,7 +238,7 @@ class Hooks:
                                "parameters after they were released: use stage 1 or 2")
         if call.attempt != self.sharded.attempt.number:
             raise RuntimeError("the backward pass of a forward pass whose step was aborted since: "
-                               "begin the step anew after zerod.Aborted")
+                               "repeat the step from its beginning after zerod.Aborted")
         self._expect_end()
         unit.calls.add(call)
         if unit in self.in_backward and unit.fetched and unit.shown:

@@ -127,7 +127,7 @@ class Placeholder(torch.Tensor):
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be copied; "
-                         "build it anew and load its state_dict()")
+                         "build the model again and load its state_dict()")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be pickled; "

@@ -102,7 +102,7 @@ class Sharded:
         """
         param = find_param(tensor)
         if param is None:
-            raise TypeError(f"a tensor of shape {tuple(tensor.shape)} is no parameter of a sharded "
+            raise TypeError(f"a tensor of shape {tuple(tensor.shape)} is not a parameter of a sharded "
                             "model: take them from model.parameters() after shard()")
         if param.sharded is not self:
             raise ValueError(f"parameter '{param.name}' belongs to another sharded model")

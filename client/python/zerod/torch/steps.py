@@ -100,7 +100,7 @@ def follow(scheduler: Any, made: int) -> None:
     """Steps a scheduler up to the number of steps made; RuntimeError if it is ahead of that."""
     if scheduler.last_epoch > made:
         raise RuntimeError(f"the scheduler has made {scheduler.last_epoch} steps and the job "
-                           f"{made}: make it anew, and let steps() alone step it")
+                           f"{made}: make a new one, and let only steps() step it")
     with warnings.catch_warnings():  # the steps were made, maybe not by this process
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         while scheduler.last_epoch < made:

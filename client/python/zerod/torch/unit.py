@@ -120,7 +120,7 @@ class Group:
 
 
 class Unit:
-    """See the module's docstring.  depth: calls of its forward under way."""
+    """See the module's docstring.  depth: calls of its forward that have not returned."""
 
     def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
