@@ -1,7 +1,7 @@
 /*
  * The memory of a session: the transfer area, and a rank's slots for gradients.
  *
- * Both lie in one memfd, unless the slots lie in another place (rank/gpu_setup.c).
+ * Both lie in one memfd, unless the slots lie in another place (rank/setup.c).
  */
 #include "daemon/core/push_window.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "proto/cleanup.h"
 
 enum { GPU_TRIES = 2 };
@@ -225,7 +225,7 @@ static void report_up(struct link_peer *peer)
 
         probe_free(STEAL(peer->probe));
         peer->reported = true;
-        if (gpus_count() == 0)
+        if (!place_ops())
                 log_info("node %s is up, payloads go by %s (%s)", name, path, detail);
         else if (peer->bulk->gpu)
                 log_info("node %s is up, payloads go by %s (%s), GPU memory directly", name, path,

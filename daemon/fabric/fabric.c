@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/device/place/place.h"
 #include "proto/cleanup.h"
 #include "proto/list.h"
@@ -239,7 +238,7 @@ bool fabric_takes(const struct fabric *fabric, uint32_t node, uint32_t place, si
 
         assert(node < fabric->n_nodes);
         bulk = fabric->peers[node].bulk;
-        return place_is_host(place) || (bulk && bulk->gpu && n >= BULK_GPU_MIN);
+        return place_is_host(place) || (bulk && bulk->gpu && n >= BULK_AWAY_MIN);
 }
 
 bool fabric_checks(const struct fabric *fabric, uint32_t node)
@@ -364,7 +363,7 @@ void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info 
 
         assert(node < fabric->n_nodes);
         *ret = (struct fabric_info){ .up = peer->up, .bulk = peer->path, .gpu = "" };
-        if (peer->bulk && gpus_count())
+        if (peer->bulk && place_ops())
                 ret->gpu = peer->bulk->gpu ? "direct" : "staged";
         if (node != fabric->self && fabric->ops)
                 fabric->ops->info(fabric->carrier, node, &ret->link);

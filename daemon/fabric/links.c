@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
-
 /* ---- what members say ---- */
 
 static void on_up(void *arg, uint32_t node)

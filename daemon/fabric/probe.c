@@ -6,14 +6,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "proto/cleanup.h"
 
 /* The large probe goes by rendezvous where the path has rendezvous. */
 enum { SMALL = 64, LARGE = 64 << 10, PROBES = 2 };
 static const size_t sizes[PROBES] = { SMALL, LARGE };
 enum { GPU_TRANSFER = PROBES + 1 };
-_Static_assert((int)LARGE >= (int)BULK_GPU_MIN, "the large probe may lie in GPU memory");
+_Static_assert((int)LARGE >= (int)BULK_AWAY_MIN, "the large probe may lie in GPU memory");
 
 struct probe {
         struct bulk_peer *bulk;
@@ -36,7 +36,7 @@ static bool gpu_is_whole(struct probe *probe)
 {
         if (!probe->gpu || probe->gpu_void)
                 return true;
-        gpu_ops()->copy(probe->in[1], probe->gpu + LARGE, LARGE);
+        place_ops()->copy(probe->in[1], probe->gpu + LARGE, LARGE);
         return memcmp(probe->in[1], probe->out[1], LARGE) == 0;
 }
 
@@ -51,7 +51,7 @@ static bool is_whole(const struct probe *probe)
 
 static void delete (struct probe *probe)
 {
-        gpu_free(probe->gpu);
+        place_free(probe->gpu);
         munmap(probe, sizeof *probe);
 }
 
@@ -83,11 +83,11 @@ static int expect_gpu(struct probe *probe)
         struct fault fault;
         int r;
 
-        if (gpu_alloc(0, (uint64_t)2 * LARGE, "probe of a bulk path", &memory, &fault))
+        if (place_alloc(place_nth(0), (uint64_t)2 * LARGE, "probe of a bulk path", &memory, &fault))
                 return -ENOMEM;
         probe->gpu = memory;
-        gpu_ops()->copy(probe->gpu, probe->out[1], LARGE);
-        gpu_ops()->zero(probe->gpu + LARGE, LARGE);
+        place_ops()->copy(probe->gpu, probe->out[1], LARGE);
+        place_ops()->zero(probe->gpu + LARGE, LARGE);
         r = bulk->ops->expect(bulk, GPU_TRANSFER, probe->gpu + LARGE, LARGE, on_gpu_landed, probe);
         probe->pending += r == 0;
         return r;

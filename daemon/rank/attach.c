@@ -27,7 +27,7 @@ static void rank_free(struct rank *rank)
         list_remove(&rank->link);
         layouts_unref(rank->layout);
         push_window_unref(rank->window);
-        event_waits_drop(rank->x->event_waits, rank->gpu_events);
+        event_waits_drop(rank->x->event_waits, rank->stream_events);
         free(rank->holds);
         free(rank);
 }
@@ -77,7 +77,7 @@ static void attach_forget(struct request *r)
         rank->attaching = NULL;
         if (rank->calling && !r->gone)
                 rank_part(rank, true);
-        else if (!rank->calling && !rank->gpu_setup)
+        else if (!rank->calling && !rank->setup)
                 rank_withdraw(rank);
 }
 
@@ -87,8 +87,8 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         struct engine *x = rank->x;
         const struct job *job = job_find(x, rank->job_name);
 
-        if (rank->gpu_setup) {
-                gpu_setup_describe(rank->gpu_setup, ret);
+        if (rank->setup) {
+                rank_setup_describe(rank->setup, ret);
                 return ZERO_EDEADLINE;
         }
         if (job && job->progress->waits.n)
@@ -143,7 +143,7 @@ static void rank_join(struct rank *rank);
 
 /*
  * The coordinator has answered the join: the rank gets its windows and enters the job.  Windows on
- * a GPU take time (gpu_setup.c).  The rank enters when they are ready, unless the rank, the job, or
+ * a GPU take time (setup.c).  The rank enters when they are ready, unless the rank, the job, or
  * the link that brought the answer has ended meanwhile.
  */
 
@@ -372,9 +372,9 @@ static void ranks_up(struct engine *x, uint32_t node)
 
                 if (coordinator_of(x, rank->job_name) != node)
                         continue;
-                if (rank->gpu_setup)
+                if (rank->setup)
                         rank->rejoin =
-                                gpu_setup_job(rank->gpu_setup); /* the link went down meanwhile */
+                                rank_setup_job(rank->setup); /* the link went down meanwhile */
                 else if (!rank->calling)
                         rank_join(rank);
         }
@@ -395,7 +395,7 @@ void rank_fence(struct job *job, uint32_t rank, uint64_t session)
         list_for_each (&job->x->ranks->joining, item) {
                 struct rank *r = CONTAINER_OF(item, struct rank, link);
 
-                if (r->gpu_setup && gpu_setup_job(r->gpu_setup) == job && r->rank == rank &&
+                if (r->setup && rank_setup_job(r->setup) == job && r->rank == rank &&
                     r->session == session)
                         rank_taken(r);
         }
@@ -523,7 +523,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         r->describe = attach_describe;
         r->forget = attach_forget;
         list_insert(&x->ranks->joining, &rank->link);
-        if (!rank->gpu_setup)
+        if (!rank->setup)
                 rank_join(rank);
         *ret_rank = rank;
         return 0;
@@ -545,9 +545,9 @@ void rank_leave(struct rank *rank, bool orderly)
         if (!job) {
                 rank->left = true;
                 list_remove(&rank->link);
-                if (rank->calling || (rank->gpu_setup && gpu_setup_job(rank->gpu_setup)))
+                if (rank->calling || (rank->setup && rank_setup_job(rank->setup)))
                         rank_part(rank, orderly);
-                if (!rank->calling && !rank->gpu_setup)
+                if (!rank->calling && !rank->setup)
                         rank_free(rank);
                 return;
         }
@@ -599,7 +599,7 @@ void ranks_fail(struct job *job, int status, const char *text)
 
 static bool ranks_idle(const struct engine *x)
 {
-        return list_empty(&x->ranks->joining) && list_empty(&x->ranks->gpu_setups);
+        return list_empty(&x->ranks->joining) && list_empty(&x->ranks->setups);
 }
 
 static int ranks_replace(struct engine *x, const char *name, struct fault *fault)
@@ -618,7 +618,7 @@ static int ranks_replace(struct engine *x, const char *name, struct fault *fault
 static void ranks_init(struct engine *x)
 {
         list_init(&x->ranks->joining);
-        list_init(&x->ranks->gpu_setups);
+        list_init(&x->ranks->setups);
 }
 
 const struct module rank_module = { .node_at = offsetof(struct engine, ranks),

@@ -31,7 +31,7 @@ enum { PERIOD_MIN_NS = 20000, PERIOD_MAX_NS = 400000, PERIOD_PART = 16 };
 
 struct held {
         struct list link; /* event_waits.held */
-        struct gpu_events *events;
+        struct place_events *events;
         uint32_t n_waits;
         _Atomic bool dropped;
 };
@@ -69,14 +69,14 @@ static bool look(struct wait *w, uint64_t now_ms)
         int r;
 
         if (!w->done) {
-                gpu_events_close(w->held->events);
+                place_events_close(w->held->events);
                 return true;
         }
         if (w->held->dropped) {
                 w->status = -ECANCELED;
                 return true;
         }
-        r = gpu_event_done(w->held->events, w->index);
+        r = place_event_done(w->held->events, w->index);
         w->status = r == 1 ? 0 : r < 0 ? r : -ETIMEDOUT;
         return r != 0 || now_ms >= w->deadline_ms;
 }
@@ -310,7 +310,7 @@ int event_waits_new(uv_loop_t *loop, struct event_waits **ret)
         return 0;
 }
 
-static struct held *held_find(struct event_waits *w, const struct gpu_events *events)
+static struct held *held_find(struct event_waits *w, const struct place_events *events)
 {
         list_for_each (&w->held, item) {
                 struct held *h = CONTAINER_OF(item, struct held, link);
@@ -321,7 +321,7 @@ static struct held *held_find(struct event_waits *w, const struct gpu_events *ev
         return NULL;
 }
 
-static struct held *held_new(struct event_waits *w, struct gpu_events *events)
+static struct held *held_new(struct event_waits *w, struct place_events *events)
 {
         struct held *h = calloc(1, sizeof *h);
 
@@ -332,16 +332,16 @@ static struct held *held_new(struct event_waits *w, struct gpu_events *events)
         return h;
 }
 
-int event_wait(struct event_waits *w, struct gpu_events *events, uint32_t index,
+int event_wait(struct event_waits *w, struct place_events *events, uint32_t index,
                uint64_t deadline_ms, event_waited *done, void *arg, struct fault *fault)
 {
         struct held *h = held_find(w, events);
         struct wait *wait;
 
         assert(!w->closing);
-        if (index >= gpu_events_count(events))
+        if (index >= place_events_count(events))
                 return fault_set(fault, ZERO_EINVAL, "event %u of a rank that has %u", index,
-                                 gpu_events_count(events));
+                                 place_events_count(events));
         if (h && h->n_waits >= EVENT_WAITS_MAX)
                 return fault_set(fault, ZERO_EBUSY,
                                  "%u messages wait for events of this rank already", h->n_waits);
@@ -360,7 +360,7 @@ int event_wait(struct event_waits *w, struct gpu_events *events, uint32_t index,
         return 0;
 }
 
-void event_waits_drop(struct event_waits *w, struct gpu_events *events)
+void event_waits_drop(struct event_waits *w, struct place_events *events)
 {
         struct held *h = events ? held_find(w, events) : NULL;
         struct wait *wait;

@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "daemon/device/gpu/gpu.h"
 #include "daemon/rank/rank.h"
 
 /* Waits of one rank: one or two messages name each event and are then answered. */
@@ -22,10 +21,10 @@ typedef void event_waited(void *arg, int status);
  * ZERO_EINVAL: there is no such event; ZERO_EBUSY: the rank has EVENT_WAITS_MAX waits already;
  * ZERO_ENOMEM.  In these cases done() is not called.
  */
-int event_wait(struct event_waits *w, struct gpu_events *events, uint32_t index,
+int event_wait(struct event_waits *w, struct place_events *events, uint32_t index,
                uint64_t deadline_ms, event_waited *done, void *arg, struct fault *fault);
 /*
  * The rank's session has ended: takes its events over and closes them.  Their waits end without a
  * callback. events may be NULL.
  */
-void event_waits_drop(struct event_waits *w, struct gpu_events *events);
+void event_waits_drop(struct event_waits *w, struct place_events *events);

@@ -1,6 +1,6 @@
 /*
  * local.h - shared by attaching (attach.c), the calls of attached ranks (rank.c), the setup of a
- * rank's GPU (gpu_setup.c), and messages that wait for the GPU (stream_order.c).
+ * rank's GPU (setup.c), and messages that wait for the GPU (stream_order.c).
  */
 #pragma once
 
@@ -21,7 +21,7 @@ int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
 /* That attempt, if it is the current one, must not end without the gradient. */
 void rank_push_refused(struct rank *rank, uint64_t attempt);
 
-/* ---- gpu_setup.c ---- */
+/* ---- setup.c ---- */
 
 /*
  * The setup is over.  If status is 0, this comes after the call that began it has returned.  The
@@ -29,17 +29,17 @@ void rank_push_refused(struct rank *rank, uint64_t attempt);
  */
 typedef void rank_made(struct rank *rank, int status, const char *text);
 
-/* Opens rank->gpu_events, or sets rank->no_events; -ENOMEM. */
+/* Opens rank->stream_events, or sets rank->no_events; -ENOMEM. */
 int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                      rank_made *made);
 /* Makes rank->window, and room in rank->gather, on the rank's GPU; -ENOMEM. */
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
 /* The job that the windows are for; NULL: the setup opens events. */
-struct job *gpu_setup_job(const struct gpu_setup *m);
+struct job *rank_setup_job(const struct rank_setup *m);
 /* Ranks of the job that have joined and wait for their windows. */
-uint32_t gpu_setups_waits(const struct job *job, struct wait_line *lines, uint32_t n);
+uint32_t setups_waits(const struct job *job, struct wait_line *lines, uint32_t n);
 /* Says what the setup waits for. */
-void gpu_setup_describe(const struct gpu_setup *m, struct wait_line *ret);
+void rank_setup_describe(const struct rank_setup *m, struct wait_line *ret);
 
 /* ---- stream_order.c ---- */
 

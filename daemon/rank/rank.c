@@ -485,7 +485,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
                 *ret_waiting = ordered_describe_first(rank, line) || *ret_waiting;
                 used++;
         }
-        used += gpu_setups_waits(job, lines + used, n - used);
+        used += setups_waits(job, lines + used, n - used);
         for_replicas (job, h)
                 used += accumulator_waits(h, lines + used, n - used);
         return used;

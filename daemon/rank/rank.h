@@ -5,14 +5,14 @@
 #include "daemon/core/push_window.h"
 #include "daemon/gather/gather.h"
 
-struct gpu_events;
-struct gpu_setup;
+struct place_events;
+struct rank_setup;
 struct rank;
 
 /* The sessions of a node's ranks, until they are in their job. */
 struct ranks {
-        struct list joining;    /* ranks whose job has not yet started with them */
-        struct list gpu_setups; /* setups in progress (gpu_setup.c) */
+        struct list joining; /* ranks whose job has not yet started with them */
+        struct list setups;  /* setups in progress (setup.c) */
         uint64_t last_session;
 };
 
@@ -50,9 +50,9 @@ struct rank {
         struct rank_events events;
         bool calling,
                 left; /* calling: a join is in progress; left: the session has ended meanwhile */
-        struct gpu_setup *gpu_setup;   /* in progress on its GPU; NULL: none */
-        bool rejoin;                   /* ... and then it joins again */
-        struct gpu_events *gpu_events; /* NULL: it has none */
+        struct rank_setup *setup;           /* in progress on its GPU; NULL: none */
+        bool rejoin;                        /* ... and then it joins again */
+        struct place_events *stream_events; /* NULL: it has none */
         bool no_events;   /* ... because they cannot be opened: the rank waits for its GPU itself */
         bool admitted;    /* it has attached */
         bool unaware;     /* it has not heard of an abort: some holds may be PAST */

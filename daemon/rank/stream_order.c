@@ -180,7 +180,7 @@ static void lease_end(const struct ordered *d)
 
 void ordered_drop(struct rank *rank)
 {
-        struct gpu_events *events = STEAL(rank->gpu_events);
+        struct place_events *events = STEAL(rank->stream_events);
 
         if (events)
                 event_waits_drop(rank->x->event_waits, events);
@@ -277,7 +277,7 @@ static int ordered_look(struct ordered *d, struct fault *fault)
 {
         const struct rank *rank = d->rank;
 
-        return event_wait(rank->x->event_waits, rank->gpu_events, d->event - 1,
+        return event_wait(rank->x->event_waits, rank->stream_events, d->event - 1,
                           engine_now(rank->x) + rank->needs.timeout_ms, ordered_waited, d, fault);
 }
 
@@ -300,7 +300,7 @@ int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessag
         struct ordered *d = calloc(1, sizeof *d);
         int status = 0;
 
-        if (event && !rank->gpu_events) {
+        if (event && !rank->stream_events) {
                 free(d);
                 return fault_set(fault, ZERO_EINVAL, "the rank has attached without events");
         }

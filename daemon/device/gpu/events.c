@@ -4,15 +4,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
-struct gpu_events {
+struct place_events {
         uint32_t n;
         void *event[];
 };
 
-int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
-                    struct gpu_events **ret, struct fault *fault)
+int place_events_open(uint32_t place, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
+                      struct place_events **ret, struct fault *fault)
 {
-        struct gpu_events *e;
+        struct place_events *e;
         int r;
 
         if (n > ZERO_GPU_EVENTS)
@@ -21,15 +21,15 @@ int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uin
         e = calloc(1, sizeof *e + n * sizeof e->event[0]);
         if (!e)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = gpu_usable(gpu, fault);
+        r = gpu_usable(place_gpu(place), fault);
         if (r) {
-                gpu_events_close(e);
+                place_events_close(e);
                 return r;
         }
         while (e->n < n && (r = gpu_plugin->event_open(handles[e->n], &e->event[e->n])) == 0)
                 e->n++;
         if (r) { /* whatever CUDA calls it, except a lack of memory */
-                gpu_events_close(e);
+                place_events_close(e);
                 e = NULL;
         }
         if (r == -ENOMEM)
@@ -38,7 +38,7 @@ int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uin
         return 0;
 }
 
-void gpu_events_close(struct gpu_events *e)
+void place_events_close(struct place_events *e)
 {
         if (!e)
                 return;
@@ -47,12 +47,12 @@ void gpu_events_close(struct gpu_events *e)
         free(e);
 }
 
-uint32_t gpu_events_count(const struct gpu_events *e)
+uint32_t place_events_count(const struct place_events *e)
 {
         return e->n;
 }
 
-int gpu_event_done(struct gpu_events *e, uint32_t index)
+int place_event_done(struct place_events *e, uint32_t index)
 {
         return index < e->n ? gpu_plugin->event_done(e->event[index]) : -EINVAL;
 }

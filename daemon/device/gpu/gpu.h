@@ -101,10 +101,6 @@ void gpu_unshare(struct zero_cuda_share *share);
 int gpu_of(const void *memory);
 /* All memory of the GPU that this process has, in order of address; what: as allocated. */
 void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t bytes), void *arg);
-/* Charges memory of gpu_alloc() or gpu_share() to a user until it is given back. */
-void gpu_charge(const void *memory, uint32_t user);
-/* Bytes of the GPU charged to a user. */
-uint64_t gpu_charged(uint32_t gpu, uint32_t user);
 
 /*
  * Host memory for bytes in transit between a GPU and another node: pinned, so that GPUs copy from
@@ -114,18 +110,3 @@ uint64_t gpu_charged(uint32_t gpu, uint32_t user);
 enum { GPU_BUFFER = 8 << 20, GPU_BUFFERS = 32 };
 void *gpu_buffer_new(size_t bytes);
 void gpu_buffer_free(void *buffer);
-
-/* ---- events of trainers ---- */
-
-/*
- * Opens a rank's events (at most ZERO_GPU_EVENTS).  *ret is NULL if the driver does not let this
- * process: they are another user's, or made with another /dev/shm, or no events at all.
- * ZERO_EINVAL: too many.
- */
-struct gpu_events;
-int gpu_events_open(uint32_t gpu, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
-                    struct gpu_events **ret, struct fault *fault);
-void gpu_events_close(struct gpu_events *e);
-uint32_t gpu_events_count(const struct gpu_events *e);
-/* 1: the event's work is done, 0: not yet, or -errno. */
-int gpu_event_done(struct gpu_events *e, uint32_t index);

@@ -205,7 +205,7 @@ void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t b
         pthread_mutex_unlock(&mutex);
 }
 
-void gpu_charge(const void *memory, uint32_t user)
+void place_charge(const void *memory, uint32_t user)
 {
         struct range *r;
 
@@ -216,7 +216,7 @@ void gpu_charge(const void *memory, uint32_t user)
         pthread_mutex_unlock(&mutex);
 }
 
-uint64_t gpu_charged(uint32_t gpu, uint32_t user)
+uint64_t place_charged(uint32_t place, uint32_t user)
 {
         uint64_t bytes = 0;
         struct table *t;
@@ -224,7 +224,7 @@ uint64_t gpu_charged(uint32_t gpu, uint32_t user)
         pthread_mutex_lock(&mutex);
         t = table;
         for (uint32_t i = 0; t && i < t->n; i++)
-                if (t->ranges[i].gpu == (int)gpu && t->ranges[i].user == user)
+                if (t->ranges[i].gpu == (int)place_gpu(place) && t->ranges[i].user == user)
                         bytes += t->ranges[i].end - t->ranges[i].begin;
         pthread_mutex_unlock(&mutex);
         return bytes;

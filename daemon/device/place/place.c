@@ -56,6 +56,11 @@ void place_free(void *memory)
         gpu_free(memory);
 }
 
+int place_use(uint32_t place)
+{
+        return gpu_use(place_gpu(place));
+}
+
 void place_spread(void **dst, uint32_t n_dst, const void *src, size_t n)
 {
         gpu_spread(dst, n_dst, src, n);

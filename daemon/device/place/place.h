@@ -9,6 +9,7 @@
 
 #include "daemon/device/device.h"
 #include "proto/fault.h"
+#include "proto/zero_gpu.h"
 
 enum { PLACES_MAX = 64 };
 /* Of an address. */
@@ -38,12 +39,19 @@ const void *place_read(const void *p, size_t n, void *buffer);
 int place_alloc(uint32_t place, uint64_t bytes, const char *what, void **ret, struct fault *fault);
 void place_free(void *memory);
 
+/* Charges memory of place_alloc() or segment_new_away() to a user until it is given back. */
+void place_charge(const void *memory, uint32_t user);
+/* Bytes of the place charged to a user. */
+uint64_t place_charged(uint32_t place, uint32_t user);
+
 /* Begins updates, all of one rule, on one device other than the host, which has all their memory.
  */
 void place_update(const struct update_piece *pieces, size_t n);
 /* Waits for all updates that this thread has begun there. */
 void place_updated(uint32_t place);
 
+/* Selects the device for this thread's calls of another library that uses devices; -errno. */
+int place_use(uint32_t place);
 /* Copies n bytes to several addresses, between devices at once.  Overwrites dst[]. */
 void place_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
 
@@ -54,3 +62,18 @@ void place_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
 enum { TRANSIT_BYTES = 8 << 20 };
 void *transit_new(size_t bytes);
 void transit_free(void *buffer);
+
+/* ---- events of trainers ---- */
+
+/*
+ * Opens a rank's events (at most ZERO_GPU_EVENTS).  *ret is NULL if the driver does not let this
+ * process: they are another user's, or made with another /dev/shm, or no events at all.
+ * ZERO_EINVAL: too many.
+ */
+struct place_events;
+int place_events_open(uint32_t place, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
+                      struct place_events **ret, struct fault *fault);
+void place_events_close(struct place_events *e);
+uint32_t place_events_count(const struct place_events *e);
+/* 1: the event's work is done, 0: not yet, or -errno. */
+int place_event_done(struct place_events *e, uint32_t index);

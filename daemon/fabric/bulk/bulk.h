@@ -15,7 +15,7 @@
  * landed.
  *
  * Payloads lie in host memory; where both sides' paths take GPU memory as well (bulk_peer.gpu),
- * those of BULK_GPU_MIN bytes or more may lie in memory of gpu.h at either end.
+ * those of BULK_AWAY_MIN bytes or more may lie in memory of gpu.h at either end.
  *
  * A bulk is one path (ucx, tcp; inproc in tests); a bulk_peer is one peer on it.  All calls and
  * callbacks are on the loop thread; no call runs a callback before it returns.
@@ -35,7 +35,7 @@ struct bulk;
 struct bulk_peer;
 
 /* Smaller payloads are cheaper by way of host memory. */
-enum { BULK_GPU_MIN = 64 << 10 };
+enum { BULK_AWAY_MIN = 64 << 10 };
 
 #define BULK_ANNOUNCED (UINT64_C(1) << 63)
 /* Payloads that one side has announced and the other has not read. */

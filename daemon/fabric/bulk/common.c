@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "proto/cleanup.h"
 
 /* ---- queue ---- */
@@ -200,7 +200,7 @@ int bulk_base_expect(struct bulk_peer *peer, uint64_t transfer, void *p, size_t 
 
         if (r)
                 return r;
-        assert(peer->gpu || gpu_of(p) < 0);
+        assert(peer->gpu || place_is_host(place_of(p)));
         if (find(base, transfer))
                 return -EEXIST;
         if (l->n >= l->n_buckets && (r = receives_grow(l)))
@@ -324,8 +324,8 @@ void bulk_base_whole(struct bulk_base *base, uint64_t transfer, const void *p, u
         assert(!base->peer.announces); /* a payload that nobody expects yet has no place to wait */
         if (bulk_base_arrive(base, transfer, n, &receive))
                 return;
-        if (gpus_count())
-                gpu_ops()->copy(receive->p, p, n);
+        if (place_ops())
+                place_ops()->copy(receive->p, p, n);
         else if (n)
                 memcpy(receive->p, p, n);
         bulk_base_landed(base, receive, 0);
@@ -350,7 +350,7 @@ void bulk_base_piece(struct bulk_base *base, uint64_t transfer, uint64_t n, uint
                 bulk_base_break(base, "it sent a piece of a payload twice");
                 return;
         }
-        if (gpu_of(receive->p) >= 0) {
+        if (!place_is_host(place_of(receive->p))) {
                 bulk_base_break(base, "it sent a payload for GPU memory in pieces");
                 return;
         }

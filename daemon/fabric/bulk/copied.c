@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "daemon/fabric/bulk/bulk.h"
 #include "proto/cleanup.h"
 
@@ -48,7 +48,7 @@ static void on_done(void *arg, int status)
         if (op->to && status == 0 && is_wanted("spoilt"))
                 op->bytes[op->n / 2] ^= 1;
         if (op->to && status == 0)
-                gpu_ops()->copy(op->to, op->bytes, op->n);
+                place_ops()->copy(op->to, op->bytes, op->n);
         op->done(op->arg, status);
 }
 
@@ -68,12 +68,12 @@ static int copied_send(struct bulk_peer *peer, uint64_t transfer, const void *p,
         CLEANUP(cleanup_free) struct copied_op *op = NULL;
         int r;
 
-        if (gpu_of(p) < 0)
+        if (place_is_host(place_of(p)))
                 return below->ops->send(below, transfer, p, n, done, arg);
         op = op_new(NULL, n, done, arg);
         if (!op)
                 return -ENOMEM;
-        gpu_ops()->copy(op->bytes, p, n);
+        place_ops()->copy(op->bytes, p, n);
         r = below->ops->send(below, transfer, op->bytes, n, on_done, op);
         if (r == 0)
                 (void)STEAL(op);
@@ -87,7 +87,7 @@ static int copied_expect(struct bulk_peer *peer, uint64_t transfer, void *p, siz
         CLEANUP(cleanup_free) struct copied_op *op = NULL;
         int r;
 
-        if (gpu_of(p) < 0)
+        if (place_is_host(place_of(p)))
                 return below->ops->expect(below, transfer, p, n, done, arg);
         op = op_new(p, n, done, arg);
         if (!op)
@@ -131,7 +131,7 @@ static const struct bulk_ops copied_ops = {
 
 bool bulk_copied_wanted(void)
 {
-        return gpus_count() > 0 && (is_wanted("copied") || is_wanted("spoilt"));
+        return place_ops() && (is_wanted("copied") || is_wanted("spoilt"));
 }
 
 int bulk_copied(struct bulk_peer **peer)

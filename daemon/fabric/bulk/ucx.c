@@ -29,7 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 #include "daemon/fabric/bulk/ucx_context.h"
 #include "daemon/fabric/bulk/ucx_leftovers.h"
 #include "daemon/fabric/bulk/ucx_port.h"
@@ -259,7 +259,7 @@ int bulk_ucx_port_new(struct bulk_ucx *ucx, uv_loop_t *loop, struct bulk_ucx_por
         port->ucx = ucx;
         ucx->ports++;
         if (ucx->gpus)
-                gpu_use(0); /* UCX opens transports for the one that is chosen */
+                place_use(place_nth(0)); /* UCX opens transports for the one that is chosen */
         list_init(&port->queued);
         list_init(&port->inside);
         list_init(&port->receives);
@@ -347,7 +347,7 @@ int bulk_ucx_new(const char *tls, struct bulk_ucx **ret, struct fault *fault)
         r = bulk_ucx_context_new(tls, &ucx->context, &ucx->tls);
         if (r)
                 return r;
-        ucx->gpus = gpus_count() > 0 && bulk_ucx_knows_cuda(ucx->context);
+        ucx->gpus = place_ops() && bulk_ucx_knows_cuda(ucx->context);
         *ret = STEAL(ucx);
         return 0;
 }

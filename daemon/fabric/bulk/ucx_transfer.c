@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/place/place.h"
 
 enum {
         RENDEZVOUS = 16 << 10, /* bytes from which a payload goes by it, where possible */
@@ -52,11 +52,11 @@ struct ucx_announced {
 /* Of what lies at p; its GPU is chosen for what UCX does now. */
 static ucs_memory_type_t memory_type(const void *p)
 {
-        int gpu = gpu_of(p);
+        uint32_t place = place_of(p);
 
-        if (gpu < 0)
+        if (place_is_host(place))
                 return UCS_MEMORY_TYPE_HOST;
-        gpu_use((uint32_t)gpu);
+        place_use(place);
         return UCS_MEMORY_TYPE_CUDA;
 }
 
@@ -390,7 +390,7 @@ int ucx_port_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size
         struct ucx_send *send;
         int r = bulk_base_usable(&port->base);
 
-        assert(peer->gpu || gpu_of(p) < 0);
+        assert(peer->gpu || place_is_host(place_of(p)));
         if (r)
                 return r;
         send = calloc(1, sizeof *send);

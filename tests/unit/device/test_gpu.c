@@ -203,18 +203,18 @@ Test(gpu_memory, counts_for_its_user)
         for (uint32_t i = 0; i < MANY; i++) {
                 cr_assert_eq(gpu_alloc(0, 256, "a window", &memory[i], &fault), 0);
                 if (i % 4)
-                        gpu_charge(memory[i], i % 4);
+                        place_charge(memory[i], i % 4);
         }
         for (uint32_t user = 1; user < 4; user++)
-                cr_assert_eq(gpu_charged(0, user), MANY / 4 * 256);
-        cr_assert_eq(gpu_charged(1, 1), 0);
+                cr_assert_eq(place_charged(gpu_place(0), user), MANY / 4 * 256);
+        cr_assert_eq(place_charged(gpu_place(1), 1), 0);
         for (uint32_t i = 0; i < MANY; i += 2)
                 gpu_free(memory[i]);
-        cr_assert_eq(gpu_charged(0, 1), MANY / 4 * 256);
-        cr_assert_eq(gpu_charged(0, 2), 0);
+        cr_assert_eq(place_charged(gpu_place(0), 1), MANY / 4 * 256);
+        cr_assert_eq(place_charged(gpu_place(0), 2), 0);
         for (uint32_t i = 1; i < MANY; i += 2)
                 gpu_free(memory[i]);
-        cr_assert_eq(gpu_charged(0, 1), 0);
+        cr_assert_eq(place_charged(gpu_place(0), 1), 0);
 }
 
 static void open_small(void)
@@ -265,7 +265,7 @@ Test(gpu_memory, nothing_can_be_given_back)
 
         gpu_free(NULL);
         gpu_unshare(&none);
-        gpu_events_close(NULL);
+        place_events_close(NULL);
 }
 
 /* ---- sharing --------------------------------------------------------------------- */
@@ -312,23 +312,24 @@ Test(gpu_memory, events_are_done_when_their_work_is)
 {
         const struct zero_gpu_client *trainer = gpu_fixture_trainer();
         uint8_t handles[2][ZERO_GPU_HANDLE];
-        struct gpu_events *e;
+        struct place_events *e;
         void *event[2];
 
         for (int i = 0; i < 2; i++)
                 cr_assert_eq(trainer->event_new(0, handles[i], &event[i]), 0);
-        cr_assert_eq(gpu_events_open(0, (const uint8_t(*)[ZERO_GPU_HANDLE])handles, 2, &e, &fault),
+        cr_assert_eq(place_events_open(gpu_place(0), (const uint8_t(*)[ZERO_GPU_HANDLE])handles, 2,
+                                       &e, &fault),
                      0);
-        cr_assert_eq(gpu_events_count(e), 2);
+        cr_assert_eq(place_events_count(e), 2);
         setenv("FAKE_GPU_DELAY_MS", "3600000", 1);
         trainer->event_record(event[1], NULL);
-        cr_assert_eq(gpu_event_done(e, 0), 1); /* never recorded */
-        cr_assert_eq(gpu_event_done(e, 1), 0);
+        cr_assert_eq(place_event_done(e, 0), 1); /* never recorded */
+        cr_assert_eq(place_event_done(e, 1), 0);
         setenv("FAKE_GPU_DELAY_MS", "0", 1);
         trainer->event_record(event[1], NULL);
-        cr_assert_eq(gpu_event_done(e, 1), 1);
-        cr_assert_lt(gpu_event_done(e, 2), 0); /* there is none */
-        gpu_events_close(e);
+        cr_assert_eq(place_event_done(e, 1), 1);
+        cr_assert_lt(place_event_done(e, 2), 0); /* there is none */
+        place_events_close(e);
         for (int i = 0; i < 2; i++)
                 trainer->event_free(event[i]);
 }
@@ -338,36 +339,38 @@ Test(gpu_memory, events_that_cannot_be_opened_are_none)
         const struct zero_gpu_client *trainer = gpu_fixture_trainer();
         uint8_t handles[ZERO_GPU_EVENTS + 1][ZERO_GPU_HANDLE];
         const uint8_t(*h)[ZERO_GPU_HANDLE] = (const uint8_t(*)[ZERO_GPU_HANDLE])handles;
-        struct gpu_events *e = NULL;
+        struct place_events *e = NULL;
         void *event;
 
         memset(handles, 0xff, sizeof handles);
         cr_assert_eq(trainer->event_new(0, handles[0], &event), 0);
-        cr_assert_eq(gpu_events_open(0, h, 1, &e, &fault), 0);
+        cr_assert_eq(place_events_open(gpu_place(0), h, 1, &e, &fault), 0);
         cr_assert_not_null(e);
-        gpu_events_close(e);
-        cr_assert_eq(gpu_events_open(0, h, 2, &e, &fault), 0); /* the second one is no event */
+        place_events_close(e);
+        cr_assert_eq(place_events_open(gpu_place(0), h, 2, &e, &fault),
+                     0); /* the second one is no event */
         cr_assert_null(e);
         setenv("FAKE_GPU_NO_EVENTS", "1", 1);
-        cr_assert_eq(gpu_events_open(0, h, 1, &e, &fault), 0);
+        cr_assert_eq(place_events_open(gpu_place(0), h, 1, &e, &fault), 0);
         cr_assert_null(e);
-        cr_assert_eq(gpu_events_open(0, h, ZERO_GPU_EVENTS + 1, &e, &fault), ZERO_EINVAL);
+        cr_assert_eq(place_events_open(gpu_place(0), h, ZERO_GPU_EVENTS + 1, &e, &fault),
+                     ZERO_EINVAL);
         cr_assert_null(e);
-        cr_assert_eq(gpu_events_open(0, h, 0, &e, &fault), 0);
-        gpu_events_close(e);
+        cr_assert_eq(place_events_open(gpu_place(0), h, 0, &e, &fault), 0);
+        place_events_close(e);
         trainer->event_free(event);
 }
 
 static void cannot_be_used(int error, int status, const char *words)
 {
         const uint8_t(*none)[ZERO_GPU_HANDLE] = NULL;
-        struct gpu_events *e = NULL;
+        struct place_events *e = NULL;
         void *memory = NULL;
         char number[12];
 
         snprintf(number, sizeof number, "%d", error);
         setenv("FAKE_GPU_USE", number, 1);
-        cr_assert_eq(gpu_events_open(0, none, 0, &e, &fault), status);
+        cr_assert_eq(place_events_open(gpu_place(0), none, 0, &e, &fault), status);
         cr_assert_not_null(strstr(fault.text, words), "%s", fault.text);
         cr_assert_null(e);
         fault.text[0] = 0;

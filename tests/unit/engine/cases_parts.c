@@ -12,9 +12,9 @@
 
 enum {
         BOTH = 3,
-        TINY_PARTS = 1024,                  /* many more than may be in flight */
-        SMALL_PARTS = 16 << 10,             /* no path takes them from a GPU */
-        LARGE_PARTS = BULK_GPU_MIN + 32768, /* this one does */
+        TINY_PARTS = 1024,                   /* many more than may be in flight */
+        SMALL_PARTS = 16 << 10,              /* no path takes them from a GPU */
+        LARGE_PARTS = BULK_AWAY_MIN + 32768, /* this one does */
 };
 
 static void same_in_parts_of(struct training t, uint32_t bytes, const char *what)

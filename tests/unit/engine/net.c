@@ -8,6 +8,7 @@
 #include "check.h"
 #include "daemon/base/chunk.h"
 #include "daemon/base/log.h"
+#include "daemon/device/gpu/gpu.h"
 #include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 

@@ -12,7 +12,7 @@ enum { N = 4, LONG_MS = 600000 };
 static uv_loop_t loop;
 static struct event_waits *waits;
 static const struct zero_gpu_client *trainer;
-static struct gpu_events *events;
+static struct place_events *events;
 static void *event[N];
 static struct fault fault;
 static bool closed;
@@ -32,9 +32,9 @@ static void begin(void)
         cr_assert_eq(event_waits_new(&loop, &waits), 0);
         for (int i = 0; i < N; i++)
                 cr_assert_eq(trainer->event_new(0, handles[i], &event[i]), 0);
-        cr_assert_eq(
-                gpu_events_open(0, (const uint8_t(*)[ZERO_GPU_HANDLE])handles, N, &events, &fault),
-                0);
+        cr_assert_eq(place_events_open(gpu_place(0), (const uint8_t(*)[ZERO_GPU_HANDLE])handles, N,
+                                       &events, &fault),
+                     0);
 }
 
 static void on_closed(void *arg)

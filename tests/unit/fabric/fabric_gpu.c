@@ -73,8 +73,8 @@ static void goes(const char *gpu)
         for (uint32_t i = 0; i < 2; i++) {
                 fabric_info(world.nodes[i].fabric, !i, &info);
                 cr_assert_str_eq(info.gpu, gpu, "node %u: %s", i, info.gpu);
-                cr_assert_eq(fabric_takes(world.nodes[i].fabric, !i, 1, BULK_GPU_MIN), direct);
-                cr_assert_not(fabric_takes(world.nodes[i].fabric, !i, 1, BULK_GPU_MIN - 1));
+                cr_assert_eq(fabric_takes(world.nodes[i].fabric, !i, 1, BULK_AWAY_MIN), direct);
+                cr_assert_not(fabric_takes(world.nodes[i].fabric, !i, 1, BULK_AWAY_MIN - 1));
                 cr_assert_not(fabric_takes(world.nodes[i].fabric, i, 1, MOST));
         }
 }
@@ -85,8 +85,8 @@ static void passes_directly(const char *bulk)
         world_all_up(&world);
         goes("direct");
         for (uint32_t from = 0; from < 2; from++) {
-                passes(from, !from, BULK_GPU_MIN);
-                passes(from, !from, BULK_GPU_MIN + 1234);
+                passes(from, !from, BULK_AWAY_MIN);
+                passes(from, !from, BULK_AWAY_MIN + 1234);
                 passes(from, !from, MOST);
         }
         world_payload(&world, 0, 1, 1000, TRAFFIC_STATE);
@@ -129,7 +129,7 @@ static void on_any(void *arg, int status)
 Test(gpu, pieces_do_not_land_in_gpu_memory)
 {
         static const struct bulk_ops ops = { .name = "none" };
-        static uint8_t bytes[BULK_GPU_MIN];
+        static uint8_t bytes[BULK_AWAY_MIN];
         struct bulk_queue queue;
         struct bulk_base base;
         uv_loop_t loop;

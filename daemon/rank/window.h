@@ -1,5 +1,5 @@
 /*
- * gpu_window.h - memory of a GPU that a job's trainers map: gathered groups and gradients.
+ * window.h - memory of a GPU that a job's trainers map: gathered groups and gradients.
  *
  * It is charged to the job's user; the option gpu_windows limits each user's memory on each GPU.
  */
@@ -10,14 +10,14 @@
 
 struct job;
 
-struct gpu_window {
+struct rank_window {
         char what[ZERO_NAME_MAX + 60]; /* for messages */
         uint64_t bytes;                /* 0: not needed */
         struct segment segment;        /* fd -1: not made yet */
 };
 
 /* Whether all of them may be made now; ZERO_EQUOTA.  On the loop thread. */
-int gpu_windows_check(const struct job *job, uint32_t place, const struct gpu_window *windows,
-                      uint32_t n, struct fault *fault);
+int windows_check(const struct job *job, uint32_t place, const struct rank_window *windows,
+                  uint32_t n, struct fault *fault);
 /* As segment_new_away(), and charges the user; not on the loop thread. */
-int gpu_window_make(uint32_t place, uint32_t uid, struct gpu_window *w, struct fault *fault);
+int window_make(uint32_t place, uint32_t uid, struct rank_window *w, struct fault *fault);

@@ -14,14 +14,13 @@
 
 #include "daemon/base/log.h"
 #include "daemon/core/blocking.h"
-#include "daemon/device/gpu/gpu.h"
-#include "daemon/rank/gpu_window.h"
+#include "daemon/rank/window.h"
 #include "proto/cleanup.h"
 
 enum window_kind { PUSH, GATHER, N_WINDOWS };
 
-struct gpu_setup {
-        struct list link; /* ranks.gpu_setups */
+struct rank_setup {
+        struct list link; /* ranks.setups */
         struct blocking_work work;
         struct rank *rank;
         uint32_t place, uid;
@@ -33,36 +32,36 @@ struct gpu_setup {
         /* for windows */
         struct job *job;       /* NULL: opens events; holds the job */
         struct gather *gather; /* has room for the rank; NULL: not yet */
-        struct gpu_window windows[N_WINDOWS];
+        struct rank_window windows[N_WINDOWS];
         /* for events */
-        struct gpu_events *events;
+        struct place_events *events;
         uint32_t n_handles;
         uint8_t handles[][ZERO_GPU_HANDLE];
 };
 
-static struct gpu_setup *gpu_setup_new(struct rank *rank, uint32_t n_handles, rank_made *made)
+static struct rank_setup *rank_setup_new(struct rank *rank, uint32_t n_handles, rank_made *made)
 {
-        struct gpu_setup *m = calloc(1, sizeof *m + n_handles * sizeof m->handles[0]);
+        struct rank_setup *m = calloc(1, sizeof *m + n_handles * sizeof m->handles[0]);
 
         if (!m)
                 return NULL;
-        list_insert(&rank->x->ranks->gpu_setups, &m->link);
+        list_insert(&rank->x->ranks->setups, &m->link);
         m->rank = rank;
         m->since_ms = engine_now(rank->x);
         m->place = rank->needs.windows;
         m->made = made;
         m->n_handles = n_handles;
-        rank->gpu_setup = m;
+        rank->setup = m;
         return m;
 }
 
 /* Nobody may need the result any more. */
-static void gpu_setup_end(struct gpu_setup *m)
+static void rank_setup_end(struct rank_setup *m)
 {
         struct rank *rank = m->rank;
         struct job *job = m->job;
 
-        rank->gpu_setup = NULL;
+        rank->setup = NULL;
         list_remove(&m->link);
         m->made(rank, m->status, m->fault.text);
         if (job)
@@ -74,11 +73,10 @@ static void gpu_setup_end(struct gpu_setup *m)
 
 static void events_run(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
+        struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
 
-        m->status =
-                gpu_events_open(place_gpu(m->place), (const uint8_t(*)[ZERO_GPU_HANDLE])m->handles,
-                                m->n_handles, &m->events, &m->fault);
+        m->status = place_events_open(m->place, (const uint8_t(*)[ZERO_GPU_HANDLE])m->handles,
+                                      m->n_handles, &m->events, &m->fault);
 }
 
 static void tell_no_events(const struct rank *rank)
@@ -94,19 +92,19 @@ static void tell_no_events(const struct rank *rank)
 
 static void events_done(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
+        struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
 
-        m->rank->gpu_events = m->events;
+        m->rank->stream_events = m->events;
         m->rank->no_events = m->status == 0 && !m->events;
         if (m->rank->no_events)
                 tell_no_events(m->rank);
-        gpu_setup_end(m);
+        rank_setup_end(m);
 }
 
 int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                      rank_made *made)
 {
-        struct gpu_setup *m = gpu_setup_new(rank, n, made);
+        struct rank_setup *m = rank_setup_new(rank, n, made);
 
         if (!m)
                 return -ENOMEM;
@@ -122,14 +120,14 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
 
 static void windows_run(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
+        struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
 
         for (int i = 0; i < N_WINDOWS && !m->status; i++)
-                m->status = gpu_window_make(m->place, m->uid, &m->windows[i], &m->fault);
+                m->status = window_make(m->place, m->uid, &m->windows[i], &m->fault);
 }
 
 /* Gives the windows to the rank, or back. */
-static void windows_end(struct gpu_setup *m)
+static void windows_end(struct rank_setup *m)
 {
         struct rank *rank = m->rank;
 
@@ -144,22 +142,22 @@ static void windows_end(struct gpu_setup *m)
                 if (m->gather)
                         gather_leave(m->gather, rank->needs.hold_groups);
         }
-        gpu_setup_end(m);
+        rank_setup_end(m);
 }
 
-static void gpu_setups_advance(struct engine *x);
+static void setups_advance(struct engine *x);
 
 static void windows_done(struct blocking_work *work)
 {
-        struct gpu_setup *m = CONTAINER_OF(work, struct gpu_setup, work);
+        struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
         struct engine *x = m->rank->x;
 
         windows_end(m);
-        gpu_setups_advance(x);
+        setups_advance(x);
 }
 
 /* The rank's turn has come: plans its windows. */
-static int windows_plan(struct gpu_setup *m)
+static int windows_plan(struct rank_setup *m)
 {
         const struct rank_needs *needs = &m->rank->needs;
         struct job *job = m->job;
@@ -176,10 +174,10 @@ static int windows_plan(struct gpu_setup *m)
                 return status;
         m->windows[PUSH].bytes = m->rank->window->slots->bytes;
         m->windows[GATHER].bytes = gather_lacks(m->gather);
-        return gpu_windows_check(job, m->place, m->windows, N_WINDOWS, &m->fault);
+        return windows_check(job, m->place, m->windows, N_WINDOWS, &m->fault);
 }
 
-static void windows_begin(struct gpu_setup *m)
+static void windows_begin(struct rank_setup *m)
 {
         m->begun = true;
         m->status = windows_plan(m);
@@ -191,8 +189,8 @@ static void windows_begin(struct gpu_setup *m)
 
 static bool place_is_busy(const struct engine *x, uint32_t place)
 {
-        list_for_each (&x->ranks->gpu_setups, item) {
-                const struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
+        list_for_each (&x->ranks->setups, item) {
+                const struct rank_setup *m = CONTAINER_OF(item, struct rank_setup, link);
 
                 if (m->begun && m->job && m->place == place)
                         return true;
@@ -200,10 +198,10 @@ static bool place_is_busy(const struct engine *x, uint32_t place)
         return false;
 }
 
-static struct gpu_setup *gpu_setup_next(const struct engine *x)
+static struct rank_setup *rank_setup_next(const struct engine *x)
 {
-        list_for_each (&x->ranks->gpu_setups, item) {
-                struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
+        list_for_each (&x->ranks->setups, item) {
+                struct rank_setup *m = CONTAINER_OF(item, struct rank_setup, link);
 
                 if (!m->begun && !place_is_busy(x, m->place))
                         return m;
@@ -211,17 +209,17 @@ static struct gpu_setup *gpu_setup_next(const struct engine *x)
         return NULL;
 }
 
-static void gpu_setups_advance(struct engine *x)
+static void setups_advance(struct engine *x)
 {
-        struct gpu_setup *m;
+        struct rank_setup *m;
 
-        while ((m = gpu_setup_next(x)))
+        while ((m = rank_setup_next(x)))
                 windows_begin(m);
 }
 
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
 {
-        struct gpu_setup *m = gpu_setup_new(rank, 0, made);
+        struct rank_setup *m = rank_setup_new(rank, 0, made);
 
         if (!m)
                 return -ENOMEM;
@@ -236,18 +234,18 @@ int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
                  "the gather window of job %s", job->name);
         m->work.run = windows_run;
         m->work.done = windows_done;
-        gpu_setups_advance(rank->x);
+        setups_advance(rank->x);
         return 0;
 }
 
 /* ---- names ------------------------------------------------------------------------- */
 
-struct job *gpu_setup_job(const struct gpu_setup *m)
+struct job *rank_setup_job(const struct rank_setup *m)
 {
         return m->job;
 }
 
-void gpu_setup_describe(const struct gpu_setup *m, struct wait_line *ret)
+void rank_setup_describe(const struct rank_setup *m, struct wait_line *ret)
 {
         snprintf(ret->who, sizeof ret->who, "%s%s", m->job ? "memory of " : "",
                  place_name(m->place).text);
@@ -256,12 +254,12 @@ void gpu_setup_describe(const struct gpu_setup *m, struct wait_line *ret)
                  m->rank->rank);
 }
 
-uint32_t gpu_setups_waits(const struct job *job, struct wait_line *lines, uint32_t n)
+uint32_t setups_waits(const struct job *job, struct wait_line *lines, uint32_t n)
 {
         uint32_t used = 0;
 
-        list_for_each (&job->x->ranks->gpu_setups, item) {
-                const struct gpu_setup *m = CONTAINER_OF(item, struct gpu_setup, link);
+        list_for_each (&job->x->ranks->setups, item) {
+                const struct rank_setup *m = CONTAINER_OF(item, struct rank_setup, link);
                 struct wait_line *line = &lines[used];
 
                 if (m->job != job || m->rank->left || used == n)
