@@ -25,11 +25,11 @@ enum event_kind {
         EVENT_MOVE
 };
 
-/* Everything that can happen but faults; how many. */
+/* Lists everything that can happen except faults; returns how many. */
 uint32_t events_ordinary(const void *world, struct event *ret);
 /* Appends faults to n events. */
 void events_faults(const void *world, struct event *ret, uint32_t *n);
 void event_happen(void *world, struct event e);
-/* In words, before it happens. */
+/* Prints the event in words, before it happens. */
 void event_print(const void *world, struct event e);
 void world_print(const void *world);

@@ -1,4 +1,4 @@
-/* machine.h - the coordinator of a world, out of its bytes and back into them. */
+/* machine.h - the coordinator of a world: read from the world's bytes, stepped, written back. */
 #pragma once
 
 #include "daemon/job/coordinator.h"
@@ -6,18 +6,18 @@
 
 enum { MACHINE_ACTIONS = 32 };
 
-/* Other bounds: another coordinator. */
+/* The bounds have changed: makes another coordinator. */
 void machine_new(void);
 /*
- * An event happens to the coordinator of w; what that gives, how many.  `call` of an action: what
- * COORDINATOR_ANSWER answers with; the node of the source of COORDINATOR_FILL.
+ * Steps the coordinator of w with an event; returns the number of actions.  An action's `call` is
+ * what COORDINATOR_ANSWER answers with, or the node of the source of COORDINATOR_FILL.
  */
 uint32_t machine_step(struct world *w, const struct coordinator_event *e,
                       struct coordinator_action ret[MACHINE_ACTIONS]);
 /* Why the job cannot go on. */
 const char *machine_fault(void);
 
-/* For events; what is pointed to is valid until the next event. */
+/* Parts of events; the pointers are valid until the next event. */
 struct told_state machine_told(uint32_t holder, const struct stand *s);
 struct join *machine_join(const struct world *w, uint32_t node, u8 rank, u8 session);
 const struct step_params *machine_params(u8 scale);

@@ -1,12 +1,11 @@
 /*
- * moves.h - a small world of one job whose list of owners changes: what daemons hold and know, what
- * is on its way between them, and what happened, to judge it by.
+ * moves.h - a small world of one job whose owner list changes: what daemons hold and know, the
+ * messages between them, and the history by which a world is judged.
  *
  * The daemon's own machines decide: job/coordinator.c for the coordinator, job/owner.c for a node's
- * states, job/pieces.c who gives what.  Around them each function follows the one of the same name
- * in the daemon.  The paxos register of views is
- * another model (paxos.h): here views come one after the other, and a node hears of any of them
- * at any time and starts anew with it.
+ * states, job/pieces.c for the sources of a fill.  Every other function follows the daemon's
+ * function of the same name.  The paxos register of views is another model (paxos.h): here views
+ * come one after the other, and a node may hear of any of them at any time and restart with it.
  *
  * Left out: trainers (one rank is always there, on the coordinator's node) and their gradients,
  * puts, refused steps, jobs that are made or dropped.
@@ -26,9 +25,9 @@ struct bounds {
         const char *views[VIEWS]; /* the owners, in their order */
         u8 coordinator;           /* owner, by number */
         u8 steps;                 /* in all */
-        /* Of each, and in all.  A wipe is a crash after which the node holds nothing; a death one
-         * without a start; both only where another copy of all is left.  Haste: a coordinator does
-         * not wait any longer for nodes that it need not hear. */
+        /* The most of each kind, and of all faults.  A wipe is a crash after which the node holds
+         * nothing, a death a crash without a start; both only if another copy of everything is
+         * left. Haste: a coordinator stops waiting for nodes that it need not hear. */
         u8 crashes, wipes, deaths, cuts, hastes, faults;
         /* Fewer orders: links stand at once, one holder after the other pulls all at once. */
         bool less;
@@ -44,7 +43,7 @@ struct state {
         u8 running;      /* an update; not in the record */
 };
 
-/* What a node tells of a state; attempt 0: it has none. */
+/* What a node says about a state; attempt 0: it has none. */
 struct stand {
         u8 version, attempt, decided, done, prepared;
 };
@@ -78,12 +77,12 @@ struct filling {
 /* struct coordinator of the daemon, packed. */
 struct coordination {
         u8 there, settled, whole, fault, hasty, old_placement; /* old: epoch + 1 */
-        u8 waits;                                       /* for nodes that may know more */
+        u8 waits; /* waits for nodes that may know more */
         u8 stale, lacks, filling, settling, settled_nodes;
-        u8 asked_now; /* nodes that were asked in the round that is */
+        u8 asked_now; /* nodes asked in the current round */
         u8 nodes[NODES];
         struct stand stands[NODES][VIEWS][COPIES];
-        u8 told[NODES]; /* old states that it told of last: a bit for each copy of each list */
+        u8 told[NODES]; /* old states that the node last reported: a bit for each list and copy */
         u8 phase, version, attempt, heard, decided, open, voted, done;
 };
 
@@ -98,10 +97,10 @@ struct node {
         struct coordination c;
 };
 
-/* What was decided: the last attempt, and what it made. */
+/* What was decided: the last attempt, and its result. */
 struct truth {
         u8 attempt, version, made[STEPS + 1]; /* [version]: by which attempt */
-        u8 whole;                             /* the last placement that was */
+        u8 whole;                             /* the last placement that was whole */
 };
 
 struct world {
@@ -149,14 +148,14 @@ void coordinator_new(struct world *w, uint32_t node);
 void coordinator_up(struct world *w, uint32_t self, uint32_t node);
 void coordinator_down(struct world *w, uint32_t self, uint32_t node);
 void coordinator_message(struct world *w, uint32_t self, uint32_t from, const struct message *m);
-/* It is not known where the job stands, as nodes have yet to tell. */
+/* Whether the coordinator waits for nodes to say where the job stands. */
 bool coordinator_waits(const struct world *w, uint32_t self);
 void coordinator_hasten(struct world *w, uint32_t self);
 void coordinator_tick(struct world *w, uint32_t self);
 bool coordinator_can_step(const struct world *w, uint32_t self);
 void coordinator_begin(struct world *w, uint32_t self);
 
-/* ---- moves_machine.c: the coordinator, out of a world and back into it ---- */
+/* ---- moves_machine.c: the coordinator, read from a world and written back ---- */
 
 enum { MACHINE_ACTIONS = 32 };
 
@@ -167,20 +166,21 @@ struct machine_action {
 
 extern const struct step_params step_params;
 const struct votes *vote_of(uint32_t owner);
-/* An event happens to the coordinator on a node; what that gives, how many. */
+/* Steps the coordinator on a node with an event; returns the number of actions. */
 uint32_t machine_step(struct world *w, uint32_t self, const struct coordinator_event *e,
                       struct machine_action ret[MACHINE_ACTIONS]);
-/* For events: what a node tells; valid until it tells of another one of this list and copy. */
+/* For events: a node's report, valid until the next one of this list and copy. */
 struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, const struct stand *s);
 
 /* ---- moves_judge.c ---- */
 
 void truth_decide(struct world *w, u8 attempt, u8 version);
-/* All holders of the placement that have a state have voted. */
+/* All holders of the placement with a state have voted. */
 void truth_voted(struct world *w, uint32_t epoch, u8 attempt);
 /* The job goes on from there. */
 void truth_stands(const struct world *w, u8 attempt, u8 version);
-/* What was committed is in one placement at least, whole; since one was, in that or a later one. */
+/* Whether what was committed is whole in some placement: the last one that was whole, or a later
+ * one. */
 bool truth_kept(struct world *w);
 void world_check(struct world *w);
 bool world_done(const void *w);

@@ -1,4 +1,4 @@
-/* A small world of registers of views: what it is, and what can happen to it. */
+/* A small world of registers of views, and what can happen to it. */
 #pragma once
 
 #include "daemon/job/paxos.h"
@@ -13,7 +13,7 @@ enum {
 
 struct bounds {
         u8 n_nodes, proposers, retriers; /* a bit each */
-        u8 epochs;                       /* most that are proposed */
+        u8 epochs;                       /* the most epochs that are proposed */
         u8 proposals, retries, twice, crashes, losses, deaths;
         bool blank; /* nobody has a record yet */
 };
@@ -53,5 +53,5 @@ void world_init(void *world);
 uint32_t events(const void *world, struct event *ret);
 void happen(void *world, struct event e);
 void print_event(const void *world, struct event e);
-/* Where nothing fails any more, a proposal of any node comes to its end. */
+/* Checks that without further failures a proposal of any node comes to its end. */
 void alone(const void *world);

@@ -1,4 +1,4 @@
-/* record.h - what the store asserts of a record that changes (store/state.h), for both worlds. */
+/* record.h - the store's assertions on changes of a record (store/state.h), for both worlds. */
 #pragma once
 
 #include "daemon/job/owner.h"

@@ -2,7 +2,7 @@
  * search.h - a breadth-first search over all that can happen to a small world.
  *
  * A world is plain bytes: equal states have equal bytes, so that it can be copied, hashed and
- * compared as it is.  Of a state that was seen nothing is kept but a hash and how it was come to.
+ * compared as it is.  Of a state that was seen only a hash is kept, and how the search reached it.
  */
 #pragma once
 
@@ -20,18 +20,18 @@ enum { SEARCH_EVENTS = 256 };
 
 struct search {
         size_t size;                    /* of a world, at most */
-        size_t (*bytes)(const void *w); /* of this one; those behind are zero */
+        size_t (*bytes)(const void *w); /* of this world; the bytes behind are zero */
         void (*init)(void *w);
-        /* Everything that can happen but faults; how many.  One that changes nothing does not
-         * happen. */
+        /* Lists everything that can happen except faults; returns how many.  An event that changes
+         * nothing does not count. */
         uint32_t (*ordinary)(const void *w, struct event *ret);
         /* Appends faults to n events. */
         void (*faults)(const void *w, struct event *ret, uint32_t *n);
         void (*happen)(void *w, struct event e);
-        bool (*done)(const void *w); /* nothing ordinary can happen any more: is that well? */
-        /* Where no fault comes any more: comes it to an end?  Of every so many states; or NULL. */
+        bool (*done)(const void *w); /* nothing ordinary can happen: whether that is a good end */
+        /* Checks that a world without further faults comes to an end; NULL: no such check. */
         void (*alone)(const void *w);
-        uint32_t every;
+        uint32_t every; /* alone() checks one state in so many */
         /* In words: an event, before it happens; a world. */
         void (*print_event)(const void *w, struct event e);
         void (*print)(const void *w);
@@ -45,9 +45,9 @@ struct search_case {
 };
 
 /*
- * Within the bounds of the cases that are named, one after the other; begin() sets them.  Without a
- * name, or with an unknown one, all are listed.  The exit status: 1 if anything is wrong, and then
- * the shortest way to it was printed.
+ * Searches the cases that argv names, one after the other; begin() sets a case's bounds.  Lists all
+ * cases if argv names none or an unknown one.  Returns the exit status: 1 if anything is wrong,
+ * after printing the shortest way to it.
  */
 int search_main(int argc, char **argv, const struct search *s, const struct search_case *cases,
                 size_t n_cases, void (*begin)(const struct bounds *bounds));

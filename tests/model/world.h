@@ -1,12 +1,12 @@
 /*
  * world.h - one state of a small cluster that trains one job: everything that daemons and trainers
- * know, what is on its way between them, and what the explorer remembers to judge it.
+ * know, the messages between them, and what the explorer remembers to judge the state.
  *
  * A world is plain bytes: equal states have equal bytes (unused ones are zero), so that it can be
  * copied, hashed and compared as it is.  The daemon's own machines decide: job/coordinator.c for
  * the coordinator (coordinator.c and machine.c here fill its struct and read it back), job/owner.c
- * for a node's replicas (node.c).  Around them each function follows the one of the same name in
- * the daemon.
+ * for a node's replicas (node.c).  Every other function follows the daemon's function of the same
+ * name.
  *
  * Left out: payloads (an offer carries what it offers), refused steps, zero_norm(), worlds that
  * change their size, jobs that are made or dropped, puts, deadlines.
@@ -29,16 +29,17 @@ struct bounds {
         bool mirror;
         u8 micro_batches, steps;
         bool overflow; /* the gradient of the first step is not finite at first */
-        /* Of each, and in all.  A crash may also come between the two records of a node.  A wipe is
-         * a crash after which the node holds nothing; only where there is another copy of all. */
+        /* The most of each kind, and of all faults.  A crash may also come between the two records
+         * of a node.  A wipe is a crash after which the node holds nothing; only if there is
+         * another copy of everything. */
         u8 crashes, wipes, cuts, kills, moves, faults;
         u8 less; /* what is left out: LESS_* */
 };
 
 /*
  * Fewer orders of events, for larger bounds.  SELF: a daemon's messages to itself come before
- * anything else does.  FLIGHT: what is under way when a link breaks is lost at once.  UP: a link
- * comes up at both ends at once.
+ * anything else.  FLIGHT: messages in flight are lost at the moment a link breaks.  UP: a link
+ * comes up at both ends at the same moment.
  */
 enum { LESS_SELF = 1, LESS_FLIGHT = 2, LESS_UP = 4 };
 
@@ -81,12 +82,12 @@ struct message {
         struct stand stands[COPIES];
 };
 
-/* struct state_record, and what it tells of; attempt 0: there is none. */
+/* struct state_record, and the planes it describes; attempt 0: there is none. */
 struct record {
         u8 version, attempt, decided_attempt, decision, skipped, vote, scale;
         u8 phase;                       /* enum owner_phase */
         u8 planes;                      /* the version of parameters and moments */
-        u8 parts[MICRO_BATCHES][RANKS]; /* remembered: whose incarnations the vote sums */
+        u8 parts[MICRO_BATCHES][RANKS]; /* for the judge: the incarnations that the vote sums */
 };
 
 /* What a node's ranks contributed to a micro-batch. */
@@ -116,13 +117,13 @@ struct replica {
 struct node {
         struct replica replicas[COPIES];
         u8 alive;
-        u8 up; /* nodes whose link stands, as it knows */
+        u8 up; /* nodes whose link stands, as this daemon knows */
         u8 has_job, started, version, attempt, scale, skipped, last_attempt, last_version,
                 last_decision;
         u8 node_of_rank[RANKS], stepped, closed; /* a bit a rank */
         u8 session[RANKS];                       /* process + 1 */
         u8 pushed[RANKS], reduced;               /* micro-batches */
-        u8 contributed[RANKS][MICRO_BATCHES];    /* remembered: by which incarnation */
+        u8 contributed[RANKS][MICRO_BATCHES];    /* for the judge: by which incarnation */
         u8 ranks[PROCS];                         /* struct rank of each process */
         u8 gathered;                             /* version + 1 that its gather window holds */
         u8 n_early;
@@ -138,7 +139,7 @@ struct waiting {
 struct coordination {
         u8 settled, lacks;
         u8 filling;   /* holders that were asked to fill themselves, a bit each */
-        u8 asked_now; /* nodes that were asked in the round that is */
+        u8 asked_now; /* nodes asked in the current round */
         u8 nodes[NODES], sessions[RANKS];
         struct stand standings[HOLDERS];
         u8 n_joins;
@@ -154,10 +155,10 @@ enum proc_state { PROC_NONE, PROC_AWAY, PROC_ATTACHING, PROC_RUNS, PROC_STEPS, P
 struct proc {
         u8 state, rank, node, incarnation, version, attempt, micro_batch, scale;
         u8 in_flight; /* attempt of a zero_step() that its lost daemon did not answer */
-        u8 zombie;    /* another process is its rank by now */
+        u8 zombie;    /* another process has taken its rank */
 };
 
-/* What was decided last, and before it. */
+/* A decision; the world keeps the last two. */
 struct truth {
         u8 attempt, version, decision;
 };
@@ -171,7 +172,7 @@ struct world {
         struct truth truth[2];
         u8 told[RANKS]; /* the highest version that a process of the rank was told */
         u8 crashes, wipes, cuts, kills, moves;
-        struct message messages[MESSAGES]; /* queue by queue; last, as most are unused */
+        struct message messages[MESSAGES]; /* queue by queue; last, because most are unused */
 };
 
 /* A process's session: it and its incarnation. */
@@ -191,7 +192,7 @@ static inline u8 session_incarnation(uint64_t session)
 /* ---- world.c: links and messages ---- */
 
 bool is_owner(uint32_t node);
-/* Which holder is a copy on a node; where the other copy is. */
+/* The holder that a copy on a node is; the replica with the other copy. */
 uint32_t holder_on(uint32_t node, uint32_t copy);
 struct replica *twin_of(struct world *w, uint32_t node, uint32_t copy);
 bool is_up(const struct world *w, uint32_t node, uint32_t to);
@@ -206,7 +207,7 @@ void link_up(struct world *w, uint32_t node, uint32_t to);
 void link_down(struct world *w, uint32_t node, uint32_t to);
 void link_cut(struct world *w, uint32_t a, uint32_t b);
 void daemon_crash(struct world *w, uint32_t node);
-/* Also its records are lost. */
+/* A crash that also loses the records. */
 void daemon_wipe(struct world *w, uint32_t node);
 void daemon_start(struct world *w, uint32_t node);
 void deliver(struct world *w, uint32_t from, uint32_t to);
@@ -223,7 +224,7 @@ void job_resume(struct world *w, uint32_t node);
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* One of the node's records has the decision, then the daemon is killed. */
 void job_tear(struct world *w, uint32_t node, uint32_t copy);
-/* One of what the replica's vote waits for may have come. */
+/* Something that the replica's vote waits for may have come. */
 void replica_summed(struct world *w, uint32_t node, uint32_t copy);
 void update_finish(struct world *w, uint32_t node, uint32_t copy);
 
@@ -234,19 +235,19 @@ void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const stru
 void accumulator_lose(struct world *w, uint32_t node, uint32_t from);
 /* For a new attempt. */
 void accumulator_reset(struct world *w, uint32_t node);
-/* All that the replica sums in this attempt has come. */
+/* Whether all that the replica sums in this attempt has come. */
 bool accumulator_complete(const struct world *w, uint32_t node, uint32_t copy);
 void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
                      u8 parts[MICRO_BATCHES][RANKS]);
-/* A sum goes on to the mirror, and is voted for, if it is there. */
+/* If the sum is complete: offers it to the mirror, and votes. */
 void accumulator_vote(struct world *w, uint32_t node, uint32_t copy);
 
-/* ---- filling.c: a holder that has lost its state takes that of the other copy ---- */
+/* ---- filling.c: a holder that has lost its state takes the other copy's ---- */
 
 void fill_begin(struct world *w, uint32_t node, const struct message *m);
-/* What is under way with another node is lost. */
+/* Fills from another node are lost. */
 void fill_lose(struct world *w, uint32_t node, uint32_t from);
-/* Whether it can get the next part now; it gets it. */
+/* Whether the holder can get the next part now. */
 bool fill_can(const struct world *w, uint32_t node, uint32_t copy);
 void fill_go_on(struct world *w, uint32_t node, uint32_t copy);
 struct stand stand_of(const struct record *r);
@@ -277,9 +278,9 @@ void coordinator_down(struct world *w, uint32_t node);
 void coordinator_tick(struct world *w);
 void coordinator_message(struct world *w, uint32_t from, const struct message *m);
 
-/* ---- judge.c: votes and decisions by number, and what is true of them ---- */
+/* ---- judge.c: votes and decisions by number, and what must hold of them ---- */
 
-/* Other bounds. */
+/* The bounds have changed: forgets all numbers. */
 void numbers_forget(void);
 u8 vote_of(uint32_t owner, uint32_t version, uint32_t skipped);
 struct votes;
