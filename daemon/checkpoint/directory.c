@@ -159,7 +159,8 @@ static int read_file(int dir, const char *name, uint64_t most, char **ret, size_
                 return fault_errno(fault, errno, name);
         if (!S_ISREG(st.st_mode) || !is_ours(fd) || st.st_nlink != 1)
                 return fault_set(fault, ZERO_EIO,
-                                 "%s cannot be used: others than zerod's user can write it", name);
+                                 "%s cannot be used: users other than zerod's can write to it",
+                                 name);
         if ((uint64_t)st.st_size > most)
                 return fault_set(fault, ZERO_EIO, "%s cannot be used: it is too long", name);
         size = (size_t)st.st_size;

@@ -110,8 +110,8 @@ static const char *record_flaw(const struct record_copy *c)
                 if (!hyper_known(&r->sets[i]))
                         return "its last step used an optimizer that this zerod does not have";
         if (r->phase != ATTEMPT_OPEN && c->arithmetic != FILE_ARITHMETIC)
-                return "another version of zerod was in the middle of a step: let that one "
-                       "finish it";
+                return "another version of zerod was in the middle of a step: run that version "
+                       "once more to finish the step";
         return NULL;
 }
 

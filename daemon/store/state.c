@@ -143,7 +143,7 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
         uint8_t hash[FILE_HASH];
 
         if (l->n_tensors != h->n_tensors)
-                return file_damaged(fault, s->in->file, "its layout is another one");
+                return file_damaged(fault, s->in->file, "its layout does not match its header");
         int r = partition_new(l, h->n_owners, &p);
         if (r == 0)
                 r = plan_new(l, p, h->owner, h->chunk_elements, &s->plan);
@@ -151,7 +151,8 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
                 return fault_errno(fault, r, s->in->file);
         file_plan_hash(s->plan, hash);
         if (memcmp(hash, h->plan_hash, FILE_HASH) != 0)
-                return file_damaged(fault, s->in->file, "its parts lie elsewhere");
+                return file_damaged(fault, s->in->file,
+                                    "this zerod partitions its layout in another way");
         return 0;
 }
 

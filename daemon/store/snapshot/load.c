@@ -28,7 +28,8 @@ struct loader {
         struct plan *plan;
         struct snapshot_map map;
         const struct device_ops *ops;
-        float *stage; /* holds a piece on its way to another place; NULL: the draft is in its file */
+        float *stage; /* holds a piece on its way to another place; NULL: the draft is in its file
+                       */
         struct fault *fault;
 };
 
@@ -72,7 +73,7 @@ static int take_record(struct loader *ld)
         }
         if (memcmp(&r->loss_scale, &record.loss_scale, sizeof(double)) != 0 ||
             r->good_steps != record.good_steps || r->skipped != record.skipped)
-                return flawed(ld, "it and another shard are not of one step");
+                return flawed(ld, "it and another shard come from different steps");
         return 0;
 }
 
@@ -144,7 +145,7 @@ static int take_piece(struct loader *ld, uint64_t offset, uint8_t *to, uint64_t 
         int r;
 
         if (ld->progress->cancelled)
-                return fault_set(ld->fault, ZERO_EABORTED, "the restore was broken off");
+                return fault_set(ld->fault, ZERO_EABORTED, "the restore was cancelled");
         r = snapshot_shard_read(ld->shard, offset, dst, n, ld->fault);
         if (r == 0 && ld->stage)
                 ld->ops->copy(to, dst, n);

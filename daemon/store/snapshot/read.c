@@ -87,7 +87,7 @@ static int open_file(struct snapshot_shard *s, int dir, const struct manifest *m
                 return snapshot_failed(fault, s->name, "opening");
         if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 022) ||
             st.st_nlink != 1)
-                return flawed(s, "others than zerod's user can write it", fault);
+                return flawed(s, "users other than zerod's can write to it", fault);
         *ret_bytes = (uint64_t)st.st_size;
         return 0;
 }

@@ -337,10 +337,10 @@ Test(state, a_header_that_disagrees_with_the_file_is_refused)
         cr_assert(header_is_refused(s, h, "checksum of its layout"));
         h = *is;
         h.plan_hash[3] ^= 1;
-        cr_assert(header_is_refused(s, h, "its parts lie elsewhere"));
+        cr_assert(header_is_refused(s, h, "this zerod partitions its layout in another way"));
         h = *is;
         h.n_tensors++;
-        cr_assert(header_is_refused(s, h, "its layout is another one"));
+        cr_assert(header_is_refused(s, h, "its layout does not match its header"));
         h = *is;
         h.n_undo += 64;
         cr_assert(header_is_refused(s, h, "its length"));
