@@ -317,7 +317,7 @@ def other_users_are_kept_to_checkpoint_dir():
             assert c[0].job("copy")["uid"] == NOBODY and planes(c, "copy") == planes(c, "theirs")
             os.chmod(f"{path}/manifest.json", 0o666)
             r = as_nobody(c[0], "restore", "copy2", path)
-            assert r.returncode == 1 and "others" in r.stderr, r
+            assert r.returncode == 1 and "users other than zerod's" in r.stderr, r
 
 
 if __name__ == "__main__":
