@@ -2,8 +2,9 @@
  * staging.h - brings bytes of planes and gradients to host memory, for other nodes and for the CPU.
  *
  * Bytes are sent from where they lie if the path takes them from there, and nobody can write to
- * them in a way that breaks it.  Otherwise an offload thread first copies them.  Payloads wait for
- * their turn: the copies in progress take at most STAGING_BYTES, or are one larger payload.
+ * them in a way that breaks it.  Otherwise they are copied first: at once from host memory, else by
+ * an offload thread.  These payloads wait for their turn: the copies in progress take at most
+ * STAGING_BYTES, or are one larger payload.
  */
 #pragma once
 
