@@ -241,7 +241,7 @@ def schedule_follows_the_steps():
             assert optimizer.param_groups[0]["lr"] == 0.25
         for _ in range(2):
             scheduler.step()
-        raises(RuntimeError, "anew", next(zt.steps(s.model, until=6, scheduler=scheduler)).__enter__)
+        raises(RuntimeError, "make a new one", next(zt.steps(s.model, until=6, scheduler=scheduler)).__enter__)
 
 
 @alone
