@@ -96,7 +96,8 @@ static void sessions_gone(void *arg)
 
 static void stop_late(uv_timer_t *timer)
 {
-        log_error("the stop took longer than %d s: the process ends now; its state files are whole",
+        log_error("the stop took longer than %d s: the process ends now; states in files "
+                  "are whole, states on GPUs are lost",
                   STOP_MS / 1000);
         _exit(1);
 }

@@ -204,8 +204,8 @@ void engine_down(struct engine *x, uint32_t node, const char *why)
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 if (job->coordinator == node)
-                        job->progress->waits.n =
-                                0; /* the coordinator tells them again when it is back */
+                        /* the coordinator tells them again when it is back */
+                        job->progress->waits.n = 0;
         }
         for_modules (x, module)
                 if (module->node_down)

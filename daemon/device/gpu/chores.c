@@ -102,7 +102,7 @@ void gpu_chores_wait(void)
 static void give_up(void)
 {
         log_error("memory of GPUs was not given back within %d s, since work on them has not "
-                  "ended: the process ends now, its state files are whole",
+                  "ended: the process ends now; states in files are whole, states on GPUs are lost",
                   CLOSE_S);
         _exit(1);
 }

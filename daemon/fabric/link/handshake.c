@@ -121,8 +121,7 @@ static const char *reason_text(enum handshake_reason reason)
         switch (reason) {
         case HANDSHAKE_LIST:
                 return "%s has another list of peers or owners: set peers, owners and mirror to "
-                       "the "
-                       "same on all nodes";
+                       "the same on all nodes";
         case HANDSHAKE_KEY:
                 return "%s holds another cluster key";
         default:
@@ -485,8 +484,7 @@ enum handshake_result handshake_turn_away(struct handshake *h)
 {
         refuse(h,
                "another daemon with the name of %s is linked, and answers: two daemons have the "
-               "same "
-               "name; stop one of them",
+               "same name; stop one of them",
                h->peer);
         return refuse_aloud(h, HANDSHAKE_TWIN);
 }
