@@ -350,7 +350,7 @@ static int capture_describe(struct capture *t)
         if (r)
                 return r;
         h->owner = t->replica->owner;
-        h->n_owners = job->place.n_owners;
+        h->n_owners = job->placement.n_owners;
         h->uid = job->uid;
         h->world_size = job->world_size;
         h->reduce_dtype = job->reduce_dtype;
@@ -463,7 +463,7 @@ static void capture_updated(struct replica *h)
 
         if (!t)
                 return;
-        if (t->phase == CAPTURE_DUE && h->state->id.epoch == h->job->place.epoch)
+        if (t->phase == CAPTURE_DUE && h->state->id.epoch == h->job->placement.epoch)
                 capture_copy(t);
         else if (t->phase == CAPTURE_DUE)
                 capture_fail(t, ZERO_EABORTED, "the job was moved meanwhile: try again");

@@ -49,7 +49,7 @@ static uint64_t slots_for(const struct capture *t)
 
         if (limit == 0 || limit > spare)
                 limit = spare;
-        slots = limit / placement_owners_on(&t->x->view, t->x->cluster->self) / SNAPSHOT_BLOCK;
+        slots = limit / placement_owners_on(&t->x->placement, t->x->cluster->self) / SNAPSHOT_BLOCK;
         if (slots < SLOTS_MIN)
                 slots = SLOTS_MIN;
         return slots < t->n_blocks ? slots : t->n_blocks;

@@ -52,7 +52,7 @@ static Zero__Snapshot publish_message(const struct operation *op)
 /* One owner of this node, or else of the first in the list. */
 static uint64_t publishes_first(const struct operation *op)
 {
-        int32_t own = placement_owner_on(&op->x->view, op->x->cluster->self);
+        int32_t own = placement_owner_on(&op->x->placement, op->x->cluster->self);
 
         return 1ull << (own == NO_OWNER ? 0 : own);
 }
@@ -102,16 +102,16 @@ static int make_manifest(struct operation *op, const struct job *job)
         m->created_ms = milliseconds();
         m->parameters = job->layout->elements;
         optimizer_text(job->layout, m->optimizers, sizeof m->optimizers);
-        m->n_owners = x->view.n_owners;
+        m->n_owners = x->placement.n_owners;
         manifest_hash(m->layout_hash, op->layout, m->layout_bytes);
         layout_hash(job->layout, m->model_hash);
-        for (uint32_t o = 0; o < x->view.n_owners; o++) {
+        for (uint32_t o = 0; o < x->placement.n_owners; o++) {
                 const struct part *part = &op->parts[o];
                 struct manifest_shard *shard = &m->shards[o];
 
                 shard->bytes = part->bytes;
                 memcpy(shard->hash, part->hash, MANIFEST_HASH);
-                snprintf(shard->node, sizeof shard->node, "%s", node_name(x, x->view.node[o]));
+                snprintf(shard->node, sizeof shard->node, "%s", node_name(x, x->placement.node[o]));
         }
         return manifest_format(m, &op->text);
 }
@@ -140,7 +140,7 @@ static void copied(struct operation *op)
         Zero__Snapshot s = phase_message(ZERO__SNAPSHOT__PHASE__WRITE);
         char text[300];
 
-        for (uint32_t o = 1; o < x->view.n_owners; o++) {
+        for (uint32_t o = 1; o < x->placement.n_owners; o++) {
                 const struct part *part = &op->parts[o];
 
                 if (part->version == first->version && part->attempt == first->attempt)
@@ -148,8 +148,8 @@ static void copied(struct operation *op)
                 snprintf(text, sizeof text,
                          "node %.60s stands at step %llu, node %.60s at %llu: try again when the "
                          "job has stepped",
-                         node_name(x, x->view.node[0]), (unsigned long long)first->version,
-                         node_name(x, x->view.node[o]), (unsigned long long)part->version);
+                         node_name(x, x->placement.node[0]), (unsigned long long)first->version,
+                         node_name(x, x->placement.node[o]), (unsigned long long)part->version);
                 operation_end(op, ZERO_EABORTED, text);
                 return;
         }
@@ -166,7 +166,7 @@ static void prepared(struct operation *op)
 
         if (!job_of(op))
                 return;
-        for (uint32_t o = 0; o < op->x->view.n_owners; o++) {
+        for (uint32_t o = 0; o < op->x->placement.n_owners; o++) {
                 const struct part *part = &op->parts[o];
 
                 stall_us = part->stall_us > stall_us ? part->stall_us : stall_us;

@@ -76,11 +76,11 @@ static int make_draft(struct loading *ld, struct draft *d, struct fault *fault)
         struct state_identity id = { .job = ld->job,
                                      .uid = ld->uid,
                                      .world_size = ld->manifest.world_size,
-                                     .n_owners = x->view.n_owners,
+                                     .n_owners = x->placement.n_owners,
                                      .copy = d->copy,
-                                     .epoch = x->view.epoch,
+                                     .epoch = x->placement.epoch,
                                      .reduce_dtype = ld->manifest.reduce_dtype };
-        int r = partition_new(ld->layout, x->view.n_owners, &partition);
+        int r = partition_new(ld->layout, x->placement.n_owners, &partition);
 
         if (r)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
@@ -144,15 +144,15 @@ static void load_done(struct blocking_work *job)
  * lost on a GPU. */
 static int vacant_check(const struct engine *x, const char *name, struct fault *fault)
 {
-        struct state_identity id = { .job = name, .epoch = x->view.epoch };
+        struct state_identity id = { .job = name, .epoch = x->placement.epoch };
         int r = 0;
 
-        for (uint32_t i = 0; r == 0 && i < placement_holders(&x->view); i++) {
-                if (holder_node(&x->view, i) != x->cluster->self)
+        for (uint32_t i = 0; r == 0 && i < placement_holders(&x->placement); i++) {
+                if (holder_node(&x->placement, i) != x->cluster->self)
                         continue;
-                id.copy = holder_copy(&x->view, i);
-                if (!state_was_lost(x->store, &id, holder_owner(&x->view, i)))
-                        r = state_vacant(x->store, &id, holder_owner(&x->view, i), fault);
+                id.copy = holder_copy(&x->placement, i);
+                if (!state_was_lost(x->store, &id, holder_owner(&x->placement, i)))
+                        r = state_vacant(x->store, &id, holder_owner(&x->placement, i), fault);
         }
         return r;
 }
@@ -254,11 +254,11 @@ void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
                 return;
         }
         list_insert(&x->checkpoints->loadings, &ld->link);
-        for (uint32_t i = 0; i < placement_holders(&x->view); i++)
-                if (holder_node(&x->view, i) == x->cluster->self)
+        for (uint32_t i = 0; i < placement_holders(&x->placement); i++)
+                if (holder_node(&x->placement, i) == x->cluster->self)
                         ld->drafts[ld->n_drafts++] =
-                                (struct draft){ .owner = holder_owner(&x->view, i),
-                                                .copy = holder_copy(&x->view, i) };
+                                (struct draft){ .owner = holder_owner(&x->placement, i),
+                                                .copy = holder_copy(&x->placement, i) };
         if (ld->n_drafts == 0) {
                 loading_tell(ld);
                 return;

@@ -71,12 +71,12 @@ bool restore_runs(const struct engine *x, const char *job)
 
 static uint32_t n_parts(const struct operation *op)
 {
-        return op->restore ? op->x->cluster->n_nodes : op->x->view.n_owners;
+        return op->restore ? op->x->cluster->n_nodes : op->x->placement.n_owners;
 }
 
 uint32_t operation_node(const struct operation *op, uint32_t part)
 {
-        return op->restore ? part : op->x->view.node[part];
+        return op->restore ? part : op->x->placement.node[part];
 }
 
 static uint64_t sum(const struct operation *op, uint64_t (*of)(const struct part *))

@@ -141,7 +141,7 @@ static void prepare(struct coordinated *c)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARE;
         m.prepare = &prepare;
         crash_point(CRASH_COORDINATOR_READY);
-        for (uint64_t left = placement_nodes(&s->view); left; left &= left - 1) {
+        for (uint64_t left = placement_nodes(&s->placement); left; left &= left - 1) {
                 fabric_send(c->x->fabric, (uint32_t)__builtin_ctzll(left), &m);
                 crash_point(CRASH_COORDINATOR_ASKING);
         }
@@ -281,7 +281,7 @@ static void discard(struct coordinated *c, uint32_t node)
 
 static void closed(struct coordinated *c)
 {
-        for (uint32_t h = 0; h < placement_holders(&c->state.step.view); h++)
+        for (uint32_t h = 0; h < placement_holders(&c->state.step.placement); h++)
                 if (c->fills[h])
                         fill_cancel(c->fills[h]);
         list_remove(&c->link);
@@ -301,12 +301,12 @@ static void states_run(struct coordinated *c, const struct coordinator_action *a
                 break;
         case COORDINATOR_FILL_OVER:
                 log_info_for(c->uid, "job %s: the shards of owner %u are on node %s again", c->name,
-                             holder_owner(&c->state.step.view, a->holder),
-                             node_name(c->x, holder_node(&c->state.step.view, a->holder)));
+                             holder_owner(&c->state.step.placement, a->holder),
+                             node_name(c->x, holder_node(&c->state.step.placement, a->holder)));
                 break;
         case COORDINATOR_FILL_AGAIN:
                 log_warning("job %s: node %s did not get its shards: %s; trying again", c->name,
-                            node_name(c->x, holder_node(&c->state.step.view, a->holder)),
+                            node_name(c->x, holder_node(&c->state.step.placement, a->holder)),
                             c->state.note.text);
                 break;
         case COORDINATOR_WHOLE:

@@ -105,7 +105,7 @@ bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t retur
         for (uint32_t n = 0; n < job.n_nodes; n++)
                 c->names[n] = node_name(c->x, n);
         layout_describe(c->layout, &job);
-        return coordinator_init(&c->state, &job, &c->x->view) == 0 &&
+        return coordinator_init(&c->state, &job, &c->x->placement) == 0 &&
                coordinated_reserve(c, world_size) == 0;
 }
 

@@ -11,7 +11,7 @@
 
 static void count_shares(struct coordinated *c)
 {
-        uint32_t n = c->state.step.view.n_owners;
+        uint32_t n = c->state.step.placement.n_owners;
         uint64_t *shares = calloc(n, sizeof *shares);
         struct partition *p = NULL;
 
@@ -28,7 +28,7 @@ static void count_shares(struct coordinated *c)
 
 static void holder_add(const struct coordinated *c, uint32_t holder, struct move *m)
 {
-        uint64_t share = c->shares ? c->shares[holder_owner(&c->state.step.view, holder)] : 0;
+        uint64_t share = c->shares ? c->shares[holder_owner(&c->state.step.placement, holder)] : 0;
         uint64_t bytes = 0, total, moved;
 
         if (c->fills[holder])
@@ -46,20 +46,20 @@ static bool old_placement_epoch(const struct coordinated *c, uint64_t *ret)
         bool some = false;
 
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++) {
-                const struct placement *p = &c->state.old_placements[i].place;
+                const struct placement *p = &c->state.old_placements[i].placement;
 
                 some = some || p->n_owners;
                 newest = p->n_owners && p->epoch > newest ? p->epoch : newest;
         }
         if (some)
-                *ret = c->state.old_placement ? c->state.old_placement->place.epoch : newest;
+                *ret = c->state.old_placement ? c->state.old_placement->placement.epoch : newest;
         return some;
 }
 
 /* The job is complete, and the holder only gets back what it lost. */
 static bool is_restored(const struct coordinated *c, uint32_t holder)
 {
-        uint32_t node = holder_node(&c->state.step.view, holder);
+        uint32_t node = holder_node(&c->state.step.placement, holder);
 
         return c->fills[holder] ||
                (!c->state.standings[holder] && c->state.nodes[node] == NODE_KNOWN);
@@ -67,15 +67,15 @@ static bool is_restored(const struct coordinated *c, uint32_t holder)
 
 bool coordinated_moves(struct coordinated *c, struct move *ret)
 {
-        const struct placement *view = &c->state.step.view;
-        struct move m = { .from = view->epoch, .to = view->epoch };
+        const struct placement *placement = &c->state.step.placement;
+        struct move m = { .from = placement->epoch, .to = placement->epoch };
         bool moves = !c->state.whole && old_placement_epoch(c, &m.from);
 
         if (!moves && !c->state.whole)
                 return false;
         if (!c->shares)
                 count_shares(c);
-        for (uint32_t h = 0; h < placement_holders(view); h++) {
+        for (uint32_t h = 0; h < placement_holders(placement); h++) {
                 if (c->state.whole && !is_restored(c, h))
                         continue;
                 holder_add(c, h, &m);
@@ -136,7 +136,7 @@ static bool standing_waits(const struct coordinated *c, struct wait_line *ret)
 
 static void coordinator_waits(const struct coordinated *c, struct wait_line *ret)
 {
-        const struct placement *view = &c->state.step.view;
+        const struct placement *placement = &c->state.step.placement;
 
         *ret = (struct wait_line){ .since_ms = engine_now(c->x) };
         if (c->state.fault.status) {
@@ -150,8 +150,8 @@ static void coordinator_waits(const struct coordinated *c, struct wait_line *ret
                          c->state.refused.text);
                 return;
         }
-        for (uint32_t h = 0; h < placement_holders(view); h++) {
-                uint32_t node = holder_node(view, h);
+        for (uint32_t h = 0; h < placement_holders(placement); h++) {
+                uint32_t node = holder_node(placement, h);
 
                 if (c->state.nodes[node] != NODE_UNASKED)
                         continue;
@@ -160,9 +160,9 @@ static void coordinator_waits(const struct coordinated *c, struct wait_line *ret
         }
         if (standing_waits(c, ret))
                 return;
-        for (uint32_t h = 0; h < placement_holders(view); h++)
+        for (uint32_t h = 0; h < placement_holders(placement); h++)
                 if (c->fills[h])
-                        wait_for(c, holder_node(view, h), "to get its shards", ret);
+                        wait_for(c, holder_node(placement, h), "to get its shards", ret);
 }
 
 void moves_each(struct engine *x, move_each *each, void *arg)

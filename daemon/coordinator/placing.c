@@ -42,7 +42,7 @@ static void settle_answered(void *arg, int status, const char *text, const Zero_
 
 void placing_settle(struct coordinated *c, uint32_t node)
 {
-        const uint64_t epoch = c->state.old_placement->place.epoch;
+        const uint64_t epoch = c->state.old_placement->placement.epoch;
         Zero__LinkMessage m = coordinated_message(c);
         Zero__Settle settle = ZERO__SETTLE__INIT;
         Zero__Decision last;
@@ -88,7 +88,7 @@ void placing_fill(struct coordinated *c, const struct coordinator_action *action
                                     .world_size = c->state.step.world_size,
                                     .reduce_dtype = c->reduce_dtype,
                                     .layout = c->shared->message,
-                                    .to = &c->state.step.view,
+                                    .to = &c->state.step.placement,
                                     .holder = action->holder,
                                     .version = c->state.step.version,
                                     .attempt = action->attempt,
@@ -112,7 +112,7 @@ void placing_placed(struct coordinated *c, uint32_t node)
         Zero__LinkMessage m = coordinated_message(c);
         Zero__Placed placed = ZERO__PLACED__INIT;
 
-        placed.placement = c->state.step.view.epoch;
+        placed.placement = c->state.step.placement.epoch;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PLACED;
         m.placed = &placed;
         fabric_send(c->x->fabric, node, &m);
@@ -122,7 +122,7 @@ void placing_whole(struct coordinated *c)
 {
         crash_point(CRASH_MOVE_WHOLE);
         log_info_for(c->uid, "job %s: all its shards are where owner list %llu has them", c->name,
-                     (unsigned long long)c->state.step.view.epoch);
+                     (unsigned long long)c->state.step.placement.epoch);
         coordinated_tell(c); /* says that it no longer moves */
 }
 
@@ -132,6 +132,6 @@ void placing_take_back(struct coordinated *c, bool first)
 
         if (first)
                 log_error("%s; the owners before, of epoch %llu, come back", s->refused.text,
-                          (unsigned long long)s->old_placement->place.epoch);
-        view_take_back(c->x, &s->old_placement->place, s->refused.text);
+                          (unsigned long long)s->old_placement->placement.epoch);
+        view_take_back(c->x, &s->old_placement->placement, s->refused.text);
 }

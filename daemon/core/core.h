@@ -53,8 +53,8 @@ struct engine {
         struct event_waits *event_waits; /* NULL: there is only the host */
         uint32_t part_bytes; /* the largest payload between nodes; at most TRANSIT_BYTES */
 
-        struct placement view; /* the owner list in force: who holds shards */
-        struct views *views;   /* how the list changes (membership/membership.h); NULL: never */
+        struct placement placement; /* in force: who holds shards */
+        struct views *views; /* how the list changes (membership/membership.h); NULL: never */
         struct taken_back taken_back; /* outlives a restart of the engine */
         struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
         struct list coordinators;

@@ -37,7 +37,7 @@ uint32_t coordinator_of(const struct engine *x, const char *job)
 
         for (; *job; job++)
                 h = (h ^ (uint8_t)*job) * 1099511628211u;
-        return x->view.node[(h >> 32) % x->view.n_owners];
+        return x->placement.node[(h >> 32) % x->placement.n_owners];
 }
 
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
@@ -47,7 +47,7 @@ uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
 
 bool job_needs_node(const struct job *job, uint32_t node)
 {
-        if (placement_nodes(&job->place) >> node & 1)
+        if (placement_nodes(&job->placement) >> node & 1)
                 return true;
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->node_of_rank[r] == node)
@@ -182,7 +182,7 @@ static bool job_alloc(struct job *job)
                 return false;
         job->progress->lost = RANK_ABSENT;
         return job_ranks_alloc(job, job->world_size) &&
-               partition_new(job->layout, job->place.n_owners, &job->partition) == 0 &&
+               partition_new(job->layout, job->placement.n_owners, &job->partition) == 0 &&
                modules_init(job);
 }
 
@@ -206,7 +206,7 @@ struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t w
         job->coordinator = coordinator_of(x, name);
         job->layout = l;
         store_count(x->store, job_layout_bytes(l));
-        job->place = x->view;
+        job->placement = x->placement;
         list_init(&job->link);
         list_init(&job->replicas);
         list_init(&job->old_replicas);

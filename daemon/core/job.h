@@ -38,7 +38,7 @@ struct job {
         uint32_t uid, world_size, coordinator; /* coordinator: node */
         enum zero_dtype reduce_dtype;
         layout *layout;
-        struct placement place;
+        struct placement placement;
         struct partition *partition;
         struct list replicas;     /* this node's; none where it holds no shards */
         struct list old_replicas; /* of earlier placements: moved from, then deleted */

@@ -60,7 +60,7 @@ static struct drop *drop_find(struct engine *x, const char *job)
 
 static bool keeps_drops(const struct engine *x)
 {
-        return placement_nodes(&x->view) >> x->cluster->self & 1;
+        return placement_nodes(&x->placement) >> x->cluster->self & 1;
 }
 
 /* Root, where this node has nothing of the job. */
@@ -87,9 +87,9 @@ int drop_admit(struct engine *x, const char *job, struct fault *fault)
         list_for_each (&x->drops->noted, item) {
                 const struct drop *d = CONTAINER_OF(item, struct drop, link);
 
-                if (!(d->untold & ~x->view.dead & ~x->up))
+                if (!(d->untold & ~x->placement.dead & ~x->up))
                         continue;
-                away |= d->untold & ~x->view.dead & ~x->up;
+                away |= d->untold & ~x->placement.dead & ~x->up;
                 n++;
                 n_user += d->uid == uid;
         }
@@ -214,7 +214,7 @@ static void wait_end(struct engine *x, struct drop_wait *w, const struct drop *d
 
 static bool is_over(const struct drop *d)
 {
-        return !(d->untold & ~d->x->view.dead) && !d->asked && !is_dying(d->x, d->job);
+        return !(d->untold & ~d->x->placement.dead) && !d->asked && !is_dying(d->x, d->job);
 }
 
 /* Deletes files first: a node that hears that the job is dropped finds none. */
@@ -284,7 +284,7 @@ static struct drop *drop_keep(struct engine *x, const char *job)
         struct drop *d = NULL;
 
         if (keeps_drops(x))
-                d = drop_new(x, job, owner_of(x, job), all & ~x->view.dead & ~(1ull << self));
+                d = drop_new(x, job, owner_of(x, job), all & ~x->placement.dead & ~(1ull << self));
         if (d)
                 drop_write(d);
         return d;
@@ -323,13 +323,13 @@ void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 /* If the owners are those that the job was made for, the other nodes have nothing but ranks. */
 static uint64_t that_hold(const struct engine *x)
 {
-        return x->view.epoch ? UINT64_MAX : placement_nodes(&x->view);
+        return x->placement.epoch ? UINT64_MAX : placement_nodes(&x->placement);
 }
 
 int drop_check(struct engine *x, const char *job, struct fault *fault)
 {
         struct drop *d = drop_find(x, job);
-        uint64_t untold = d ? d->untold & ~x->view.dead & that_hold(x) : 0;
+        uint64_t untold = d ? d->untold & ~x->placement.dead & that_hold(x) : 0;
         uint64_t away = untold & ~x->up;
 
         if (away)
@@ -367,7 +367,7 @@ static void resume_note(const struct drop_note *note, void *arg)
 
         if (!job_name_valid(note->job))
                 return;
-        if (x->view.dead >> x->cluster->self & 1) {
+        if (x->placement.dead >> x->cluster->self & 1) {
                 drops_delete(x->store, note->job);
                 return;
         }

@@ -63,9 +63,9 @@ static int replica_make(struct replica *h, struct fault *fault)
         struct state_identity id = { .job = job->name,
                                      .uid = job->uid,
                                      .world_size = job->world_size,
-                                     .n_owners = job->place.n_owners,
+                                     .n_owners = job->placement.n_owners,
                                      .copy = h->copy,
-                                     .epoch = job->place.epoch,
+                                     .epoch = job->placement.epoch,
                                      .reduce_dtype = job->reduce_dtype };
         int r = shards_make(x, &id, job->layout, job->partition, h->owner, false, &h->state, fault);
 
@@ -184,12 +184,12 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
 /* Makes a replica for everything that this node holds of the job. */
 static bool replicas_new(struct job *job)
 {
-        const struct placement *place = &job->place;
+        const struct placement *placement = &job->placement;
         struct replica *h;
 
-        for (uint32_t i = 0; i < placement_holders(place); i++)
-                if (holder_node(place, i) == job->x->cluster->self &&
-                    replica_new(job, holder_owner(place, i), holder_copy(place, i), &h))
+        for (uint32_t i = 0; i < placement_holders(placement); i++)
+                if (holder_node(placement, i) == job->x->cluster->self &&
+                    replica_new(job, holder_owner(placement, i), holder_copy(placement, i), &h))
                         return false;
         return true;
 }

@@ -163,7 +163,7 @@ int engine_start(struct engine *x)
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
                         owners[n_owners++] = n;
-        placement_init(&x->view, 0, owners, n_owners, x->cluster->mirror);
+        placement_init(&x->placement, 0, owners, n_owners, x->cluster->mirror);
         if (!modules_init(x)) {
                 engine_free(x);
                 return -ENOMEM;

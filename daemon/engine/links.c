@@ -27,7 +27,7 @@ void links_tell(struct engine *x)
         Zero__Links links = ZERO__LINKS__INIT;
 
         links.cut = all_nodes(x) & ~x->up;
-        links.placement = x->view.epoch;
+        links.placement = x->placement.epoch;
         m.job = (char *)"";
         m.body_case = ZERO__LINK_MESSAGE__BODY_LINKS;
         m.links = &links;
@@ -70,14 +70,14 @@ void links_down(struct engine *x, uint32_t node)
  * stands. */
 static void links_agree(struct engine *x, uint32_t node, uint64_t epoch)
 {
-        if (epoch == x->view.epoch) {
+        if (epoch == x->placement.epoch) {
                 x->agreeing |= 1ull << node;
                 links_check(x, node);
         } else {
                 log_info("node %s has owner list %llu in force, this one %llu: one of the two is "
                          "about to hear",
                          node_name(x, node), (unsigned long long)epoch,
-                         (unsigned long long)x->view.epoch);
+                         (unsigned long long)x->placement.epoch);
         }
 }
 

@@ -27,7 +27,7 @@ static enum state_use resume_use(const struct engine *x, const struct state *sta
         const struct state_place of = { state->id.epoch, state->id.n_owners, state->plan->owner,
                                         state->id.copy };
 
-        return state_use(&x->view, x->cluster->self, &of);
+        return state_use(&x->placement, x->cluster->self, &of);
 }
 
 static bool resume_check(const struct engine *x, const struct state *state, const char *file)
@@ -206,7 +206,7 @@ static void job_claim(struct job *job)
 static bool is_claimed(const struct job *job)
 {
         return !list_empty(&job->old_replicas) ||
-               (job->place.copies > 1 && !list_empty(&job->replicas));
+               (job->placement.copies > 1 && !list_empty(&job->replicas));
 }
 
 void jobs_claim(struct engine *x, uint32_t node)

@@ -91,7 +91,7 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         pull.first = range.first;
         pull.count = range.count;
         s->ask.done = slice_landed;
-        return ask_send(&s->ask, job, job->place.node[owner], TRAFFIC_GATHER, &pull, s->dst,
+        return ask_send(&s->ask, job, job->placement.node[owner], TRAFFIC_GATHER, &pull, s->dst,
                         s->bytes);
 }
 
@@ -119,7 +119,7 @@ static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
         uint32_t n = job->partition->slices[group], own = job->x->cluster->self % n;
 
         for (uint32_t i = 0; i < n; i++)
-                if (job->place.node[partition_owner(job->partition, group, i)] ==
+                if (job->placement.node[partition_owner(job->partition, group, i)] ==
                     job->x->cluster->self)
                         own = i;
         return (own + 1 + k) % n;

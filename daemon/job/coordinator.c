@@ -5,13 +5,13 @@
 #include <stdlib.h>
 
 int coordinator_init(struct coordinator *c, const struct coordinator_job *job,
-                     const struct placement *view)
+                     const struct placement *placement)
 {
-        uint32_t holders = placement_holders(view);
+        uint32_t holders = placement_holders(placement);
 
         *c = (struct coordinator){ .job = *job, .return_until_ms = job->return_until_ms };
         list_init(&c->joins);
-        if (step_init(&c->step, job->world_size, job->n_nodes, view))
+        if (step_init(&c->step, job->world_size, job->n_nodes, placement))
                 return -ENOMEM;
         c->step.loss_scale = job->loss_scale;
         c->standings = calloc(holders, sizeof *c->standings);
@@ -116,14 +116,14 @@ static void on_ready(struct coordinator *c, const struct coordinator_event *e)
 /* Two copies of the same shards have summed the same gradients with different results. */
 static void refusal_name(struct coordinator *c)
 {
-        const struct placement *view = &c->step.view;
-        uint32_t owner = holder_owner(view, c->step.odd);
+        const struct placement *placement = &c->step.placement;
+        uint32_t owner = holder_owner(placement, c->step.odd);
 
         fault_set(&c->step.refusal, c->step.refusal.status,
                   "nodes %s and %s hold the same shards and have summed the same gradients, but "
                   "not to the same: the memory of one of the two is damaged",
-                  c->job.nodes[holder_node(view, holder_of(view, owner, 0))],
-                  c->job.nodes[holder_node(view, c->step.odd)]);
+                  c->job.nodes[holder_node(placement, holder_of(placement, owner, 0))],
+                  c->job.nodes[holder_node(placement, c->step.odd)]);
 }
 
 static void on_vote(struct coordinator *c, const struct coordinator_event *e)

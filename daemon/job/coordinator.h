@@ -85,7 +85,7 @@ struct coordinator {
 
 /* -ENOMEM.  Announce each node by COORDINATOR_NODE_UP. */
 int coordinator_init(struct coordinator *c, const struct coordinator_job *job,
-                     const struct placement *view);
+                     const struct placement *placement);
 /* Joins that still wait belong to the driver. */
 void coordinator_deinit(struct coordinator *c);
 /* Appends to *ret.  A closed coordinator ignores events. */

@@ -9,7 +9,7 @@
 /* Whether the node holds shards of the job. */
 static bool is_holder(const struct coordinator *c, uint32_t node)
 {
-        return placement_nodes(&c->step.view) >> node & 1;
+        return placement_nodes(&c->step.placement) >> node & 1;
 }
 
 /* ---- the end of a job that cannot be created ------------------------------------------------ */
@@ -66,12 +66,12 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
         uint32_t holder = coordinator_holder(c, node, s->place.owner, s->place.copy);
 
         step_heard(&c->step, s->attempt);
-        if (s->place.epoch < c->step.view.epoch) {
+        if (s->place.epoch < c->step.placement.epoch) {
                 c->stale |= 1ull << node;
                 return old_placements_hear(c->old_placements, node, &s->place, s->standing, s->puts,
                                            fault);
         }
-        if (s->place.epoch > c->step.view.epoch)
+        if (s->place.epoch > c->step.placement.epoch)
                 return fault_set(fault, ZERO_EPROTO, "it knows of a later list of owners");
         if (holder == NO_HOLDER)
                 return fault_set(fault, ZERO_EPROTO, "it holds shards that are not its own");
@@ -146,8 +146,8 @@ void open_forget(struct coordinator *c, uint32_t node)
 {
         c->nodes[node] = NODE_UNASKED;
         c->round++;
-        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
-                if (holder_node(&c->step.view, h) == node)
+        for (uint32_t h = 0; h < placement_holders(&c->step.placement); h++)
+                if (holder_node(&c->step.placement, h) == node)
                         c->standings[h] = NULL;
         old_placement_forget_node(c, node);
 }
@@ -191,8 +191,8 @@ static bool holders_fit(struct coordinator *c, uint32_t node)
         struct fault fault;
         int r = 0;
 
-        for (uint32_t h = 0; h < placement_holders(&c->step.view) && !r; h++)
-                if (holder_node(&c->step.view, h) == node && c->standings[h])
+        for (uint32_t h = 0; h < placement_holders(&c->step.placement) && !r; h++)
+                if (holder_node(&c->step.placement, h) == node && c->standings[h])
                         r = holder_open(c, h, &fault);
         if (r)
                 open_hinder(c, ZERO_ECONFLICT, node, fault.text);
@@ -204,19 +204,20 @@ static bool holders_fit(struct coordinator *c, uint32_t node)
 /* From at least one copy of each owner's states, in the placement in force or the old one. */
 static void open_recover(struct coordinator *c)
 {
-        const struct placement *place = c->whole ? &c->step.view : &c->old_placement->place;
+        const struct placement *placement =
+                c->whole ? &c->step.placement : &c->old_placement->placement;
         struct recovery r;
         struct fault fault;
         uint32_t odd = 0;
         int status;
 
         if (c->whole)
-                status = recover((const struct standing *const *)c->standings, place, &r, &odd,
+                status = recover((const struct standing *const *)c->standings, placement, &r, &odd,
                                  &fault);
         else
                 status = old_placement_recover(c->old_placement, &r, &odd, &fault);
         if (status) {
-                open_hinder(c, fault.status, holder_node(place, odd), fault.text);
+                open_hinder(c, fault.status, holder_node(placement, odd), fault.text);
                 return;
         }
         step_adopt(&c->step, &r);
@@ -227,11 +228,12 @@ static void open_recover(struct coordinator *c)
 /* Creates the job on all owners; or, if no rank has ever worked on it, on those that lack it. */
 static void open_create(struct coordinator *c)
 {
-        int32_t lost = recover_lost((const struct standing *const *)c->standings, &c->step.view);
+        int32_t lost =
+                recover_lost((const struct standing *const *)c->standings, &c->step.placement);
         bool some = false, fresh = true;
 
-        for (uint32_t o = 0; o < c->step.view.n_owners; o++) {
-                uint32_t node = c->step.view.node[o];
+        for (uint32_t o = 0; o < c->step.placement.n_owners; o++) {
+                uint32_t node = c->step.placement.node[o];
 
                 if (c->lacks[node])
                         continue;
@@ -239,7 +241,7 @@ static void open_create(struct coordinator *c)
                 fresh = fresh && c->fresh[node];
         }
         if (some && !fresh) {
-                open_hinder(c, ZERO_ECONFLICT, c->step.view.node[lost],
+                open_hinder(c, ZERO_ECONFLICT, c->step.placement.node[lost],
                             "its state of the job is gone");
         } else if (!c->may_create) {
                 if (!some)
@@ -255,8 +257,8 @@ static void open_create(struct coordinator *c)
 
 static bool holders_known(const struct coordinator *c)
 {
-        for (uint32_t o = 0; o < c->step.view.n_owners; o++)
-                if (c->nodes[c->step.view.node[o]] != NODE_KNOWN)
+        for (uint32_t o = 0; o < c->step.placement.n_owners; o++)
+                if (c->nodes[c->step.placement.node[o]] != NODE_KNOWN)
                         return false;
         return true;
 }
@@ -279,13 +281,13 @@ static uint64_t others_unknown(const struct coordinator *c)
 static uint64_t find_untold(const struct coordinator *c, enum opening_choice choice,
                             const struct old_placement *old_placement)
 {
-        uint64_t unknown = others_unknown(c), dead = c->step.view.dead;
+        uint64_t unknown = others_unknown(c), dead = c->step.placement.dead;
 
         if (choice == OPENING_MOVES)
-                return unknown &
-                       lists_untold(&c->step.view, old_placement->place.epoch + 1, ~unknown);
+                return unknown & lists_untold(&c->step.placement,
+                                              old_placement->placement.epoch + 1, ~unknown);
         if (choice == OPENING_MAKES)
-                return unknown & ~dead & lists_untold(&c->step.view, 0, ~unknown | dead);
+                return unknown & ~dead & lists_untold(&c->step.placement, 0, ~unknown | dead);
         return 0;
 }
 
@@ -326,11 +328,12 @@ static void open_choose(struct coordinator *c)
 {
         struct old_placement *old_placement = NULL;
         enum opening_choice choice =
-                opening_choose((const struct standing *const *)c->standings, &c->step.view,
+                opening_choose((const struct standing *const *)c->standings, &c->step.placement,
                                c->old_placements, &old_placement);
-        bool first =
-                choice == OPENING_MAKES && c->step.view.epoch == 0; /* nobody else can have it */
-        bool gap = choice == OPENING_MOVES && old_placement->place.epoch + 1 < c->step.view.epoch;
+        bool first = choice == OPENING_MAKES &&
+                     c->step.placement.epoch == 0; /* nobody else can have it */
+        bool gap = choice == OPENING_MOVES &&
+                   old_placement->placement.epoch + 1 < c->step.placement.epoch;
 
         c->untold = find_untold(c, choice, old_placement);
         c->may_be_there = choice == OPENING_MAKES;

@@ -27,7 +27,7 @@ void settle_answered(struct coordinator *c, const struct coordinator_event *e)
 {
         uint64_t node = 1ull << e->node;
 
-        if (!c->old_placement || e->epoch != c->old_placement->place.epoch ||
+        if (!c->old_placement || e->epoch != c->old_placement->placement.epoch ||
             !(c->old_placement->settling & node))
                 return;
         c->old_placement->settling &= ~node;
@@ -69,10 +69,10 @@ static bool may_go_back(const struct coordinator *c)
 {
         const struct old_placement *f = c->old_placement;
 
-        if (c->whole || !f || f->place.epoch + 1 != c->step.view.epoch)
+        if (c->whole || !f || f->placement.epoch + 1 != c->step.placement.epoch)
                 return false;
-        for (uint32_t o = 0; o < f->place.n_owners; o++)
-                if (f->place.node[o] >= c->job.n_nodes || !(c->up >> f->place.node[o] & 1))
+        for (uint32_t o = 0; o < f->placement.n_owners; o++)
+                if (f->placement.node[o] >= c->job.n_nodes || !(c->up >> f->placement.node[o] & 1))
                         return false;
         return true;
 }
@@ -100,7 +100,7 @@ static void refuse(struct coordinator *c, int status, uint32_t node, const char 
 
 void fill_ended(struct coordinator *c, const struct coordinator_event *e)
 {
-        uint32_t node = holder_node(&c->step.view, e->holder);
+        uint32_t node = holder_node(&c->step.placement, e->holder);
         struct fault fault;
 
         c->filling[e->holder] = false;
@@ -148,14 +148,14 @@ void coordinator_sources(const struct coordinator *c, uint32_t holder,
         uint32_t twin;
 
         if (c->whole) {
-                twin = twin_of(&c->step.view, holder);
-                *ret = (struct coordinator_sources){ .from = &c->step.view,
+                twin = twin_of(&c->step.placement, holder);
+                *ret = (struct coordinator_sources){ .from = &c->step.placement,
                                                      .puts = c->puts,
                                                      .puts_then = c->puts[twin] };
                 ret->readable[twin] = true;
                 return;
         }
-        *ret = (struct coordinator_sources){ .from = &c->old_placement->place,
+        *ret = (struct coordinator_sources){ .from = &c->old_placement->placement,
                                              .puts = c->old_placement->puts };
         for (uint32_t h = 0; h < placement_holders(ret->from); h++)
                 ret->readable[h] = old_placement_gives(c->old_placement, h, &now);
@@ -166,7 +166,7 @@ static bool twin_ready(const struct coordinator *c, uint32_t twin)
 {
         const struct recovery now = step_stands(&c->step);
 
-        return c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN &&
+        return c->nodes[holder_node(&c->step.placement, twin)] >= NODE_KNOWN &&
                twin_gives(c->standings[twin], &now, c->step.done[twin]);
 }
 
@@ -176,19 +176,19 @@ static bool is_gone(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin;
 
-        if (c->step.view.copies < 2)
+        if (c->step.placement.copies < 2)
                 return true;
-        twin = twin_of(&c->step.view, holder);
+        twin = twin_of(&c->step.placement, holder);
         return !c->standings[twin] && !c->filling[twin] &&
-               c->nodes[holder_node(&c->step.view, twin)] >= NODE_KNOWN;
+               c->nodes[holder_node(&c->step.placement, twin)] >= NODE_KNOWN;
 }
 
 static void fill_from_twin(struct coordinator *c, uint32_t holder)
 {
         if (is_gone(c, holder))
-                open_hinder(c, ZERO_ECONFLICT, holder_node(&c->step.view, holder),
+                open_hinder(c, ZERO_ECONFLICT, holder_node(&c->step.placement, holder),
                             "its state of the job is gone");
-        else if (twin_ready(c, twin_of(&c->step.view, holder)))
+        else if (twin_ready(c, twin_of(&c->step.placement, holder)))
                 fill_ask(c, holder);
 }
 
@@ -205,7 +205,8 @@ bool coordinator_holder_lacks(const struct coordinator *c, uint32_t holder)
 /* The other copy, if both copies are known; otherwise NO_HOLDER. */
 static uint32_t known_twin(const struct coordinator *c, uint32_t holder)
 {
-        uint32_t twin = c->step.view.copies < 2 ? NO_HOLDER : twin_of(&c->step.view, holder);
+        uint32_t twin =
+                c->step.placement.copies < 2 ? NO_HOLDER : twin_of(&c->step.placement, holder);
 
         return twin != NO_HOLDER && c->standings[holder] && c->standings[twin]
                        ? twin
@@ -215,14 +216,14 @@ static uint32_t known_twin(const struct coordinator *c, uint32_t holder)
 /* Whether the node has answered in this round: puts may have outdated what it said before. */
 static bool is_fresh(const struct coordinator *c, uint32_t holder)
 {
-        uint32_t node = holder_node(&c->step.view, holder);
+        uint32_t node = holder_node(&c->step.placement, holder);
 
         return c->nodes[node] >= NODE_KNOWN && c->rounds[node] == c->round;
 }
 
 static void ask_anew(struct coordinator *c, uint32_t holder)
 {
-        uint32_t node = holder_node(&c->step.view, holder);
+        uint32_t node = holder_node(&c->step.placement, holder);
 
         if (c->nodes[node] < NODE_KNOWN || is_fresh(c, holder))
                 return;
@@ -247,18 +248,20 @@ static bool is_outdated(struct coordinator *c, uint32_t holder)
 {
         uint32_t twin = known_twin(c, holder);
 
-        if (is_like_twin(c, holder) || (c->nodes[holder_node(&c->step.view, holder)] == NODE_OPEN &&
-                                        c->nodes[holder_node(&c->step.view, twin)] == NODE_OPEN))
+        if (is_like_twin(c, holder) ||
+            (c->nodes[holder_node(&c->step.placement, holder)] == NODE_OPEN &&
+             c->nodes[holder_node(&c->step.placement, twin)] == NODE_OPEN))
                 return false;
         ask_anew(c, holder);
         ask_anew(c, twin);
-        return is_fresh(c, holder) && is_fresh(c, twin) && holder_copy(&c->step.view, holder) == 1;
+        return is_fresh(c, holder) && is_fresh(c, twin) &&
+               holder_copy(&c->step.placement, holder) == 1;
 }
 
 bool placing_lacks(const struct coordinator *c, uint32_t node)
 {
-        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
-                if (holder_node(&c->step.view, h) == node &&
+        for (uint32_t h = 0; h < placement_holders(&c->step.placement); h++)
+                if (holder_node(&c->step.placement, h) == node &&
                     (coordinator_holder_lacks(c, h) || (c->whole && !is_like_twin(c, h))))
                         return true;
         return false;
@@ -266,7 +269,7 @@ bool placing_lacks(const struct coordinator *c, uint32_t node)
 
 static bool some_lack(const struct coordinator *c)
 {
-        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++)
+        for (uint32_t h = 0; h < placement_holders(&c->step.placement); h++)
                 if (coordinator_holder_lacks(c, h))
                         return true;
         return false;
@@ -274,12 +277,12 @@ static bool some_lack(const struct coordinator *c)
 
 static void fill_lacking(struct coordinator *c)
 {
-        for (uint32_t h = 0; h < placement_holders(&c->step.view); h++) {
+        for (uint32_t h = 0; h < placement_holders(&c->step.placement); h++) {
                 if (c->filling[h])
                         continue;
                 if (!coordinator_holder_lacks(c, h) && !(c->whole && is_outdated(c, h)))
                         continue;
-                if (c->nodes[holder_node(&c->step.view, h)] != NODE_KNOWN)
+                if (c->nodes[holder_node(&c->step.placement, h)] != NODE_KNOWN)
                         continue;
                 if (c->whole)
                         fill_from_twin(c, h);

@@ -15,10 +15,11 @@
 uint32_t coordinator_holder(const struct coordinator *c, uint32_t node, uint32_t owner,
                             uint32_t copy)
 {
-        const struct placement *view = &c->step.view;
-        uint32_t holder = holder_of(view, owner, copy);
+        const struct placement *placement = &c->step.placement;
+        uint32_t holder = holder_of(placement, owner, copy);
 
-        return owner < view->n_owners && copy < view->copies && holder_node(view, holder) == node
+        return owner < placement->n_owners && copy < placement->copies &&
+                               holder_node(placement, holder) == node
                        ? holder
                        : (uint32_t)NO_HOLDER;
 }

@@ -6,24 +6,24 @@
 
 /* ---- at a node --------------------------------------------------------------------- */
 
-enum state_use state_use(const struct placement *view, uint32_t node, const struct state_place *s)
+enum state_use state_use(const struct placement *p, uint32_t node, const struct state_place *s)
 {
-        if (s->epoch < view->epoch)
+        if (s->epoch < p->epoch)
                 return STATE_OLD_PLACEMENT;
-        if (s->epoch == view->epoch && s->n_owners == view->n_owners && s->owner < view->n_owners &&
-            s->copy < view->copies && holder_node(view, holder_of(view, s->owner, s->copy)) == node)
+        if (s->epoch == p->epoch && s->n_owners == p->n_owners && s->owner < p->n_owners &&
+            s->copy < p->copies && holder_node(p, holder_of(p, s->owner, s->copy)) == node)
                 return STATE_IN_FORCE;
         return STATE_FOREIGN;
 }
 
-bool state_ends(const struct placement *view, uint64_t whole, uint64_t epoch)
+bool state_ends(const struct placement *p, uint64_t whole, uint64_t epoch)
 {
-        return whole == view->epoch && epoch < whole;
+        return whole == p->epoch && epoch < whole;
 }
 
-bool state_void(const struct placement *view, uint64_t stands, uint64_t epoch)
+bool state_void(const struct placement *p, uint64_t stands, uint64_t epoch)
 {
-        return stands < epoch && epoch < view->epoch;
+        return stands < epoch && epoch < p->epoch;
 }
 
 enum settling settling(uint64_t prepared, uint64_t last)
@@ -43,15 +43,15 @@ static const struct standing *const *standings_of(const struct old_placement *f)
 /* Whether a node has told of one of them, and not said since that it has none. */
 static bool is_known(const struct old_placement *f)
 {
-        for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
-                if (holder_node(&f->place, h) < ZERO_NODE_MAX)
+        for (uint32_t h = 0; f->placement.n_owners && h < placement_holders(&f->placement); h++)
+                if (holder_node(&f->placement, h) < ZERO_NODE_MAX)
                         return true;
         return false;
 }
 
 static bool is_older(const struct old_placement *f, const struct old_placement *than)
 {
-        return is_known(f) && (!than || f->place.epoch < than->place.epoch);
+        return is_known(f) && (!than || f->placement.epoch < than->placement.epoch);
 }
 
 static struct old_placement *old_placement_before(struct old_placement *old_placements,
@@ -61,7 +61,7 @@ static struct old_placement *old_placement_before(struct old_placement *old_plac
 
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
                 if (is_older(&old_placements[i], than) &&
-                    (!newest || old_placements[i].place.epoch > newest->place.epoch))
+                    (!newest || old_placements[i].placement.epoch > newest->placement.epoch))
                         newest = &old_placements[i];
         return newest;
 }
@@ -69,10 +69,11 @@ static struct old_placement *old_placement_before(struct old_placement *old_plac
 static struct old_placement *old_placement_of(struct old_placement *old_placements, uint64_t epoch)
 {
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
-                if (old_placements[i].place.n_owners && old_placements[i].place.epoch == epoch)
+                if (old_placements[i].placement.n_owners &&
+                    old_placements[i].placement.epoch == epoch)
                         return &old_placements[i];
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
-                if (old_placements[i].place.n_owners == 0)
+                if (old_placements[i].placement.n_owners == 0)
                         return &old_placements[i];
         return NULL;
 }
@@ -94,9 +95,9 @@ static void old_placement_begin(struct old_placement *f, const struct state_plac
         for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
                 nobody[o] = ZERO_NODE_MAX;
         old_placement_forget(f);
-        placement_init(&f->place, of->epoch, nobody, of->n_owners, false);
-        f->place.copies = of->n_owners > 1 ? PLACEMENT_COPIES : 1;
-        memcpy(f->place.mirror, nobody, sizeof nobody);
+        placement_init(&f->placement, of->epoch, nobody, of->n_owners, false);
+        f->placement.copies = of->n_owners > 1 ? PLACEMENT_COPIES : 1;
+        memcpy(f->placement.mirror, nobody, sizeof nobody);
 }
 
 int old_placements_hear(struct old_placement *old_placements, uint32_t node,
@@ -110,12 +111,12 @@ int old_placements_hear(struct old_placement *old_placements, uint32_t node,
                 return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
         if (!f)
                 return fault_set(fault, ZERO_EBUSY, "it has states of too many earlier placements");
-        if (f->place.n_owners == 0)
+        if (f->placement.n_owners == 0)
                 old_placement_begin(f, of);
-        if (of->n_owners != f->place.n_owners || of->copy >= f->place.copies)
+        if (of->n_owners != f->placement.n_owners || of->copy >= f->placement.copies)
                 return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
-        holder = holder_of(&f->place, of->owner, of->copy);
-        *(of->copy ? &f->place.mirror[of->owner] : &f->place.node[of->owner]) = node;
+        holder = holder_of(&f->placement, of->owner, of->copy);
+        *(of->copy ? &f->placement.mirror[of->owner] : &f->placement.node[of->owner]) = node;
         if (!f->standings[holder])
                 f->standings[holder] = malloc(sizeof *standing);
         if (!f->standings[holder])
@@ -127,8 +128,8 @@ int old_placements_hear(struct old_placement *old_placements, uint32_t node,
 
 static void forget_standings(struct old_placement *f, uint32_t node)
 {
-        for (uint32_t h = 0; f->place.n_owners && h < placement_holders(&f->place); h++)
-                if (holder_node(&f->place, h) == node) {
+        for (uint32_t h = 0; f->placement.n_owners && h < placement_holders(&f->placement); h++)
+                if (holder_node(&f->placement, h) == node) {
                         free(f->standings[h]);
                         f->standings[h] = NULL;
                 }
@@ -145,11 +146,11 @@ void old_placements_forget_node(struct old_placement *old_placements, uint32_t n
 
 static void retell(struct old_placement *f, uint32_t node)
 {
-        for (uint32_t o = 0; o < f->place.n_owners; o++) {
-                if (f->place.node[o] == node)
-                        f->place.node[o] = ZERO_NODE_MAX;
-                if (f->place.mirror[o] == node)
-                        f->place.mirror[o] = ZERO_NODE_MAX;
+        for (uint32_t o = 0; o < f->placement.n_owners; o++) {
+                if (f->placement.node[o] == node)
+                        f->placement.node[o] = ZERO_NODE_MAX;
+                if (f->placement.mirror[o] == node)
+                        f->placement.mirror[o] = ZERO_NODE_MAX;
         }
 }
 
@@ -195,21 +196,21 @@ int old_placement_recover(const struct old_placement *f, struct recovery *ret, u
                           struct fault *fault)
 {
         const struct standing *left[HOLDER_MAX], *some[HOLDER_MAX];
-        uint32_t n = placement_holders(&f->place);
+        uint32_t n = placement_holders(&f->placement);
 
         memcpy(left, f->standings, n * sizeof left[0]);
-        while (recover_lost(left, &f->place) == NO_OWNER) {
+        while (recover_lost(left, &f->placement) == NO_OWNER) {
                 struct recovery now = newest(left, n);
 
                 for (uint32_t h = 0; h < n; h++)
                         some[h] = fits(left[h], &now) ? left[h] : NULL;
-                if (recover_lost(some, &f->place) == NO_OWNER)
-                        return recover(some, &f->place, ret, ret_odd, fault);
+                if (recover_lost(some, &f->placement) == NO_OWNER)
+                        return recover(some, &f->placement, ret, ret_odd, fault);
                 for (uint32_t h = 0; h < n; h++)
                         if (left[h] && left[h]->decided_attempt == now.decided_attempt)
                                 left[h] = NULL;
         }
-        return recover(standings_of(f), &f->place, ret, ret_odd, fault);
+        return recover(standings_of(f), &f->placement, ret, ret_odd, fault);
 }
 
 bool old_placement_gives(const struct old_placement *f, uint32_t holder, const struct recovery *now)
@@ -221,9 +222,9 @@ static uint64_t giving_nodes(const struct old_placement *f, const struct recover
 {
         uint64_t nodes = 0;
 
-        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+        for (uint32_t h = 0; h < placement_holders(&f->placement); h++)
                 if (old_placement_gives(f, h, now))
-                        nodes |= 1ull << holder_node(&f->place, h);
+                        nodes |= 1ull << holder_node(&f->placement, h);
         return nodes;
 }
 
@@ -236,9 +237,9 @@ bool old_placement_covers(const struct old_placement *f, const struct recovery *
 {
         const struct standing *some[HOLDER_MAX];
 
-        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+        for (uint32_t h = 0; h < placement_holders(&f->placement); h++)
                 some[h] = old_placement_gives(f, h, now) ? f->standings[h] : NULL;
-        return recover_lost(some, &f->place) == NO_OWNER;
+        return recover_lost(some, &f->placement) == NO_OWNER;
 }
 
 bool old_placement_settled(const struct old_placement *f, const struct recovery *now)
@@ -250,10 +251,10 @@ bool old_placement_settled(const struct old_placement *f, const struct recovery 
  */
 
 /* Whether no state is further than it was filled: then no step was ever made on them. */
-static bool is_unused(const struct standing *const *standings, const struct placement *place,
+static bool is_unused(const struct standing *const *standings, const struct placement *p,
                       const struct recovery *from)
 {
-        for (uint32_t h = 0; h < placement_holders(place); h++)
+        for (uint32_t h = 0; h < placement_holders(p); h++)
                 if (standings[h] &&
                     (standings[h]->prepared_attempt || standings[h]->version > from->version))
                         return false;
@@ -262,7 +263,7 @@ static bool is_unused(const struct standing *const *standings, const struct plac
 
 static bool has_some(const struct old_placement *f)
 {
-        for (uint32_t h = 0; h < placement_holders(&f->place); h++)
+        for (uint32_t h = 0; h < placement_holders(&f->placement); h++)
                 if (f->standings[h])
                         return true;
         return false;
@@ -271,39 +272,39 @@ static bool has_some(const struct old_placement *f)
 /* A move that was given up for another one leaves states that were never complete. */
 static struct old_placement *old_placement_choose(struct old_placement *old_placements,
                                                   const struct standing *const *standings,
-                                                  const struct placement *view)
+                                                  const struct placement *placement)
 {
         struct old_placement *f = old_placement_before(old_placements, NULL);
         struct recovery r;
         struct fault fault;
         uint32_t odd;
 
-        while (f && recover_lost(standings_of(f), &f->place) != NO_OWNER)
+        while (f && recover_lost(standings_of(f), &f->placement) != NO_OWNER)
                 f = old_placement_before(old_placements, f);
         if (!f || old_placement_recover(f, &r, &odd, &fault)) /* its node will be told why */
                 return f;
-        if (!is_unused(standings, view, &r))
+        if (!is_unused(standings, placement, &r))
                 return NULL;
         for (struct old_placement *n = old_placement_before(old_placements, NULL); n != f;
              n = old_placement_before(old_placements, n))
-                if (!has_some(n) || !is_unused(standings_of(n), &n->place, &r))
+                if (!has_some(n) || !is_unused(standings_of(n), &n->placement, &r))
                         return NULL;
         return f;
 }
 
 enum opening_choice opening_choose(const struct standing *const *standings,
-                                   const struct placement *view,
+                                   const struct placement *placement,
                                    struct old_placement *old_placements, struct old_placement **ret)
 {
-        bool covered = recover_lost(standings, view) == NO_OWNER;
+        bool covered = recover_lost(standings, placement) == NO_OWNER;
         struct recovery r;
         struct fault fault;
         struct old_placement *f;
         uint32_t odd;
 
-        if (covered && recover(standings, view, &r, &odd, &fault) == 0)
+        if (covered && recover(standings, placement, &r, &odd, &fault) == 0)
                 return OPENING_STANDS;
-        f = old_placement_choose(old_placements, standings, view);
+        f = old_placement_choose(old_placements, standings, placement);
         if (f) {
                 *ret = f;
                 return OPENING_MOVES;
@@ -313,13 +314,13 @@ enum opening_choice opening_choose(const struct standing *const *standings,
         return old_placement_before(old_placements, NULL) ? OPENING_WAITS : OPENING_MAKES;
 }
 
-uint64_t lists_untold(const struct placement *view, uint64_t since, uint64_t told)
+uint64_t lists_untold(const struct placement *p, uint64_t since, uint64_t told)
 {
-        uint64_t n = view->epoch - since, untold = n > PLACEMENT_BEFORE ? view->older & ~told : 0;
+        uint64_t n = p->epoch - since, untold = n > PLACEMENT_BEFORE ? p->older & ~told : 0;
 
         for (uint64_t i = 0; i < n && i < PLACEMENT_BEFORE; i++)
-                if (!(view->before[i] & told))
-                        untold |= view->before[i];
+                if (!(p->before[i] & told))
+                        untold |= p->before[i];
         return untold;
 }
 

@@ -36,15 +36,15 @@ struct state_place {
 };
 
 /* What a state on a node is to the node. */
-enum state_use state_use(const struct placement *view, uint32_t node, const struct state_place *s);
+enum state_use state_use(const struct placement *p, uint32_t node, const struct state_place *s);
 /* Whether the news that a placement is complete deletes a state of an earlier one on a node. */
-bool state_ends(const struct placement *view, uint64_t whole, uint64_t epoch);
+bool state_ends(const struct placement *p, uint64_t whole, uint64_t epoch);
 
 /*
  * Whether the news that the job stands on states of an earlier placement deletes a state of a later
  * one, which is not in force: it was filled for a move that was given up, and makes room.
  */
-bool state_void(const struct placement *view, uint64_t stands, uint64_t epoch);
+bool state_void(const struct placement *p, uint64_t stands, uint64_t epoch);
 
 /* What an old state does when it hears where the job stood. */
 enum settling {
@@ -63,7 +63,7 @@ enum { OLD_PLACEMENT_MAX = 8 }; /* earlier placements whose states are known */
 
 /* The states of one of them. */
 struct old_placement {
-        struct placement place; /* n_owners 0: nobody has states */
+        struct placement placement; /* n_owners 0: nobody has states */
         struct standing *standings[HOLDER_MAX];
         uint64_t puts[HOLDER_MAX];
         uint64_t settling, settled; /* bits of nodes */
@@ -108,16 +108,16 @@ enum opening_choice {
  * newest complete earlier placement, unless a later one was worked on.
  */
 enum opening_choice opening_choose(const struct standing *const *standings,
-                                   const struct placement *view,
+                                   const struct placement *placement,
                                    struct old_placement *old_placements,
                                    struct old_placement **ret);
 
 /*
- * For each list from epoch `since` to the one before the view's whose nodes have all not told what
- * they have: its nodes.  The job waits for one of each list. since: at most the view's epoch; told:
- * bits of nodes.
+ * For each list from epoch `since` to the one before p's whose nodes have all not told what they
+ * have: its nodes.  The job waits for one of each list. since: at most p's epoch; told: bits of
+ * nodes.
  */
-uint64_t lists_untold(const struct placement *view, uint64_t since, uint64_t told);
+uint64_t lists_untold(const struct placement *p, uint64_t since, uint64_t told);
 
 /*
  * Whether a holder in force has to be filled. s NULL: it has no state. whole: as found at the

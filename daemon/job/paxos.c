@@ -45,7 +45,7 @@ bool paxos_record_sane(const struct paxos_record *r, uint32_t n_nodes)
             r->accepted > r->promised || r->chosen.epoch >= PAXOS_BALLOT_MAX)
                 return false;
         return !r->accepted ||
-               (placement_sane(&r->view, n_nodes) && r->view.epoch == r->chosen.epoch + 1);
+               (placement_sane(&r->value, n_nodes) && r->value.epoch == r->chosen.epoch + 1);
 }
 
 /* ---- what is said ---- */
@@ -75,17 +75,17 @@ static uint32_t ask(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 /* ---- an epoch's end ---- */
 
 /* Opens the next epoch, in which nothing is promised yet. */
-static uint32_t chosen(struct paxos *r, const struct placement *view)
+static uint32_t chosen(struct paxos *r, const struct placement *placement)
 {
         uint32_t actions = PAXOS_WRITE | PAXOS_CHOSEN;
 
-        assert(view->epoch > r->record.chosen.epoch);
+        assert(placement->epoch > r->record.chosen.epoch);
         if (r->phase != PAXOS_IDLE)
                 actions |= PAXOS_OVER;
         r->phase = PAXOS_IDLE;
-        r->record.chosen = *view;
+        r->record.chosen = *placement;
         r->record.promised = r->record.accepted = r->top = 0;
-        r->record.view = (struct placement){ 0 };
+        r->record.value = (struct placement){ 0 };
         return actions;
 }
 
@@ -116,7 +116,7 @@ static void take_over(struct paxos *r, const struct paxos_record *theirs)
                 r->record.promised = theirs->promised;
         if (theirs->accepted > r->record.accepted) {
                 r->record.accepted = theirs->accepted;
-                r->record.view = theirs->view;
+                r->record.value = theirs->value;
         }
 }
 
@@ -142,7 +142,7 @@ static uint32_t prepare(struct paxos *r)
         r->phase = PAXOS_PREPARING;
         r->votes = bit(r->self);
         r->best = r->record.accepted;
-        r->best_view = r->record.view;
+        r->best_value = r->record.value;
         if (paxos_quorum(r->n_nodes, r->dead) == 1)
                 return accept_collect(r);
         return PAXOS_WRITE | ask(r, PAXOS_PREPARE, r->ballot);
@@ -160,11 +160,11 @@ static uint32_t accept_collect(struct paxos *r)
 {
         if (r->record.promised > r->ballot)
                 return PAXOS_BEATEN;
-        r->value = r->best ? r->best_view : r->wanted;
+        r->value = r->best ? r->best_value : r->wanted;
         if (!r->best)
                 placement_follow(&r->value, &r->record.chosen, r->dead);
         r->record.accepted = r->ballot;
-        r->record.view = r->value;
+        r->record.value = r->value;
         r->phase = PAXOS_ACCEPTING;
         r->votes = bit(r->self);
         if (paxos_quorum(r->n_nodes, r->dead) == 1)
@@ -180,9 +180,10 @@ int paxos_propose(struct paxos *r, const struct placement *wanted, uint64_t dead
                 return fault_set(fault, ZERO_EBUSY, "another change of the owners is in progress");
         become_voter(r, dead);
         if (!r->record.voter)
-                return fault_set(fault, ZERO_EPEER,
-                                 "this node has no record of earlier views and must hear from "
-                                 "every other node before it votes");
+                return fault_set(
+                        fault, ZERO_EPEER,
+                        "this node has no record of earlier owner lists and must hear from "
+                        "every other node before it votes");
         r->wanted = *wanted;
         r->dead = dead;
         *ret_actions = prepare(r);
@@ -217,7 +218,7 @@ static uint32_t hear_promise(struct paxos *r, uint32_t from, const struct paxos_
         r->votes |= bit(from);
         if (m->record.accepted > r->best) {
                 r->best = m->record.accepted;
-                r->best_view = m->record.view;
+                r->best_value = m->record.value;
         }
         return enough(r) ? accept_collect(r) : 0;
 }
@@ -253,7 +254,7 @@ static uint32_t hear_accept(struct paxos *r, const struct paxos_message *m)
         if (m->ballot != r->record.accepted)
                 actions = PAXOS_WRITE;
         r->record.promised = r->record.accepted = m->ballot;
-        r->record.view = m->record.view;
+        r->record.value = m->record.value;
         return actions | answer(r, PAXOS_ACCEPTED, m->ballot);
 }
 

@@ -1,13 +1,13 @@
 /*
- * The paxos register of views: which placement follows the current one.  I/O-free: events go in, a
+ * The paxos register of placements: which one follows the current one.  I/O-free: events go in, a
  * set of actions comes out.
  *
  * Epochs are decided one after the other.  The nodes of the static list agree on a single decree
  * for each in two rounds (Lamport, "Paxos Made Simple", 2001); any majority is enough.  A proposer
- * asks for promises under a ballot of its own, then for acceptance of one view.  Nodes that promise
- * say what they have accepted before.  The proposer continues with the newest of these views, and
+ * asks for promises under a ballot of its own, then for acceptance of one placement.  Nodes that
+ * promise say what they have accepted before.  The proposer continues with the newest of these, and
  * only without any with its own.  So two proposers cannot both win: the later one completes the
- * earlier one's view and reports that another one has won.
+ * earlier one's placement and reports that another one has won.
  *
  *   IDLE       this node proposes nothing
  *   PREPARING  it collects promises      paxos_retry() begins either again under
@@ -26,9 +26,9 @@
  * half of all nodes, or all remaining ones if these are fewer, is enough.  That meets every earlier
  * majority in a living node, so nothing chosen together with the dead is chosen again.  The price:
  * if a declared node lives but cannot be reached, a majority with it, or another person's word on
- * the other side, can choose another view for the same epoch.  Then there are two, and PAXOS_SPLIT
- * is given when they meet.  With two nodes there is no other way: one cannot know whether the other
- * is dead.
+ * the other side, can choose another placement for the same epoch.  Then there are two, and
+ * PAXOS_SPLIT is given when they meet.  With two nodes there is no other way: one cannot know
+ * whether the other is dead.
  */
 #pragma once
 
@@ -50,9 +50,9 @@ struct paxos_record {
         bool voter;              /* it has heard what it may have forgotten */
         struct placement chosen; /* the highest epoch known to be chosen */
         /* In the epoch after that one: */
-        uint64_t promised;     /* ballot; 0: none */
-        uint64_t accepted;     /* 0: none */
-        struct placement view; /* ... what */
+        uint64_t promised;      /* ballot; 0: none */
+        uint64_t accepted;      /* ballot; 0: none */
+        struct placement value; /* accepted under that ballot */
 };
 
 /* STATE answers when nothing is granted, and says where the sender stands. */
@@ -60,7 +60,7 @@ enum paxos_kind {
         PAXOS_STATE,
         PAXOS_PREPARE,
         PAXOS_PROMISE,
-        PAXOS_ACCEPT, /* record.view, accepted by the proposer itself under this ballot */
+        PAXOS_ACCEPT, /* record.value, accepted by the proposer itself under this ballot */
         PAXOS_ACCEPTED,
         PAXOS_KINDS
 };
@@ -79,7 +79,7 @@ enum paxos_action {
         PAXOS_CHOSEN = 8,  /* record.chosen is new */
         PAXOS_OVER = 16,   /* the proposal has ended: paxos_won() */
         PAXOS_BEATEN = 32, /* there is a higher ballot: paxos_retry() after a random pause */
-        PAXOS_SPLIT = 64,  /* the sender has another view of the same epoch */
+        PAXOS_SPLIT = 64,  /* the sender has another placement of the same epoch */
 };
 
 enum paxos_phase { PAXOS_IDLE, PAXOS_PREPARING, PAXOS_ACCEPTING };
@@ -92,11 +92,11 @@ struct paxos {
 
         enum paxos_phase phase;
         struct placement wanted; /* what was asked for */
-        struct placement value;  /* ACCEPTING: the proposed view */
+        struct placement value;  /* ACCEPTING: the proposed placement */
         uint64_t dead, ballot;
         uint64_t votes; /* nodes that have promised or accepted, including this one */
         uint64_t best;  /* PREPARING: the highest ballot accepted before */
-        struct placement best_view;
+        struct placement best_value;
 
         struct paxos_message answer, ask;
         uint64_t to;
@@ -115,18 +115,18 @@ uint32_t paxos_quorum(uint32_t n_nodes, uint64_t dead);
 uint64_t paxos_voters(const struct paxos *r, uint64_t dead);
 
 /*
- * Begins to propose a view; sets its epoch.  Actions are a set of enum paxos_action.  ZERO_EBUSY: a
- * proposal is in progress; ZERO_EPEER: this node is no voter yet.
+ * Begins to propose a placement; sets its epoch.  Actions are a set of enum paxos_action.
+ * ZERO_EBUSY: a proposal is in progress; ZERO_EPEER: this node is no voter yet.
  */
 int paxos_propose(struct paxos *r, const struct placement *wanted, uint64_t dead,
                   uint32_t *ret_actions, struct fault *fault);
 /* Again, under a higher ballot: messages may be lost. */
 uint32_t paxos_retry(struct paxos *r);
-/* The proposer waits no longer.  Acceptances stay: the view may still be chosen. */
+/* The proposer waits no longer.  Acceptances stay: the placement may still be chosen. */
 void paxos_give_up(struct paxos *r);
-/* After PAXOS_OVER: whether the wanted view was chosen, by whichever proposer. */
+/* After PAXOS_OVER: whether the wanted placement was chosen, by whichever proposer. */
 bool paxos_won(const struct paxos *r);
-/* Whether this node has accepted a view that is not known to be chosen. */
+/* Whether this node has accepted a placement that is not known to be chosen. */
 bool paxos_undecided(const struct paxos *r);
 
 /* The link to a node stands: says where this node stands. */

@@ -1,5 +1,5 @@
 /*
- * Which nodes hold a job's shards.  Pure.
+ * Which nodes hold a job's shards.  Pure.  A placement is the owner list of one epoch.
  *
  * An owner is one device of a node: host memory or one of its GPUs.  Owners are numbered in the
  * order of the list; those of one node are adjacent.  With two copies, the next node in the list

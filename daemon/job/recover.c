@@ -54,11 +54,11 @@ struct present {
 };
 
 static struct present present_of(const struct standing *const *standings,
-                                 const struct placement *view)
+                                 const struct placement *placement)
 {
         struct present p = { .n = 0 };
 
-        for (uint32_t h = 0; h < placement_holders(view); h++)
+        for (uint32_t h = 0; h < placement_holders(placement); h++)
                 if (standings[h]) {
                         p.standings[p.n] = standings[h];
                         p.holders[p.n++] = h;
@@ -68,18 +68,18 @@ static struct present present_of(const struct standing *const *standings,
 
 /* The owner's own, or its mirror's. */
 static const struct standing *of_owner(const struct standing *const *standings,
-                                       const struct placement *view, uint32_t owner)
+                                       const struct placement *placement, uint32_t owner)
 {
-        for (uint32_t copy = 0; copy < view->copies; copy++)
-                if (standings[holder_of(view, owner, copy)])
-                        return standings[holder_of(view, owner, copy)];
+        for (uint32_t copy = 0; copy < placement->copies; copy++)
+                if (standings[holder_of(placement, owner, copy)])
+                        return standings[holder_of(placement, owner, copy)];
         return NULL;
 }
 
-int32_t recover_lost(const struct standing *const *standings, const struct placement *view)
+int32_t recover_lost(const struct standing *const *standings, const struct placement *placement)
 {
-        for (uint32_t o = 0; o < view->n_owners; o++)
-                if (!of_owner(standings, view, o))
+        for (uint32_t o = 0; o < placement->n_owners; o++)
+                if (!of_owner(standings, placement, o))
                         return (int32_t)o;
         return NO_OWNER;
 }
@@ -124,11 +124,11 @@ static int params_check(const struct present *p, uint32_t *ret_odd, struct fault
         return 0;
 }
 
-static int twins_check(const struct standing *const *standings, const struct placement *view,
+static int twins_check(const struct standing *const *standings, const struct placement *placement,
                        uint32_t *ret_odd, struct fault *fault)
 {
-        for (uint32_t h = view->n_owners; h < placement_holders(view); h++) {
-                const struct standing *own = standings[holder_owner(view, h)];
+        for (uint32_t h = placement->n_owners; h < placement_holders(placement); h++) {
+                const struct standing *own = standings[holder_owner(placement, h)];
 
                 if (!standings[h] || !own || votes_equal(&standings[h]->vote, &own->vote))
                         continue;
@@ -141,15 +141,15 @@ static int twins_check(const struct standing *const *standings, const struct pla
 }
 
 /* Each owner's vote counts once. */
-static void decide_again(const struct standing *const *standings, const struct placement *view,
+static void decide_again(const struct standing *const *standings, const struct placement *placement,
                          struct recovery *r)
 {
-        const struct standing *first = of_owner(standings, view, 0);
+        const struct standing *first = of_owner(standings, placement, 0);
         struct votes votes = { .finite = true };
 
         exact_sum_init(&votes.norm);
-        for (uint32_t o = 0; o < view->n_owners; o++) {
-                const struct standing *s = of_owner(standings, view, o);
+        for (uint32_t o = 0; o < placement->n_owners; o++) {
+                const struct standing *s = of_owner(standings, placement, o);
 
                 exact_sum_merge(&votes.norm, &s->vote.norm);
                 votes.finite = votes.finite && s->vote.finite;
@@ -160,17 +160,17 @@ static void decide_again(const struct standing *const *standings, const struct p
         r->skipped += r->decision.overflow;
 }
 
-int recover(const struct standing *const *standings, const struct placement *view,
+int recover(const struct standing *const *standings, const struct placement *placement,
             struct recovery *ret, uint32_t *ret_odd, struct fault *fault)
 {
-        const struct present present = present_of(standings, view);
+        const struct present present = present_of(standings, placement);
         const struct standing *best = newest(&present);
         struct recovery r = { .version = best->version,
                               .decided_attempt = best->decided_attempt,
                               .decision = best->decision,
                               .skipped = best->skipped };
 
-        assert(recover_lost(standings, view) == NO_OWNER);
+        assert(recover_lost(standings, placement) == NO_OWNER);
         for (uint32_t i = 0; i < present.n; i++) {
                 bool behind;
                 int status = recover_one(present.standings[i], &r, &behind, fault);
@@ -184,10 +184,10 @@ int recover(const struct standing *const *standings, const struct placement *vie
                 int status = params_check(&present, ret_odd, fault);
 
                 if (!status)
-                        status = twins_check(standings, view, ret_odd, fault);
+                        status = twins_check(standings, placement, ret_odd, fault);
                 if (status)
                         return status;
-                decide_again(standings, view, &r);
+                decide_again(standings, placement, &r);
         }
         *ret = r;
         return 0;

@@ -40,13 +40,13 @@ struct recovery {
 };
 
 /* The first owner with no copy of its shards, or NO_OWNER. standings: as in recover(). */
-int32_t recover_lost(const struct standing *const *standings, const struct placement *view);
+int32_t recover_lost(const struct standing *const *standings, const struct placement *placement);
 /*
  * standings: [holder]; NULL: it has none, but each owner has one.  ZERO_ECONFLICT, with the holder
  * in *ret_odd: its record is of another run than the others', or its vote differs from its owner's
  * (then *ret_odd is the mirror).
  */
-int recover(const struct standing *const *standings, const struct placement *view,
+int recover(const struct standing *const *standings, const struct placement *placement,
             struct recovery *ret, uint32_t *ret_odd, struct fault *fault);
 /*
  * Checks one holder that was away, while the others stand where `now` says.  *ret_behind: it has

@@ -20,13 +20,14 @@ static int rank_slots_alloc(uint32_t world_size, uint32_t **ret_nodes,
         return 0;
 }
 
-int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struct placement *view)
+int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes,
+              const struct placement *placement)
 {
-        uint32_t n = placement_holders(view);
+        uint32_t n = placement_holders(placement);
 
         *s = (struct step){ .world_size = world_size,
                             .n_nodes = n_nodes,
-                            .view = *view,
+                            .placement = *placement,
                             .odd = NO_HOLDER,
                             .loss_scale = 1 };
         if (rank_slots_alloc(world_size, &s->node_of_rank, &s->rank_slots)) {
@@ -103,7 +104,7 @@ bool step_node_has_ranks(const struct step *s, uint32_t node)
 
 bool step_needs_node(const struct step *s, uint32_t node)
 {
-        return placement_nodes(&s->view) >> node & 1 || step_node_has_ranks(s, node);
+        return placement_nodes(&s->placement) >> node & 1 || step_node_has_ranks(s, node);
 }
 
 /* ---- where the job stands --------------------------------------------------- */
@@ -144,12 +145,12 @@ static void step_collect(struct step *s)
         s->have_params = false;
         s->collecting_norm = false;
         memset(s->ready, 0, s->n_nodes * sizeof *s->ready);
-        memset(s->voted, 0, placement_holders(&s->view) * sizeof *s->voted);
+        memset(s->voted, 0, placement_holders(&s->placement) * sizeof *s->voted);
 }
 
 static uint64_t step_needed(const struct step *s)
 {
-        uint64_t needed = placement_nodes(&s->view);
+        uint64_t needed = placement_nodes(&s->placement);
 
         for (uint32_t r = 0; r < s->world_size; r++)
                 if (s->node_of_rank[r] != RANK_ABSENT)
@@ -169,7 +170,7 @@ bool step_startable(const struct step *s)
         for (uint32_t n = 0; n < s->n_nodes; n++)
                 if (needed >> n & 1 && s->cut[n] & needed)
                         return false;
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 if (!s->done[h])
                         return false;
         return true;
@@ -323,7 +324,7 @@ static void step_decide(struct step *s, const struct votes *all)
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;
         s->normed = false;
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 s->done[h] = false;
 }
 
@@ -336,8 +337,8 @@ static void step_tell_norm(struct step *s, const struct votes *all)
 /* The first mirror whose vote differs from its owner's. */
 static uint32_t step_odd(const struct step *s)
 {
-        for (uint32_t h = s->view.n_owners; h < placement_holders(&s->view); h++)
-                if (!votes_equal(&s->ballots[h], &s->ballots[holder_owner(&s->view, h)]))
+        for (uint32_t h = s->placement.n_owners; h < placement_holders(&s->placement); h++)
+                if (!votes_equal(&s->ballots[h], &s->ballots[holder_owner(&s->placement, h)]))
                         return h;
         return NO_HOLDER;
 }
@@ -348,7 +349,7 @@ static struct votes step_tally(const struct step *s)
         struct votes all = { .finite = true };
 
         exact_sum_init(&all.norm);
-        for (uint32_t o = 0; o < s->view.n_owners; o++) {
+        for (uint32_t o = 0; o < s->placement.n_owners; o++) {
                 exact_sum_merge(&all.norm, &s->ballots[o].norm);
                 all.finite = all.finite && s->ballots[o].finite;
         }
@@ -358,7 +359,7 @@ static struct votes step_tally(const struct step *s)
 static bool step_refuse(struct step *s)
 {
         s->odd = NO_HOLDER;
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 if (s->ballots[h].refused.status) {
                         s->refusal = s->ballots[h].refused;
                         return true;
@@ -376,11 +377,11 @@ void step_vote(struct step *s, uint32_t holder, uint64_t attempt, const struct v
 
         *ret = STEP_NOTHING;
         if (s->phase != STEP_VOTING || attempt != s->attempt ||
-            holder >= placement_holders(&s->view) || s->voted[holder])
+            holder >= placement_holders(&s->placement) || s->voted[holder])
                 return;
         s->voted[holder] = true;
         s->ballots[holder] = *vote;
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 if (!s->voted[h])
                         return;
         *ret = step_refuse(s) ? STEP_REFUSE : STEP_DECIDE;
@@ -394,6 +395,6 @@ void step_vote(struct step *s, uint32_t holder, uint64_t attempt, const struct v
 
 void step_done(struct step *s, uint32_t holder, uint64_t attempt)
 {
-        if (holder < placement_holders(&s->view) && attempt == s->decided_attempt)
+        if (holder < placement_holders(&s->placement) && attempt == s->decided_attempt)
                 s->done[holder] = true;
 }

@@ -1,6 +1,6 @@
 /*
- * The coordinator's view of one job: which ranks and nodes are there, and how far the
- * current attempt has come.  I/O-free: events go in, at most one action comes out.
+ * What the coordinator knows of one job: which ranks and nodes are there, and how far the current
+ * attempt has come.  I/O-free: events go in, at most one action comes out.
  *
  *   FORMING     something is missing; when step_startable() says so, step_start()
  *   COLLECTING  ranks work; step_ready() of the last node gives STEP_PREPARE
@@ -40,7 +40,7 @@ enum { RANK_ABSENT = UINT32_MAX };
 struct step {
         enum step_phase phase;
         uint32_t world_size, n_nodes;
-        struct placement view;
+        struct placement placement;
         bool fail_on_lost; /* a lost rank voids the attempt: nobody waits for a successor */
         uint64_t epoch, version, attempt;
         uint64_t heard;             /* the highest attempt that any node knows of */
@@ -67,7 +67,8 @@ struct step {
         uint32_t good_steps, skipped;
 };
 
-int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes, const struct placement *view);
+int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes,
+              const struct placement *placement);
 void step_deinit(struct step *s);
 /* Changes the number of ranks while none has a session; empties all slots.  -ENOMEM. */
 int step_resize(struct step *s, uint32_t world_size);

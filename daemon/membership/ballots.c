@@ -18,7 +18,7 @@ enum { BALLOTS_FORMAT = 2, BALLOTS_HASH = 32, NAME_SIZE = 128, PATH_SIZE = 4096 
 static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 'v', 'w' };
 
 /* Numbers are the machine's own: a file never leaves it.  No gaps: every byte counts. */
-struct file_view {
+struct file_placement {
         uint64_t epoch;
         uint32_t n_owners, unused;
         uint32_t node[ZERO_NODE_MAX];
@@ -30,12 +30,13 @@ struct ballots_file {
         uint32_t format, voter;
         uint8_t cluster[BALLOTS_CLUSTER];
         uint64_t promised, accepted;
-        struct file_view chosen, view;
+        struct file_placement chosen, value;
         uint8_t hash[BALLOTS_HASH]; /* of all before */
 };
 
-_Static_assert(sizeof(struct ballots_file) ==
-                       8 + 8 + BALLOTS_CLUSTER + 16 + 2 * sizeof(struct file_view) + BALLOTS_HASH,
+_Static_assert(sizeof(struct ballots_file) == 8 + 8 + BALLOTS_CLUSTER + 16 +
+                                                      2 * sizeof(struct file_placement) +
+                                                      BALLOTS_HASH,
                "no gaps");
 
 struct ballots {
@@ -59,7 +60,7 @@ static void file_hash(const struct ballots_file *f, uint8_t ret[static BALLOTS_H
                            offsetof(struct ballots_file, hash), NULL, 0);
 }
 
-static void view_to_file(const struct ballots_view *v, struct file_view *ret)
+static void placement_to_file(const struct ballots_placement *v, struct file_placement *ret)
 {
         ret->epoch = v->epoch;
         ret->n_owners = v->n_owners;
@@ -69,11 +70,11 @@ static void view_to_file(const struct ballots_view *v, struct file_view *ret)
         ret->dead = v->dead;
 }
 
-static bool view_from_file(const struct file_view *v, struct ballots_view *ret)
+static bool placement_from_file(const struct file_placement *v, struct ballots_placement *ret)
 {
         if (v->n_owners > ZERO_NODE_MAX)
                 return false;
-        *ret = (struct ballots_view){
+        *ret = (struct ballots_placement){
                 .epoch = v->epoch, .n_owners = v->n_owners, .older = v->older, .dead = v->dead
         };
         memcpy(ret->node, v->node, v->n_owners * sizeof *v->node);
@@ -167,7 +168,8 @@ static bool file_record(const struct ballots_file *f, struct ballots_record *ret
         *ret = (struct ballots_record){ .voter = f->voter != 0,
                                         .promised = f->promised,
                                         .accepted = f->accepted };
-        return view_from_file(&f->chosen, &ret->chosen) && view_from_file(&f->view, &ret->view);
+        return placement_from_file(&f->chosen, &ret->chosen) &&
+               placement_from_file(&f->value, &ret->value);
 }
 
 static bool never_voted(const struct ballots_record *r)
@@ -307,8 +309,8 @@ int ballots_write(struct ballots *b, const struct ballots_record *record)
 
         memcpy(f.magic, magic, sizeof magic);
         memcpy(f.cluster, b->cluster, sizeof f.cluster);
-        view_to_file(&record->chosen, &f.chosen);
-        view_to_file(&record->view, &f.view);
+        placement_to_file(&record->chosen, &f.chosen);
+        placement_to_file(&record->value, &f.value);
         file_hash(&f, f.hash);
         r = write_temporary(b, &f);
         if (r)

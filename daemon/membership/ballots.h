@@ -15,7 +15,7 @@ enum { BALLOTS_CLUSTER = 32, BALLOTS_BEFORE = 32 };
 struct ballots;
 
 /* As job/paxos.h and job/placement.h have it. */
-struct ballots_view {
+struct ballots_placement {
         uint64_t epoch;
         uint32_t n_owners;
         uint32_t node[ZERO_NODE_MAX];
@@ -24,7 +24,7 @@ struct ballots_view {
 struct ballots_record {
         bool voter;
         uint64_t promised, accepted;
-        struct ballots_view chosen, view;
+        struct ballots_placement chosen, value;
 };
 
 /*

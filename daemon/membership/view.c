@@ -34,7 +34,7 @@ const struct placement *view_undecided(const struct engine *x)
 {
         const struct paxos *r = &x->views->r;
 
-        return paxos_undecided(r) ? &r->record.view : NULL;
+        return paxos_undecided(r) ? &r->record.value : NULL;
 }
 
 bool view_votes(const struct engine *x)
@@ -174,7 +174,7 @@ static void view_speak(struct views *v, uint32_t actions, uint32_t from)
                 change_over(v);
         if (actions & PAXOS_SPLIT)
                 split_found(v, from);
-        if (v->r.record.chosen.epoch <= x->view.epoch)
+        if (v->r.record.chosen.epoch <= x->placement.epoch)
                 return;
         if (v->change)
                 change_over(v);
@@ -339,11 +339,11 @@ static bool complete_due(const struct views *v)
 
 static void view_complete(struct views *v)
 {
-        const struct placement view = v->r.record.view;
+        const struct placement value = v->r.record.value;
 
         v->complete_ms =
                 engine_now(v->x) + VIEW_COMPLETE_MS + randombytes_uniform(VIEW_COMPLETE_MS);
-        view_propose(v, &view, 0);
+        view_propose(v, &value, 0);
 }
 
 static void views_tick(struct engine *x)
@@ -410,11 +410,12 @@ int views_start(struct engine *x, struct fault *fault)
                               x->conf->view_dir);
         if (r)
                 return r;
-        paxos_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->view, found ? &record : NULL);
+        paxos_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->placement,
+                   found ? &record : NULL);
         v->durable = v->r.record;
         if (v->r.record.chosen.epoch) {
-                x->view = v->r.record.chosen;
-                view_tell(x, &x->view);
+                x->placement = v->r.record.chosen;
+                view_tell(x, &x->placement);
         }
         return 0;
 }

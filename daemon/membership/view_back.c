@@ -23,11 +23,13 @@ void view_take_back(struct engine *x, const struct placement *before, const char
 {
         struct views *v = x->views;
 
-        if (!v || v->back.wished || v->durable.chosen.epoch != x->view.epoch)
+        if (!v || v->back.wished || v->durable.chosen.epoch != x->placement.epoch)
                 return;
-        v->back = (struct view_back){ .x = x, .wished = true, .note = { .epoch = x->view.epoch } };
+        v->back = (struct view_back){ .x = x,
+                                      .wished = true,
+                                      .note = { .epoch = x->placement.epoch } };
         snprintf(v->back.note.why, sizeof v->back.note.why, "%s", why);
-        placement_init(&v->back.change.wanted, x->view.epoch, before->node, before->n_owners,
+        placement_init(&v->back.change.wanted, x->placement.epoch, before->node, before->n_owners,
                        x->cluster->mirror);
         v->back.change.done = back_done;
 }

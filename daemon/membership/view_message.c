@@ -9,7 +9,7 @@ void view_send(struct engine *x, uint32_t node, const struct paxos_message *m,
 {
         Zero__LinkMessage message = ZERO__LINK_MESSAGE__INIT;
         Zero__Paxos out = ZERO__PAXOS__INIT;
-        Zero__Placement chosen, view;
+        Zero__Placement chosen, value;
 
         out.kind = (uint32_t)m->kind;
         out.ballot = m->ballot;
@@ -20,8 +20,8 @@ void view_send(struct engine *x, uint32_t node, const struct paxos_message *m,
         placement_to_message(&m->record.chosen, &chosen);
         out.chosen = &chosen;
         if (m->record.accepted) {
-                placement_to_message(&m->record.view, &view);
-                out.view = &view;
+                placement_to_message(&m->record.value, &value);
+                out.value = &value;
         }
         message.job = (char *)"";
         message.body_case = ZERO__LINK_MESSAGE__BODY_VOTE;
@@ -46,9 +46,9 @@ int view_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
 
         if (from->kind >= PAXOS_KINDS || m.ballot > PAXOS_BALLOT_MAX ||
             !placement_from_message(from->chosen, x->cluster->n_nodes, false, &m.record.chosen) ||
-            (m.record.accepted && !from->view) ||
-            (from->view &&
-             !placement_from_message(from->view, x->cluster->n_nodes, false, &m.record.view)) ||
+            (m.record.accepted && !from->value) ||
+            (from->value &&
+             !placement_from_message(from->value, x->cluster->n_nodes, false, &m.record.value)) ||
             !paxos_record_sane(&m.record, x->cluster->n_nodes))
                 return -EPROTO;
         if (asks && (paxos_ballot_node(m.ballot) != node || m.dead >> x->cluster->self & 1))
@@ -61,7 +61,7 @@ int view_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
 
 _Static_assert((int)PLACEMENT_BEFORE == (int)BALLOTS_BEFORE, "as the file has it");
 
-static void view_to_ballots(const struct placement *p, struct ballots_view *ret)
+static void placement_to_ballots(const struct placement *p, struct ballots_placement *ret)
 {
         ret->epoch = p->epoch;
         ret->n_owners = p->n_owners;
@@ -71,8 +71,8 @@ static void view_to_ballots(const struct placement *p, struct ballots_view *ret)
         ret->dead = p->dead;
 }
 
-static void view_from_ballots(const struct engine *x, const struct ballots_view *v,
-                              struct placement *ret)
+static void placement_from_ballots(const struct engine *x, const struct ballots_placement *v,
+                                   struct placement *ret)
 {
         placement_init(ret, v->epoch, v->node, v->n_owners, x->cluster->mirror);
         memcpy(ret->before, v->before, sizeof v->before);
@@ -85,9 +85,9 @@ void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret)
         *ret = (struct ballots_record){ .voter = r->voter,
                                         .promised = r->promised,
                                         .accepted = r->accepted };
-        view_to_ballots(&r->chosen, &ret->chosen);
+        placement_to_ballots(&r->chosen, &ret->chosen);
         if (r->accepted)
-                view_to_ballots(&r->view, &ret->view);
+                placement_to_ballots(&r->value, &ret->value);
 }
 
 bool record_from_ballots(const struct engine *x, const struct ballots_record *b,
@@ -96,8 +96,8 @@ bool record_from_ballots(const struct engine *x, const struct ballots_record *b,
         *ret = (struct paxos_record){ .voter = b->voter,
                                       .promised = b->promised,
                                       .accepted = b->accepted };
-        view_from_ballots(x, &b->chosen, &ret->chosen);
+        placement_from_ballots(x, &b->chosen, &ret->chosen);
         if (b->accepted)
-                view_from_ballots(x, &b->view, &ret->view);
+                placement_from_ballots(x, &b->value, &ret->value);
         return paxos_record_sane(ret, x->cluster->n_nodes);
 }

@@ -106,7 +106,7 @@ int view_plan(const struct engine *x, enum view_kind kind, const char *names,
         uint32_t node = 0, owners[ZERO_NODE_MAX];
         int r = 0;
 
-        if (x->views->durable.chosen.epoch != x->view.epoch)
+        if (x->views->durable.chosen.epoch != x->placement.epoch)
                 return fault_set(fault, ZERO_EBUSY,
                                  "the owners have just changed, and this node is about to restart "
                                  "with them: ask again in a moment");

@@ -324,10 +324,11 @@ static enum owner_offer offer_stands(const struct job *job, uint64_t attempt)
  * filled. */
 static bool is_holder(const struct job *job, const Zero__Offer *m)
 {
-        const struct placement *place = &job->place;
+        const struct placement *placement = &job->placement;
 
-        return m->owner < place->n_owners && m->copy < place->copies &&
-               holder_node(place, holder_of(place, m->owner, m->copy)) == job->x->cluster->self;
+        return m->owner < placement->n_owners && m->copy < placement->copies &&
+               holder_node(placement, holder_of(placement, m->owner, m->copy)) ==
+                       job->x->cluster->self;
 }
 
 int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,

@@ -50,13 +50,13 @@ static bool group_present(const struct replica *h, uint32_t group, uint8_t *ret)
 static void mirror_offer(struct replica *h, uint32_t group)
 {
         const struct job *job = h->job;
-        const struct placement *place = &job->place;
+        const struct placement *placement = &job->placement;
         size_t bytes = (job->layout->groups[group].n_tensors + 7) / 8;
         Zero__LinkMessage m = job_message(job);
         Zero__Offer offer = ZERO__OFFER__INIT;
         bool some;
 
-        if (h->copy != 0 || place->copies < 2)
+        if (h->copy != 0 || placement->copies < 2)
                 return;
         CLEANUP(cleanup_free) uint8_t *present = calloc(1, bytes + 1);
         if (!present)
@@ -72,7 +72,7 @@ static void mirror_offer(struct replica *h, uint32_t group)
         offer.present.len = offer.empty ? 0 : bytes;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
         m.offer = &offer;
-        fabric_send(job->x->fabric, holder_node(place, holder_of(place, h->owner, 1)), &m);
+        fabric_send(job->x->fabric, holder_node(placement, holder_of(placement, h->owner, 1)), &m);
         crash_point(CRASH_MIRROR_OFFERED);
 }
 
@@ -94,10 +94,10 @@ static void sum_sent(void *arg, int status)
 static bool pull_fits(const struct job *job, const struct replica *h, uint32_t node,
                       const Zero__Pull *request)
 {
-        const struct placement *place = &job->place;
+        const struct placement *placement = &job->placement;
 
-        return h && place->copies > 1 && request->group < job->layout->n_groups &&
-               holder_node(place, holder_of(place, h->owner, 1)) == node &&
+        return h && placement->copies > 1 && request->group < job->layout->n_groups &&
+               holder_node(placement, holder_of(placement, h->owner, 1)) == node &&
                request->attempt == job->attempt && h->accumulator->groups[request->group].measured;
 }
 

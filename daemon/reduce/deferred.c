@@ -32,7 +32,7 @@ bool offer_defers(const struct offer *o)
         const struct replica *h = o->replica;
 
         return o->final && o->node_gradient && !state_in_file(h->state) &&
-               h->job->place.copies == 1 &&
+               h->job->placement.copies == 1 &&
                node_gradient_may_stay(o->node_gradient, h->state->id.place) &&
                group_is_empty(h, o->group);
 }

@@ -71,8 +71,9 @@ uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner)
         if (n && n <= ANNOUNCED_BYTES)
                 d = delivery_new(job, p, owner, range.count);
         if (d)
-                transfer = fabric_announce(job->x->fabric, job->place.node[owner], TRAFFIC_REDUCE,
-                                           node_gradient_data(p, range.first), n, delivery_sent, d);
+                transfer =
+                        fabric_announce(job->x->fabric, job->placement.node[owner], TRAFFIC_REDUCE,
+                                        node_gradient_data(p, range.first), n, delivery_sent, d);
         if (!transfer) {
                 delivery_free(d);
                 return 0;
@@ -90,7 +91,7 @@ void node_gradient_withdraw(struct node_gradient *p)
         list_for_each (&p->announced, item) {
                 const struct delivery *d = CONTAINER_OF(item, struct delivery, link);
 
-                ask_refuse(d->job, d->job->place.node[d->owner], d->transfer, ZERO_EABORTED,
+                ask_refuse(d->job, d->job->placement.node[d->owner], d->transfer, ZERO_EABORTED,
                            "the gradient's attempt is over");
         }
 }
@@ -114,8 +115,8 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         struct delivery *d;
         size_t n;
 
-        if (!p || request->owner >= job->place.n_owners ||
-            job->place.node[request->owner] != node) {
+        if (!p || request->owner >= job->placement.n_owners ||
+            job->placement.node[request->owner] != node) {
                 ask_refuse(job, node, request->transfer, ZERO_EABORTED,
                            "no such gradient is offered");
                 return;

@@ -170,7 +170,7 @@ static bool job_is_alone(const struct job *job, uint32_t group)
         uint32_t self = job->x->cluster->self;
 
         for (uint32_t i = 0; i < job->partition->slices[group]; i++)
-                if (job->place.node[partition_owner(job->partition, group, i)] != self)
+                if (job->placement.node[partition_owner(job->partition, group, i)] != self)
                         return false;
         for (uint32_t rank = 0; rank < job->world_size; rank++)
                 if (job->node_of_rank[rank] != self)

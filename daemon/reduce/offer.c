@@ -20,7 +20,7 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
         const struct job *job = h->job;
 
         if (h->copy)
-                return node == job->place.node[h->owner];
+                return node == job->placement.node[h->owner];
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->node_of_rank[r] == node &&
                     layout_group_has_rank(&job->layout->groups[group], r))

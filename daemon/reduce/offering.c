@@ -23,7 +23,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
                 offer.present.data = p->present;
                 offer.present.len = (job->layout->groups[group].n_tensors + 7) / 8;
         }
-        if (job->place.node[owner] == job->x->cluster->self) {
+        if (job->placement.node[owner] == job->x->cluster->self) {
                 int r = accumulator_offer(job, job->x->cluster->self, &offer, p);
 
                 assert(r == 0); /* this node keeps the rules */
@@ -34,7 +34,7 @@ static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t
                 offer.transfer = node_gradient_announce(p, owner);
         m.body_case = ZERO__LINK_MESSAGE__BODY_OFFER;
         m.offer = &offer;
-        fabric_send(job->x->fabric, job->place.node[owner], &m);
+        fabric_send(job->x->fabric, job->placement.node[owner], &m);
         crash_point(CRASH_PUSH_OFFERED);
 }
 

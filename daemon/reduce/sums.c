@@ -75,9 +75,9 @@ static bool budget_has(const struct job *job, uint64_t bytes)
 /* [owner]: as in parts_rule; NULL: out of memory. */
 static uint32_t *places_of_owners(const struct job *job)
 {
-        uint32_t *places = calloc(job->place.n_owners, sizeof *places);
+        uint32_t *places = calloc(job->placement.n_owners, sizeof *places);
 
-        for (uint32_t o = 0; places && o < job->place.n_owners; o++) {
+        for (uint32_t o = 0; places && o < job->placement.n_owners; o++) {
                 const struct replica *h = replica_of_copy(job, o, 0);
 
                 places[o] = h && h->state ? h->state->id.place : 0;

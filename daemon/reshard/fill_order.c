@@ -123,7 +123,7 @@ int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fi
         struct job *job = job_find(f->x, name);
         int r = 0;
 
-        if (!is_in_force(&f->to, job ? &job->place : &f->x->view))
+        if (!is_in_force(&f->to, job ? &job->placement : &f->x->placement))
                 r = fault_set(fault, ZERO_ECONFLICT, "another owner list is in force on this node");
         if (r == 0)
                 r = job ? check_job(job, m, l, fault) : job_admit(f->x, name, m->uid, fault);

@@ -31,7 +31,7 @@ bool job_moves(const struct job *job, struct move *ret)
 {
         const struct job_reshard *r = job->reshard;
         bool told = r->told_ms && engine_now(job->x) - r->told_ms < TOLD_MS;
-        struct move m = { .from = job->place.epoch, .to = job->place.epoch };
+        struct move m = { .from = job->placement.epoch, .to = job->placement.epoch };
 
         if (told)
                 m = r->move;

@@ -80,7 +80,7 @@ static void drop_void(struct job *job, uint64_t stands)
         list_for_each (&job->old_replicas, item) {
                 struct replica *h = CONTAINER_OF(item, struct replica, link);
 
-                if (!state_void(&job->place, stands, h->state->id.epoch) || is_read(h))
+                if (!state_void(&job->placement, stands, h->state->id.epoch) || is_read(h))
                         continue;
                 log_info("job %s: deleted its state of epoch %llu, which was never used", job->name,
                          (unsigned long long)h->state->id.epoch);
@@ -126,11 +126,12 @@ static void old_placement_sweep(struct job *job)
         list_for_each (&job->old_replicas, item) {
                 struct replica *h = CONTAINER_OF(item, struct replica, link);
 
-                if (!state_ends(&job->place, job->reshard->whole, h->state->id.epoch) || is_read(h))
+                if (!state_ends(&job->placement, job->reshard->whole, h->state->id.epoch) ||
+                    is_read(h))
                         continue;
                 log_info("job %s: its state of epoch %llu is deleted: all is at epoch %llu now",
                          job->name, (unsigned long long)h->state->id.epoch,
-                         (unsigned long long)job->place.epoch);
+                         (unsigned long long)job->placement.epoch);
                 state_drop_later(job->x, job, STEAL(h->state));
                 replica_free(h);
                 crash_point(CRASH_MOVE_DROPPED);
@@ -140,19 +141,19 @@ static void old_placement_sweep(struct job *job)
 /* States lost in earlier placements are not in the job's list. */
 static void sweep_lost(struct engine *x, const char *job)
 {
-        uint32_t n = store_sweep_lost(x->store, job, x->view.epoch);
+        uint32_t n = store_sweep_lost(x->store, job, x->placement.epoch);
 
         if (n)
                 log_info("job %s: %u of its states that were lost on a GPU are deleted: all is at "
                          "epoch %llu now",
-                         job, n, (unsigned long long)x->view.epoch);
+                         job, n, (unsigned long long)x->placement.epoch);
 }
 
 void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         struct job *job = job_find(x, m->job);
 
-        if (node != coordinator_of(x, m->job) || m->placed->placement != x->view.epoch)
+        if (node != coordinator_of(x, m->job) || m->placed->placement != x->placement.epoch)
                 return;
         crash_point(CRASH_MOVE_PLACED);
         sweep_lost(x, m->job);

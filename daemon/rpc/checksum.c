@@ -79,7 +79,7 @@ json_t *checksums_together(const struct job *job, json_t *const *told)
         json_object_set_new(j, "version", json_integer(version));
         json_object_set_new(j, "checksum", all);
         json_object_set_new(j, "planes", own);
-        if (job->place.copies > 1) {
+        if (job->placement.copies > 1) {
                 json_t *mirrors = sums_of(job, told, 1, &all);
 
                 json_object_set_new(j, "mirrors_agree", json_boolean(json_equal(own, mirrors)));

@@ -67,7 +67,7 @@ static json_t *ping_together(struct survey *s)
 /* For each owner takes the answer of the owner's node. */
 static json_t *shards_together(struct survey *s)
 {
-        const struct placement *place = &s->job->place;
+        const struct placement *placement = &s->job->placement;
         const struct status_replica *told[ZERO_NODE_MAX] = { NULL };
         struct arena arena = { NULL };
         struct status_shards shards = { .jobs = { 0 } };
@@ -79,7 +79,7 @@ static json_t *shards_together(struct survey *s)
                 for (uint32_t i = 0; h && i < h->replicas.n; i++) {
                         uint64_t owner = h->replicas.items[i].owner;
 
-                        if (owner < place->n_owners && place->node[owner] == n)
+                        if (owner < placement->n_owners && placement->node[owner] == n)
                                 told[owner] = &h->replicas.items[i];
                 }
         }
@@ -155,12 +155,12 @@ static json_t *moves_together(struct survey *s)
 
 static bool holds_job(const struct survey *s, uint32_t node)
 {
-        return placement_nodes(&s->job->place) >> node & 1;
+        return placement_nodes(&s->job->placement) >> node & 1;
 }
 
 static bool holds_in_force(const struct survey *s, uint32_t node)
 {
-        return placement_nodes(&s->x->view) >> node & 1;
+        return placement_nodes(&s->x->placement) >> node & 1;
 }
 
 static const struct survey_kind {

@@ -26,7 +26,7 @@ static struct owner_replica replica_facts(const struct replica *h, uint32_t id)
 {
         return (struct owner_replica){ .id = id,
                                        .record = record_facts(h->state->record),
-                                       .in_force = h->state->id.epoch == h->job->place.epoch,
+                                       .in_force = h->state->id.epoch == h->job->placement.epoch,
                                        .updating = h->updating };
 }
 

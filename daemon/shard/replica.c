@@ -110,7 +110,7 @@ struct replica *replica_of_copy(const struct job *job, uint32_t owner, uint32_t 
 struct replica *replica_of_epoch(const struct job *job, uint64_t epoch, uint32_t owner,
                                  uint32_t copy)
 {
-        if (epoch == job->place.epoch)
+        if (epoch == job->placement.epoch)
                 return replica_of_copy(job, owner, copy);
         list_for_each ((struct list *)&job->old_replicas, item) {
                 struct replica *h = CONTAINER_OF(item, struct replica, link);
@@ -136,16 +136,16 @@ struct replica *replica_newest_old_placement(const struct job *job)
 
 bool replicas_whole(const struct job *job)
 {
-        const struct placement *place = &job->place;
+        const struct placement *placement = &job->placement;
 
-        for (uint32_t i = 0; i < placement_holders(place); i++)
-                if (holder_node(place, i) == job->x->cluster->self &&
-                    !replica_of_copy(job, holder_owner(place, i), holder_copy(place, i)))
+        for (uint32_t i = 0; i < placement_holders(placement); i++)
+                if (holder_node(placement, i) == job->x->cluster->self &&
+                    !replica_of_copy(job, holder_owner(placement, i), holder_copy(placement, i)))
                         return false;
         return true;
 }
 
 struct replica *replica_sole(const struct job *job)
 {
-        return job->place.n_owners == 1 ? replica_first(job) : NULL;
+        return job->placement.n_owners == 1 ? replica_first(job) : NULL;
 }

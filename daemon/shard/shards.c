@@ -10,9 +10,11 @@ enum { UNDO_SLOTS = 64 };
 
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)
 {
-        const struct placement *view = &x->view;
+        const struct placement *placement = &x->placement;
 
-        return x->states_away ? place_nth(holder_device(view, holder_of(view, owner, copy))) : 0;
+        return x->states_away
+                       ? place_nth(holder_device(placement, holder_of(placement, owner, copy)))
+                       : 0;
 }
 
 int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,

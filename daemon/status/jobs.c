@@ -97,7 +97,7 @@ static void report_formula(const struct job *job, struct status_job *ret)
                          (2 * sizeof(uint16_t) +
                           update_planes(optimizer_of(l, g)->rule) * sizeof(float));
         ret->zero_formula.bytes_per_parameter = bytes / (l->elements ? l->elements : 1);
-        ret->zero_formula.stage3_bytes = bytes / job->place.n_owners;
+        ret->zero_formula.stage3_bytes = bytes / job->placement.n_owners;
 }
 
 static void report_planes(struct arena *arena, const struct job *job, struct status_job *ret)
@@ -147,11 +147,11 @@ void report_move(const struct move *m, struct status_move *ret)
         *ret = (struct status_move){ m->from, m->to, m->bytes, m->total };
 }
 
-void report_owners(struct arena *arena, const struct engine *x, const struct placement *place,
+void report_owners(struct arena *arena, const struct engine *x, const struct placement *placement,
                    struct record_texts *ret)
 {
-        for (uint32_t o = 0; o < place->n_owners; o++)
-                texts_add(arena, ret, node_name(x, place->node[o]));
+        for (uint32_t o = 0; o < placement->n_owners; o++)
+                texts_add(arena, ret, node_name(x, placement->node[o]));
 }
 
 static void report_job_move(struct arena *arena, const struct job *job, struct status_job *ret)
@@ -182,7 +182,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->skipped_in_a_row = job->progress->overflows;
         ret->parameters = job->layout->elements;
         ret->groups = job->layout->n_groups;
-        report_owners(arena, job->x, &job->place, &ret->owners);
+        report_owners(arena, job->x, &job->placement, &ret->owners);
         ret->checkpoint = report_checkpoint(arena, job->x, job->name);
         report_waiting(arena, job, ret);
         report_gather(arena, job, &ret->gather);

@@ -174,7 +174,7 @@ static void add_waiting(struct arena *arena, const struct engine *x, uint32_t no
         const char *what = told ? NULL : node_waits(x, node);
         struct status_awaited *waiting;
 
-        if (node == x->cluster->self && x->view.epoch != ret->epoch)
+        if (node == x->cluster->self && x->placement.epoch != ret->epoch)
                 what = "to restart with the owners that were chosen";
         waiting = what ? LIST_ADD(arena, &ret->waiting) : NULL;
         if (!waiting)
@@ -196,7 +196,7 @@ void report_moves(struct arena *arena, const struct engine *x,
                 for (uint32_t i = 0; told[n] && i < told[n]->old_placements.n; i++)
                         if (!is_told(ret, told[n]->old_placements.items[i]))
                                 add_old_placement(arena, told[n]->old_placements.items[i],
-                                                  x->view.epoch, ret);
+                                                  x->placement.epoch, ret);
         for (uint32_t n = 0; n < n_nodes; n++) {
                 struct status_taken_back *t =
                         told[n] && told[n]->taken_back ? LIST_ADD(arena, &ret->taken_back) : NULL;

@@ -47,8 +47,8 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
         uint64_t trainable = plan_trainable(job->layout, group, range) * sizeof(float);
         enum zero_dtype dtype = job->layout->groups[group].dtype;
 
-        ret->owner = node_name(job->x, job->place.node[owner]);
-        ret->device = holder_device(&job->place, holder_of(&job->place, owner, 0));
+        ret->owner = node_name(job->x, job->placement.node[owner]);
+        ret->device = holder_device(&job->placement, holder_of(&job->placement, owner, 0));
         ret->first = range.first;
         ret->count = range.count;
         counts_add(arena, &ret->bytes, "master", range.count * sizeof(float));

@@ -57,7 +57,7 @@ struct status_checkpoint *report_checkpoint(struct arena *arena, const struct en
 
 void report_move(const struct move *m, struct status_move *ret);
 /* The node of each owner. */
-void report_owners(struct arena *arena, const struct engine *x, const struct placement *place,
+void report_owners(struct arena *arena, const struct engine *x, const struct placement *placement,
                    struct record_texts *ret);
 /* Planes in the order of answers. */
 enum { STATUS_PLANES = 5 };

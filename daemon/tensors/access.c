@@ -201,13 +201,13 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
 
 static void part_put(struct access *a, struct work *w, uint32_t holder)
 {
-        const struct placement *place = &a->job->place;
+        const struct placement *placement = &a->job->placement;
         Zero__LinkMessage m = job_message(a->job);
         Zero__PutRange range = ZERO__PUT_RANGE__INIT;
 
         range.put = a->id;
-        range.owner = holder_owner(place, holder);
-        range.copy = holder_copy(place, holder);
+        range.owner = holder_owner(placement, holder);
+        range.copy = holder_copy(placement, holder);
         range.tensor = w->tensor;
         range.plane = w->plane;
         range.first = w->first;
@@ -216,7 +216,7 @@ static void part_put(struct access *a, struct work *w, uint32_t holder)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PUT_RANGE;
         m.put_range = &range;
         work_free(w);
-        call_send(a->job->x, holder_node(place, holder), &m, a->timeout_ms, put_called, a);
+        call_send(a->job->x, holder_node(placement, holder), &m, a->timeout_ms, put_called, a);
 }
 
 /* One owner's part of the range; its count may be 0. */
@@ -237,9 +237,9 @@ static struct range part_range(const struct access *a, uint32_t owner)
 static void access_part_start(struct access *a, uint32_t holder, struct range part)
 {
         struct job *job = a->job;
-        const struct placement *place = &job->place;
-        uint32_t owner = holder_owner(place, holder);
-        struct replica *h = a->put ? replica_of_copy(job, owner, holder_copy(place, holder))
+        const struct placement *placement = &job->placement;
+        uint32_t owner = holder_owner(placement, holder);
+        struct replica *h = a->put ? replica_of_copy(job, owner, holder_copy(placement, holder))
                                    : replica_find(job, owner);
         struct work *w = work_new(job, h, a->tensor, a->plane, part.first,
                                   plane_is_single(a->plane) ? 1 : part.count);
@@ -265,19 +265,19 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         } else if (a->put) {
                 part_put(a, w, holder);
         } else {
-                part_get(a, w, owner, holder_node(place, holder));
+                part_get(a, w, owner, holder_node(placement, holder));
         }
 }
 
 static void access_parts(struct access *a)
 {
-        const struct placement *place = &a->job->place;
-        uint32_t n = a->put ? placement_holders(place) : place->n_owners;
+        const struct placement *placement = &a->job->placement;
+        uint32_t n = a->put ? placement_holders(placement) : placement->n_owners;
         bool one = plane_is_single(a->plane) && !a->put;
 
         a->pending = 1; /* until all parts have been started */
         for (uint32_t i = 0; i < n; i++) {
-                struct range part = part_range(a, holder_owner(place, i));
+                struct range part = part_range(a, holder_owner(placement, i));
 
                 if (part.count == 0)
                         continue;

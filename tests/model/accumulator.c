@@ -5,7 +5,7 @@
 
 static uint32_t owner_node(uint32_t node, uint32_t copy)
 {
-        return view.node[holder_owner(&view, holder_on(node, copy))];
+        return placement.node[holder_owner(&placement, holder_on(node, copy))];
 }
 
 /* Whether the node has anything to offer to the replica. */
@@ -65,11 +65,11 @@ static void mirror_offer(struct world *w, uint32_t node)
         struct replica *h = &n->replicas[0];
         struct message m = { .type = OFFER, .copy = 1, .attempt = n->attempt, .last = 1 };
 
-        if (view.copies < 2 || h->chained || h->running || !accumulator_complete(w, node, 0))
+        if (placement.copies < 2 || h->chained || h->running || !accumulator_complete(w, node, 0))
                 return;
         h->chained = 1;
         accumulator_sum(w, node, 0, m.sum);
-        send(w, node, holder_node(&view, holder_of(&view, holder_on(node, 0), 1)), m);
+        send(w, node, holder_node(&placement, holder_of(&placement, holder_on(node, 0), 1)), m);
 }
 
 void accumulator_vote(struct world *w, uint32_t node, uint32_t copy)
@@ -166,7 +166,7 @@ void accumulator_reset(struct world *w, uint32_t node)
         memcpy(early, n->early, sizeof early);
         memset(n->early, 0, sizeof n->early);
         n->n_early = 0;
-        for (uint32_t c = 0; c < view.copies; c++) {
+        for (uint32_t c = 0; c < placement.copies; c++) {
                 struct replica *h = &n->replicas[c];
 
                 memset(h->offered, 0, sizeof h->offered);

@@ -58,9 +58,9 @@ static void fill(struct world *w, uint32_t holder, u8 attempt, u8 source)
 {
         const struct coordination *c = &w->c;
 
-        send(w, COORDINATOR, holder_node(&view, holder),
+        send(w, COORDINATOR, holder_node(&placement, holder),
              (struct message){ .type = FILL,
-                               .copy = (u8)holder_copy(&view, holder),
+                               .copy = (u8)holder_copy(&placement, holder),
                                .flag = source,
                                .version = c->version,
                                .attempt = attempt,
@@ -188,8 +188,8 @@ void coordinator_down(struct world *w, uint32_t node)
                 event(w, (struct coordinator_event){ .kind = COORDINATOR_OPEN_FAILED,
                                                      .node = node,
                                                      .status = ZERO_EPEER });
-        for (uint32_t h = 0; h < placement_holders(&view); h++)
-                if (holder_node(&view, h) == node && w->c.filling >> h & 1)
+        for (uint32_t h = 0; h < placement_holders(&placement); h++)
+                if (holder_node(&placement, h) == node && w->c.filling >> h & 1)
                         event(w, (struct coordinator_event){ .kind = COORDINATOR_FILLED,
                                                              .holder = h,
                                                              .status = ZERO_EPEER,
@@ -202,7 +202,7 @@ static void opened(struct world *w, uint32_t node, const struct message *m)
         struct told_state states[COPIES];
         uint32_t n = 0;
 
-        for (uint32_t i = 0; i < view.copies && is_owner(node); i++)
+        for (uint32_t i = 0; i < placement.copies && is_owner(node); i++)
                 if (m->stands[i].attempt)
                         states[n++] = machine_told(holder_on(node, i), &m->stands[i]);
         event(w, (struct coordinator_event){ .kind = COORDINATOR_OPENED,
@@ -243,7 +243,7 @@ static void holder_event(struct world *w, enum coordinator_event_kind kind, uint
 
         event(w, (struct coordinator_event){ .kind = kind,
                                              .node = node,
-                                             .owner = holder_owner(&view, holder),
+                                             .owner = holder_owner(&placement, holder),
                                              .copy = m->copy,
                                              .attempt = m->attempt,
                                              .call = m->vote,

@@ -59,7 +59,7 @@ static void proc_events(const struct world *w, uint32_t p, struct event *e, uint
 
 static void replica_events(const struct world *w, uint32_t node, struct event *e, uint32_t *n)
 {
-        for (uint32_t c = 0; c < view.copies; c++) {
+        for (uint32_t c = 0; c < placement.copies; c++) {
                 if (w->nodes[node].replicas[c].running)
                         add(e, n, EVENT_UPDATED, node, c);
                 if (fill_can(w, node, c))
@@ -94,12 +94,12 @@ uint32_t events_ordinary(const void *world, struct event *e)
 /* What is lost has another copy. */
 static bool can_wipe(const struct world *w, uint32_t node)
 {
-        for (uint32_t c = 0; c < view.copies; c++) {
-                uint32_t holder = holder_on(node, c), owner = holder_owner(&view, holder);
-                uint32_t twin = holder_of(&view, owner, !c);
+        for (uint32_t c = 0; c < placement.copies; c++) {
+                uint32_t holder = holder_on(node, c), owner = holder_owner(&placement, holder);
+                uint32_t twin = holder_of(&placement, owner, !c);
 
                 if (w->nodes[node].replicas[c].record.attempt &&
-                    !w->nodes[holder_node(&view, twin)].replicas[!c].record.attempt)
+                    !w->nodes[holder_node(&placement, twin)].replicas[!c].record.attempt)
                         return false;
         }
         return true;
@@ -125,7 +125,7 @@ static void crash_events(const struct world *w, uint32_t node, struct event *e, 
                 return;
         if (w->crashes < bounds.crashes)
                 add(e, n, EVENT_CRASH, node, 0);
-        for (uint32_t c = 0; c < view.copies && view.copies > 1; c++)
+        for (uint32_t c = 0; c < placement.copies && placement.copies > 1; c++)
                 if (w->crashes < bounds.crashes && can_tear(w, node))
                         add(e, n, EVENT_TEAR, node, c);
         if (w->wipes < bounds.wipes && is_owner(node) && can_wipe(w, node))
@@ -301,7 +301,7 @@ void world_print(const void *world)
 
                 printf("  node %u: %s, links %x, version %u, attempt %u", n,
                        d->alive ? "alive" : "dead", d->up, d->version, d->attempt);
-                for (uint32_t c = 0; c < view.copies && is_owner(n); c++)
+                for (uint32_t c = 0; c < placement.copies && is_owner(n); c++)
                         printf("; copy %u: version %u, attempt %u, phase %u, decided %u%s", c,
                                d->replicas[c].record.version, d->replicas[c].record.attempt,
                                d->replicas[c].record.phase, d->replicas[c].record.decided_attempt,

@@ -105,13 +105,13 @@ static void check_votes(const struct world *w, u8 attempt)
         const struct record *first = NULL;
         uint32_t there = 0;
 
-        for (uint32_t h = 0; h < placement_holders(&view); h++) {
-                const struct node *n = &w->nodes[holder_node(&view, h)];
-                const struct record *r = &n->replicas[holder_copy(&view, h)].record;
+        for (uint32_t h = 0; h < placement_holders(&placement); h++) {
+                const struct node *n = &w->nodes[holder_node(&placement, h)];
+                const struct record *r = &n->replicas[holder_copy(&placement, h)].record;
 
                 if (r->attempt == 0)
                         continue;
-                there |= 1u << holder_owner(&view, h);
+                there |= 1u << holder_owner(&placement, h);
                 first = first ? first : r;
                 REQUIRE(has_voted(r, attempt), "attempt %u is decided, holder %u has not voted",
                         attempt, h);
@@ -119,13 +119,13 @@ static void check_votes(const struct world *w, u8 attempt)
                         "attempt %u: holder %u has summed other contributions than the first",
                         attempt, h);
         }
-        REQUIRE(there == (1u << view.n_owners) - 1,
+        REQUIRE(there == (1u << placement.n_owners) - 1,
                 "attempt %u is decided, an owner's vote is nowhere", attempt);
 }
 
 void truth_rank_slots(const struct world *w)
 {
-        const struct record *r = &w->nodes[view.node[0]].replicas[0].record;
+        const struct record *r = &w->nodes[placement.node[0]].replicas[0].record;
 
         for (uint32_t b = 0; b < bounds.micro_batches; b++)
                 for (uint32_t rank = 0; rank < bounds.n_ranks; rank++) {

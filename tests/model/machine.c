@@ -45,10 +45,10 @@ void machine_new(void)
                                              .loss_scale = 1 };
 
         coordinator_deinit(&machine);
-        if (coordinator_init(&machine, &job, &view))
+        if (coordinator_init(&machine, &job, &placement))
                 abort();
         machine.step.params = plain;
-        for (uint32_t h = 0; h < placement_holders(&view); h++)
+        for (uint32_t h = 0; h < placement_holders(&placement); h++)
                 machine.standing_storage[h].params = plain;
         for (uint32_t c = 0; c < COPIES; c++)
                 told[c].params = plain;
@@ -78,12 +78,12 @@ static void standing_fill(struct standing *ret, const struct stand *s)
 
 struct told_state machine_told(uint32_t holder, const struct stand *s)
 {
-        uint32_t copy = holder_copy(&view, holder);
+        uint32_t copy = holder_copy(&placement, holder);
 
         standing_fill(&told[copy], s);
         told_stands[holder] = *s;
-        return (struct told_state){ .place = { view.epoch, view.n_owners,
-                                               holder_owner(&view, holder), copy },
+        return (struct told_state){ .place = { placement.epoch, placement.n_owners,
+                                               holder_owner(&placement, holder), copy },
                                     .attempt = s->attempt,
                                     .standing = &told[copy] };
 }
@@ -178,7 +178,7 @@ static void step_fill(struct step *s, const struct coordination *c)
                 s->cut[n] = c->cut[n];
                 s->ready[n] = c->ready >> n & 1;
         }
-        for (uint32_t h = 0; h < placement_holders(&view); h++) {
+        for (uint32_t h = 0; h < placement_holders(&placement); h++) {
                 s->done[h] = c->done >> h & 1;
                 s->voted[h] = c->votes[h] != 0;
                 if (s->voted[h])
@@ -211,7 +211,7 @@ static void step_pack(struct coordination *c, const struct step *s)
                 c->cut[n] = (u8)s->cut[n];
                 c->ready |= (u8)(s->ready[n] << n);
         }
-        for (uint32_t h = 0; h < placement_holders(&view); h++) {
+        for (uint32_t h = 0; h < placement_holders(&placement); h++) {
                 c->done |= (u8)(s->done[h] << h);
                 if (!s->voted[h])
                         c->votes[h] = 0;
@@ -237,7 +237,7 @@ static void load(const struct coordination *c)
                 machine.lacks[n] = c->lacks >> n & 1;
                 machine.rounds[n] = c->asked_now >> n & 1;
         }
-        for (uint32_t h = 0; h < placement_holders(&view); h++) {
+        for (uint32_t h = 0; h < placement_holders(&placement); h++) {
                 const struct stand *s = &c->standings[h];
 
                 machine.filling[h] = c->filling >> h & 1;
@@ -262,7 +262,7 @@ static void store(struct coordination *c)
                 c->lacks |= (u8)(machine.lacks[n] << n);
                 c->asked_now |= (u8)((machine.rounds[n] == machine.round) << n);
         }
-        for (uint32_t h = 0; h < placement_holders(&view); h++) {
+        for (uint32_t h = 0; h < placement_holders(&placement); h++) {
                 c->filling |= (u8)(machine.filling[h] << h);
                 c->standings[h] = standing_pack(h);
         }

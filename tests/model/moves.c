@@ -77,9 +77,9 @@ static void node_events(const struct world *w, uint32_t a, struct event *e, uint
                         add(e, n, EVENT_START, a, 0);
                 return;
         }
-        for (u8 view = (u8)(node->epoch + 1); view <= w->view; view++)
-                add(e, n, EVENT_LEARN, a, view);
-        for (uint32_t i = 0; i < VIEWS * COPIES; i++)
+        for (u8 placement = (u8)(node->epoch + 1); placement <= w->chosen; placement++)
+                add(e, n, EVENT_LEARN, a, placement);
+        for (uint32_t i = 0; i < PLACEMENTS * COPIES; i++)
                 if (node->states[i / COPIES][i % COPIES].running)
                         add(e, n, EVENT_UPDATED, a, i);
         for (uint32_t c = 0; c < COPIES; c++)
@@ -94,8 +94,8 @@ static void node_events(const struct world *w, uint32_t a, struct event *e, uint
 static bool chooses(const struct world *w)
 {
         for (uint32_t a = 0; a < bounds.n_nodes; a++)
-                if (w->nodes[a].alive && w->nodes[a].epoch == w->view)
-                        return w->view + 1 < n_views;
+                if (w->nodes[a].alive && w->nodes[a].epoch == w->chosen)
+                        return w->chosen + 1 < n_placements;
         return false;
 }
 
@@ -177,7 +177,7 @@ static void happen(void *world, struct event e)
                 daemon_start(w, e.a);
                 break;
         case EVENT_CHOOSE:
-                w->view++;
+                w->chosen++;
                 break;
         case EVENT_LEARN:
                 daemon_learn(w, e.a, e.b);
@@ -272,7 +272,7 @@ static void print_event(const void *world, struct event e)
                        e.kind == EVENT_CUT ? "BREAKS" : "stands");
                 break;
         case EVENT_CHOOSE:
-                printf("list %u is chosen: %s\n", w->view + 1, bounds.views[w->view + 1]);
+                printf("list %u is chosen: %s\n", w->chosen + 1, bounds.lists[w->chosen + 1]);
                 break;
         case EVENT_LEARN:
                 printf("node %u starts anew with list %u\n", e.a, e.b);
@@ -311,7 +311,7 @@ static void print(const void *world)
                        : d->dead ? "dead"
                                  : "away",
                        d->epoch, d->links);
-                for (uint32_t e = 0; e < VIEWS; e++)
+                for (uint32_t e = 0; e < PLACEMENTS; e++)
                         for (uint32_t copy = 0; copy < COPIES; copy++)
                                 print_state(&d->states[e][copy], e, copy);
                 if (c->there)
@@ -332,35 +332,35 @@ static void print(const void *world)
 static const struct search_case cases[] = {
         { "add", "a node is added, any two faults",
           &(const struct bounds){ .n_nodes = 2,
-                                  .views = { "0", "01" },
+                                  .lists = { "0", "01" },
                                   .steps = 2,
                                   .crashes = 2,
                                   .cuts = 2,
                                   .faults = 2 } },
         { "remove", "a node is removed, any two faults",
           &(const struct bounds){ .n_nodes = 2,
-                                  .views = { "01", "1" },
+                                  .lists = { "01", "1" },
                                   .steps = 2,
                                   .crashes = 2,
                                   .cuts = 2,
                                   .faults = 2 } },
         { "replace", "a node is added and the other one removed, any one fault",
           &(const struct bounds){ .n_nodes = 2,
-                                  .views = { "0", "01", "1" },
+                                  .lists = { "0", "01", "1" },
                                   .steps = 2,
                                   .crashes = 1,
                                   .cuts = 1,
                                   .faults = 1 } },
         { "third", "a third node is added to two, any one fault",
           &(const struct bounds){ .n_nodes = 3,
-                                  .views = { "01", "021" },
+                                  .lists = { "01", "021" },
                                   .steps = 1,
                                   .crashes = 1,
                                   .cuts = 1,
                                   .faults = 1 } },
         { "third-back", "a third node is added to two and taken away again, a crash",
           &(const struct bounds){ .n_nodes = 3,
-                                  .views = { "01", "021", "01" },
+                                  .lists = { "01", "021", "01" },
                                   .coordinator = 1,
                                   .steps = 1,
                                   .crashes = 1,
@@ -370,7 +370,7 @@ static const struct search_case cases[] = {
           "of two nodes that mirror each other one is removed and added again, a crash or a loss",
           &(const struct bounds){ .n_nodes = 2,
                                   .mirror = true,
-                                  .views = { "01", "0", "01" },
+                                  .lists = { "01", "0", "01" },
                                   .steps = 1,
                                   .crashes = 1,
                                   .wipes = 1,
@@ -379,7 +379,7 @@ static const struct search_case cases[] = {
         { "takeover", "two nodes that mirror each other, one dies and is taken over, and a crash",
           &(const struct bounds){ .n_nodes = 2,
                                   .mirror = true,
-                                  .views = { "01", "0" },
+                                  .lists = { "01", "0" },
                                   .steps = 2,
                                   .crashes = 1,
                                   .deaths = 1,
@@ -389,7 +389,7 @@ static const struct search_case cases[] = {
           "of three nodes that mirror each other one is removed, one is lost, for good or not",
           &(const struct bounds){ .n_nodes = 3,
                                   .mirror = true,
-                                  .views = { "012", "01" },
+                                  .lists = { "012", "01" },
                                   .steps = 1,
                                   .wipes = 1,
                                   .deaths = 1,
@@ -399,7 +399,7 @@ static const struct search_case cases[] = {
           "a third node is added to two that mirror each other; one dies and is taken over",
           &(const struct bounds){ .n_nodes = 3,
                                   .mirror = true,
-                                  .views = { "01", "021", "02" },
+                                  .lists = { "01", "021", "02" },
                                   .steps = 1,
                                   .deaths = 1,
                                   .faults = 1,
@@ -407,7 +407,7 @@ static const struct search_case cases[] = {
         { "returns", "as mirror, and then the other one is removed, a crash",
           &(const struct bounds){ .n_nodes = 2,
                                   .mirror = true,
-                                  .views = { "01", "0", "01", "1" },
+                                  .lists = { "01", "0", "01", "1" },
                                   .steps = 1,
                                   .crashes = 1,
                                   .faults = 1,
@@ -415,7 +415,7 @@ static const struct search_case cases[] = {
         { "outdated", "as mirror, and a coordinator does not wait for what others have",
           &(const struct bounds){ .n_nodes = 2,
                                   .mirror = true,
-                                  .views = { "01", "0", "01" },
+                                  .lists = { "01", "0", "01" },
                                   .steps = 1,
                                   .hastes = 1,
                                   .faults = 1,
@@ -423,7 +423,7 @@ static const struct search_case cases[] = {
         { "two-faults", "as takeover, any two faults",
           &(const struct bounds){ .n_nodes = 2,
                                   .mirror = true,
-                                  .views = { "01", "0" },
+                                  .lists = { "01", "0" },
                                   .steps = 2,
                                   .crashes = 1,
                                   .wipes = 1,
@@ -433,7 +433,7 @@ static const struct search_case cases[] = {
         { "ring-faults", "as ring, any one fault",
           &(const struct bounds){ .n_nodes = 3,
                                   .mirror = true,
-                                  .views = { "012", "01" },
+                                  .lists = { "012", "01" },
                                   .steps = 1,
                                   .crashes = 1,
                                   .wipes = 1,
@@ -443,7 +443,7 @@ static const struct search_case cases[] = {
         { "haste", "as returns, and a coordinator does not wait for what others have",
           &(const struct bounds){ .n_nodes = 2,
                                   .mirror = true,
-                                  .views = { "01", "0", "01", "1" },
+                                  .lists = { "01", "0", "01", "1" },
                                   .steps = 1,
                                   .hastes = 1,
                                   .faults = 1,
@@ -451,7 +451,7 @@ static const struct search_case cases[] = {
         { "haste-back",
           "a node is taken out and comes back, a coordinator does not wait, and a fault",
           &(const struct bounds){ .n_nodes = 2,
-                                  .views = { "0", "1", "0" },
+                                  .lists = { "0", "1", "0" },
                                   .steps = 2,
                                   .crashes = 1,
                                   .cuts = 1,
@@ -459,7 +459,7 @@ static const struct search_case cases[] = {
                                   .faults = 2 } },
         { "haste-on", "one node after the other, a coordinator does not wait, and a crash",
           &(const struct bounds){ .n_nodes = 3,
-                                  .views = { "0", "1", "2" },
+                                  .lists = { "0", "1", "2" },
                                   .steps = 1,
                                   .crashes = 1,
                                   .hastes = 1,
@@ -467,7 +467,7 @@ static const struct search_case cases[] = {
                                   .less = true } },
         { "haste-half", "one node, two others, and one of each, a coordinator does not wait",
           &(const struct bounds){ .n_nodes = 3,
-                                  .views = { "2", "01", "12" },
+                                  .lists = { "2", "01", "12" },
                                   .steps = 1,
                                   .hastes = 1,
                                   .faults = 1,

@@ -4,8 +4,9 @@
  *
  * The daemon's own machines decide: job/coordinator.c for the coordinator, job/owner.c for a node's
  * states, job/pieces.c for the sources of a fill.  Every other function follows the daemon's
- * function of the same name.  The paxos register of views is another model (paxos.h): here views
- * come one after the other, and a node may hear of any of them at any time and restart with it.
+ * function of the same name.  The paxos register of placements is another model (paxos.h): here
+ * placements come one after the other, and a node may hear of any of them at any time and restart
+ * with it.
  *
  * Left out: trainers (one rank is always there, on the coordinator's node) and their gradients,
  * puts, refused steps, jobs that are made or dropped.
@@ -16,15 +17,15 @@
 #include "daemon/job/owner.h"
 #include "search.h"
 
-enum { NODES = 3, VIEWS = 4, COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
+enum { NODES = 3, PLACEMENTS = 4, COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
 enum { MESSAGES = 48, STEPS = 3 };
 
 struct bounds {
         u8 n_nodes;
         bool mirror;
-        const char *views[VIEWS]; /* the owners, in their order */
-        u8 coordinator;           /* owner, by number */
-        u8 steps;                 /* in all */
+        const char *lists[PLACEMENTS]; /* the owners, in their order */
+        u8 coordinator;                /* owner, by number */
+        u8 steps;                      /* in all */
         /* The most of each kind, and of all faults.  A wipe is a crash after which the node holds
          * nothing, a death a crash without a start; both only if another copy of everything is
          * left. Haste: a coordinator stops waiting for nodes that it need not hear. */
@@ -33,8 +34,8 @@ struct bounds {
         bool less;
 };
 extern struct bounds bounds;
-extern struct placement views[VIEWS];
-extern u8 n_views;
+extern struct placement placements[PLACEMENTS];
+extern u8 n_placements;
 
 /* One holder's shards in one placement, and its record; attempt 0: there is none. */
 struct state {
@@ -65,7 +66,7 @@ enum message_type {
 
 struct message {
         u8 type, status, copy, version, attempt, last, epoch, readable;
-        struct stand stands[VIEWS][COPIES];
+        struct stand stands[PLACEMENTS][COPIES];
 };
 
 /* A holder that is being filled. */
@@ -81,7 +82,7 @@ struct coordination {
         u8 stale, lacks, filling, settling, settled_nodes;
         u8 asked_now; /* nodes asked in the current round */
         u8 nodes[NODES];
-        struct stand stands[NODES][VIEWS][COPIES];
+        struct stand stands[NODES][PLACEMENTS][COPIES];
         u8 told[NODES]; /* old states that the node last reported: a bit for each list and copy */
         u8 phase, version, attempt, heard, decided, open, voted, done;
 };
@@ -89,7 +90,7 @@ struct coordination {
 /* A daemon: the states and the epoch survive it, the rest does not. */
 struct node {
         u8 epoch, dead;
-        struct state states[VIEWS][COPIES];
+        struct state states[PLACEMENTS][COPIES];
         u8 alive, links;
         u8 has_job, started, version, attempt, whole, settles; /* settles: a call waits */
         u8 preparing;                                          /* copies, a bit each */
@@ -105,7 +106,7 @@ struct truth {
 
 struct world {
         struct node nodes[NODES];
-        u8 view; /* the last one that was chosen */
+        u8 chosen; /* the last one that was chosen */
         struct truth truth;
         u8 crashes, wipes, deaths, cuts, hastes;
         u8 count[NODES][NODES];
@@ -119,10 +120,10 @@ size_t world_bytes(const void *w);
 bool linked(const struct world *w, uint32_t a, uint32_t b);
 /* False: no link. */
 bool send(struct world *w, uint32_t from, uint32_t to, struct message m);
-const struct placement *view_of(const struct world *w, uint32_t node);
+const struct placement *placement_of(const struct world *w, uint32_t node);
 uint32_t coordinator_of(const struct world *w, uint32_t node);
 /* Which holder a copy on a node is; NO_HOLDER: none. */
-uint32_t holder_on(const struct placement *view, uint32_t node, uint32_t copy);
+uint32_t holder_on(const struct placement *placement, uint32_t node, uint32_t copy);
 /* The state of a holder. */
 struct state *state_at(struct world *w, uint32_t epoch, uint32_t holder);
 void daemon_start(struct world *w, uint32_t node);

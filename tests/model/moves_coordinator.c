@@ -47,10 +47,10 @@ static void start(struct world *w, uint32_t self)
 
 static void prepare(struct world *w, uint32_t self)
 {
-        const struct placement *view = view_of(w, self);
+        const struct placement *placement = placement_of(w, self);
 
-        for (uint32_t o = 0; o < view->n_owners; o++)
-                send(w, self, view->node[o],
+        for (uint32_t o = 0; o < placement->n_owners; o++)
+                send(w, self, placement->node[o],
                      (struct message){ .type = PREPARE, .attempt = w->nodes[self].c.attempt });
 }
 
@@ -68,11 +68,11 @@ static void decided(struct world *w, uint32_t self)
 static bool fill(struct world *w, uint32_t self, const struct machine_action *a)
 {
         const struct coordination *c = &w->nodes[self].c;
-        const struct placement *view = view_of(w, self);
+        const struct placement *placement = placement_of(w, self);
 
-        return send(w, self, holder_node(view, a->action.holder),
+        return send(w, self, holder_node(placement, a->action.holder),
                     (struct message){ .type = FILL,
-                                      .copy = (u8)holder_copy(view, a->action.holder),
+                                      .copy = (u8)holder_copy(placement, a->action.holder),
                                       .version = c->version,
                                       .attempt = (u8)a->action.attempt,
                                       .last = c->decided,
@@ -186,15 +186,15 @@ void coordinator_new(struct world *w, uint32_t self)
 void coordinator_down(struct world *w, uint32_t self, uint32_t node)
 {
         const struct coordination *c = &w->nodes[self].c;
-        const struct placement *view = view_of(w, self);
+        const struct placement *placement = placement_of(w, self);
 
         if (c->nodes[node] == NODE_ASKED)
                 event(w, self,
                       (struct coordinator_event){ .kind = COORDINATOR_OPEN_FAILED,
                                                   .node = node,
                                                   .status = ZERO_EPEER });
-        for (uint32_t h = 0; h < placement_holders(view); h++)
-                if (holder_node(view, h) == node && c->filling >> h & 1)
+        for (uint32_t h = 0; h < placement_holders(placement); h++)
+                if (holder_node(placement, h) == node && c->filling >> h & 1)
                         event(w, self,
                               (struct coordinator_event){ .kind = COORDINATOR_FILLED,
                                                           .holder = h,
@@ -212,10 +212,10 @@ void coordinator_down(struct world *w, uint32_t self, uint32_t node)
 
 static bool holders_known(const struct world *w, uint32_t self)
 {
-        const struct placement *view = view_of(w, self);
+        const struct placement *placement = placement_of(w, self);
 
-        for (uint32_t o = 0; o < view->n_owners; o++)
-                if (w->nodes[self].c.nodes[view->node[o]] != NODE_KNOWN)
+        for (uint32_t o = 0; o < placement->n_owners; o++)
+                if (w->nodes[self].c.nodes[placement->node[o]] != NODE_KNOWN)
                         return false;
         return true;
 }
@@ -274,7 +274,7 @@ void coordinator_begin(struct world *w, uint32_t self)
 
 static void opened(struct world *w, uint32_t self, uint32_t node, const struct message *m)
 {
-        struct told_state states[VIEWS * COPIES];
+        struct told_state states[PLACEMENTS * COPIES];
         uint32_t n = 0;
 
         REQUIRE(m->status != 2, "node %u is asked while its job is made", node);
@@ -300,7 +300,7 @@ static void filled(struct world *w, uint32_t self, uint32_t node, const struct m
                 told = machine_told(node, epoch, m->copy, &m->stands[epoch][m->copy]);
         event(w, self,
               (struct coordinator_event){ .kind = COORDINATOR_FILLED,
-                                          .holder = holder_on(view_of(w, self), node, m->copy),
+                                          .holder = holder_on(placement_of(w, self), node, m->copy),
                                           .status = m->status,
                                           .text = "",
                                           .n_states = 1,
@@ -310,8 +310,8 @@ static void filled(struct world *w, uint32_t self, uint32_t node, const struct m
 static void holder_event(struct world *w, uint32_t self, enum coordinator_event_kind kind,
                          uint32_t node, const struct message *m)
 {
-        const struct placement *view = view_of(w, self);
-        uint32_t owner = holder_owner(view, holder_on(view, node, m->copy));
+        const struct placement *placement = placement_of(w, self);
+        uint32_t owner = holder_owner(placement, holder_on(placement, node, m->copy));
 
         event(w, self,
               (struct coordinator_event){ .kind = kind,

@@ -22,7 +22,7 @@ void truth_decide(struct world *w, u8 attempt, u8 version)
 
 void truth_voted(struct world *w, uint32_t epoch, u8 attempt)
 {
-        for (uint32_t h = 0; h < placement_holders(&views[epoch]); h++) {
+        for (uint32_t h = 0; h < placement_holders(&placements[epoch]); h++) {
                 const struct state *s = state_at(w, epoch, h);
 
                 REQUIRE(!s->attempt || has_voted(s, attempt),
@@ -51,7 +51,7 @@ static bool has_truth(const struct world *w, const struct state *s)
 
 static bool epoch_has_truth(struct world *w, uint32_t epoch)
 {
-        const struct placement *p = &views[epoch];
+        const struct placement *p = &placements[epoch];
 
         for (uint32_t o = 0; o < p->n_owners; o++) {
                 bool has = false;
@@ -66,7 +66,7 @@ static bool epoch_has_truth(struct world *w, uint32_t epoch)
 
 bool truth_kept(struct world *w)
 {
-        for (uint32_t e = w->truth.whole; e <= w->view; e++)
+        for (uint32_t e = w->truth.whole; e <= w->chosen; e++)
                 if (epoch_has_truth(w, e))
                         return true;
         return false;
@@ -95,7 +95,7 @@ static void state_check(const struct world *w, uint32_t node, uint32_t epoch, ui
 void world_check(struct world *w)
 {
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                for (uint32_t e = 0; e <= w->view; e++)
+                for (uint32_t e = 0; e <= w->chosen; e++)
                         for (uint32_t c = 0; c < COPIES; c++)
                                 if (w->nodes[n].states[e][c].attempt)
                                         state_check(w, n, e, c);
@@ -109,15 +109,15 @@ void world_check(struct world *w)
 static bool node_done(struct world *w, uint32_t node)
 {
         const struct node *n = &w->nodes[node];
-        const struct placement *view = &views[n_views - 1];
+        const struct placement *placement = &placements[n_placements - 1];
 
-        if (n->epoch != n_views - 1)
+        if (n->epoch != n_placements - 1)
                 return false;
         for (uint32_t e = 0; e < n->epoch; e++)
                 if (n->states[e][0].attempt || n->states[e][1].attempt)
                         return false;
         for (uint32_t c = 0; c < COPIES; c++)
-                if (holder_on(view, node, c) != NO_HOLDER &&
+                if (holder_on(placement, node, c) != NO_HOLDER &&
                     (n->states[n->epoch][c].version != bounds.steps ||
                      n->states[n->epoch][c].phase == OWNER_DECIDED))
                         return false;
@@ -127,10 +127,10 @@ static bool node_done(struct world *w, uint32_t node)
 bool world_done(const void *world)
 {
         struct world *w = (struct world *)world;
-        const struct placement *view = &views[n_views - 1];
+        const struct placement *placement = &placements[n_placements - 1];
 
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                if (w->nodes[n].dead && placement_nodes(view) >> n & 1)
+                if (w->nodes[n].dead && placement_nodes(placement) >> n & 1)
                         return true; /* it is waited for */
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
                 if (!w->nodes[n].dead && !node_done(w, n))

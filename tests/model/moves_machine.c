@@ -13,7 +13,7 @@
 
 const struct step_params step_params = { .n_sets = 1, .loss_scale = 1 };
 
-static struct coordinator machines[VIEWS], *machine;
+static struct coordinator machines[PLACEMENTS], *machine;
 static struct coordinator_actions actions;
 
 /* ---- what every attempt comes to: votes are the same in all of them ---- */
@@ -71,8 +71,8 @@ static struct stand standing_pack(const struct standing *s)
 
 struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, const struct stand *s)
 {
-        static struct standing told[VIEWS][COPIES];
-        const struct placement *was = &views[epoch];
+        static struct standing told[PLACEMENTS][COPIES];
+        const struct placement *was = &placements[epoch];
         uint32_t owner = holder_owner(was, holder_on(was, node, copy));
 
         standing_fill(&told[epoch][copy], s, owner);
@@ -86,23 +86,24 @@ struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, con
 /* Owners of whom nothing is known have no node. */
 static void old_placement_begin(struct old_placement *f, uint32_t epoch)
 {
-        const uint32_t n = views[epoch].n_owners;
+        const uint32_t n = placements[epoch].n_owners;
         uint32_t nobody[ZERO_NODE_MAX];
 
         for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
                 nobody[o] = ZERO_NODE_MAX;
-        placement_init(&f->place, epoch, nobody, n, false);
-        f->place.copies = n > 1 ? PLACEMENT_COPIES : 1;
-        memcpy(f->place.mirror, nobody, sizeof nobody);
+        placement_init(&f->placement, epoch, nobody, n, false);
+        f->placement.copies = n > 1 ? PLACEMENT_COPIES : 1;
+        memcpy(f->placement.mirror, nobody, sizeof nobody);
         f->settling = f->settled = 0;
 }
 
 static void old_placement_place(struct old_placement *f, uint32_t holder, uint32_t node,
                                 const struct stand *s)
 {
-        uint32_t owner = holder_owner(&f->place, holder);
+        uint32_t owner = holder_owner(&f->placement, holder);
 
-        *(holder_copy(&f->place, holder) ? &f->place.mirror[owner] : &f->place.node[owner]) = node;
+        *(holder_copy(&f->placement, holder) ? &f->placement.mirror[owner]
+                                             : &f->placement.node[owner]) = node;
         if (!s->attempt)
                 return;
         f->standings[holder] = malloc(sizeof **f->standings);
@@ -115,7 +116,7 @@ static void old_placements_load(const struct coordination *c, uint32_t epoch)
 {
         old_placements_free(machine->old_placements);
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
-                machine->old_placements[i].place.n_owners = 0;
+                machine->old_placements[i].placement.n_owners = 0;
         machine->old_placement =
                 c->old_placement ? &machine->old_placements[c->old_placement - 1] : NULL;
         for (uint32_t e = 0; e < epoch; e++) {
@@ -129,9 +130,9 @@ static void old_placements_load(const struct coordination *c, uint32_t epoch)
                 old_placement_begin(f, e);
                 for (uint32_t i = 0; i < bounds.n_nodes * COPIES; i++)
                         if (c->told[i / COPIES] >> (e * COPIES + i % COPIES) & 1)
-                                old_placement_place(f, holder_on(&views[e], i / COPIES, i % COPIES),
-                                                    i / COPIES,
-                                                    &c->stands[i / COPIES][e][i % COPIES]);
+                                old_placement_place(
+                                        f, holder_on(&placements[e], i / COPIES, i % COPIES),
+                                        i / COPIES, &c->stands[i / COPIES][e][i % COPIES]);
         }
         if (!machine->old_placement)
                 return;
@@ -141,24 +142,24 @@ static void old_placements_load(const struct coordination *c, uint32_t epoch)
 
 static void old_placement_store(struct coordination *c, const struct old_placement *f)
 {
-        for (uint32_t h = 0; h < placement_holders(&f->place); h++) {
-                uint32_t node = holder_node(&f->place, h), copy = holder_copy(&f->place, h);
+        for (uint32_t h = 0; h < placement_holders(&f->placement); h++) {
+                uint32_t node = holder_node(&f->placement, h), copy = holder_copy(&f->placement, h);
 
                 if (node >= ZERO_NODE_MAX)
                         continue;
-                c->told[node] |= (u8)(1 << (f->place.epoch * COPIES + copy));
+                c->told[node] |= (u8)(1 << (f->placement.epoch * COPIES + copy));
                 if (f->standings[h])
-                        c->stands[node][f->place.epoch][copy] = standing_pack(f->standings[h]);
+                        c->stands[node][f->placement.epoch][copy] = standing_pack(f->standings[h]);
         }
 }
 
 static void old_placements_store(struct coordination *c)
 {
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
-                if (machine->old_placements[i].place.n_owners)
+                if (machine->old_placements[i].placement.n_owners)
                         old_placement_store(c, &machine->old_placements[i]);
         c->old_placement =
-                machine->old_placement ? (u8)(machine->old_placement->place.epoch + 1) : 0;
+                machine->old_placement ? (u8)(machine->old_placement->placement.epoch + 1) : 0;
         c->settling = machine->old_placement ? (u8)machine->old_placement->settling : 0;
         c->settled_nodes = machine->old_placement ? (u8)machine->old_placement->settled : 0;
 }
@@ -179,11 +180,11 @@ static void step_fill(struct step *s, const struct coordination *c, uint32_t sel
         s->good_steps = s->skipped = 0;
         s->loss_scale = 1;
         memset(s->ready, 0, bounds.n_nodes * sizeof *s->ready);
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++) {
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++) {
                 s->voted[h] = c->voted >> h & 1;
                 s->done[h] = c->done >> h & 1;
                 if (s->voted[h])
-                        s->ballots[h] = *vote_of(holder_owner(&s->view, h));
+                        s->ballots[h] = *vote_of(holder_owner(&s->placement, h));
         }
 }
 
@@ -196,7 +197,7 @@ static void step_pack(struct coordination *c, const struct step *s)
         c->decided = (u8)s->decided_attempt;
         c->open = (u8)s->open;
         c->voted = c->done = 0;
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++) {
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++) {
                 c->voted |= (u8)(s->voted[h] << h);
                 c->done |= (u8)(s->done[h] << h);
         }
@@ -204,7 +205,7 @@ static void step_pack(struct coordination *c, const struct step *s)
 
 /* ---- all of it ---- */
 
-static void machine_new(const struct placement *view)
+static void machine_new(const struct placement *placement)
 {
         static const char *const names[NODES] = { "a", "b", "c" };
         const struct coordinator_job job = {
@@ -212,7 +213,7 @@ static void machine_new(const struct placement *view)
         };
 
         coordinator_deinit(machine);
-        if (coordinator_init(machine, &job, view))
+        if (coordinator_init(machine, &job, placement))
                 abort();
         memset(machine->step.cut, 0, bounds.n_nodes * sizeof *machine->step.cut);
         machine->step.have_params = true;
@@ -220,24 +221,24 @@ static void machine_new(const struct placement *view)
 }
 
 /* Placements differ between cases. */
-static void machine_view(const struct placement *view)
+static void machine_of(const struct placement *placement)
 {
-        static struct bounds of[VIEWS];
+        static struct bounds of[PLACEMENTS];
 
-        machine = &machines[view->epoch];
-        if (memcmp(&of[view->epoch], &bounds, sizeof bounds) == 0)
+        machine = &machines[placement->epoch];
+        if (memcmp(&of[placement->epoch], &bounds, sizeof bounds) == 0)
                 return;
-        of[view->epoch] = bounds;
-        machine_new(view);
+        of[placement->epoch] = bounds;
+        machine_new(placement);
 }
 
 /* A round counts only by whether a node was asked in the one that is. */
 static void load(const struct world *w, uint32_t self)
 {
         const struct coordination *c = &w->nodes[self].c;
-        const struct placement *view = view_of(w, self);
+        const struct placement *placement = placement_of(w, self);
 
-        machine_view(view);
+        machine_of(placement);
         machine->dead = false;
         machine->settled = c->settled;
         machine->whole = c->whole;
@@ -254,21 +255,21 @@ static void load(const struct world *w, uint32_t self)
                 machine->lacks[n] = c->lacks >> n & 1;
                 machine->rounds[n] = c->asked_now >> n & 1;
         }
-        for (uint32_t h = 0; h < placement_holders(view); h++) {
-                const struct stand *s =
-                        &c->stands[holder_node(view, h)][view->epoch][holder_copy(view, h)];
+        for (uint32_t h = 0; h < placement_holders(placement); h++) {
+                const struct stand *s = &c->stands[holder_node(placement, h)][placement->epoch]
+                                                  [holder_copy(placement, h)];
 
                 machine->filling[h] = c->filling >> h & 1;
                 machine->standings[h] = s->attempt ? &machine->standing_storage[h] : NULL;
                 if (s->attempt)
-                        standing_fill(machine->standings[h], s, holder_owner(view, h));
+                        standing_fill(machine->standings[h], s, holder_owner(placement, h));
         }
 }
 
 static void store(struct world *w, uint32_t self)
 {
         struct coordination *c = &w->nodes[self].c;
-        const struct placement *view = view_of(w, self);
+        const struct placement *placement = placement_of(w, self);
 
         c->settled = machine->settled;
         c->whole = machine->whole;
@@ -285,11 +286,11 @@ static void store(struct world *w, uint32_t self)
                 c->lacks |= (u8)(machine->lacks[n] << n);
                 c->asked_now |= (u8)((machine->rounds[n] == machine->round) << n);
         }
-        for (uint32_t h = 0; h < placement_holders(view); h++) {
+        for (uint32_t h = 0; h < placement_holders(placement); h++) {
                 c->filling |= (u8)(machine->filling[h] << h);
                 if (machine->standings[h])
-                        c->stands[holder_node(view, h)][view->epoch][holder_copy(view, h)] =
-                                standing_pack(machine->standings[h]);
+                        c->stands[holder_node(placement, h)][placement->epoch]
+                                 [holder_copy(placement, h)] = standing_pack(machine->standings[h]);
         }
 }
 
@@ -299,7 +300,7 @@ static struct machine_action machine_action(const struct coordinator_action *a)
         struct coordinator_sources sources;
 
         if (a->kind == COORDINATOR_SETTLE)
-                ret.from = (u8)machine->old_placement->place.epoch;
+                ret.from = (u8)machine->old_placement->placement.epoch;
         if (a->kind != COORDINATOR_FILL)
                 return ret;
         coordinator_sources(machine, a->holder, &sources);

@@ -122,13 +122,13 @@ void job_resume(struct world *w, uint32_t node)
 
         for (uint32_t e = 0; e <= n->epoch; e++)
                 for (uint32_t c = 0; c < COPIES; c++) {
-                        const struct placement *was = &views[e];
+                        const struct placement *was = &placements[e];
                         uint32_t h = holder_on(was, node, c);
                         const struct state_place of = { e, was->n_owners, h % was->n_owners, c };
 
                         if (n->states[e][c].attempt == 0)
                                 continue;
-                        REQUIRE(state_use(view_of(w, node), node, &of) ==
+                        REQUIRE(state_use(placement_of(w, node), node, &of) ==
                                         (e == n->epoch ? STATE_IN_FORCE : STATE_OLD_PLACEMENT),
                                 "node %u does not use its state of epoch %u", node, e);
                         n->states[e][c].running = /* OWNER_UPDATE */
@@ -218,7 +218,8 @@ static void old_placement_sweep(struct world *w, uint32_t node)
 
         for (uint32_t e = 0; e < n->epoch; e++)
                 for (uint32_t c = 0; c < COPIES; c++)
-                        if (state_ends(view_of(w, node), n->whole, e) && !n->states[e][c].running)
+                        if (state_ends(placement_of(w, node), n->whole, e) &&
+                            !n->states[e][c].running)
                                 n->states[e][c] = (struct state){ 0 };
 }
 
@@ -259,9 +260,9 @@ static void settle(struct node *n, u8 epoch, uint32_t copy, u8 last)
 /* Of a move that was broken off. */
 static void drop_void(struct world *w, uint32_t node, u8 stands)
 {
-        for (uint32_t e = 0; e < VIEWS; e++)
+        for (uint32_t e = 0; e < PLACEMENTS; e++)
                 for (uint32_t c = 0; c < COPIES; c++)
-                        if (state_void(view_of(w, node), stands, e) &&
+                        if (state_void(placement_of(w, node), stands, e) &&
                             !w->nodes[node].states[e][c].running)
                                 w->nodes[node].states[e][c] = (struct state){ 0 };
 }
@@ -378,8 +379,8 @@ static void job_fill(struct world *w, uint32_t node, const struct message *m)
         struct node *n = &w->nodes[node];
         struct filling *f = &n->fillings[m->copy];
         const struct state *s = &in_force(n)[m->copy];
-        const struct placement *view = view_of(w, node);
-        uint32_t holder = holder_on(view, node, m->copy);
+        const struct placement *placement = placement_of(w, node);
+        uint32_t holder = holder_on(placement, node, m->copy);
 
         REQUIRE(!f->active, "node %u is filled twice at once", node);
         if (s->attempt && s->phase == OWNER_OPEN && s->version == m->version &&
@@ -389,7 +390,8 @@ static void job_fill(struct world *w, uint32_t node, const struct message *m)
         }
         *f = (struct filling){ .active = 1,
                                .from = m->epoch,
-                               .sources = sources_of(&views[m->epoch], m->readable, view, holder),
+                               .sources = sources_of(&placements[m->epoch], m->readable, placement,
+                                                     holder),
                                .version = m->version,
                                .attempt = m->attempt,
                                .last = m->last };
@@ -402,7 +404,7 @@ static void job_fill(struct world *w, uint32_t node, const struct message *m)
 /* fill_source_find(): is it the state that is meant, and can it be reached? */
 static u8 source_status(struct world *w, uint32_t node, const struct filling *f, uint32_t holder)
 {
-        uint32_t at = holder_node(&views[f->from], holder);
+        uint32_t at = holder_node(&placements[f->from], holder);
         const struct state *s = state_at(w, f->from, holder);
 
         if (!linked(w, node, at))

@@ -5,8 +5,8 @@
 #include <string.h>
 
 struct bounds bounds;
-struct placement views[VIEWS];
-u8 n_views;
+struct placement placements[PLACEMENTS];
+u8 n_placements;
 
 /* ---- messages -------------------------------------------------------------------------- */
 
@@ -84,7 +84,7 @@ void deliver(struct world *w, uint32_t from, uint32_t to)
                 job_message(w, to, from, &m);
 }
 
-/* ---- links: between nodes where the same view is in force -------------------------------- */
+/* ---- links: between nodes where the same placement is in force --------------------------- */
 
 void link_make(struct world *w, uint32_t a, uint32_t b)
 {
@@ -116,31 +116,32 @@ void link_cut(struct world *w, uint32_t a, uint32_t b)
 
 /* ---- daemons -------------------------------------------------------------------------------- */
 
-const struct placement *view_of(const struct world *w, uint32_t node)
+const struct placement *placement_of(const struct world *w, uint32_t node)
 {
-        return &views[w->nodes[node].epoch];
+        return &placements[w->nodes[node].epoch];
 }
 
 uint32_t coordinator_of(const struct world *w, uint32_t node)
 {
-        const struct placement *view = view_of(w, node);
+        const struct placement *placement = placement_of(w, node);
 
-        return view->node[bounds.coordinator % view->n_owners];
+        return placement->node[bounds.coordinator % placement->n_owners];
 }
 
-uint32_t holder_on(const struct placement *view, uint32_t node, uint32_t copy)
+uint32_t holder_on(const struct placement *placement, uint32_t node, uint32_t copy)
 {
-        for (uint32_t h = 0; h < placement_holders(view); h++)
-                if (holder_node(view, h) == node && holder_copy(view, h) == copy)
+        for (uint32_t h = 0; h < placement_holders(placement); h++)
+                if (holder_node(placement, h) == node && holder_copy(placement, h) == copy)
                         return h;
         return NO_HOLDER;
 }
 
 struct state *state_at(struct world *w, uint32_t epoch, uint32_t holder)
 {
-        const struct placement *view = &views[epoch];
+        const struct placement *placement = &placements[epoch];
 
-        return &w->nodes[holder_node(view, holder)].states[epoch][holder_copy(view, holder)];
+        return &w->nodes[holder_node(placement, holder)]
+                        .states[epoch][holder_copy(placement, holder)];
 }
 
 void daemon_crash(struct world *w, uint32_t node)
@@ -148,7 +149,7 @@ void daemon_crash(struct world *w, uint32_t node)
         struct node *n = &w->nodes[node], left = { .epoch = n->epoch, .dead = n->dead };
 
         memcpy(left.states, n->states, sizeof left.states);
-        for (uint32_t e = 0; e < VIEWS; e++)
+        for (uint32_t e = 0; e < PLACEMENTS; e++)
                 for (uint32_t c = 0; c < COPIES; c++)
                         left.states[e][c].running = 0;
         n->alive = 0;
@@ -180,18 +181,18 @@ void daemon_learn(struct world *w, uint32_t node, u8 epoch)
 /* ---- the beginning ----------------------------------------------------------------------------
  */
 
-static void views_init(void)
+static void placements_init(void)
 {
-        n_views = 0;
-        for (uint32_t e = 0; e < VIEWS && bounds.views[e]; e++) {
+        n_placements = 0;
+        for (uint32_t e = 0; e < PLACEMENTS && bounds.lists[e]; e++) {
                 uint32_t owners[ZERO_NODE_MAX], n = 0;
 
-                for (const char *p = bounds.views[e]; *p; p++)
+                for (const char *p = bounds.lists[e]; *p; p++)
                         owners[n++] = (uint32_t)(*p - '0');
-                placement_init(&views[e], e, owners, n, bounds.mirror);
+                placement_init(&placements[e], e, owners, n, bounds.mirror);
                 if (e)
-                        placement_follow(&views[e], &views[e - 1], 0);
-                n_views++;
+                        placement_follow(&placements[e], &placements[e - 1], 0);
+                n_placements++;
         }
 }
 
@@ -200,8 +201,8 @@ void world_init(void *world)
         struct world *w = world;
 
         memset(w, 0, sizeof *w);
-        views_init();
-        for (uint32_t h = 0; h < placement_holders(&views[0]); h++)
+        placements_init();
+        for (uint32_t h = 0; h < placement_holders(&placements[0]); h++)
                 *state_at(w, 0, h) = (struct state){ .attempt = 1 };
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
                 daemon_start(w, n);

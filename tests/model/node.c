@@ -118,7 +118,7 @@ static struct message opened(const struct world *w, uint32_t node)
         const struct node *n = &w->nodes[node];
         struct message m = { .type = OPENED, .flag = n->has_job, .attempt = n->attempt };
 
-        for (uint32_t c = 0; c < view.copies; c++)
+        for (uint32_t c = 0; c < placement.copies; c++)
                 m.stands[c] = stand_of(&n->replicas[c].record);
         return m;
 }
@@ -236,7 +236,7 @@ static void word(struct world *w, uint32_t node, const struct message *m,
 /* The coordinator has filled what this node lacks, and has heard of every vote. */
 static void check_start(const struct node *n, uint32_t node)
 {
-        for (uint32_t c = 0; c < view.copies && is_owner(node); c++) {
+        for (uint32_t c = 0; c < placement.copies && is_owner(node); c++) {
                 const struct record *r = &n->replicas[c].record;
 
                 REQUIRE(r->attempt, "node %u begins attempt %u without a state", node, n->attempt);
@@ -267,7 +267,8 @@ static void vote(struct world *w, uint32_t node, const struct owner_action *a)
         h->preparing = 0;
         record_change(r, a);
         accumulator_sum(w, node, a->replica, r->parts);
-        r->vote = vote_of(holder_owner(&view, holder_on(node, a->replica)), r->version, r->skipped);
+        r->vote = vote_of(holder_owner(&placement, holder_on(node, a->replica)), r->version,
+                          r->skipped);
         r->scale = h->prepare_scale;
         send(w, node, COORDINATOR,
              (struct message){ .type = PREPARED,

@@ -1,5 +1,5 @@
 /*
- * explore-paxos - everything that can happen to the register of views (daemon/job/paxos.c)
+ * explore-paxos - everything that can happen to the register of placements (daemon/job/paxos.c)
  * among a few nodes: a breadth-first search over all orders in which messages are delivered, lost
  * and delivered again, of nodes that are killed and start again with their record alone, of one
  * that loses its disk, and of one that dies and is declared dead.
@@ -8,8 +8,8 @@
  * What can change nothing any more is taken off the network.  A node that lost its disk starts on
  * new connections, so nothing that was on its way to it comes any more.
  *
- * In every state: of each epoch one view is known to be chosen, the same to all, for ever, and one
- * that somebody proposed; epochs are known one after the other; records make sense; the
+ * In every state: of each epoch one placement is known to be chosen, the same to all, for ever, and
+ * one that somebody proposed; epochs are known one after the other; records make sense; the
  * proposer is told the truth about who won.  From every sixteenth state: where nothing fails any
  * more, any one node that proposes alone comes to an end.
  *

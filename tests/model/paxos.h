@@ -1,4 +1,4 @@
-/* A small world of registers of views, and what can happen to it. */
+/* A small world of registers of placements, and what can happen to it. */
 #pragma once
 
 #include "daemon/job/paxos.h"
@@ -21,14 +21,14 @@ extern struct bounds bounds;
 
 /* ---- a world, small ---- */
 
-/* A view is its only owner + 1, or 0: all nodes. */
+/* A placement is its only owner + 1, or 0: all nodes. */
 struct record {
-        u8 voter, epoch, chosen, promised, accepted, view;
+        u8 voter, epoch, chosen, promised, accepted, value;
 };
 
 struct node {
         struct record record;
-        u8 heard, top, phase, wanted, value, dead, ballot, votes, best, best_view;
+        u8 heard, top, phase, wanted, value, dead, ballot, votes, best, best_value;
 };
 
 struct message {
@@ -40,7 +40,7 @@ struct world {
         struct node nodes[NODES];
         u8 proposals, retries, twice, crashes, losses, deaths; /* that have happened */
         u8 gone;                                               /* nodes that are dead */
-        u8 truth[EPOCHS + 1];                                  /* [epoch]: view, 0: none yet */
+        u8 truth[EPOCHS + 1];                                  /* [epoch]: placement, 0: none yet */
         u8 n_messages;
         struct message messages[MESSAGES]; /* in their order */
 };

@@ -7,7 +7,7 @@
 struct bounds bounds;
 
 /* Of ret only what is written here is ever other than zero; so large structs are not cleared. */
-static void view_fill(struct placement *ret, u8 id, uint64_t epoch)
+static void placement_fill(struct placement *ret, u8 id, uint64_t epoch)
 {
         ret->epoch = epoch;
         ret->copies = 1;
@@ -16,15 +16,15 @@ static void view_fill(struct placement *ret, u8 id, uint64_t epoch)
                 ret->node[i] = id ? i ? 0 : id - 1u : i < bounds.n_nodes ? i : 0;
 }
 
-static struct placement view_wide(u8 id, uint64_t epoch)
+static struct placement placement_wide(u8 id, uint64_t epoch)
 {
         struct placement p = { 0 };
 
-        view_fill(&p, id, epoch);
+        placement_fill(&p, id, epoch);
         return p;
 }
 
-static u8 view_small(const struct placement *p)
+static u8 placement_small(const struct placement *p)
 {
         return p->n_owners == 1 ? (u8)(p->node[0] + 1) : 0;
 }
@@ -42,13 +42,13 @@ static u8 ballot_small(uint64_t b)
 static void record_fill(struct paxos_record *ret, const struct record *s)
 {
         ret->voter = s->voter;
-        view_fill(&ret->chosen, s->chosen, s->epoch);
+        placement_fill(&ret->chosen, s->chosen, s->epoch);
         ret->promised = ballot_wide(s->promised);
         ret->accepted = ballot_wide(s->accepted);
         if (s->accepted)
-                view_fill(&ret->view, s->view, s->epoch + 1u);
+                placement_fill(&ret->value, s->value, s->epoch + 1u);
         else
-                ret->view = (struct placement){ 0 };
+                ret->value = (struct placement){ 0 };
 }
 
 static struct record record_small(const struct paxos_record *r)
@@ -57,10 +57,10 @@ static struct record record_small(const struct paxos_record *r)
                 violate("a record makes no sense");
         return (struct record){ .voter = r->voter,
                                 .epoch = (u8)r->chosen.epoch,
-                                .chosen = view_small(&r->chosen),
+                                .chosen = placement_small(&r->chosen),
                                 .promised = ballot_small(r->promised),
                                 .accepted = ballot_small(r->accepted),
-                                .view = r->accepted ? view_small(&r->view) : 0 };
+                                .value = r->accepted ? placement_small(&r->value) : 0 };
 }
 
 static struct paxos *load(const struct world *w, uint32_t n)
@@ -74,13 +74,13 @@ static struct paxos *load(const struct world *w, uint32_t n)
         r.heard = s->heard;
         r.top = ballot_wide(s->top);
         r.phase = s->phase;
-        view_fill(&r.wanted, s->wanted, 0);
-        view_fill(&r.value, s->value, s->record.epoch + 1u);
+        placement_fill(&r.wanted, s->wanted, 0);
+        placement_fill(&r.value, s->value, s->record.epoch + 1u);
         r.dead = s->dead;
         r.ballot = ballot_wide(s->ballot);
         r.votes = s->votes;
         r.best = ballot_wide(s->best);
-        view_fill(&r.best_view, s->best_view, s->record.epoch + 1u);
+        placement_fill(&r.best_value, s->best_value, s->record.epoch + 1u);
         return &r;
 }
 
@@ -93,9 +93,9 @@ static void chosen_is_true(struct world *w, const struct record *r)
         if (!*truth && r->epoch > 1 && !w->truth[r->epoch - 1])
                 violate("an epoch was left out");
         if (*truth && *truth != r->chosen)
-                violate("two views are chosen for one epoch");
+                violate("two placements are chosen for one epoch");
         if (!r->chosen)
-                violate("a view was chosen that nobody proposed");
+                violate("a placement was chosen that nobody proposed");
         *truth = r->chosen;
 }
 
@@ -112,15 +112,15 @@ static void store(struct world *w, uint32_t n, const struct paxos *r)
         s->phase = (u8)r->phase;
         if (r->phase == PAXOS_IDLE)
                 return;
-        s->wanted = view_small(&r->wanted);
+        s->wanted = placement_small(&r->wanted);
         s->dead = (u8)r->dead;
         s->ballot = ballot_small(r->ballot);
         s->votes = (u8)r->votes;
         if (r->phase == PAXOS_ACCEPTING) {
-                s->value = view_small(&r->value);
+                s->value = placement_small(&r->value);
         } else if (r->best) {
                 s->best = ballot_small(r->best);
-                s->best_view = view_small(&r->best_view);
+                s->best_value = placement_small(&r->best_value);
         }
 }
 
@@ -167,7 +167,7 @@ static void send(struct world *w, uint32_t from, uint32_t to, const struct paxos
 static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct paxos *r,
                       uint32_t actions)
 {
-        u8 epoch = w->nodes[n].record.epoch, wanted = view_small(&r->wanted);
+        u8 epoch = w->nodes[n].record.epoch, wanted = placement_small(&r->wanted);
 
         store(w, n, r);
         if (actions & PAXOS_ANSWER)
@@ -176,9 +176,9 @@ static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct p
                 if (r->to >> to & 1)
                         send(w, n, to, &r->ask);
         if (actions & PAXOS_SPLIT)
-                violate("two views of one epoch met");
+                violate("two placements of one epoch met");
         if (!(actions & PAXOS_CHOSEN) != (epoch == w->nodes[n].record.epoch))
-                violate("a view was chosen in silence");
+                violate("a placement was chosen in silence");
         if (actions & PAXOS_OVER && paxos_won(r) != (w->truth[w->nodes[n].record.epoch] == wanted))
                 violate("the proposer was told wrong who won");
 }
@@ -217,7 +217,7 @@ static void deliver(struct world *w, const struct message *s)
 static void propose(struct world *w, uint32_t n)
 {
         struct paxos *r = load(w, n);
-        const struct placement wanted = view_wide((u8)(n + 1), 0);
+        const struct placement wanted = placement_wide((u8)(n + 1), 0);
         uint32_t actions;
         struct fault fault;
 
@@ -241,7 +241,7 @@ static void crash(struct world *w, uint32_t n)
 static void lose(struct world *w, uint32_t n)
 {
         struct paxos r;
-        const struct placement first = view_wide(0, 0);
+        const struct placement first = placement_wide(0, 0);
 
         for (uint32_t i = w->n_messages; i-- > 0;)
                 if (w->messages[i].to == n)
@@ -432,7 +432,7 @@ size_t world_bytes(const void *world)
 void world_init(void *world)
 {
         struct world *w = world;
-        const struct placement first = view_wide(0, 0);
+        const struct placement first = placement_wide(0, 0);
 
         memset(w, 0, sizeof *w);
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
@@ -459,9 +459,9 @@ void print_event(const void *world, struct event e)
                 printf("  node %u %s\n", e.a, names[e.kind]);
         else
                 printf("  %u -> %u%s %s ballot %u.%u; epoch %u is %u, promised %u.%u, accepted "
-                       "%u.%u view %u\n",
+                       "%u.%u value %u\n",
                        m->from, m->to, e.kind == DELIVER_TWICE ? " (not for the last time)" : "",
                        kinds[m->kind], m->ballot >> 2, m->ballot & 3u, m->record.epoch,
                        m->record.chosen, m->record.promised >> 2, m->record.promised & 3u,
-                       m->record.accepted >> 2, m->record.accepted & 3u, m->record.view);
+                       m->record.accepted >> 2, m->record.accepted & 3u, m->record.value);
 }

@@ -237,10 +237,10 @@ void proc_move(struct world *w, uint32_t p, uint32_t node)
 /* Where a node reads an owner's shards: its own copy, or the owner's. */
 static uint32_t nearest(uint32_t owner, uint32_t node)
 {
-        for (uint32_t c = 1; c < view.copies; c++)
-                if (holder_node(&view, holder_of(&view, owner, c)) == node)
-                        return holder_of(&view, owner, c);
-        return holder_of(&view, owner, 0);
+        for (uint32_t c = 1; c < placement.copies; c++)
+                if (holder_node(&placement, holder_of(&placement, owner, c)) == node)
+                        return holder_of(&placement, owner, c);
+        return holder_of(&placement, owner, 0);
 }
 
 /* A fetch is answered when every owner has the version. */
@@ -248,9 +248,10 @@ static bool fetched(const struct world *w, uint32_t p)
 {
         const struct proc *proc = &w->procs[p];
 
-        for (uint32_t o = 0; o < view.n_owners; o++) {
-                uint32_t holder = nearest(o, proc->node), at = holder_node(&view, holder);
-                const struct record *r = &w->nodes[at].replicas[holder_copy(&view, holder)].record;
+        for (uint32_t o = 0; o < placement.n_owners; o++) {
+                uint32_t holder = nearest(o, proc->node), at = holder_node(&placement, holder);
+                const struct record *r =
+                        &w->nodes[at].replicas[holder_copy(&placement, holder)].record;
 
                 if (at != proc->node && (!is_up(w, at, proc->node) || !is_up(w, proc->node, at) ||
                                          !(w->connected[at] >> proc->node & 1)))

@@ -7,7 +7,7 @@
 #include <string.h>
 
 struct bounds bounds;
-struct placement view;
+struct placement placement;
 
 bool is_owner(uint32_t node)
 {
@@ -16,16 +16,18 @@ bool is_owner(uint32_t node)
 
 uint32_t holder_on(uint32_t node, uint32_t copy)
 {
-        uint32_t owner = (uint32_t)placement_owner_on(&view, node);
+        uint32_t owner = (uint32_t)placement_owner_on(&placement, node);
 
-        return holder_of(&view, (owner + view.n_owners - copy) % view.n_owners, copy);
+        return holder_of(&placement, (owner + placement.n_owners - copy) % placement.n_owners,
+                         copy);
 }
 
 struct replica *twin_of(struct world *w, uint32_t node, uint32_t copy)
 {
-        uint32_t owner = holder_owner(&view, holder_on(node, copy)), other = !copy;
+        uint32_t owner = holder_owner(&placement, holder_on(node, copy)), other = !copy;
 
-        return &w->nodes[holder_node(&view, holder_of(&view, owner, other))].replicas[other];
+        return &w->nodes[holder_node(&placement, holder_of(&placement, owner, other))]
+                        .replicas[other];
 }
 
 /* ---- messages ---- */
@@ -241,14 +243,14 @@ static void settle(struct world *w)
         }
 }
 
-static void view_init(void)
+static void owners_init(void)
 {
         uint32_t nodes[NODES], n = 0;
 
         for (uint32_t i = 0; i < bounds.n_nodes; i++)
                 if (is_owner(i))
                         nodes[n++] = i;
-        placement_init(&view, 0, nodes, n, bounds.mirror);
+        placement_init(&placement, 0, nodes, n, bounds.mirror);
 }
 
 void world_init(void *world)
@@ -256,14 +258,14 @@ void world_init(void *world)
         struct world *w = world;
 
         memset(w, 0, sizeof *w);
-        view_init();
+        owners_init();
         machine_new();
         for (uint32_t r = 0; r < bounds.n_ranks; r++)
                 w->procs[r] = (struct proc){
                         .state = PROC_AWAY, .rank = (u8)r, .node = (u8)r, .incarnation = 1
                 };
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                for (uint32_t c = 0; c < view.copies && is_owner(n); c++)
+                for (uint32_t c = 0; c < placement.copies && is_owner(n); c++)
                         w->nodes[n].replicas[c].record.attempt = 1;
                 daemon_start(w, n);
         }
@@ -301,9 +303,9 @@ void world_check(const struct world *w)
 
 static bool records_done(const struct world *w)
 {
-        for (uint32_t h = 0; h < placement_holders(&view); h++) {
-                const struct node *n = &w->nodes[holder_node(&view, h)];
-                const struct record *r = &n->replicas[holder_copy(&view, h)].record;
+        for (uint32_t h = 0; h < placement_holders(&placement); h++) {
+                const struct node *n = &w->nodes[holder_node(&placement, h)];
+                const struct record *r = &n->replicas[holder_copy(&placement, h)].record;
 
                 if (!r->attempt || r->phase != OWNER_OPEN || r->version != bounds.steps)
                         return false;

@@ -44,7 +44,7 @@ struct bounds {
 enum { LESS_SELF = 1, LESS_FLIGHT = 2, LESS_UP = 4 };
 
 extern struct bounds bounds;
-extern struct placement view;
+extern struct placement placement;
 
 enum message_type {
         JOIN = 1,

@@ -138,7 +138,7 @@ static void scene_open(struct scene *s, uint32_t nodes, uint32_t owners, bool mi
         for (uint32_t r = 0; r < s->training.ranks; r++)
                 trainer_kill(&s->s.trainers[r]);
         net_wait(&s->s.net, all_at_rest, s, "the updates to end");
-        s->from = s->to = node_of(s, 0)->view;
+        s->from = s->to = node_of(s, 0)->placement;
         note_values(s);
         note_record(s);
         CHECK(layout_to_message(s->s.layout, &s->message) == 0);
@@ -243,10 +243,10 @@ static void place(struct scene *s, const uint32_t *owners, uint32_t n)
         for (uint32_t i = 0; i < s->training.net.nodes; i++) {
                 struct job *job = net_job(&s->s.net, i, "zoo");
 
-                node_of(s, i)->view = s->to;
+                node_of(s, i)->placement = s->to;
                 if (!job)
                         continue;
-                job->place = s->to;
+                job->placement = s->to;
                 while (replica_first(job)) {
                         struct replica *h = replica_first(job);
 

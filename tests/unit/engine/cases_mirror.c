@@ -47,7 +47,7 @@ static void mirrors_change_nothing(void)
 
 static struct replica *held(struct session *s, uint32_t holder)
 {
-        const struct placement *p = &s->net.nodes[0].x.view;
+        const struct placement *p = &s->net.nodes[0].x.placement;
 
         return replica_of_copy(net_job(&s->net, holder_node(p, holder), "zoo"),
                                holder_owner(p, holder), holder_copy(p, holder));
@@ -55,7 +55,7 @@ static struct replica *held(struct session *s, uint32_t holder)
 
 static bool all_at(struct session *s, uint64_t version)
 {
-        for (uint32_t h = 0; h < placement_holders(&s->net.nodes[0].x.view); h++)
+        for (uint32_t h = 0; h < placement_holders(&s->net.nodes[0].x.placement); h++)
                 if (held(s, h)->state->record->version != version)
                         return false;
         return true;
@@ -109,15 +109,15 @@ static void vote_otherwise(struct session *s, uint32_t coordinator, uint32_t hol
 
         norm[30] = 1;
         vote.attempt = step->attempt;
-        vote.owner = holder_owner(&step->view, holder);
-        vote.copy = holder_copy(&step->view, holder);
+        vote.owner = holder_owner(&step->placement, holder);
+        vote.copy = holder_copy(&step->placement, holder);
         vote.finite = vote.closing = true;
         vote.n_norm = EXACT_SUM_BINS;
         vote.norm = norm;
         m.job = (char *)"zoo";
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARED;
         m.prepared = &vote;
-        engine_message(x, holder_node(&step->view, holder), &m);
+        engine_message(x, holder_node(&step->placement, holder), &m);
 }
 
 static void heard_of(const struct step *step, uint32_t owner)
@@ -125,8 +125,8 @@ static void heard_of(const struct step *step, uint32_t owner)
         char nodes[64];
 
         snprintf(nodes, sizeof nodes, "nodes n%u and n%u",
-                 holder_node(&step->view, holder_of(&step->view, owner, 0)),
-                 holder_node(&step->view, holder_of(&step->view, owner, 1)));
+                 holder_node(&step->placement, holder_of(&step->placement, owner, 0)),
+                 holder_node(&step->placement, holder_of(&step->placement, owner, 1)));
         for (uint32_t r = 0; r < 4; r++)
                 CHECK(ears[r].status == ZERO_ECONFLICT && strstr(ears[r].text, nodes) &&
                               strstr(ears[r].text, "damaged"),
@@ -151,7 +151,7 @@ static void copies_that_vote_otherwise(uint32_t holder)
         while (trainers_turn(s.trainers, t.ranks, &seed))
                 vote_otherwise(&s, coordinator, holder);
         session_run(&s);
-        heard_of(step, holder_owner(&step->view, holder));
+        heard_of(step, holder_owner(&step->placement, holder));
         CHECK(step->version == 0 && step->attempt == attempt);
         for (uint32_t r = 0; r < t.ranks; r++)
                 trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });

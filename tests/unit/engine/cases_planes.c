@@ -145,7 +145,7 @@ static void check_serve(struct client *c, const layout *l, uint32_t tensor)
 
 static const struct state *held(struct session *s, uint32_t owner, uint32_t copy)
 {
-        const struct placement *p = &s->net.nodes[0].x.view;
+        const struct placement *p = &s->net.nodes[0].x.placement;
         uint32_t node = holder_node(p, holder_of(p, owner, copy));
 
         return replica_of_copy(net_job(&s->net, node, "zoo"), owner, copy)->state;
@@ -153,7 +153,7 @@ static const struct state *held(struct session *s, uint32_t owner, uint32_t copy
 
 static void copies_are_equal(struct session *s)
 {
-        const struct placement *p = &s->net.nodes[0].x.view;
+        const struct placement *p = &s->net.nodes[0].x.placement;
 
         for (uint32_t o = 0; p->copies > 1 && o < p->n_owners; o++) {
                 const struct state *own = held(s, o, 0), *mirror = held(s, o, 1);

@@ -63,7 +63,7 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
         drop_message(x, 0, &m);
         CHECK(x->releases == 1);
         CHECK(state_vacant(x->store,
-                           &(struct state_identity){ .job = "zoo", .epoch = x->view.epoch }, 0,
+                           &(struct state_identity){ .job = "zoo", .epoch = x->placement.epoch }, 0,
                            NULL) == 0);
         net_wait(&s.net, released, x, "the memory");
         CHECK(store_used(x->store) == 0);
@@ -387,7 +387,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
         standing.done = true;
         standing.prepared_attempt = step->attempt;
         opened.known = true;
-        standing.owner = (uint32_t)placement_owner_on(&step->view, node);
+        standing.owner = (uint32_t)placement_owner_on(&step->placement, node);
         opened.n_standings = 1;
         opened.standings = &pointer;
         m.job = (char *)"zoo";

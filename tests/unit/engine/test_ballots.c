@@ -31,12 +31,12 @@ static struct ballots_record sample(void)
                 .promised = 77 << 6 | 2,
                 .accepted = 76 << 6 | 1,
                 .chosen = { .epoch = 4, .n_owners = 3, .node = { 2, 0, 1 }, .before = { 5, 7 } },
-                .view = { .epoch = 5,
-                          .n_owners = 2,
-                          .node = { 0, 2 },
-                          .before = { 7, 5, [BALLOTS_BEFORE - 1] = 2 },
-                          .older = 6,
-                          .dead = 2 },
+                .value = { .epoch = 5,
+                           .n_owners = 2,
+                           .node = { 0, 2 },
+                           .before = { 7, 5, [BALLOTS_BEFORE - 1] = 2 },
+                           .older = 6,
+                           .dead = 2 },
         };
 }
 
@@ -44,7 +44,7 @@ static bool equal(const struct ballots_record *a, const struct ballots_record *b
 {
         return a->voter == b->voter && a->promised == b->promised && a->accepted == b->accepted &&
                memcmp(&a->chosen, &b->chosen, sizeof a->chosen) == 0 &&
-               memcmp(&a->view, &b->view, sizeof a->view) == 0;
+               memcmp(&a->value, &b->value, sizeof a->value) == 0;
 }
 
 static int try_open(const uint8_t *of, struct ballots_record *ret, bool *ret_found,

@@ -13,7 +13,7 @@ static struct engine x = { .cluster = &cluster };
 /* A vote of node 1 that is in order. */
 struct vote {
         Zero__Paxos m;
-        Zero__Placement chosen, view;
+        Zero__Placement chosen, value;
         uint32_t owners[8], viewed[8];
         uint64_t before[PLACEMENT_BEFORE + 1];
 };
@@ -23,20 +23,20 @@ static void vote_init(struct vote *v, enum paxos_kind kind)
         memset(v, 0, sizeof *v);
         zero__paxos__init(&v->m);
         zero__placement__init(&v->chosen);
-        zero__placement__init(&v->view);
+        zero__placement__init(&v->value);
         v->owners[0] = 2;
         v->owners[1] = 0;
         v->viewed[0] = 1;
         v->chosen.epoch = 4;
         v->chosen.n_owners = 2;
         v->chosen.owners = v->owners;
-        v->view.epoch = 5;
-        v->view.n_owners = 1;
-        v->view.owners = v->viewed;
+        v->value.epoch = 5;
+        v->value.n_owners = 1;
+        v->value.owners = v->viewed;
         v->m.kind = kind;
         v->m.ballot = v->m.promised = v->m.accepted = 9 << PAXOS_NODE_BITS | 1;
         v->m.chosen = &v->chosen;
-        v->m.view = &v->view;
+        v->m.value = &v->value;
 }
 
 static int receive(const struct vote *v, struct paxos_message *ret)
@@ -54,7 +54,7 @@ Test(view_message, is_read_as_it_was_sent)
         cr_assert_eq(m.kind, PAXOS_ACCEPT);
         cr_assert_eq(m.record.chosen.epoch, 4);
         cr_assert_eq(m.record.chosen.node[0], 2);
-        cr_assert_eq(m.record.view.n_owners, 1);
+        cr_assert_eq(m.record.value.n_owners, 1);
         cr_assert_eq(m.record.accepted, m.ballot);
 }
 
@@ -64,18 +64,18 @@ Test(view_message, tells_of_earlier_lists)
         struct vote v;
 
         vote_init(&v, PAXOS_ACCEPT);
-        v.view.before = v.before;
-        v.view.n_before = PLACEMENT_BEFORE;
-        v.view.older = 4;
-        v.view.dead = 2;
+        v.value.before = v.before;
+        v.value.n_before = PLACEMENT_BEFORE;
+        v.value.older = 4;
+        v.value.dead = 2;
         v.before[0] = 5;
         v.before[PLACEMENT_BEFORE - 1] = 3;
         cr_assert_eq(receive(&v, &m), 0);
-        cr_assert_eq(m.record.view.before[0], 5);
-        cr_assert_eq(m.record.view.before[PLACEMENT_BEFORE - 1], 3);
-        cr_assert_eq(m.record.view.older, 4);
-        cr_assert_eq(m.record.view.dead, 2);
-        v.view.n_before++;
+        cr_assert_eq(m.record.value.before[0], 5);
+        cr_assert_eq(m.record.value.before[PLACEMENT_BEFORE - 1], 3);
+        cr_assert_eq(m.record.value.older, 4);
+        cr_assert_eq(m.record.value.dead, 2);
+        v.value.n_before++;
         cr_assert_eq(receive(&v, &m), -EPROTO);
 }
 
@@ -134,7 +134,7 @@ static void spoil(struct vote *v, uint64_t *rng)
                 v->m.chosen = any % 2 ? &v->chosen : NULL;
                 break;
         case 6:
-                v->m.view = any % 2 ? &v->view : NULL;
+                v->m.value = any % 2 ? &v->value : NULL;
                 break;
         case 7:
                 v->chosen.n_owners = any % 9;
@@ -143,7 +143,7 @@ static void spoil(struct vote *v, uint64_t *rng)
                 v->chosen.epoch = any;
                 break;
         case 9:
-                v->view.n_owners = any % 9;
+                v->value.n_owners = any % 9;
                 break;
         default:
                 v->owners[any % 8] = (uint32_t)next(rng);

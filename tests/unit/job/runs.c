@@ -46,9 +46,9 @@ static bool same_decision(const struct decision *a, const struct decision *b)
 
 struct run run_of(uint32_t n, bool mirror, bool finite, bool decided)
 {
-        struct run run = { .view = steps_view(n, mirror), .finite = finite };
+        struct run run = { .placement = steps_placement(n, mirror), .finite = finite };
 
-        run.n = placement_holders(&run.view);
+        run.n = placement_holders(&run.placement);
         run.before = (struct standing){ .version = VERSION, .skipped = 4, .done = true };
         exact_sum_init(&run.before.vote.norm);
         if (decided) {
@@ -72,7 +72,7 @@ static void prepare(struct standing *s, uint32_t owner, uint64_t attempt, bool f
 
 struct standing standing_of(const struct run *run, uint32_t holder, enum place place)
 {
-        uint32_t owner = holder_owner(&run->view, holder);
+        uint32_t owner = holder_owner(&run->placement, holder);
         struct standing s = place < DECIDED ? run->before : run->after;
 
         if (place == VOTED_IN_VOID)
@@ -96,7 +96,7 @@ int recover_places(const struct run *run, const enum place *places, struct recov
                 s[h] = standing_of(run, h, places[h]);
                 standings[h] = places[h] == GONE ? NULL : &s[h];
         }
-        return recover(standings, &run->view, ret, ret_odd, NULL);
+        return recover(standings, &run->placement, ret, ret_odd, NULL);
 }
 
 static bool all_at(const enum place *places, uint32_t n, enum place place)
@@ -122,8 +122,8 @@ struct recovery truth(const struct run *run, const enum place *places)
         if (all_at(places, run->n, VOTED_NEXT))
                 again = NEXT_ATTEMPT;
         if (again) {
-                s.decision = decision_of(again, run->view.n_owners, again != ATTEMPT || run->finite,
-                                         s.decision.good_steps);
+                s.decision = decision_of(again, run->placement.n_owners,
+                                         again != ATTEMPT || run->finite, s.decision.good_steps);
                 s.decided_attempt = again;
                 s.version += s.decision.commit;
                 s.skipped += s.decision.overflow;
@@ -199,9 +199,9 @@ bool leave(const struct run *run, const enum place *places, uint32_t left, enum 
 
         for (uint32_t h = 0; h < run->n; h++) {
                 ret[h] = left >> h & 1 ? places[h] : GONE;
-                owners |= (left >> h & 1) << holder_owner(&run->view, h);
+                owners |= (left >> h & 1) << holder_owner(&run->placement, h);
         }
-        return owners == (1u << run->view.n_owners) - 1;
+        return owners == (1u << run->placement.n_owners) - 1;
 }
 
 void check_refused(const struct run *run, const enum place *places)

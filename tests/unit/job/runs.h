@@ -11,7 +11,7 @@ enum { VOID_ATTEMPT = 6, ATTEMPT = 7, NEXT_ATTEMPT = 8 };
 
 /* Up to ATTEMPT. */
 struct run {
-        struct placement view;
+        struct placement placement;
         uint32_t n;  /* holders */
         bool finite; /* the gradient of ATTEMPT */
         struct standing before, after;

@@ -34,24 +34,24 @@ struct votes steps_vote(double squared_norm, bool finite)
         return v;
 }
 
-struct placement steps_view(uint32_t n_owners, bool mirror)
+struct placement steps_placement(uint32_t n_owners, bool mirror)
 {
         uint32_t nodes[ZERO_NODE_MAX];
-        struct placement view;
+        struct placement placement;
 
         for (uint32_t o = 0; o < n_owners; o++)
                 nodes[o] = o;
-        placement_init(&view, 0, nodes, n_owners, mirror);
-        return view;
+        placement_init(&placement, 0, nodes, n_owners, mirror);
+        return placement;
 }
 
 void steps_form(struct step *s, uint32_t world_size, const uint32_t *node_of_rank, uint32_t n_nodes,
                 uint32_t n_owners)
 {
-        const struct placement view = steps_view(n_owners, false);
+        const struct placement placement = steps_placement(n_owners, false);
         enum step_action action;
 
-        if (step_init(s, world_size, n_nodes, &view))
+        if (step_init(s, world_size, n_nodes, &placement))
                 abort();
         for (uint32_t n = 0; n < n_nodes; n++)
                 step_node_open(s, n);
@@ -87,13 +87,13 @@ enum step_action steps_decide(struct step *s, const struct step_params *p)
 
         if (steps_ready(s, p) != STEP_PREPARE)
                 abort();
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 step_vote(s, h, attempt, &v, &action);
         return action;
 }
 
 void steps_done(struct step *s)
 {
-        for (uint32_t h = 0; h < placement_holders(&s->view); h++)
+        for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 step_done(s, h, s->decided_attempt);
 }

@@ -15,7 +15,7 @@ struct step_params steps_params(void);
 /* A vote of this squared norm. */
 struct votes steps_vote(double squared_norm, bool finite);
 /* The first n_owners nodes own. */
-struct placement steps_view(uint32_t n_owners, bool mirror);
+struct placement steps_placement(uint32_t n_owners, bool mirror);
 /*
  * A machine whose rank r has joined on node node_of_rank[r], and whose nodes are all open; the
  * first n_owners nodes own, without mirrors.  FORMING and startable.

@@ -200,7 +200,7 @@ static void print_fill(const struct coordinator_action *a)
 
         coordinator_sources(&c, a->holder, &s);
         fprintf(out, "fill ");
-        print_holder(&c.step.view, a->holder);
+        print_holder(&c.step.placement, a->holder);
         fprintf(out, " at version %llu, attempt %llu, from list %llu:",
                 (unsigned long long)c.step.version, (unsigned long long)a->attempt,
                 (unsigned long long)s.from->epoch);
@@ -230,30 +230,30 @@ static void print_states(const struct coordinator_action *a)
                 break;
         case COORDINATOR_SETTLE:
                 fprintf(out, "settle the states of list %llu on %s\n",
-                        (unsigned long long)c.old_placement->place.epoch, names[a->node]);
+                        (unsigned long long)c.old_placement->placement.epoch, names[a->node]);
                 break;
         case COORDINATOR_FILL:
                 print_fill(a);
                 break;
         case COORDINATOR_FILL_OVER:
-                print_holder(&c.step.view, a->holder);
+                print_holder(&c.step.placement, a->holder);
                 fprintf(out, " has its state\n");
                 break;
         case COORDINATOR_FILL_AGAIN:
-                print_holder(&c.step.view, a->holder);
+                print_holder(&c.step.placement, a->holder);
                 fprintf(out, " is tried again: ");
                 print_fault(&c.note);
                 break;
         case COORDINATOR_WHOLE:
                 fprintf(out, "all shards are where list %llu has them\n",
-                        (unsigned long long)c.step.view.epoch);
+                        (unsigned long long)c.step.placement.epoch);
                 break;
         case COORDINATOR_PLACED:
                 fprintf(out, "tell %s: earlier states may go\n", names[a->node]);
                 break;
         case COORDINATOR_TAKE_BACK:
-                fprintf(out,
-                        "list %llu comes back: ", (unsigned long long)c.old_placement->place.epoch);
+                fprintf(out, "list %llu comes back: ",
+                        (unsigned long long)c.old_placement->placement.epoch);
                 print_fault(&c.refused);
                 break;
         case COORDINATOR_UNKNOWN:
@@ -385,7 +385,7 @@ static void lists_read(char *lists, bool mirror, struct placement *ret)
 static void on_job(void)
 {
         struct coordinator_job job = { .name = "zoo", .nodes = names, .loss_scale = 1 };
-        struct placement view = { 0 };
+        struct placement placement = { 0 };
         char *lists = NULL;
         bool mirror = false;
 
@@ -409,8 +409,8 @@ static void on_job(void)
         if (!job.world_size || !n_nodes || !lists)
                 fail("a job has ranks, nodes and lists", NULL);
         job.n_nodes = n_nodes;
-        lists_read(lists, mirror, &view);
-        if (coordinator_init(&c, &job, &view))
+        lists_read(lists, mirror, &placement);
+        if (coordinator_init(&c, &job, &placement))
                 fail("out of memory", NULL);
         begun = true;
 }
@@ -557,10 +557,10 @@ static bool state_word(struct told_state *t, struct standing *s)
 /* How many owners a list had is not in what nodes tell of it here. */
 static uint32_t owners_of_list(uint64_t epoch)
 {
-        return epoch == c.step.view.epoch
-                       ? c.step.view.n_owners
+        return epoch == c.step.placement.epoch
+                       ? c.step.placement.n_owners
                        : (uint32_t)__builtin_popcountll(
-                                 c.step.view.before[c.step.view.epoch - 1 - epoch]);
+                                 c.step.placement.before[c.step.placement.epoch - 1 - epoch]);
 }
 
 /* Behind "owner". */
@@ -574,7 +574,7 @@ static void state_read(struct told_state *t, struct standing *s)
                                               .loss_scale = 1 },
                                 .vote = { .finite = true },
                                 .params = params_of(0.1) };
-        *t = (struct told_state){ .place = { .epoch = c.step.view.epoch }, .standing = s };
+        *t = (struct told_state){ .place = { .epoch = c.step.placement.epoch }, .standing = s };
         norm_set(&s->vote, 1);
         t->place.owner = (uint32_t)number();
         while (state_word(t, s))
@@ -624,7 +624,7 @@ static void on_settled(void)
         struct coordinator_event e = { .kind = COORDINATOR_SETTLED, .node = node_of(must("node")) };
         const char *status = word();
 
-        e.epoch = c.old_placement ? c.old_placement->place.epoch : 0;
+        e.epoch = c.old_placement ? c.old_placement->placement.epoch : 0;
         e.status = status ? status_of(status) : ZERO_OK;
         e.text = rest();
         happen(e);

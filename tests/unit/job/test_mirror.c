@@ -17,10 +17,10 @@ static struct votes vote_of(uint32_t holder)
 
 static void mirrored(struct step *s)
 {
-        const struct placement view = steps_view(OWNERS, true);
+        const struct placement placement = steps_placement(OWNERS, true);
         enum step_action action;
 
-        cr_assert_eq(step_init(s, 3, 3, &view), 0);
+        cr_assert_eq(step_init(s, 3, 3, &placement), 0);
         for (uint32_t n = 0; n < 3; n++) {
                 step_node_open(s, n);
                 cr_assert_eq(step_join(s, n, nodes[n], &action, NULL), 0);
@@ -218,25 +218,25 @@ Test(placement, each_node_holds_its_own_and_the_mirror_of_the_owner_before_it)
 {
         for (uint32_t n = 1; n <= ZERO_NODE_MAX; n++) {
                 uint32_t owners[ZERO_NODE_MAX], held[ZERO_NODE_MAX] = { 0 };
-                struct placement view;
+                struct placement p;
 
                 for (uint32_t o = 0; o < n; o++)
                         owners[o] = (5 * o + 3) % ZERO_NODE_MAX; /* 5 and 64 have no divisor */
-                placement_init(&view, 9, owners, n, true);
-                cr_assert_eq(placement_holders(&view), n > 1 ? 2 * n : 1);
-                for (uint32_t h = 0; h < placement_holders(&view); h++) {
-                        uint32_t owner = holder_owner(&view, h), copy = holder_copy(&view, h);
+                placement_init(&p, 9, owners, n, true);
+                cr_assert_eq(placement_holders(&p), n > 1 ? 2 * n : 1);
+                for (uint32_t h = 0; h < placement_holders(&p); h++) {
+                        uint32_t owner = holder_owner(&p, h), copy = holder_copy(&p, h);
 
-                        cr_assert_eq(holder_of(&view, owner, copy), h);
-                        cr_assert_eq(holder_node(&view, h), owners[(owner + copy) % n]);
-                        cr_assert(placement_nodes(&view) >> holder_node(&view, h) & 1);
-                        held[holder_node(&view, h)]++;
+                        cr_assert_eq(holder_of(&p, owner, copy), h);
+                        cr_assert_eq(holder_node(&p, h), owners[(owner + copy) % n]);
+                        cr_assert(placement_nodes(&p) >> holder_node(&p, h) & 1);
+                        held[holder_node(&p, h)]++;
                 }
                 for (uint32_t o = 0; o < n; o++) {
-                        cr_assert_eq(held[owners[o]], view.copies);
-                        cr_assert_eq(placement_owner_on(&view, owners[o]), (int32_t)o);
+                        cr_assert_eq(held[owners[o]], p.copies);
+                        cr_assert_eq(placement_owner_on(&p, owners[o]), (int32_t)o);
                 }
-                cr_assert_eq((uint32_t)__builtin_popcountll(placement_nodes(&view)), n);
+                cr_assert_eq((uint32_t)__builtin_popcountll(placement_nodes(&p)), n);
         }
 }
 
@@ -260,23 +260,23 @@ Test(placement, a_mirror_is_on_another_node_whatever_devices_nodes_have)
 {
         for (uint32_t n = 2; n <= ZERO_NODE_MAX; n++) {
                 uint32_t owners[ZERO_NODE_MAX], n_owners = some_devices(n, owners);
-                struct placement view;
+                struct placement p;
 
-                placement_init(&view, 1, owners, n_owners, true);
-                cr_assert(placement_sane(&view, n));
-                cr_assert_eq(view.copies, 2);
+                placement_init(&p, 1, owners, n_owners, true);
+                cr_assert(placement_sane(&p, n));
+                cr_assert_eq(p.copies, 2);
                 for (uint32_t o = 0; o < n_owners; o++) {
-                        uint32_t own = holder_of(&view, o, 0), mirror = holder_of(&view, o, 1);
+                        uint32_t own = holder_of(&p, o, 0), mirror = holder_of(&p, o, 1);
                         uint32_t next = (o + 1) % n_owners;
 
                         while (owners[next] == owners[o])
                                 next = (next + 1) % n_owners;
-                        cr_assert_eq(holder_node(&view, own), owners[o]);
-                        cr_assert_eq(holder_node(&view, mirror), owners[next]);
-                        cr_assert_lt(holder_device(&view, mirror),
-                                     placement_owners_on(&view, owners[next]));
-                        cr_assert_eq(holder_device(&view, own),
-                                     o - (uint32_t)placement_owner_on(&view, owners[o]));
+                        cr_assert_eq(holder_node(&p, own), owners[o]);
+                        cr_assert_eq(holder_node(&p, mirror), owners[next]);
+                        cr_assert_lt(holder_device(&p, mirror),
+                                     placement_owners_on(&p, owners[next]));
+                        cr_assert_eq(holder_device(&p, own),
+                                     o - (uint32_t)placement_owner_on(&p, owners[o]));
                 }
         }
 }
@@ -284,13 +284,13 @@ Test(placement, a_mirror_is_on_another_node_whatever_devices_nodes_have)
 Test(placement, one_node_has_no_mirror_and_too_many_devices_make_no_sense)
 {
         uint32_t owners[NODE_OWNERS_MAX + 1] = { 0 };
-        struct placement view;
+        struct placement p;
 
-        placement_init(&view, 1, owners, NODE_OWNERS_MAX, true);
-        cr_assert_eq(view.copies, 1);
-        cr_assert(placement_sane(&view, 1));
-        placement_init(&view, 1, owners, NODE_OWNERS_MAX + 1, true);
-        cr_assert(!placement_sane(&view, 1));
-        placement_init(&view, 1, (uint32_t[]){ 0, 1, 0 }, 3, true);
-        cr_assert(!placement_sane(&view, 2), "its devices are parted");
+        placement_init(&p, 1, owners, NODE_OWNERS_MAX, true);
+        cr_assert_eq(p.copies, 1);
+        cr_assert(placement_sane(&p, 1));
+        placement_init(&p, 1, owners, NODE_OWNERS_MAX + 1, true);
+        cr_assert(!placement_sane(&p, 1));
+        placement_init(&p, 1, (uint32_t[]){ 0, 1, 0 }, 3, true);
+        cr_assert(!placement_sane(&p, 2), "its devices are parted");
 }

@@ -64,16 +64,16 @@ static void check(struct old_placement *old_placements, const struct told *told)
         static const struct standing *none[HOLDER_MAX];
         uint32_t nodes[NODES] = { 0, 1, 2 };
         struct old_placement *old_placement = NULL;
-        struct placement view;
+        struct placement p;
         enum opening_choice choice;
         bool some;
         int epoch = expected(told, &some);
 
-        placement_init(&view, LISTS, nodes, NODES, false);
-        choice = opening_choose(none, &view, old_placements, &old_placement);
+        placement_init(&p, LISTS, nodes, NODES, false);
+        choice = opening_choose(none, &p, old_placements, &old_placement);
         if (epoch >= 0) {
                 cr_assert_eq(choice, OPENING_MOVES);
-                cr_assert_eq(old_placement->place.epoch, (uint64_t)epoch);
+                cr_assert_eq(old_placement->placement.epoch, (uint64_t)epoch);
         } else {
                 cr_assert_eq(choice, some ? OPENING_WAITS : OPENING_MAKES);
         }
@@ -125,15 +125,15 @@ static struct placement lists(uint64_t n, uint64_t dead)
 
 Test(old_placements, of_each_list_between_one_node_has_to_tell)
 {
-        const struct placement view = lists(4, 0); /* 01, 2, 1, and in force 34 */
+        const struct placement p = lists(4, 0); /* 01, 2, 1, and in force 34 */
 
-        cr_assert_eq(lists_untold(&view, 3, 030), 0, "there is no list between");
-        cr_assert_eq(lists_untold(&view, 2, 030), 1 << 1);
-        cr_assert_eq(lists_untold(&view, 1, 030), 1 << 1 | 1 << 2);
-        cr_assert_eq(lists_untold(&view, 1, 030 | 1 << 2), 1 << 1);
-        cr_assert_eq(lists_untold(&view, 0, 030 | 1 << 1), 1 << 2, "of two nodes one is enough");
-        cr_assert_eq(lists_untold(&view, 0, 030 | 1 << 2), 1 << 0 | 1 << 1);
-        cr_assert_eq(lists_untold(&view, 0, 030 | 1 << 1 | 1 << 2), 0);
+        cr_assert_eq(lists_untold(&p, 3, 030), 0, "there is no list between");
+        cr_assert_eq(lists_untold(&p, 2, 030), 1 << 1);
+        cr_assert_eq(lists_untold(&p, 1, 030), 1 << 1 | 1 << 2);
+        cr_assert_eq(lists_untold(&p, 1, 030 | 1 << 2), 1 << 1);
+        cr_assert_eq(lists_untold(&p, 0, 030 | 1 << 1), 1 << 2, "of two nodes one is enough");
+        cr_assert_eq(lists_untold(&p, 0, 030 | 1 << 2), 1 << 0 | 1 << 1);
+        cr_assert_eq(lists_untold(&p, 0, 030 | 1 << 1 | 1 << 2), 0);
 }
 
 Test(old_placements, of_lists_long_past_each_node_has_to_tell)
@@ -151,11 +151,11 @@ Test(old_placements, of_lists_long_past_each_node_has_to_tell)
 
 Test(old_placements, who_is_dead_is_not_when_it_is_an_owner_again)
 {
-        struct placement last = lists(4, 1 << 1 | 1 << 2), view;
+        struct placement last = lists(4, 1 << 1 | 1 << 2), p;
         const uint32_t owner = 2;
 
         cr_assert_eq(last.dead, 1 << 1 | 1 << 2);
-        placement_init(&view, 0, &owner, 1, false);
-        placement_follow(&view, &last, 0);
-        cr_assert_eq(view.dead, 1 << 1);
+        placement_init(&p, 0, &owner, 1, false);
+        placement_follow(&p, &last, 0);
+        cr_assert_eq(p.dead, 1 << 1);
 }

@@ -1,5 +1,4 @@
-/* Conversations of the register of views, message by message; tests/model has all orders of them.
- */
+/* Conversations of the register of placements, message by message; tests/model has all orders. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -10,7 +9,7 @@ enum { NODES_MAX = 5 };
 static struct paxos nodes[NODES_MAX];
 static uint32_t n_nodes;
 
-static struct placement view_of(uint64_t owners)
+static struct placement placement_of(uint64_t owners)
 {
         struct placement p = { .copies = 1 };
 
@@ -27,7 +26,7 @@ static uint64_t owners_at(uint32_t n)
 
 static void blank(uint32_t n)
 {
-        const struct placement first = view_of((1ull << n_nodes) - 1);
+        const struct placement first = placement_of((1ull << n_nodes) - 1);
 
         paxos_init(&nodes[n], n_nodes, n, &first, NULL);
 }
@@ -50,7 +49,7 @@ static uint32_t hear(uint32_t to, uint32_t from, const struct paxos_message *m)
 
 static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
 {
-        const struct placement wanted = view_of(owners);
+        const struct placement wanted = placement_of(owners);
         uint32_t actions = 0;
         struct fault fault;
 
@@ -104,8 +103,8 @@ Test(paxos, a_majority_chooses)
                 cr_assert_eq(owners_at(n), 3);
 }
 
-/* The last list and the dead go with a view: also with one that another node completes. */
-Test(paxos, a_view_knows_those_before_it)
+/* The last list and the dead go with a placement: also with one that another node completes. */
+Test(paxos, a_placement_knows_those_before_it)
 {
         form(3);
         propose(0, 3, 0);
@@ -240,7 +239,7 @@ Test(paxos, two_that_declared_each_other_dead_are_found)
 
 Test(paxos, a_node_without_a_record_votes_when_it_has_heard_all_others)
 {
-        const struct placement wanted = view_of(1);
+        const struct placement wanted = placement_of(1);
         uint32_t actions;
         struct fault fault;
 
@@ -294,10 +293,10 @@ Test(paxos, enough_votes_meet_every_earlier_majority_in_a_node_that_lives)
 Test(paxos, records_that_make_no_sense_are_told_from_others)
 {
         const struct paxos_record good = { .voter = true,
-                                           .chosen = view_of(7),
+                                           .chosen = placement_of(7),
                                            .promised = 128,
                                            .accepted = 64,
-                                           .view = { .epoch = 1, .n_owners = 1, .copies = 1 } };
+                                           .value = { .epoch = 1, .n_owners = 1, .copies = 1 } };
         struct paxos_record bad[8];
 
         for (size_t i = 0; i < 8; i++)
@@ -308,8 +307,8 @@ Test(paxos, records_that_make_no_sense_are_told_from_others)
         bad[3].chosen.node[2] = bad[3].chosen.node[0]; /* parted */
         bad[4].promised = UINT64_MAX;
         bad[5].accepted = 129;
-        bad[6].view.epoch = 2;
-        bad[7].view.n_owners = 65;
+        bad[6].value.epoch = 2;
+        bad[7].value.n_owners = 65;
         cr_assert(paxos_record_sane(&good, 3));
         for (size_t i = 0; i < 8; i++)
                 cr_assert_not(paxos_record_sane(&bad[i], 3), "%zu", i);

@@ -22,7 +22,7 @@ static void check_order(const struct run *run, const enum place *places)
         struct recovery first, r;
         uint32_t odd;
 
-        if (run->view.copies > 1)
+        if (run->placement.copies > 1)
                 return;
         for (uint32_t o = 0; o < run->n; o++)
                 s[o] = standing_of(run, o, places[o]);
@@ -33,7 +33,7 @@ static void check_order(const struct run *run, const enum place *places)
                 for (uint32_t k = 0; k < 3; k++)
                         if (orders[i][k] < run->n)
                                 standings[n++] = &s[orders[i][k]];
-                cr_assert_eq(recover(standings, &run->view, &r, &odd, NULL), 0);
+                cr_assert_eq(recover(standings, &run->placement, &r, &odd, NULL), 0);
                 if (i == 0)
                         first = r;
                 cr_assert(same_recovery(&r, &first));
@@ -103,12 +103,12 @@ static void refused(const struct standing *changed, const char *text)
         const struct run run = run_of(2, false, true, true);
         const struct standing good = standing_of(&run, 0, CARRIED_OUT);
         const struct standing *standings[] = { &good, changed };
-        const struct placement view = steps_view(2, false);
+        const struct placement p = steps_placement(2, false);
         struct recovery r;
         struct fault fault = { 0 };
         uint32_t odd = 99;
 
-        cr_assert_eq(recover(standings, &view, &r, &odd, &fault), ZERO_ECONFLICT);
+        cr_assert_eq(recover(standings, &p, &r, &odd, &fault), ZERO_ECONFLICT);
         cr_assert_eq(odd, 1);
         cr_assert(strstr(fault.text, text), "%s", fault.text);
 }
@@ -155,13 +155,13 @@ Test(odd, votes_of_one_attempt_for_different_steps_are_refused)
         const struct run run = run_of(2, false, true, true);
         struct standing a = standing_of(&run, 0, VOTED), b = standing_of(&run, 1, VOTED);
         const struct standing *standings[] = { &a, &b };
-        const struct placement view = steps_view(2, false);
+        const struct placement p = steps_placement(2, false);
         struct recovery r;
         struct fault fault = { 0 };
         uint32_t odd = 99;
 
         b.params.sets[0].value[0] *= 2;
-        cr_assert_eq(recover(standings, &view, &r, &odd, &fault), ZERO_ECONFLICT);
+        cr_assert_eq(recover(standings, &p, &r, &odd, &fault), ZERO_ECONFLICT);
         cr_assert_eq(odd, 1);
         cr_assert(strstr(fault.text, "lr"), "%s", fault.text);
 }

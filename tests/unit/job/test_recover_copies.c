@@ -71,7 +71,7 @@ Test(copies, each_owner_must_have_one)
                         standings[h] = left >> h & 1 ? &s : NULL;
                 while (lost < 3 && (left | left >> 3) >> lost & 1)
                         lost++;
-                cr_assert_eq(recover_lost(standings, &run.view),
+                cr_assert_eq(recover_lost(standings, &run.placement),
                              lost < 3 ? (int32_t)lost : NO_OWNER);
         }
 }
@@ -105,7 +105,7 @@ Test(copies, that_have_voted_otherwise_are_refused_and_the_mirror_is_named)
                         uint32_t odd = 99;
 
                         liar_of(&l, h, finite ? 1e-300 : 0, finite);
-                        cr_assert_eq(recover(l.standings, &l.run.view, &r, &odd, &fault),
+                        cr_assert_eq(recover(l.standings, &l.run.placement, &r, &odd, &fault),
                                      ZERO_ECONFLICT);
                         cr_assert_eq(odd, 2 + h % 2);
                         cr_assert(strstr(fault.text, "damaged"), "%s", fault.text);
@@ -121,7 +121,7 @@ Test(copies, that_have_voted_otherwise_do_not_matter_in_a_void_attempt)
 
         liar_of(&l, 2, 1, true);
         l.s[1] = standing_of(&l.run, 1, NOT_VOTED);
-        cr_assert_eq(recover(l.standings, &l.run.view, &r, &odd, NULL), 0);
+        cr_assert_eq(recover(l.standings, &l.run.placement, &r, &odd, NULL), 0);
         cr_assert_eq(r.version, VERSION);
 }
 
@@ -138,7 +138,7 @@ Test(copies, when_one_of_two_that_differ_is_given_up_the_other_counts)
                 exact_sum_init(&all.norm);
                 exact_sum_merge(&all.norm, &l.s[2 - gone].vote.norm);
                 exact_sum_merge(&all.norm, &l.s[1].vote.norm);
-                cr_assert_eq(recover(l.standings, &l.run.view, &r, &odd, NULL), 0);
+                cr_assert_eq(recover(l.standings, &l.run.placement, &r, &odd, NULL), 0);
                 cr_assert_eq(r.decided_attempt, ATTEMPT);
                 cr_assert_eq(r.decision.grad_norm, votes_norm(&all));
         }
@@ -153,7 +153,7 @@ Test(copies, the_same_sum_in_other_bins_is_the_same_vote)
         liar_of(&l, 2, 0, true);
         l.s[2].vote.norm.bin[20] -= 3;
         l.s[2].vote.norm.bin[19] += (int64_t)3 << 32;
-        cr_assert_eq(recover(l.standings, &l.run.view, &r, &odd, NULL), 0);
+        cr_assert_eq(recover(l.standings, &l.run.placement, &r, &odd, NULL), 0);
         cr_assert_eq(r.decided_attempt, ATTEMPT);
 }
 

@@ -255,12 +255,12 @@ static void run(uint64_t seed, bool mirror, struct model *m)
                                                           event_done,  event_node,  event_links,
                                                           event_start, event_ready, event_vote };
 
-        const struct placement view = steps_view(OWNERS, mirror);
+        const struct placement placement = steps_placement(OWNERS, mirror);
 
-        *m = (struct model){ .rng = { seed }, .holders = placement_holders(&view) };
+        *m = (struct model){ .rng = { seed }, .holders = placement_holders(&placement) };
         memset(m->done, true, sizeof m->done);
         memset(m->node, 0xff, sizeof m->node);
-        cr_assert_eq(step_init(&m->s, RANKS, NODES, &view), 0);
+        cr_assert_eq(step_init(&m->s, RANKS, NODES, &placement), 0);
         for (int i = 0; i < EVENTS; i++) {
                 uint64_t version = m->s.version;
                 uint32_t which = rng_below(&m->rng, sizeof events / sizeof events[0]);
