@@ -80,6 +80,7 @@ static void job_started(struct job *job, const Zero__Start *start)
                 job->node_of_rank[r] = start->node_of_rank[r];
                 job->ranks[r].here = true;
         }
+        ranks_displace(job);
 }
 
 static void job_stand(struct job *job, const struct owner_action *a)

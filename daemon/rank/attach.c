@@ -404,6 +404,26 @@ void rank_fence(struct job *job, uint32_t rank, uint64_t session)
                 rank_taken(job->ranks[rank].session);
 }
 
+/*
+ * The rank has two processes, and the coordinator, which did not hear of this one in time, has
+ * started the other one.  This one must not hear what becomes of an attempt that counts the other's
+ * gradients.  It attaches again, and the later incarnation gets the rank.
+ */
+void ranks_displace(struct job *job)
+{
+        for (uint32_t r = 0; r < job->world_size; r++) {
+                struct rank *rank = job->ranks[r].session;
+
+                if (!rank || job->node_of_rank[r] == job->x->cluster->self)
+                        continue;
+                log_warning_for(job->uid,
+                                "job %s: rank %u started on node %s: its process %u here attaches "
+                                "again",
+                                job->name, r, node_name(job->x, job->node_of_rank[r]), rank->pid);
+                rank_gone(rank, ZERO_ECLOSED, "");
+        }
+}
+
 /* Whether the rank means this job: a rank that will be refused fences nobody. */
 static bool means_job(const struct job *job, const struct rank_needs *needs, const layout *l)
 {

@@ -28,6 +28,7 @@ struct rank_needs {
 };
 
 /* Tells a session, unasked, that it is no longer the rank's. */
+/* The session has lost its rank.  ZERO_ECLOSED: its client may attach again. */
 struct rank_events {
         void (*gone)(void *arg, int status, const char *text);
         void *arg;
@@ -115,6 +116,8 @@ bool ordered_any(const struct rank *rank);
 int job_lost(const struct job *job, struct fault *fault);
 /* The rank has attached on another node: its session here, if any, is told and ends. */
 void rank_fence(struct job *job, uint32_t rank, uint64_t session);
+/* A start has come: sessions here end whose ranks the attempt has on other nodes. */
+void ranks_displace(struct job *job);
 /* Ranks that replace one that had stepped already may enter: the step is over. */
 void ranks_admit(struct job *job);
 /* Ends local calls that wait for the end of the step or for a GPU. */

@@ -128,15 +128,16 @@ static int attach_observer(struct pending_call *call, struct fault *fault)
         return 0;
 }
 
-/* The session has lost its rank: tells the client why, and ends. */
-static void session_fenced(void *arg, int status, const char *text)
+/* The session has lost its rank.  A client that is not told why connects and attaches again. */
+static void session_gone(void *arg, int status, const char *text)
 {
         struct session *s = arg;
         Zero__Reply reply = ZERO__REPLY__INIT;
 
         reply.status = (uint32_t)status;
         reply.text = (char *)text;
-        session_reply(s, &reply, NULL, 0);
+        if (status != ZERO_ECLOSED)
+                session_reply(s, &reply, NULL, 0);
         session_end(s);
 }
 
@@ -181,7 +182,7 @@ static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct 
                        struct fault *fault)
 {
         struct session *s = call->session;
-        struct rank_events events = { session_fenced, s };
+        struct rank_events events = { session_gone, s };
         uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
         int r = attach_place(m, handles, needs, fault);
 

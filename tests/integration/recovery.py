@@ -11,6 +11,7 @@ from cluster import SETS, SLOW, WAIT, Cluster, expect, finish_all, mappings, res
 from harness import case, cases_of, main  # noqa: E402
 from moments import (EVERY, GROUPS, LAYOUT, MOMENTS, NEEDS, PLACEMENTS, STEPS, TRAIN, all_step,  # noqa: E402
                      as_undisturbed, go_to, heir_of, kept, push, settle, start_step, train)
+from relay import Wires  # noqa: E402
 
 
 def placed(placements):
@@ -138,6 +139,27 @@ def stopped_rank_is_fenced(placement):
         train([heir], STEPS - 3)
         finish_all([other])
         as_undisturbed(c, placement)
+
+
+@case
+def a_rank_and_its_successor_both_live():
+    """The coordinator loses the link to either one in turn.  Both train; each step has one gradient a rank, and in the
+    end the successor has the rank."""
+    with Wires(3, owners=1) as c:
+        first, second = c.relays
+        other, old = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train([other, old], 2)
+        first.cut()
+        heir, told = heir_of(c, [0, 2], 1)
+        assert told["version"] == 2, told
+        train([other, heir], 1, patient=True)
+        second.cut()
+        first.mend()
+        train([other, old], 1, patient=True)
+        second.mend()
+        train([other, heir], 1, patient=True)
+        old.refused("ERANK", "fetch", "incarnation", group=1)
+        as_undisturbed(c, [0, 2], 5)
 
 
 @case

@@ -6,30 +6,14 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, finish_all, group, small_layout, tensor, until  # noqa: E402
+from cluster import SETS, finish_all, group, small_layout, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
-from relay import Relay  # noqa: E402
+from relay import Wires  # noqa: E402
 
 LAYOUT = small_layout(blocks=2, width=256)
 STEPS = 60
 TRANSFER = 4 << 20  # bytes of a session's memory for zero_get() and zero_put(); the push slots follow
 known = {}
-
-
-class Wire(Cluster):
-    """Two nodes whose connections go through a relay."""
-
-    def __init__(self, **options):
-        super().__init__(2, start=False, bulk="tcp", **options)
-        self.relay = Relay(self[1].port)
-        mine = self[0].options
-        mine["peers"] = mine["peers"].replace(f":{self[1].port}", f":{self.relay.port}")
-        self.start()
-
-    def end(self):
-        super().end()
-        if hasattr(self, "relay"):
-            self.relay.end()
 
 
 def train(c, attack=None, steps=STEPS):
@@ -52,7 +36,7 @@ def one_more_step(c):
 
 def unattacked():
     if not known:
-        with Wire() as c:
+        with Wires(2) as c:
             known["sum"] = train(c)
     return known["sum"]
 
@@ -62,8 +46,8 @@ def flip_bits(c):
     def attack(progress):
         for side in (0, 1, 1, 0):
             progress()
-            c.relay.flip(side)
-            until(lambda: not any(c.relay.flips), what="a large payload")
+            c.relays[0].flip(side)
+            until(lambda: not any(c.relays[0].flips), what="a large payload")
     return attack
 
 
@@ -72,7 +56,7 @@ def flipped_bits(payloads):
     """A changed byte of a payload is noticed, even if only one of the nodes asks for authentication; the payload is
     requested again."""
     expected = unattacked()
-    with Wire(per_node={i: {"tcp_payloads": p} for i, p in enumerate(payloads)}) as c:
+    with Wires(2, per_node={i: {"tcp_payloads": p} for i, p in enumerate(payloads)}) as c:
         got = train(c, flip_bits(c))
         assert got == expected, f"{got} is not {expected}"
         told = sum(d.log().count("damaged on its way") for d in c.daemons)
@@ -83,14 +67,14 @@ def flipped_bits(payloads):
 def silent_bulk_connection():
     """A bulk connection that falls silent while the link lives is noticed and made again."""
     expected = unattacked()
-    with Wire() as c:
+    with Wires(2) as c:
         def attack(progress):
             progress()
-            silenced = c.relay.silence()
+            silenced = c.relays[0].silence()
             assert silenced, "no bulk connection goes through the relay"
             until(lambda: any("silent for" in p["bulk_detail"] for d in c.daemons for p in d.status()["peers"]),
                   what="the silence in the status")
-            until(lambda: not any(p in c.relay.pairs for p in silenced), what="the end of the silent connection")
+            until(lambda: not any(p in c.relays[0].pairs for p in silenced), what="the end of the silent connection")
             progress()
         got = train(c, attack)
         assert got == expected, f"{got} is not {expected}"
@@ -129,7 +113,7 @@ class Scribbler:
 @case
 def client_that_writes_to_a_pushed_gradient():
     """A gradient changes while it travels to another node: that damages the client's own job, and breaks no link."""
-    with Wire() as c:
+    with Wires(2) as c:
         ranks = c.ranks("work", [group("g", tensor("t", 4 << 20))], [0, 1], hold=1, push=1)
         for a in ranks:
             a.start("train", steps=20, sets=SETS, patient=True)
@@ -146,7 +130,7 @@ def client_that_writes_to_a_pushed_gradient():
 @case
 def client_that_writes_to_values_while_it_reads_them():
     """Values from another node change while they land in the client's memory: no link breaks."""
-    with Wire() as c:
+    with Wires(2) as c:
         a, _ = c.ranks("work", [group("g", tensor("t", 4 << 20))], [0, 1], hold=1, push=1)
         scribbler = Scribbler(a.pid, gradients=False)
         try:

@@ -73,8 +73,7 @@ static void join_end(struct world *w, const struct join *j)
 {
         send(w, COORDINATOR, j->node,
              (struct message){ .type = JOIN_ANSWER,
-                               .proc = session_proc(j->session),
-                               .incarnation = (u8)j->incarnation,
+                               .session = (u8)j->session,
                                .status = (u8)j->fault.status });
 }
 
@@ -88,8 +87,7 @@ static void run(struct world *w, const struct coordinator_action *a)
                 send(w, COORDINATOR, a->node,
                      (struct message){ .type = PART_TOLD,
                                        .rank = (u8)a->rank,
-                                       .proc = session_proc(a->session),
-                                       .incarnation = session_incarnation(a->session),
+                                       .session = (u8)a->session,
                                        .flag = 1 });
                 break;
         case COORDINATOR_START:
@@ -230,10 +228,8 @@ static void filled(struct world *w, uint32_t node, const struct message *m)
 
 static void joined(struct world *w, uint32_t node, const struct message *m)
 {
-        event(w, (struct coordinator_event){
-                         .kind = COORDINATOR_JOIN,
-                         .join = machine_join(w, node, m->rank,
-                                              session_of(m->proc, m->incarnation)) });
+        event(w, (struct coordinator_event){ .kind = COORDINATOR_JOIN,
+                                             .join = machine_join(w, node, m->rank, m->session) });
 }
 
 static void holder_event(struct world *w, enum coordinator_event_kind kind, uint32_t node,
@@ -257,11 +253,10 @@ void coordinator_message(struct world *w, uint32_t from, const struct message *m
                 joined(w, from, m);
                 break;
         case PART:
-                event(w,
-                      (struct coordinator_event){ .kind = COORDINATOR_LEAVE,
-                                                  .node = from,
-                                                  .rank = m->rank,
-                                                  .session = session_of(m->proc, m->incarnation) });
+                event(w, (struct coordinator_event){ .kind = COORDINATOR_LEAVE,
+                                                     .node = from,
+                                                     .rank = m->rank,
+                                                     .session = m->session });
                 break;
         case OPENED:
                 opened(w, from, m);

@@ -156,8 +156,10 @@ static void remember(struct node *n, u8 attempt, u8 version, u8 decision, u8 ski
         n->skipped = skipped;
 }
 
-static void stands(struct node *n, const struct message *m, const struct owner_action *a)
+static void stands(struct world *w, uint32_t node, const struct message *m,
+                   const struct owner_action *a)
 {
+        struct node *n = &w->nodes[node];
         u8 last = m->type == START ? m->last : m->attempt;
 
         n->version = (u8)a->version;
@@ -166,6 +168,7 @@ static void stands(struct node *n, const struct message *m, const struct owner_a
                 n->started = 1;
                 n->scale = m->scale;
                 memcpy(n->node_of_rank, m->place, RANKS);
+                ranks_displace(w, node);
         }
         if (last)
                 remember(n, last, m->version, m->decision, m->skipped);
@@ -184,7 +187,7 @@ static void word_run(struct world *w, uint32_t node, const struct message *m,
                         node, n->version, n->attempt, m->version, m->attempt);
                 break;
         case OWNER_STAND:
-                stands(n, m, a);
+                stands(w, node, m, a);
                 break;
         case OWNER_ABORT:
                 record_change(&h->record, a);

@@ -91,10 +91,7 @@ static void rank_join(struct world *w, uint32_t p)
         const struct proc *proc = &w->procs[p];
 
         if (send(w, proc->node, COORDINATOR,
-                 (struct message){ .type = JOIN,
-                                   .rank = proc->rank,
-                                   .proc = (u8)p,
-                                   .incarnation = proc->incarnation }))
+                 (struct message){ .type = JOIN, .rank = proc->rank, .session = session_of(w, p) }))
                 node_of(w, p)->ranks[p] |= RANK_CALLING;
 }
 
@@ -126,10 +123,8 @@ void ranks_down(struct world *w, uint32_t node)
 static void rank_part(struct world *w, uint32_t p)
 {
         send(w, w->procs[p].node, COORDINATOR,
-             (struct message){ .type = PART,
-                               .rank = w->procs[p].rank,
-                               .proc = (u8)p,
-                               .incarnation = w->procs[p].incarnation });
+             (struct message){
+                     .type = PART, .rank = w->procs[p].rank, .session = session_of(w, p) });
 }
 
 /* The session has ended. */
@@ -154,9 +149,10 @@ static void rank_gone(struct world *w, uint32_t p)
 
 void rank_fence(struct world *w, uint32_t node, const struct message *m)
 {
-        if (w->nodes[node].session[m->rank] == m->proc + 1 &&
-            w->procs[m->proc].incarnation == m->incarnation)
-                rank_gone(w, m->proc);
+        uint32_t p = session_proc(m->session);
+
+        if (w->nodes[node].session[m->rank] == p + 1 && session_of(w, p) == m->session)
+                rank_gone(w, p);
 }
 
 /* The job has started with this rank in it. */
@@ -178,15 +174,16 @@ static void rank_enter(struct world *w, uint32_t p)
 
 void rank_joined(struct world *w, uint32_t node, const struct message *m)
 {
-        u8 *rank = &w->nodes[node].ranks[m->proc];
+        uint32_t p = session_proc(m->session);
+        u8 *rank = &w->nodes[node].ranks[p];
 
-        if (w->procs[m->proc].incarnation != m->incarnation || !(*rank & RANK_CALLING))
+        if (session_of(w, p) != m->session || !(*rank & RANK_CALLING))
                 return; /* that session has ended */
         *rank &= (u8)~RANK_CALLING;
         if (m->status)
-                rank_gone(w, m->proc);
+                rank_gone(w, p);
         else if (!(*rank & RANK_IN))
-                rank_enter(w, m->proc);
+                rank_enter(w, p);
 }
 
 /* ---- a trainer comes and goes ---- */
@@ -209,6 +206,21 @@ void proc_lose_daemon(struct world *w, uint32_t p)
         proc->state = PROC_AWAY;
 }
 
+void ranks_displace(struct world *w, uint32_t node)
+{
+        struct node *n = &w->nodes[node];
+
+        for (uint32_t r = 0; r < bounds.n_ranks; r++) {
+                uint32_t p = n->session[r] - 1u;
+
+                if (!n->session[r] || n->node_of_rank[r] == node)
+                        continue;
+                rank_leave(w, p);
+                proc_lose_daemon(w, p);
+                w->procs[p].displaced++;
+        }
+}
+
 void proc_kill(struct world *w, uint32_t p)
 {
         struct proc *proc = &w->procs[p];
@@ -218,6 +230,7 @@ void proc_kill(struct world *w, uint32_t p)
         proc_forget(proc);
         proc->state = proc->zombie ? PROC_FENCED : PROC_AWAY;
         proc->incarnation++;
+        proc->displaced = 0;
 }
 
 /* Its successor comes up on another node, while it goes on where it is. */

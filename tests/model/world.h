@@ -74,9 +74,9 @@ struct stand {
 
 struct message {
         u8 type, attempt, version, scale, decision, skipped;
-        u8 rank, proc, incarnation, status, flag; /* flag: by type; FILL: the source's node */
-        u8 copy;                                  /* of what the sender holds; FILL: the receiver */
-        u8 place[RANKS];                          /* node or incarnation of each rank */
+        u8 rank, session, status, flag; /* flag: by type; FILL: the source's node */
+        u8 copy;                        /* of what the sender holds; FILL: the receiver */
+        u8 place[RANKS];                /* node or incarnation of each rank */
         u8 micro_batch, last, vote;
         u8 sum[MICRO_BATCHES][RANKS]; /* what an owner offers to its mirror */
         struct stand stands[COPIES];
@@ -156,6 +156,7 @@ struct proc {
         u8 state, rank, node, incarnation, version, attempt, micro_batch, scale;
         u8 in_flight; /* attempt of a zero_step() that its lost daemon did not answer */
         u8 zombie;    /* another process has taken its rank */
+        u8 displaced; /* sessions of this incarnation that ended because its rank was elsewhere */
 };
 
 /* A decision; the world keeps the last two. */
@@ -175,18 +176,19 @@ struct world {
         struct message messages[MESSAGES]; /* queue by queue; last, because most are unused */
 };
 
-/* A process's session: it and its incarnation. */
-static inline u8 session_of(u8 proc, u8 incarnation)
+/* The session of a process: 2 bits of the process, 3 of its incarnation, 3 of its sessions before.
+ */
+static inline u8 session_of(const struct world *w, uint32_t p)
 {
-        return (u8)(proc << 4 | incarnation);
+        return (u8)(p << 6 | w->procs[p].incarnation << 3 | w->procs[p].displaced);
 }
 static inline u8 session_proc(uint64_t session)
 {
-        return (u8)(session >> 4);
+        return (u8)(session >> 6);
 }
 static inline u8 session_incarnation(uint64_t session)
 {
-        return session & 15;
+        return session >> 3 & 7;
 }
 
 /* ---- world.c: links and messages ---- */
@@ -266,6 +268,9 @@ void rank_fence(struct world *w, uint32_t node, const struct message *m);
 void ranks_up(struct world *w, uint32_t node);
 void ranks_down(struct world *w, uint32_t node);
 void ranks_admit(struct world *w, uint32_t node);
+/* The attempt has ranks of these sessions on other nodes: the sessions end, and their trainers
+ * attach again. */
+void ranks_displace(struct world *w, uint32_t node);
 /* Waiting calls of the node's ranks end: decided (its result) or not (ZERO_EABORTED). */
 void ranks_answer(struct world *w, uint32_t node, bool decided);
 void ranks_refuse_step(struct world *w, uint32_t node, int status);

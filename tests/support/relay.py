@@ -1,5 +1,5 @@
-"""A TCP relay between two nodes, which can damage or silence their bulk connections as a network or an
-attacker could.
+"""A TCP relay between two nodes, which can cut their connections, and damage or silence the bulk ones, as a
+network or an attacker could.
 
 The first bytes of a connection say whether it is a link or a bulk connection (daemon/fabric/link/handshake.c).
 """
@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 
+from cluster import Cluster
 from ports import free_ports
 
 ROLE, BULK, PIECE = slice(16, 20), 2, 1 << 16
@@ -41,7 +42,7 @@ class Relay:
     """Listens on `port` and relays to port `to` until end()."""
 
     def __init__(self, to):
-        self.to, self.pairs, self.flips = to, [], [0, 0]
+        self.to, self.pairs, self.flips, self.is_cut = to, [], [0, 0], False
         self.port, = free_ports(1)
         self.listener = socket.create_server(("127.0.0.1", self.port))
         self.wake, self.woken = socket.socketpair()
@@ -53,7 +54,11 @@ class Relay:
             ends = {s: (p, i) for p in self.pairs for i, s in enumerate(p.sockets)}
             for s in select.select([self.listener, self.woken, *ends], [], [])[0]:
                 if s is self.woken:
-                    return
+                    if not self.woken.recv(1):
+                        return
+                    for pair in list(self.pairs):
+                        self.close(pair)
+                    break
                 if s is self.listener:
                     self.accept()
                 elif ends[s][0] in self.pairs and not ends[s][0].pass_on(ends[s][1], self):
@@ -61,6 +66,9 @@ class Relay:
 
     def accept(self):
         near, _ = self.listener.accept()
+        if self.is_cut:
+            near.close()
+            return
         try:
             self.pairs.append(Pair(near, socket.create_connection(("127.0.0.1", self.to), 10)))
         except OSError:
@@ -70,6 +78,14 @@ class Relay:
         self.pairs.remove(pair)
         for s in pair.sockets:
             s.close()
+
+    def cut(self):
+        """Ends all connections, and refuses others until mend()."""
+        self.is_cut = True
+        self.wake.send(b"!")
+
+    def mend(self):
+        self.is_cut = False
 
     def bulk(self):
         """The open bulk connections."""
@@ -98,3 +114,21 @@ class Relay:
             self.close(pair)
         self.listener.close()
         self.woken.close()
+
+
+class Wires(Cluster):
+    """Nodes whose connections with the first one go through a relay each: relays[i] is that of node i + 1."""
+
+    def __init__(self, nodes, **options):
+        self.relays = []
+        super().__init__(nodes, start=False, bulk="tcp", **options)
+        mine = self[0].options
+        for daemon in self.daemons[1:]:
+            self.relays.append(Relay(daemon.port))
+            mine["peers"] = mine["peers"].replace(f":{daemon.port}", f":{self.relays[-1].port}")
+        self.start()
+
+    def end(self):
+        super().end()
+        for relay in self.relays:
+            relay.end()

@@ -168,6 +168,33 @@ static void pushes_do_not_wait_for_a_lost_rank(void)
         session_close(&s);
 }
 
+/* The start follows the loss of a link, before the coordinator has heard of rank 3 here again. */
+static void a_session_ends_when_its_rank_starts_on_another_node(void)
+{
+        struct training t = training_default();
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Start start = ZERO__START__INIT;
+        uint32_t node_of_rank[] = { 0, 0, 1, 0 };
+        struct session s;
+        struct job *job;
+
+        open_listening(&s, &t);
+        session_attach(&s);
+        job = net_job(&s.net, 1, "zoo");
+        start = (Zero__Start){ .base = start.base,
+                               .epoch = job->epoch,
+                               .version = job->version,
+                               .attempt = job->attempt + 1,
+                               .loss_scale = job->last.loss_scale,
+                               .n_node_of_rank = 4,
+                               .node_of_rank = node_of_rank };
+        m.start = &start;
+        job_start_message(job, &m);
+        CHECK(ears[3].failures == 1 && ears[3].status == ZERO_ECLOSED, "%s", ears[3].text);
+        CHECK(!job->ranks[3].session && job->ranks[2].session, "one session ends");
+        session_close(&s);
+}
+
 /* One that is to be waited for no more was so for ranks that are not there any more. */
 static void what_a_lost_rank_means_is_for_those_who_are_there(void)
 {
@@ -202,6 +229,8 @@ static void what_a_lost_rank_means_is_for_those_who_are_there(void)
 }
 
 const struct test_case lost_cases[] = {
+        { "a-session-ends-when-its-rank-starts-on-another-node",
+          a_session_ends_when_its_rank_starts_on_another_node },
         { "a-rank-that-dies-and-comes-back-changes-nothing",
           a_rank_that_dies_and_comes_back_changes_nothing },
         { "nor-with-windows-on-a-gpu", nor_with_windows_on_a_gpu },
