@@ -27,18 +27,20 @@
  *   or with a vote less, or without the good steps before, or what not all have voted for;
  *   a restarted owner aborts what it has voted for; an owner that is behind is not told the
  *   decision; a new attempt keeps what has landed, or what ranks have pushed, in the one before;
- *   a successor begins anew; a session on another node is not fenced, or goes on when its rank has
- *   started elsewhere; ranks do not join again when a link is back; an owner votes while it
- * updates; early offers are dropped; a zero_step() that was in flight is replayed although it was
- * decided; what a holder has carried out counts only once it is known where the job stands. With
- * mirrors: step_vote() decides without them, or counts them, or for the wrong holder; a copy that
- * is gone counts as not voted; one that lacks its state counts as done; the end of an update counts
- * for another holder; a sum goes on to the mirror before it is complete; a mirror keeps what it
- * took in a void attempt, or votes while it updates, or aborts what it has voted for; one record
- * alone of a node hears a decision, or the node goes by the one that is ahead; a state is filled
- * from one that has not carried the last decision out, with the record first, at another version,
- * without the last decision or at its attempt, or at the one that begins next; a fill that a link
- * has lost is not asked for again; what a node held counts though it was lost.
+ *   a successor begins anew; a session on another node is not fenced, or stays when its rank
+ *   starts elsewhere; ranks do not join again when a link is back; an owner votes while it updates;
+ *   early offers are dropped; a zero_step() that was in flight is replayed although it was decided;
+ *   what a holder has carried out counts only once it is known where the job stands.
+ *
+ *   With mirrors: step_vote() decides without them, or counts them, or for the wrong holder; a
+ *   copy that is gone counts as not voted; one that lacks its state counts as done; the end of an
+ *   update counts for another holder; a sum goes on to the mirror before it is complete; a mirror
+ *   keeps what it took in a void attempt, or votes while it updates, or aborts what it has voted
+ *   for; one record alone of a node hears a decision, or the node goes by the one that is ahead; a
+ *   state is filled from one that has not carried the last decision out, with the record first,
+ *   at another version, without the last decision or at its attempt, or at the one that begins
+ *   next; a fill that a link has lost is not asked for again; what a node held counts though it was
+ *   lost.
  *
  * It does not mind that step_startable() forgets to wait for updates of owners that have their
  * state: one that hears of a new attempt while it updates takes it up afterwards.  Nor, within
