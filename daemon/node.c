@@ -118,7 +118,7 @@ static void node_wind_down(struct node *node)
         engine_drain(&node->x, node->conf->drain_ms, node_drained, node);
 }
 
-static void node_view_chosen(void *arg)
+static void node_placement_chosen(void *arg)
 {
         struct node *node = arg;
 
@@ -328,7 +328,7 @@ static int node_engine(struct node *node, struct fault *fault)
         node->x.part_bytes = TRANSIT_BYTES;
         if (engine_start(&node->x))
                 return fault_set(fault, ZERO_EIO, "cannot start the event loop");
-        return views_start(&node->x, fault);
+        return membership_start(&node->x, fault);
 }
 
 /*
@@ -353,8 +353,8 @@ static void node_anew(struct node *node)
                               .event_waits = x->event_waits,
                               .taken_back = x->taken_back,
                               .states_away = x->states_away,
-                              .view_chosen = x->view_chosen,
-                              .view_arg = x->view_arg };
+                              .placement_chosen = x->placement_chosen,
+                              .placement_arg = x->placement_arg };
         node->stopping = node->again = false;
         uv_timer_stop(&node->stop_timer);
         if (node_engine(node, &fault) || node_socket(node, &fault)) {
@@ -468,8 +468,8 @@ int node_run(const struct conf *conf, struct fault *fault)
         node.conf = node.x.conf = conf;
         node.x.loop = &node.loop;
         node.x.cluster = &node.cluster;
-        node.x.view_chosen = node_view_chosen;
-        node.x.view_arg = &node;
+        node.x.placement_chosen = node_placement_chosen;
+        node.x.placement_arg = &node;
         node.socket = socket;
         uv_loop_init(&node.loop);
         uv_timer_init(&node.loop, &node.stop_timer);

@@ -133,5 +133,5 @@ void placing_take_back(struct coordinated *c, bool first)
         if (first)
                 log_error("%s; the owners before, of epoch %llu, come back", s->refused.text,
                           (unsigned long long)s->old_placement->placement.epoch);
-        view_take_back(c->x, &s->old_placement->placement, s->refused.text);
+        membership_take_back(c->x, &s->old_placement->placement, s->refused.text);
 }

@@ -23,12 +23,12 @@ struct checkpoints;
 struct drops;
 struct event_waits;
 struct lifetime;
+struct membership;
 struct ranks;
 struct reshard;
 struct shard_observer;
 struct tensors;
 struct transfer;
-struct views;
 
 enum { TICK_MS = 100, PROGRESS_MS = 300, CALL_MS = 60000 };
 
@@ -53,10 +53,10 @@ struct engine {
         struct event_waits *event_waits; /* NULL: there is only the host */
         uint32_t part_bytes; /* the largest payload between nodes; at most TRANSIT_BYTES */
 
-        struct placement placement; /* in force: who holds shards */
-        struct views *views; /* how the list changes (membership/membership.h); NULL: never */
-        struct taken_back taken_back; /* outlives a restart of the engine */
-        struct list jobs, dead_jobs;  /* dead: dropped, with operations still in flight */
+        struct placement placement;    /* in force: who holds shards */
+        struct membership *membership; /* how it changes; NULL: never */
+        struct taken_back taken_back;  /* outlives a restart of the engine */
+        struct list jobs, dead_jobs;   /* dead: dropped, with operations still in flight */
         struct list coordinators;
         struct list layouts; /* core/layouts.h */
         struct list shut;    /* state files that wait for memory (core/shut.h) */
@@ -80,8 +80,8 @@ struct engine {
         void (*query)(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
         bool leaving; /* the stop cuts ranks off: they do not count as lost */
         /* A new owner list is chosen; it comes into force when the engine restarts. */
-        void (*view_chosen)(void *arg);
-        void *view_arg;
+        void (*placement_chosen)(void *arg);
+        void *placement_arg;
 };
 
 uint64_t engine_now(const struct engine *x);

@@ -80,7 +80,7 @@ static void engine_check_stopped(struct engine *x)
         for_modules (x, module)
                 if (module->idle && !module->idle(x))
                         return;
-        views_free(x);
+        membership_free(x);
         uv_close((uv_handle_t *)&x->lifetime->tick, tick_closed);
 }
 
@@ -176,7 +176,7 @@ void engine_stop(struct engine *x, void (*closed)(void *arg), void *arg)
         x->stopping = true;
         x->lifetime->closed = closed;
         x->lifetime->closed_arg = arg;
-        view_back_forget(x);
+        membership_back_forget(x);
         coordinators_free(x);
         ranks_stop(x);
         while (!list_empty(&x->jobs))
@@ -194,7 +194,7 @@ void engine_up(struct engine *x, uint32_t node)
 {
         log_info("node %s is up", node_name(x, node));
         links_up(x, node);
-        views_up(x, node);
+        membership_up(x, node);
 }
 
 void engine_down(struct engine *x, uint32_t node, const char *why)
@@ -369,7 +369,7 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_LINKS) {
                 links_message(x, node, m->links);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_VOTE) {
-                views_message(x, node, m);
+                membership_message(x, node, m);
         } else if (!(x->agreeing >> node & 1)) {
                 refuse(x, node, m, ZERO_EPEER, "another list of owners is in force here");
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {

@@ -9,8 +9,8 @@
  * If the proposer of a change dies, any node that has accepted the change completes it when enough
  * nodes are there.
  *
- * A chosen view comes into force when the node restarts (engine.view_chosen).  Where jobs then find
- * states of an earlier view, job/coordinator_place.c moves them.
+ * A chosen placement comes into force when the node restarts (engine.placement_chosen).  Where jobs
+ * then find states of an earlier one, job/coordinator_place.c moves them.
  */
 #pragma once
 
@@ -19,35 +19,28 @@
 #include "daemon/membership/ballots.h"
 #include "daemon/transfer/transfer.h"
 
-enum {
-        VIEW_RETRY_MS = 1500,
-        VIEW_PAUSE_MS = 50,
-        VIEW_PAUSE_MORE_MS = 400,
-        VIEW_COMPLETE_MS = 3000
-};
-
 /* A change that a person asks for. */
-struct view_change {
+struct membership_change {
         struct placement wanted;
         uint64_t dead;
-        void (*done)(struct view_change *c, int status, const char *text);
+        void (*done)(struct membership_change *c, int status, const char *text);
 };
 
 /* A return to the owner list before the one in force. */
-struct view_back {
-        struct view_change change;
+struct membership_back {
+        struct membership_change change;
         struct engine *x;
         struct taken_back note;
         bool wished;
 };
 
-struct views {
+struct membership {
         struct engine *x;
         struct paxos r;
-        struct paxos_record durable; /* what is on the disk */
-        struct ballots *ballots;     /* NULL: a node without peers */
-        struct view_change *change;  /* a client's change in progress, or back's */
-        struct view_back back;
+        struct paxos_record durable;      /* what is on the disk */
+        struct ballots *ballots;          /* NULL: a node without peers */
+        struct membership_change *change; /* a client's change in progress, or back's */
+        struct membership_back back;
         uint64_t retry_ms, complete_ms; /* loop times */
 
         bool writing;
@@ -57,54 +50,54 @@ struct views {
         uint32_t actions; /* to carry out once the record is written */
         uint32_t from;    /* the node that sent the event */
         bool split_told[ZERO_NODE_MAX];
-        struct view_waiting {
+        struct membership_waiting {
                 bool there;
                 struct paxos_message m;
         } waiting[ZERO_NODE_MAX];
 };
 
-/* Reads the record, whose view replaces the configured one.  Call after engine_start(). */
-int views_start(struct engine *x, struct fault *fault);
+/* Reads the record, whose placement replaces the configured one.  Call after engine_start(). */
+int membership_start(struct engine *x, struct fault *fault);
 /* Nothing may be on its way to the disk. */
-void views_free(struct engine *x);
-void views_up(struct engine *x, uint32_t node);
-void views_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void membership_free(struct engine *x);
+void membership_up(struct engine *x, uint32_t node);
+void membership_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
-enum view_kind { VIEW_ADD, VIEW_REMOVE, VIEW_TAKEOVER };
-/* Plans the change. names: a node, or for VIEW_TAKEOVER several with commas. */
-int view_plan(const struct engine *x, enum view_kind kind, const char *names,
-              struct view_change *ret, struct fault *fault);
-/* done() comes later, once, unless the change is forgotten: then its view may still be chosen. */
-int view_change(struct engine *x, struct view_change *change, struct fault *fault);
-void view_forget(struct engine *x, const struct view_change *change);
+enum membership_kind { MEMBERSHIP_ADD, MEMBERSHIP_REMOVE, MEMBERSHIP_TAKEOVER };
+/* Plans the change. names: a node, or for MEMBERSHIP_TAKEOVER several with commas. */
+int membership_plan(const struct engine *x, enum membership_kind kind, const char *names,
+                    struct membership_change *ret, struct fault *fault);
+/* done() comes later, once, unless the change is forgotten: then it may still be chosen. */
+int membership_change(struct engine *x, struct membership_change *change, struct fault *fault);
+void membership_forget(struct engine *x, const struct membership_change *change);
 /* Whose votes the change waits for. */
-void view_describe(const struct engine *x, uint64_t dead, struct wait_line *ret);
+void membership_describe(const struct engine *x, uint64_t dead, struct wait_line *ret);
 /* The last chosen owner list, which comes into force when the node restarts. */
-const struct placement *view_chosen(const struct engine *x);
+const struct placement *membership_chosen(const struct engine *x);
 /* The list of a change that began and may still be chosen; NULL: none. */
-const struct placement *view_undecided(const struct engine *x);
+const struct placement *membership_undecided(const struct engine *x);
 /* Whether this node has a vote. */
-bool view_votes(const struct engine *x);
+bool membership_votes(const struct engine *x);
 /* Whether a change is in progress: until it is decided, no job may be created. */
-bool view_changing(const struct engine *x);
-/* ZERO_OK, or why the view cannot change now: a job is being restored. */
-int view_hindered(const struct engine *x, struct fault *fault);
+bool membership_changing(const struct engine *x);
+/* ZERO_OK, or why the placement cannot change now: a job is being restored. */
+int membership_hindered(const struct engine *x, struct fault *fault);
 
-/* view_back.c */
+/* take_back.c */
 /*
  * A job cannot move: proposes the previous owners in a new epoch, repeatedly, until some other list
  * is chosen.
  */
-void view_take_back(struct engine *x, const struct placement *before, const char *why);
-void view_back_tick(struct engine *x);
+void membership_take_back(struct engine *x, const struct placement *before, const char *why);
+void membership_back_tick(struct engine *x);
 /* The daemon stops. */
-void view_back_forget(struct engine *x);
+void membership_back_forget(struct engine *x);
 
-/* view_message.c */
-void view_send(struct engine *x, uint32_t node, const struct paxos_message *m,
-               const struct fault *refusal);
-int view_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
-                 struct paxos_message *ret);
+/* message.c */
+void membership_send(struct engine *x, uint32_t node, const struct paxos_message *m,
+                     const struct fault *refusal);
+int membership_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
+                       struct paxos_message *ret);
 void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret);
 /* False: it makes no sense in this cluster. */
 bool record_from_ballots(const struct engine *x, const struct ballots_record *b,

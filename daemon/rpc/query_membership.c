@@ -10,17 +10,17 @@
 #include "proto/cleanup.h"
 
 struct wanted {
-        struct view_change change;
+        struct membership_change change;
         struct engine *x;
         struct pending_call *call;
 };
 
 static const struct {
         const char *what;
-        enum view_kind kind;
-} kinds[] = { { "add-node", VIEW_ADD },
-              { "remove-node", VIEW_REMOVE },
-              { "takeover", VIEW_TAKEOVER } };
+        enum membership_kind kind;
+} kinds[] = { { "add-node", MEMBERSHIP_ADD },
+              { "remove-node", MEMBERSHIP_REMOVE },
+              { "takeover", MEMBERSHIP_TAKEOVER } };
 
 static void membership_answer(struct engine *x, struct pending_call *call)
 {
@@ -31,7 +31,7 @@ static void membership_answer(struct engine *x, struct pending_call *call)
         query_end_record(call, status_membership_type(), &membership, &arena);
 }
 
-static void wanted_done(struct view_change *change, int status, const char *text)
+static void wanted_done(struct membership_change *change, int status, const char *text)
 {
         struct wanted *w = CONTAINER_OF(change, struct wanted, change);
 
@@ -46,7 +46,7 @@ static void wanted_forget(struct request *r)
 {
         struct wanted *w = r->subject;
 
-        view_forget(w->x, &w->change);
+        membership_forget(w->x, &w->change);
         free(w);
 }
 
@@ -54,7 +54,7 @@ static int wanted_describe(const struct request *r, struct wait_line *ret)
 {
         const struct wanted *w = r->subject;
 
-        view_describe(w->x, w->change.dead, ret);
+        membership_describe(w->x, w->change.dead, ret);
         return ZERO_EDEADLINE;
 }
 
@@ -67,7 +67,7 @@ static int allowed(const struct session *session, struct fault *fault)
                          (unsigned)geteuid());
 }
 
-static int wanted_start(struct pending_call *call, enum view_kind kind, const char *argument,
+static int wanted_start(struct pending_call *call, enum membership_kind kind, const char *argument,
                         struct fault *fault)
 {
         struct engine *x = call->session->rpc->x;
@@ -79,10 +79,10 @@ static int wanted_start(struct pending_call *call, enum view_kind kind, const ch
         w->x = x;
         w->call = call;
         if (!r)
-                r = view_plan(x, kind, argument, &w->change, fault);
+                r = membership_plan(x, kind, argument, &w->change, fault);
         w->change.done = wanted_done;
         if (!r)
-                r = view_change(x, &w->change, fault);
+                r = membership_change(x, &w->change, fault);
         if (r)
                 return r;
         call->request.subject = w;

@@ -46,14 +46,14 @@ static void report_members(struct arena *arena, const struct engine *x, uint64_t
 
 void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret)
 {
-        const struct placement *chosen = view_chosen(x), *undecided = view_undecided(x);
+        const struct placement *chosen = membership_chosen(x), *undecided = membership_undecided(x);
         uint64_t others = x->linked & ~(1ull << x->cluster->self);
 
         *ret = (struct status_membership){
                 .epoch = chosen->epoch,
                 .votes_needed = paxos_quorum(x->cluster->n_nodes, 0),
                 .votes_reachable = 1 + (uint64_t)__builtin_popcountll(others),
-                .voter = view_votes(x),
+                .voter = membership_votes(x),
         };
         ret->majority = ret->votes_reachable >= ret->votes_needed;
         report_owners(arena, x, chosen, &ret->owners);
@@ -159,7 +159,7 @@ static void add_old_placement(struct arena *arena, const char *job, uint64_t epo
 /* What a node that has not answered has to do: it is an owner, or may still have old states. */
 static const char *node_waits(const struct engine *x, uint32_t node)
 {
-        bool owner = placement_nodes(view_chosen(x)) >> node & 1;
+        bool owner = placement_nodes(membership_chosen(x)) >> node & 1;
 
         if (x->up >> node & 1)
                 return "its answer";
@@ -188,7 +188,7 @@ void report_moves(struct arena *arena, const struct engine *x,
 {
         uint32_t n_nodes = x->cluster->n_nodes;
 
-        *ret = (struct status_moves){ .epoch = view_chosen(x)->epoch };
+        *ret = (struct status_moves){ .epoch = membership_chosen(x)->epoch };
         for (uint32_t n = 0; n < n_nodes; n++)
                 if (told[n])
                         add_told(arena, told[n], ret);

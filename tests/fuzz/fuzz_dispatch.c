@@ -127,7 +127,7 @@ static void node_start(void)
         r = r || uv_loop_init(&node.loop) || inproc_net_new(&node.loop, 1, &node.net) ||
             store_open(node.directory, node.conf.memory_limit, &node.x.store, NULL) ||
             offload_new(&node.loop, 1, &node.x.offload) || engine_start(&node.x) ||
-            views_start(&node.x, NULL) ||
+            membership_start(&node.x, NULL) ||
             fabric_new_inproc(node.net, 0, 0, &events, &node.x.fabric) ||
             socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, door) ||
             rpc_open(&node.x, door[0], &node.rpc, NULL);

@@ -145,23 +145,23 @@ class World:
 
     # ---- owners ------------------------------------------------------------------
 
-    def view(self, i):
-        """The node's view; epoch -1 while its daemon starts."""
+    def members(self, i):
+        """What the node knows of the members; epoch -1 while its daemon starts."""
         r = self.cluster[i].ctl_run("--json", "members")
         return json.loads(r.stdout) if r.returncode == 0 else {"epoch": -1, "owners": [], "voter": False}
 
     def can_change(self):
         """Waits until every node is up and can vote."""
         for i, d in enumerate(self.cluster.daemons):
-            self.wait_for(lambda d=d, i=i: self.view(i)["voter"] and d.peers_up(), f"the vote of {d.name}")
+            self.wait_for(lambda d=d, i=i: self.members(i)["voter"] and d.peers_up(), f"the vote of {d.name}")
 
     def agreed(self, epoch):
         """Waits until every node uses the list of this epoch, and has its shards."""
         def told(i):
-            view = self.view(i)
-            if view["epoch"] == epoch:
-                self.owners = [int(name[1:]) for name in view["owners"]]
-            return view["epoch"] == epoch
+            members = self.members(i)
+            if members["epoch"] == epoch:
+                self.owners = [int(name[1:]) for name in members["owners"]]
+            return members["epoch"] == epoch
         for i, d in enumerate(self.cluster.daemons):
             self.wait_for(lambda i=i: told(i), f"epoch {epoch} on {d.name}")
         for d in self.cluster.daemons:

@@ -14,7 +14,7 @@ static struct engine x = { .cluster = &cluster };
 struct vote {
         Zero__Paxos m;
         Zero__Placement chosen, value;
-        uint32_t owners[8], viewed[8];
+        uint32_t owners[8], proposed[8];
         uint64_t before[PLACEMENT_BEFORE + 1];
 };
 
@@ -26,13 +26,13 @@ static void vote_init(struct vote *v, enum paxos_kind kind)
         zero__placement__init(&v->value);
         v->owners[0] = 2;
         v->owners[1] = 0;
-        v->viewed[0] = 1;
+        v->proposed[0] = 1;
         v->chosen.epoch = 4;
         v->chosen.n_owners = 2;
         v->chosen.owners = v->owners;
         v->value.epoch = 5;
         v->value.n_owners = 1;
-        v->value.owners = v->viewed;
+        v->value.owners = v->proposed;
         v->m.kind = kind;
         v->m.ballot = v->m.promised = v->m.accepted = 9 << PAXOS_NODE_BITS | 1;
         v->m.chosen = &v->chosen;
@@ -41,10 +41,10 @@ static void vote_init(struct vote *v, enum paxos_kind kind)
 
 static int receive(const struct vote *v, struct paxos_message *ret)
 {
-        return view_receive(&x, 1, &v->m, ret);
+        return membership_receive(&x, 1, &v->m, ret);
 }
 
-Test(view_message, is_read_as_it_was_sent)
+Test(membership_message, is_read_as_it_was_sent)
 {
         struct paxos_message m;
         struct vote v;
@@ -58,7 +58,7 @@ Test(view_message, is_read_as_it_was_sent)
         cr_assert_eq(m.record.accepted, m.ballot);
 }
 
-Test(view_message, tells_of_earlier_lists)
+Test(membership_message, tells_of_earlier_lists)
 {
         struct paxos_message m;
         struct vote v;
@@ -79,7 +79,7 @@ Test(view_message, tells_of_earlier_lists)
         cr_assert_eq(receive(&v, &m), -EPROTO);
 }
 
-Test(view_message, under_the_ballot_of_another_node_is_refused)
+Test(membership_message, under_the_ballot_of_another_node_is_refused)
 {
         struct paxos_message m;
         struct vote v;
@@ -91,7 +91,7 @@ Test(view_message, under_the_ballot_of_another_node_is_refused)
         cr_assert_eq(receive(&v, &m), 0);
 }
 
-Test(view_message, that_declares_its_receiver_dead_is_refused)
+Test(membership_message, that_declares_its_receiver_dead_is_refused)
 {
         struct paxos_message m;
         struct vote v;
@@ -151,7 +151,7 @@ static void spoil(struct vote *v, uint64_t *rng)
         }
 }
 
-Test(view_message, with_anything_in_it_is_refused_or_makes_sense)
+Test(membership_message, with_anything_in_it_is_refused_or_makes_sense)
 {
         uint64_t rng = 1, n_good = 0;
 

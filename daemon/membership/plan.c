@@ -74,7 +74,7 @@ static int plan_remove(const struct engine *x, uint32_t node, struct placement *
         return 0;
 }
 
-static int plan_dead(const struct engine *x, uint32_t node, struct view_change *c,
+static int plan_dead(const struct engine *x, uint32_t node, struct membership_change *c,
                      struct fault *fault)
 {
         if (node == x->cluster->self)
@@ -98,31 +98,31 @@ static bool was_owner(const struct placement *p, uint64_t nodes)
         return p->older & nodes & ~p->dead;
 }
 
-int view_plan(const struct engine *x, enum view_kind kind, const char *names,
-              struct view_change *ret, struct fault *fault)
+int membership_plan(const struct engine *x, enum membership_kind kind, const char *names,
+                    struct membership_change *ret, struct fault *fault)
 {
-        const struct placement *now = &x->views->durable.chosen; /* in force, or about to be */
-        struct view_change c = { .wanted = *now };
+        const struct placement *now = &x->membership->durable.chosen; /* in force, or about to be */
+        struct membership_change c = { .wanted = *now };
         uint32_t node = 0, owners[ZERO_NODE_MAX];
         int r = 0;
 
-        if (x->views->durable.chosen.epoch != x->placement.epoch)
+        if (x->membership->durable.chosen.epoch != x->placement.epoch)
                 return fault_set(fault, ZERO_EBUSY,
                                  "the owners have just changed, and this node is about to restart "
                                  "with them: ask again in a moment");
         do {
-                size_t n = kind == VIEW_TAKEOVER ? strcspn(names, ",") : strlen(names);
+                size_t n = kind == MEMBERSHIP_TAKEOVER ? strcspn(names, ",") : strlen(names);
 
                 r = find_node(x, names, n, &node, fault);
-                if (!r && kind == VIEW_ADD)
+                if (!r && kind == MEMBERSHIP_ADD)
                         r = plan_add(x, node, &c.wanted, fault);
-                else if (!r && kind == VIEW_REMOVE)
+                else if (!r && kind == MEMBERSHIP_REMOVE)
                         r = plan_remove(x, node, &c.wanted, fault);
                 else if (!r)
                         r = plan_dead(x, node, &c, fault);
                 names += n;
         } while (!r && *names++);
-        if (!r && c.wanted.n_owners == now->n_owners && kind == VIEW_TAKEOVER &&
+        if (!r && c.wanted.n_owners == now->n_owners && kind == MEMBERSHIP_TAKEOVER &&
             !was_owner(now, c.dead))
                 r = fault_set(fault, ZERO_EINVAL,
                               "there is nothing to take over: no owner is "

@@ -11,7 +11,9 @@
 #include "daemon/checkpoint/checkpoint.h"
 #include "proto/cleanup.h"
 
-static void view_next(struct views *v);
+enum { RETRY_MS = 1500, PAUSE_MS = 50, PAUSE_MORE_MS = 400, COMPLETE_MS = 3000 };
+
+static void membership_next(struct membership *v);
 
 /* ---- what is known ---- */
 
@@ -25,31 +27,31 @@ static void list_owners(const struct engine *x, const struct placement *p, char 
                                        node_name(x, p->node[o]));
 }
 
-const struct placement *view_chosen(const struct engine *x)
+const struct placement *membership_chosen(const struct engine *x)
 {
-        return &x->views->durable.chosen;
+        return &x->membership->durable.chosen;
 }
 
-const struct placement *view_undecided(const struct engine *x)
+const struct placement *membership_undecided(const struct engine *x)
 {
-        const struct paxos *r = &x->views->r;
+        const struct paxos *r = &x->membership->r;
 
         return paxos_undecided(r) ? &r->record.value : NULL;
 }
 
-bool view_votes(const struct engine *x)
+bool membership_votes(const struct engine *x)
 {
-        return x->views->r.record.voter;
+        return x->membership->r.record.voter;
 }
 
-bool view_changing(const struct engine *x)
+bool membership_changing(const struct engine *x)
 {
-        const struct views *v = x->views;
+        const struct membership *v = x->membership;
 
         return v && (v->change || v->r.phase != PAXOS_IDLE || paxos_undecided(&v->r));
 }
 
-int view_hindered(const struct engine *x, struct fault *fault)
+int membership_hindered(const struct engine *x, struct fault *fault)
 {
         if (loadings_any(x))
                 return fault_set(fault, ZERO_EBUSY, "a job is being restored on node %s: try again",
@@ -62,9 +64,9 @@ static uint64_t reachable(const struct engine *x)
         return x->linked | 1ull << x->cluster->self;
 }
 
-void view_describe(const struct engine *x, uint64_t dead, struct wait_line *ret)
+void membership_describe(const struct engine *x, uint64_t dead, struct wait_line *ret)
 {
-        uint64_t away = paxos_voters(&x->views->r, dead) & ~reachable(x);
+        uint64_t away = paxos_voters(&x->membership->r, dead) & ~reachable(x);
         uint32_t n = (uint32_t)__builtin_popcountll(reachable(x) & ~dead), at = 0;
 
         snprintf(ret->who, sizeof ret->who, "the other nodes' votes");
@@ -75,32 +77,32 @@ void view_describe(const struct engine *x, uint64_t dead, struct wait_line *ret)
         snprintf(ret->what, sizeof ret->what,
                  "%u of %u nodes can vote, %u must; start them, or see takeover in zeroctl(1)%s", n,
                  x->cluster->n_nodes, paxos_quorum(x->cluster->n_nodes, dead),
-                 x->views->r.record.voter
+                 x->membership->r.record.voter
                          ? ""
                          : " (node without a record of votes: it must hear from all others)");
 }
 
 /* ---- adopting ---- */
 
-static void view_tell(const struct engine *x, const struct placement *view)
+static void membership_tell(const struct engine *x, const struct placement *p)
 {
         char owners[1024];
 
-        list_owners(x, view, owners, sizeof owners);
-        log_info("epoch %llu: the owners are %s", (unsigned long long)view->epoch, owners);
+        list_owners(x, p, owners, sizeof owners);
+        log_info("epoch %llu: the owners are %s", (unsigned long long)p->epoch, owners);
 }
 
 /* ---- a client's change ---- */
 
-static void change_end(struct views *v, int status, const char *text)
+static void change_end(struct membership *v, int status, const char *text)
 {
-        struct view_change *c = STEAL(v->change);
+        struct membership_change *c = STEAL(v->change);
 
         if (c)
                 c->done(c, status, text);
 }
 
-static void change_over(struct views *v)
+static void change_over(struct membership *v)
 {
         const struct placement *chosen = &v->r.record.chosen;
         char text[1200], owners[1024];
@@ -118,7 +120,7 @@ static void change_over(struct views *v)
         change_end(v, ZERO_ECONFLICT, text);
 }
 
-static void change_refused(struct views *v, uint32_t node, int status, const char *text)
+static void change_refused(struct membership *v, uint32_t node, int status, const char *text)
 {
         char whole[700];
 
@@ -133,7 +135,7 @@ static void change_refused(struct views *v, uint32_t node, int status, const cha
 
 /* ---- one event after the other ---- */
 
-static void split_found(struct views *v, uint32_t node)
+static void split_found(struct membership *v, uint32_t node)
 {
         struct engine *x = v->x;
 
@@ -147,29 +149,29 @@ static void split_found(struct views *v, uint32_t node)
         fabric_cut(x->fabric, node, "it has other owners for the same epoch: see the log");
 }
 
-static void view_pause(struct views *v, uint32_t actions)
+static void membership_pause(struct membership *v, uint32_t actions)
 {
         uint64_t now = engine_now(v->x);
 
         if (actions & PAXOS_BEATEN)
-                v->retry_ms = now + VIEW_PAUSE_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
+                v->retry_ms = now + PAUSE_MS + randombytes_uniform(PAUSE_MORE_MS);
         else if (actions & PAXOS_ASK)
-                v->retry_ms = now + VIEW_RETRY_MS + randombytes_uniform(VIEW_PAUSE_MORE_MS);
+                v->retry_ms = now + RETRY_MS + randombytes_uniform(PAUSE_MORE_MS);
 }
 
 /* The change is durable: carries out the actions. */
-static void view_speak(struct views *v, uint32_t actions, uint32_t from)
+static void membership_speak(struct membership *v, uint32_t actions, uint32_t from)
 {
         struct engine *x = v->x;
 
         if (actions & PAXOS_CHOSEN)
-                view_tell(x, &v->r.record.chosen);
+                membership_tell(x, &v->r.record.chosen);
         if (actions & PAXOS_ANSWER)
-                view_send(x, from, &v->r.answer, NULL);
+                membership_send(x, from, &v->r.answer, NULL);
         for (uint32_t n = 0; actions & PAXOS_ASK && n < x->cluster->n_nodes; n++)
                 if (v->r.to >> n & 1)
-                        view_send(x, n, &v->r.ask, NULL);
-        view_pause(v, actions);
+                        membership_send(x, n, &v->r.ask, NULL);
+        membership_pause(v, actions);
         if (actions & PAXOS_OVER)
                 change_over(v);
         if (actions & PAXOS_SPLIT)
@@ -178,18 +180,18 @@ static void view_speak(struct views *v, uint32_t actions, uint32_t from)
                 return;
         if (v->change)
                 change_over(v);
-        x->view_chosen(x->view_arg);
+        x->placement_chosen(x->placement_arg);
 }
 
-static void view_write(struct blocking_work *disk)
+static void membership_write(struct blocking_work *disk)
 {
-        struct views *v = CONTAINER_OF(disk, struct views, disk);
+        struct membership *v = CONTAINER_OF(disk, struct membership, disk);
 
         v->written = ballots_write(v->ballots, &v->record);
 }
 
 /* The write failed.  Nobody has heard of the event, so it has not happened. */
-static void view_unwritten(struct views *v)
+static void membership_unwritten(struct membership *v)
 {
         char text[300];
 
@@ -201,40 +203,40 @@ static void view_unwritten(struct views *v)
         change_end(v, ZERO_EIO, text);
 }
 
-static void view_written(struct blocking_work *disk)
+static void membership_written(struct blocking_work *disk)
 {
-        struct views *v = CONTAINER_OF(disk, struct views, disk);
+        struct membership *v = CONTAINER_OF(disk, struct membership, disk);
 
         v->writing = false;
         if (v->written) {
-                view_unwritten(v);
+                membership_unwritten(v);
         } else {
                 v->durable = v->r.record;
-                view_speak(v, v->actions, v->from);
+                membership_speak(v, v->actions, v->from);
         }
-        view_next(v);
+        membership_next(v);
 }
 
-static void view_act(struct views *v, uint32_t actions, uint32_t from)
+static void membership_act(struct membership *v, uint32_t actions, uint32_t from)
 {
         assert(!v->writing);
         if (!(actions & PAXOS_WRITE)) {
-                view_speak(v, actions, from);
+                membership_speak(v, actions, from);
                 return;
         }
         v->actions = actions;
         v->from = from;
         v->writing = true;
         record_to_ballots(&v->r.record, &v->record);
-        v->disk.run = view_write;
-        v->disk.done = view_written;
+        v->disk.run = membership_write;
+        v->disk.done = membership_written;
         blocking_submit(v->x->loop, &v->disk);
 }
 
 /* ---- other nodes ---- */
 
-/* Refuses a view that is not chosen yet if something is in its way. */
-static bool view_refuse(struct views *v, uint32_t node, const struct paxos_message *m)
+/* Refuses a placement that is not chosen yet if something is in its way. */
+static bool membership_refuse(struct membership *v, uint32_t node, const struct paxos_message *m)
 {
         struct engine *x = v->x;
         struct fault fault = { 0 };
@@ -246,162 +248,161 @@ static bool view_refuse(struct views *v, uint32_t node, const struct paxos_messa
                         fault_set(&fault, ZERO_ECONFLICT,
                                   "node %s is said to be dead, but its daemon answers here",
                                   node_name(x, n));
-        if (!fault.status && !view_hindered(x, &fault))
+        if (!fault.status && !membership_hindered(x, &fault))
                 return false;
         paxos_up(&v->r);
         v->r.answer.ballot = m->ballot; /* the ballot that is refused */
-        view_send(x, node, &v->r.answer, &fault);
+        membership_send(x, node, &v->r.answer, &fault);
         return true;
 }
 
-static void view_hear(struct views *v, uint32_t node, const struct paxos_message *m)
+static void membership_hear(struct membership *v, uint32_t node, const struct paxos_message *m)
 {
-        if (view_refuse(v, node, m))
+        if (membership_refuse(v, node, m))
                 return;
-        view_act(v, paxos_hear(&v->r, node, m), node);
+        membership_act(v, paxos_hear(&v->r, node, m), node);
 }
 
 /* Handles what came meanwhile, until something has to be written again. */
-static void view_next(struct views *v)
+static void membership_next(struct membership *v)
 {
         for (uint32_t n = 0; n < v->x->cluster->n_nodes && !v->writing; n++) {
-                struct view_waiting *w = &v->waiting[n];
+                struct membership_waiting *w = &v->waiting[n];
 
                 if (!w->there)
                         continue;
                 w->there = false;
-                view_hear(v, n, &w->m);
+                membership_hear(v, n, &w->m);
         }
 }
 
-void views_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
+void membership_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        struct views *v = x->views;
+        struct membership *v = x->membership;
         struct paxos_message heard;
 
         if (!v)
                 return;
-        if (node == x->cluster->self || view_receive(x, node, m->vote, &heard)) {
+        if (node == x->cluster->self || membership_receive(x, node, m->vote, &heard)) {
                 fabric_cut(x->fabric, node, "it voted against the rules");
                 return;
         }
         if (m->status && heard.ballot == v->r.ballot)
                 change_refused(v, node, (int)m->status, m->text);
-        v->waiting[node] = (struct view_waiting){ .there = true, .m = heard };
-        view_next(v);
+        v->waiting[node] = (struct membership_waiting){ .there = true, .m = heard };
+        membership_next(v);
 }
 
-void views_up(struct engine *x, uint32_t node)
+void membership_up(struct engine *x, uint32_t node)
 {
-        struct views *v = x->views;
+        struct membership *v = x->membership;
         struct paxos_message state = { .kind = PAXOS_STATE };
 
         if (!v)
                 return;
         state.record = v->durable;
-        view_send(x, node, &state, NULL);
+        membership_send(x, node, &state, NULL);
 }
 
 /* ---- proposing ---- */
 
-static void view_propose(struct views *v, const struct placement *wanted, uint64_t dead)
+static void membership_propose(struct membership *v, const struct placement *wanted, uint64_t dead)
 {
         uint32_t actions = 0;
 
         if (paxos_propose(&v->r, wanted, dead, &actions, NULL) == 0)
-                view_act(v, actions, v->x->cluster->self);
+                membership_act(v, actions, v->x->cluster->self);
 }
 
-static void change_begin(struct views *v)
+static void change_begin(struct membership *v)
 {
-        struct view_change *c = v->change;
+        struct membership_change *c = v->change;
 
-        if (c->wanted.epoch != v->r.record.chosen.epoch) { /* it was planned for another view */
+        if (c->wanted.epoch != v->r.record.chosen.epoch) { /* planned for another placement */
                 v->r.wanted = c->wanted;
                 change_over(v);
                 return;
         }
-        view_propose(v, &c->wanted, c->dead);
+        membership_propose(v, &c->wanted, c->dead);
 }
 
 /* Whether enough nodes for a decision are up. */
-static bool votes_there(const struct views *v, uint64_t dead)
+static bool votes_there(const struct membership *v, uint64_t dead)
 {
         return (uint32_t)__builtin_popcountll(reachable(v->x) & ~dead) >=
                paxos_quorum(v->x->cluster->n_nodes, dead);
 }
 
-static bool complete_due(const struct views *v)
+static bool complete_due(const struct membership *v)
 {
         return paxos_undecided(&v->r) && engine_now(v->x) >= v->complete_ms &&
-               view_hindered(v->x, NULL) == 0 && votes_there(v, 0);
+               membership_hindered(v->x, NULL) == 0 && votes_there(v, 0);
 }
 
-static void view_complete(struct views *v)
+static void membership_complete(struct membership *v)
 {
         const struct placement value = v->r.record.value;
 
-        v->complete_ms =
-                engine_now(v->x) + VIEW_COMPLETE_MS + randombytes_uniform(VIEW_COMPLETE_MS);
-        view_propose(v, &value, 0);
+        v->complete_ms = engine_now(v->x) + COMPLETE_MS + randombytes_uniform(COMPLETE_MS);
+        membership_propose(v, &value, 0);
 }
 
-static void views_tick(struct engine *x)
+static void membership_tick(struct engine *x)
 {
-        struct views *v = x->views;
+        struct membership *v = x->membership;
 
         if (!v || v->writing || x->stopping)
                 return;
-        view_back_tick(x);
+        membership_back_tick(x);
         if (v->r.phase != PAXOS_IDLE) {
                 if (engine_now(x) >= v->retry_ms && votes_there(v, v->r.dead))
-                        view_act(v, paxos_retry(&v->r), x->cluster->self);
+                        membership_act(v, paxos_retry(&v->r), x->cluster->self);
         } else if (v->change) {
                 change_begin(v);
         } else if (complete_due(v)) {
-                view_complete(v);
+                membership_complete(v);
         }
 }
 
-int view_change(struct engine *x, struct view_change *change, struct fault *fault)
+int membership_change(struct engine *x, struct membership_change *change, struct fault *fault)
 {
-        struct views *v = x->views;
+        struct membership *v = x->membership;
         int r;
 
         if (v->change)
                 return fault_set(fault, ZERO_EBUSY, "another change of the owners is in progress");
-        r = view_hindered(x, fault);
+        r = membership_hindered(x, fault);
         if (r)
                 return r;
         v->change = change;
         return 0;
 }
 
-void view_forget(struct engine *x, const struct view_change *change)
+void membership_forget(struct engine *x, const struct membership_change *change)
 {
-        struct views *v = x->views;
+        struct membership *v = x->membership;
 
         if (v->change != change)
                 return;
         v->change = NULL;
         paxos_give_up(&v->r);
-        v->complete_ms = engine_now(x) + VIEW_COMPLETE_MS;
+        v->complete_ms = engine_now(x) + COMPLETE_MS;
 }
 
 /* ---- start and stop ---- */
 
-int views_start(struct engine *x, struct fault *fault)
+int membership_start(struct engine *x, struct fault *fault)
 {
         struct paxos_record record;
         struct ballots_record b = { 0 };
-        struct views *v = calloc(1, sizeof *v);
+        struct membership *v = calloc(1, sizeof *v);
         bool found = false;
         int r = 0;
 
         if (!v)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         v->x = x;
-        x->views = v;
+        x->membership = v;
         if (x->cluster->n_nodes > 1)
                 r = ballots_open(x->conf->view_dir, node_name(x, x->cluster->self),
                                  x->cluster->hash, &v->ballots, &b, &found, fault);
@@ -415,19 +416,19 @@ int views_start(struct engine *x, struct fault *fault)
         v->durable = v->r.record;
         if (v->r.record.chosen.epoch) {
                 x->placement = v->r.record.chosen;
-                view_tell(x, &x->placement);
+                membership_tell(x, &x->placement);
         }
         return 0;
 }
 
-static bool views_idle(const struct engine *x)
+static bool membership_idle(const struct engine *x)
 {
-        return !x->views || !x->views->writing;
+        return !x->membership || !x->membership->writing;
 }
 
-void views_free(struct engine *x)
+void membership_free(struct engine *x)
 {
-        struct views *v = STEAL(x->views);
+        struct membership *v = STEAL(x->membership);
 
         if (!v)
                 return;
@@ -436,14 +437,14 @@ void views_free(struct engine *x)
         free(v);
 }
 
-static int view_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
-                      struct fault *fault)
+static int membership_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
+                            struct fault *fault)
 {
-        if (view_changing(x))
+        if (membership_changing(x))
                 return fault_set(fault, ZERO_EBUSY, "the owners are being changed: try again");
         return 0;
 }
 
-const struct module membership_module = { .tick = views_tick,
-                                          .idle = views_idle,
-                                          .job_admit = view_admit };
+const struct module membership_module = { .tick = membership_tick,
+                                          .idle = membership_idle,
+                                          .job_admit = membership_admit };

@@ -12,18 +12,18 @@ from harness import Skip, case, main  # noqa: E402
 LAYOUT = small_layout(blocks=2, width=64)
 
 
-def view(daemon):
-    """The daemon's view; waits while the daemon starts anew with other owners."""
-    return json.loads(until(lambda: daemon.ctl_run("--json", "members").stdout, what=f"the view of {daemon.name}"))
+def members(daemon):
+    """What the daemon knows of the members; waits while the daemon starts anew with other owners."""
+    return json.loads(until(lambda: daemon.ctl_run("--json", "members").stdout, what=f"an answer of {daemon.name}"))
 
 
 def stands(daemon, epoch, *owners):
-    v = view(daemon)
-    assert (v["epoch"], v["owners"]) == (epoch, list(owners)), v
+    m = members(daemon)
+    assert (m["epoch"], m["owners"]) == (epoch, list(owners)), m
 
 
 def comes_to(daemon, epoch, *owners):
-    until(lambda: view(daemon)["epoch"] >= epoch, what=f"epoch {epoch} on {daemon.name}")
+    until(lambda: members(daemon)["epoch"] >= epoch, what=f"epoch {epoch} on {daemon.name}")
     stands(daemon, epoch, *owners)
 
 
@@ -33,7 +33,7 @@ def votes(daemon):
 
 def can_vote(*daemons):
     for d in daemons:
-        until(lambda d=d: view(d)["voter"], what=f"the vote of {d.name}")
+        until(lambda d=d: members(d)["voter"], what=f"the vote of {d.name}")
 
 
 def asks(daemon, *words):
@@ -79,7 +79,7 @@ def one_of_two_nodes_waits_for_the_other():
     with Cluster(2) as c:
         can_vote(*c.daemons)
         c[1].kill()
-        until(lambda: not view(c[0])["majority"], what="the loss of n1")
+        until(lambda: not members(c[0])["majority"], what="the loss of n1")
         r = c[0].ctl_run("--timeout", "1", "remove-node", "n1")
         refused(r, "waiting for the votes of n1", "takeover", "1 of 2 nodes can vote, 2 must")
         waiting = asks(c[0], "remove-node", "n0")
@@ -94,7 +94,7 @@ def takeover_needs_no_vote_of_the_dead_node():
     with Cluster(2) as c:
         can_vote(*c.daemons)
         c[1].kill()
-        until(lambda: not view(c[0])["majority"], what="the loss of n1")
+        until(lambda: not members(c[0])["majority"], what="the loss of n1")
         assert c[0].ctl("takeover", "--node-is-dead", "n1")["owners"] == ["n0"]
         c.rank("job", LAYOUT, [0], 0, attach=True).finish()
         up_again(c[1], c[0])
@@ -119,13 +119,13 @@ def senseless_changes_are_refused():
         refused(c[0].ctl_run("remove-node", "n1"), "no owner")
         refused(c[0].ctl_run("remove-node", "n0"), "only owner", "add another")
         c[1].kill()
-        until(lambda: not view(c[0])["majority"], what="the loss of n1")
+        until(lambda: not members(c[0])["majority"], what="the loss of n1")
         refused(c[0].ctl_run("add-node", "n1"), "not reachable", "start its daemon")
         refused(c[0].ctl_run("takeover", "--node-is-dead", "n1"), "nothing to take over")
 
 
 @case
-def restarts_keep_the_view():
+def restarts_keep_the_owner_list():
     with Cluster(3) as c:
         can_vote(*c.daemons)
         c[2].change_owners("remove-node", "n0")
@@ -134,7 +134,7 @@ def restarts_keep_the_view():
             comes_to(d, 2, "n2")
         for d in c.daemons:
             d.kill()
-        c[1].start()  # alone: it reads the view from its disk
+        c[1].start()  # alone: it reads the owner list from its disk
         until(lambda: c[1].ctl_run("members").returncode == 0, what="n1")
         stands(c[1], 2, "n2")
         c[0].start(), c[2].start()
@@ -155,7 +155,7 @@ def two_changes_at_once_are_ordered():
         can_vote(*c.daemons)
         for _ in range(4):
             c.wait_up()
-            before = view(c[0])
+            before = members(c[0])
             wish = "remove-node" if len(before["owners"]) == 3 else "add-node"
             out = [n for n in ("n0", "n1", "n2") if n not in before["owners"]]
             wishes = [(c[0], "remove-node", "n2"), (c[1], "remove-node", "n1")] if wish == "remove-node" else \
@@ -168,11 +168,11 @@ def two_changes_at_once_are_ordered():
             assert any(won), said
             for ok, text in zip(won, said):
                 assert ok or "another change came first" in text or "in progress" in text or "owner" in text, text
-            last = max(view(d)["epoch"] for d in c.daemons)
+            last = max(members(d)["epoch"] for d in c.daemons)
             assert last > before["epoch"], (last, before)
             for d in c.daemons:
-                until(lambda d=d: view(d)["epoch"] == last, what=f"epoch {last} on {d.name}")
-            assert len({tuple(view(d)["owners"]) for d in c.daemons}) == 1
+                until(lambda d=d: members(d)["epoch"] == last, what=f"epoch {last} on {d.name}")
+            assert len({tuple(members(d)["owners"]) for d in c.daemons}) == 1
 
 
 @case
@@ -222,7 +222,7 @@ def two_lists_after_mutual_takeovers_are_found():
     with Cluster(2) as c:
         can_vote(*c.daemons)
         c[1].kill()
-        until(lambda: not view(c[0])["majority"], what="the loss of n1")
+        until(lambda: not members(c[0])["majority"], what="the loss of n1")
         c[0].ctl("takeover", "--node-is-dead", "n1")
         c[0].kill()
         c[1].start()
@@ -253,7 +253,7 @@ def vote_that_cannot_be_written_is_not_given():
 
 
 @case
-def other_users_may_read_the_view_and_not_change_it():
+def other_users_may_read_the_owner_list_and_not_change_it():
     if os.geteuid() != 0:
         raise Skip("needs root")
     with Cluster(1) as c:

@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
-void view_send(struct engine *x, uint32_t node, const struct paxos_message *m,
-               const struct fault *refusal)
+void membership_send(struct engine *x, uint32_t node, const struct paxos_message *m,
+                     const struct fault *refusal)
 {
         Zero__LinkMessage message = ZERO__LINK_MESSAGE__INIT;
         Zero__Paxos out = ZERO__PAXOS__INIT;
@@ -33,8 +33,8 @@ void view_send(struct engine *x, uint32_t node, const struct paxos_message *m,
         fabric_send(x->fabric, node, &message);
 }
 
-int view_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
-                 struct paxos_message *ret)
+int membership_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
+                       struct paxos_message *ret)
 {
         struct paxos_message m = { .kind = from->kind,
                                    .ballot = from->ballot,

@@ -8,9 +8,9 @@
 #include "daemon/membership/membership.h"
 #include "proto/cleanup.h"
 
-static void back_done(struct view_change *change, int status, const char *text)
+static void back_done(struct membership_change *change, int status, const char *text)
 {
-        struct view_back *b = CONTAINER_OF(change, struct view_back, change);
+        struct membership_back *b = CONTAINER_OF(change, struct membership_back, change);
 
         b->wished = false; /* the job's coordinator asks again as long as that makes sense */
         if (status == ZERO_OK)
@@ -19,15 +19,15 @@ static void back_done(struct view_change *change, int status, const char *text)
                 log_warning("cannot take the change of owners back yet: %s", text);
 }
 
-void view_take_back(struct engine *x, const struct placement *before, const char *why)
+void membership_take_back(struct engine *x, const struct placement *before, const char *why)
 {
-        struct views *v = x->views;
+        struct membership *v = x->membership;
 
         if (!v || v->back.wished || v->durable.chosen.epoch != x->placement.epoch)
                 return;
-        v->back = (struct view_back){ .x = x,
-                                      .wished = true,
-                                      .note = { .epoch = x->placement.epoch } };
+        v->back = (struct membership_back){ .x = x,
+                                            .wished = true,
+                                            .note = { .epoch = x->placement.epoch } };
         snprintf(v->back.note.why, sizeof v->back.note.why, "%s", why);
         placement_init(&v->back.change.wanted, x->placement.epoch, before->node, before->n_owners,
                        x->cluster->mirror);
@@ -35,16 +35,16 @@ void view_take_back(struct engine *x, const struct placement *before, const char
 }
 
 /* Waits for a client's change. */
-void view_back_tick(struct engine *x)
+void membership_back_tick(struct engine *x)
 {
-        struct views *v = x->views;
+        struct membership *v = x->membership;
 
-        if (v->back.wished && !v->change && view_change(x, &v->back.change, NULL))
+        if (v->back.wished && !v->change && membership_change(x, &v->back.change, NULL))
                 v->back.wished = false;
 }
 
-void view_back_forget(struct engine *x)
+void membership_back_forget(struct engine *x)
 {
-        if (x->views && x->views->back.wished)
-                view_forget(x, &x->views->back.change);
+        if (x->membership && x->membership->back.wished)
+                membership_forget(x, &x->membership->back.change);
 }
