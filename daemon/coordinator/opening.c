@@ -71,7 +71,7 @@ static void decision_read(const Zero__Decision *d, struct standing *s)
 int standing_read(const Zero__Standing *m, struct told_state *ret, struct standing *standing,
                   struct fault *fault)
 {
-        *ret = (struct told_state){ .place = { m->placement, m->n_owners, m->owner, m->copy },
+        *ret = (struct told_state){ .place = { m->epoch, m->n_owners, m->owner, m->copy },
                                     .attempt = m->attempt,
                                     .puts = m->puts,
                                     .fresh = m->fresh,

@@ -47,7 +47,7 @@ void placing_settle(struct coordinated *c, uint32_t node)
         Zero__Settle settle = ZERO__SETTLE__INIT;
         Zero__Decision last;
 
-        settle.placement = epoch;
+        settle.epoch = epoch;
         settle.last = decision_last(c, &last);
         m.body_case = ZERO__LINK_MESSAGE__BODY_SETTLE;
         m.settle = &settle;
@@ -112,7 +112,7 @@ void placing_placed(struct coordinated *c, uint32_t node)
         Zero__LinkMessage m = coordinated_message(c);
         Zero__Placed placed = ZERO__PLACED__INIT;
 
-        placed.placement = c->state.step.placement.epoch;
+        placed.epoch = c->state.step.placement.epoch;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PLACED;
         m.placed = &placed;
         fabric_send(c->x->fabric, node, &m);

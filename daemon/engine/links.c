@@ -27,7 +27,7 @@ void links_tell(struct engine *x)
         Zero__Links links = ZERO__LINKS__INIT;
 
         links.cut = all_nodes(x) & ~x->up;
-        links.placement = x->placement.epoch;
+        links.epoch = x->placement.epoch;
         m.job = (char *)"";
         m.body_case = ZERO__LINK_MESSAGE__BODY_LINKS;
         m.links = &links;
@@ -83,7 +83,7 @@ static void links_agree(struct engine *x, uint32_t node, uint64_t epoch)
 
 void links_message(struct engine *x, uint32_t node, const Zero__Links *m)
 {
-        links_agree(x, node, m->placement);
+        links_agree(x, node, m->epoch);
         x->cut[node] = m->cut;
         coordinators_cut(x, node, m->cut);
 }

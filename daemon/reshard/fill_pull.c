@@ -121,7 +121,7 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         int r;
 
         pull.kind = ZERO__PULL__KIND__STATE;
-        pull.placement = g.epoch;
+        pull.placement_epoch = g.epoch;
         pull.owner = g.owner;
         pull.copy = g.copy;
         pull.version = g.version;
@@ -301,7 +301,7 @@ static void question_send(struct fill_target *f, uint32_t holder, bool kept)
                 return;
         }
         *q = (struct question){ f, holder };
-        info.placement = g.epoch;
+        info.epoch = g.epoch;
         info.owner = g.owner;
         info.copy = g.copy;
         info.version = g.version;

@@ -95,7 +95,7 @@ static int payload_send(struct replica *h, uint32_t node, uint32_t group, uint64
 
 void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
-        const struct fill_source g = { .epoch = request->placement,
+        const struct fill_source g = { .epoch = request->placement_epoch,
                                        .owner = request->owner,
                                        .copy = request->copy,
                                        .version = request->version,
@@ -169,7 +169,7 @@ static void tables_send(const struct replica *h, uint32_t node, const Zero__Link
 void fill_source_info_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__FillInfo *i = m->fill_info;
-        const struct fill_source g = { .epoch = i->placement,
+        const struct fill_source g = { .epoch = i->epoch,
                                        .owner = i->owner,
                                        .copy = i->copy,
                                        .version = i->version,

@@ -96,13 +96,13 @@ void old_placement_settle_message(struct job *job, uint32_t node, const Zero__Li
         list_for_each (&job->old_replicas, item) {
                 struct replica *h = CONTAINER_OF(item, struct replica, link);
 
-                if (h->state->id.epoch != m->settle->placement)
+                if (h->state->id.epoch != m->settle->epoch)
                         continue;
                 some = true;
                 settle(h, m->settle->last, m->call);
         }
         if (some)
-                drop_void(job, m->settle->placement);
+                drop_void(job, m->settle->epoch);
         if (some)
                 settled(job, m->call);
         else
@@ -153,13 +153,13 @@ void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__L
 {
         struct job *job = job_find(x, m->job);
 
-        if (node != coordinator_of(x, m->job) || m->placed->placement != x->placement.epoch)
+        if (node != coordinator_of(x, m->job) || m->placed->epoch != x->placement.epoch)
                 return;
         crash_point(CRASH_MOVE_PLACED);
         sweep_lost(x, m->job);
         if (!job)
                 return;
-        job->reshard->whole = m->placed->placement;
+        job->reshard->whole = m->placed->epoch;
         old_placement_sweep(job);
 }
 

@@ -76,7 +76,7 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
         zero__standing__init(s);
         s->owner = state->plan->owner;
         s->copy = state->id.copy;
-        s->placement = state->id.epoch;
+        s->epoch = state->id.epoch;
         s->n_owners = state->id.n_owners;
         s->version = stand.version;
         s->attempt = stand.attempt;
