@@ -23,12 +23,12 @@ static void join(char *text, size_t size, const json_t *names)
 }
 
 /* The owner that a node mirrors, or "-". */
-static const char *mirrored(const json_t *view, const char *node)
+static const char *mirrored(const json_t *members, const char *node)
 {
         json_t *m;
         size_t i;
 
-        json_array_foreach(json_object_get(view, "mirrors"), i, m)
+        json_array_foreach(json_object_get(members, "mirrors"), i, m)
         {
                 if (strcmp(field_text(m, "node"), node) == 0)
                         return field_text(m, "owner");
@@ -36,14 +36,14 @@ static const char *mirrored(const json_t *view, const char *node)
         return "-";
 }
 
-static void show_nodes(const struct ctl *ctl, FILE *out, const json_t *view)
+static void show_nodes(const struct ctl *ctl, FILE *out, const json_t *members)
 {
         struct table t;
         json_t *n;
         size_t i;
 
         table_init(&t, "NODE|STATE|SHARDS|MIRROR OF");
-        json_array_foreach(json_object_get(view, "nodes"), i, n)
+        json_array_foreach(json_object_get(members, "nodes"), i, n)
         {
                 bool up = field_true(n, "up");
 
@@ -53,25 +53,25 @@ static void show_nodes(const struct ctl *ctl, FILE *out, const json_t *view)
                           : up                  ? "up"
                                                 : "down");
                 table_add(&t, PAINT_NONE, "%s", field_true(n, "owner") ? "yes" : "-");
-                table_add(&t, PAINT_NONE, "%s", mirrored(view, field_text(n, "node")));
+                table_add(&t, PAINT_NONE, "%s", mirrored(members, field_text(n, "node")));
         }
         table_print(&t, out, ctl->colour);
         table_deinit(&t);
 }
 
-void show_members(const struct ctl *ctl, FILE *out, const json_t *view)
+void show_members(const struct ctl *ctl, FILE *out, const json_t *members)
 {
-        const json_t *undecided = json_object_get(view, "undecided");
+        const json_t *undecided = json_object_get(members, "undecided");
         char owners[2048];
 
-        join(owners, sizeof owners, json_object_get(view, "owners"));
-        fprintf(out, "epoch %.0f, owners %s\n", field_number(view, "epoch"), owners);
-        show_nodes(ctl, out, view);
+        join(owners, sizeof owners, json_object_get(members, "owners"));
+        fprintf(out, "epoch %.0f, owners %s\n", field_number(members, "epoch"), owners);
+        show_nodes(ctl, out, members);
         fprintf(out, "%.0f of %zu nodes are reachable; %.0f are enough to change the owners\n",
-                field_number(view, "votes_reachable"),
-                json_array_size(json_object_get(view, "nodes")),
-                field_number(view, "votes_needed"));
-        if (!field_true(view, "voter"))
+                field_number(members, "votes_reachable"),
+                json_array_size(json_object_get(members, "nodes")),
+                field_number(members, "votes_needed"));
+        if (!field_true(members, "voter"))
                 fputs("this node has no record of votes yet, and votes when it has heard from all "
                       "others\n",
                       out);

@@ -25,13 +25,13 @@ static bool is_among(const char *names, const char *name)
 }
 
 /* Whether the owners are as the change wants them. */
-static bool owners_fit(const json_t *view, const char *what, const char *argument)
+static bool owners_fit(const json_t *members, const char *what, const char *argument)
 {
         bool adds = strcmp(what, "add-node") == 0;
         json_t *owner;
         size_t i;
 
-        json_array_foreach(json_object_get(view, "owners"), i, owner)
+        json_array_foreach(json_object_get(members, "owners"), i, owner)
         {
                 if (json_is_string(owner) && is_among(argument, json_string_value(owner)))
                         return adds;
@@ -40,15 +40,15 @@ static bool owners_fit(const json_t *view, const char *what, const char *argumen
 }
 
 /* Names the nodes whose votes the change waits for. */
-static void tell_wait(const json_t *view, const char *dead)
+static void tell_wait(const json_t *members, const char *dead)
 {
         char away[1024] = "";
         size_t i, at = 0;
         json_t *n;
 
-        if (field_true(view, "majority") && field_true(view, "voter"))
+        if (field_true(members, "majority") && field_true(members, "voter"))
                 return;
-        json_array_foreach(json_object_get(view, "nodes"), i, n)
+        json_array_foreach(json_object_get(members, "nodes"), i, n)
         {
                 if (!field_true(n, "up") && !is_among(dead, field_text(n, "node")) &&
                     at < sizeof away)
@@ -88,24 +88,25 @@ static void tell_again(struct change *c, const char *why)
 }
 
 /* Whether the change was made although no answer came. */
-static bool is_made(struct change *c, json_t **ret_view)
+static bool is_made(struct change *c, json_t **ret_members)
 {
-        json_t *view;
+        json_t *members;
 
-        if (ctl_query(c->ctl, "members", NULL, &view))
+        if (ctl_query(c->ctl, "members", NULL, &members))
                 return false;
-        if (field_number(view, "epoch") > c->epoch && owners_fit(view, c->what, c->argument)) {
-                *ret_view = view;
+        if (field_number(members, "epoch") > c->epoch &&
+            owners_fit(members, c->what, c->argument)) {
+                *ret_members = members;
                 return true;
         }
-        json_decref(view);
+        json_decref(members);
         return false;
 }
 
-static int ask_until_made(struct change *c, json_t **ret_view)
+static int ask_until_made(struct change *c, json_t **ret_members)
 {
         for (;;) {
-                int r = ctl_query(c->ctl, c->what, c->argument, ret_view);
+                int r = ctl_query(c->ctl, c->what, c->argument, ret_members);
                 const char *why = zero_error(c->ctl->client);
 
                 if (r == ZERO_OK)
@@ -118,25 +119,25 @@ static int ask_until_made(struct change *c, json_t **ret_view)
                 progress_nap(POLL_MS);
                 if (r == ZERO_ECLOSED)
                         ctl_connect_again(c->ctl);
-                if (is_made(c, ret_view))
+                if (is_made(c, ret_members))
                         return CTL_OK;
         }
 }
 
 static int ask_for_change(struct ctl *ctl, const char *what, const char *argument,
-                          json_t **ret_view)
+                          json_t **ret_members)
 {
         struct change c = { .ctl = ctl, .what = what, .argument = argument };
-        json_t *view;
-        int r = ctl_ask_about(ctl, "members", NULL, &view);
+        json_t *members;
+        int r = ctl_ask_about(ctl, "members", NULL, &members);
 
         if (r != CTL_OK)
                 return r;
-        tell_wait(view, strcmp(what, "takeover") == 0 ? argument : NULL);
-        c.epoch = field_number(view, "epoch");
+        tell_wait(members, strcmp(what, "takeover") == 0 ? argument : NULL);
+        c.epoch = field_number(members, "epoch");
         c.until = progress_now() + ctl_patience(ctl);
-        json_decref(view);
-        return ask_until_made(&c, ret_view);
+        json_decref(members);
+        return ask_until_made(&c, ret_members);
 }
 
 /* ---- following the moves ------------------------------------------------------------------- */
@@ -278,7 +279,7 @@ static bool ask(struct follow *f, const char *what, json_t **ret_answer)
         return false;
 }
 
-static bool ask_once(struct follow *f, json_t **ret_view)
+static bool ask_once(struct follow *f, json_t **ret_members)
 {
         json_t *answer;
         bool over;
@@ -289,10 +290,10 @@ static bool ask_once(struct follow *f, json_t **ret_view)
         note_back(f, answer);
         over = is_over(f, answer);
         json_decref(answer);
-        return over && ask(f, "members", ret_view);
+        return over && ask(f, "members", ret_members);
 }
 
-static int follow(struct ctl *ctl, double epoch, json_t **ret_view, char back[static WHY_MAX])
+static int follow(struct ctl *ctl, double epoch, json_t **ret_members, char back[static WHY_MAX])
 {
         struct follow f = { .ctl = ctl, .epoch = epoch, .back = back };
         struct sigaction action = { .sa_handler = on_interrupt };
@@ -300,7 +301,7 @@ static int follow(struct ctl *ctl, double epoch, json_t **ret_view, char back[st
         sigaction(SIGINT, &action, NULL);
         progress_init(&f.progress, ctl->json);
         f.until = progress_now() + ctl_patience(ctl);
-        while (!ask_once(&f, ret_view)) {
+        while (!ask_once(&f, ret_members)) {
                 if (progress_now() > f.until)
                         return give_up(&f);
                 draw(&f);
@@ -315,21 +316,21 @@ static int follow(struct ctl *ctl, double epoch, json_t **ret_view, char back[st
 int owners_change(struct ctl *ctl, const char *what, const char *argument)
 {
         char back[WHY_MAX] = "";
-        json_t *view;
+        json_t *members;
         double epoch;
-        int r = ask_for_change(ctl, what, argument, &view);
+        int r = ask_for_change(ctl, what, argument, &members);
 
         if (r != CTL_OK)
                 return r;
         if (owners_no_wait)
-                return ctl_show(ctl, view, show_members);
-        epoch = field_number(view, "epoch");
-        json_decref(view);
-        r = follow(ctl, epoch, &view, back);
+                return ctl_show(ctl, members, show_members);
+        epoch = field_number(members, "epoch");
+        json_decref(members);
+        r = follow(ctl, epoch, &members, back);
         if (r != CTL_OK)
                 return r;
-        if (owners_fit(view, what, argument))
-                return ctl_show(ctl, view, show_members);
+        if (owners_fit(members, what, argument))
+                return ctl_show(ctl, members, show_members);
         if (back[0])
                 ctl_error("%s: the move was taken back: %s", what, back);
         else
@@ -337,6 +338,6 @@ int owners_change(struct ctl *ctl, const char *what, const char *argument)
                         "%s: the owners have changed again, and not as asked: see zeroctl members, "
                         "and the nodes' logs for the reason",
                         what);
-        json_decref(view);
+        json_decref(members);
         return CTL_FAILED;
 }

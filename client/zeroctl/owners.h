@@ -10,7 +10,7 @@
 #include "ctl.h"
 
 /* Epoch, owners, mirrors, which nodes are up, and whether they are enough for a change. */
-void show_members(const struct ctl *ctl, FILE *out, const json_t *view);
+void show_members(const struct ctl *ctl, FILE *out, const json_t *members);
 
 extern bool owners_no_wait;
 #define OWNERS_NO_WAIT                                                                     \
