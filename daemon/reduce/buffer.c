@@ -20,33 +20,33 @@ enum {
         UNIT = 32 << 10, /* malloc() handles smaller ones well */
         HUGE = 2 << 20,  /* only an alignment where huge pages have another size */
         LARGE = 2 * HUGE,
-        PLACES = 32, /* of buffers beyond these, none is kept */
+        SLOTS = 32, /* of buffers beyond these, none is kept */
         RESTS = 16,
 };
 
-static struct place {
-        void *memory; /* NULL: the place is empty */
+static struct slot {
+        void *memory; /* NULL: the slot is empty */
         size_t bytes;
         bool used;
         uint32_t rests; /* since the last use */
-} places[PLACES];
+} slots[SLOTS];
 static size_t used, held, most; /* bytes: in use; in use and kept; the most ever in use */
 
-static void place_empty(struct place *place)
+static void slot_empty(struct slot *slot)
 {
-        held -= place->bytes;
-        free(STEAL(place->memory));
+        held -= slot->bytes;
+        free(STEAL(slot->memory));
 }
 
 void buffers_rest(uint32_t rests)
 {
-        for (uint32_t i = 0; i < PLACES; i++) {
-                struct place *place = &places[i];
+        for (uint32_t i = 0; i < SLOTS; i++) {
+                struct slot *slot = &slots[i];
 
-                place->rests += rests;
-                if (!place->memory || place->used || place->rests < RESTS)
+                slot->rests += rests;
+                if (!slot->memory || slot->used || slot->rests < RESTS)
                         continue;
-                place_empty(place);
+                slot_empty(slot);
                 most = held;
         }
 }
@@ -59,17 +59,17 @@ void buffers_vacate(void)
 /* Frees kept buffers so that fresh memory fits. */
 static void make_way(size_t bytes)
 {
-        for (uint32_t i = 0; i < PLACES && held + bytes > most; i++)
-                if (places[i].memory && !places[i].used)
-                        place_empty(&places[i]);
+        for (uint32_t i = 0; i < SLOTS && held + bytes > most; i++)
+                if (slots[i].memory && !slots[i].used)
+                        slot_empty(&slots[i]);
 }
 
-/* A kept buffer of that size; 0: an empty place. */
-static struct place *find(size_t bytes)
+/* A kept buffer of that size; 0: an empty slot. */
+static struct slot *find(size_t bytes)
 {
-        for (uint32_t i = 0; i < PLACES; i++)
-                if (!places[i].used && (places[i].memory ? places[i].bytes : 0) == bytes)
-                        return &places[i];
+        for (uint32_t i = 0; i < SLOTS; i++)
+                if (!slots[i].used && (slots[i].memory ? slots[i].bytes : 0) == bytes)
+                        return &slots[i];
         return NULL;
 }
 
@@ -85,34 +85,34 @@ static void *fresh(size_t bytes)
 void *buffer_new(size_t bytes)
 {
         size_t unit = bytes < LARGE ? UNIT : HUGE, whole = (bytes + unit - 1) / unit * unit;
-        struct place *place;
+        struct slot *slot;
 
         if (bytes < UNIT)
                 return malloc(bytes ? bytes : 1);
-        place = find(whole);
-        if (!place) {
+        slot = find(whole);
+        if (!slot) {
                 make_way(whole);
-                place = find(0);
-                if (!place)
+                slot = find(0);
+                if (!slot)
                         return fresh(whole);
-                *place = (struct place){ .memory = fresh(whole), .bytes = whole };
-                if (!place->memory)
+                *slot = (struct slot){ .memory = fresh(whole), .bytes = whole };
+                if (!slot->memory)
                         return NULL;
                 held += whole;
         }
-        place->used = true;
+        slot->used = true;
         used += whole;
         most = used > most ? used : most;
-        return place->memory;
+        return slot->memory;
 }
 
 void buffer_free(void *buffer)
 {
-        for (uint32_t i = 0; buffer && i < PLACES; i++)
-                if (places[i].memory == buffer) {
-                        places[i].used = false;
-                        places[i].rests = 0;
-                        used -= places[i].bytes;
+        for (uint32_t i = 0; buffer && i < SLOTS; i++)
+                if (slots[i].memory == buffer) {
+                        slots[i].used = false;
+                        slots[i].rests = 0;
+                        used -= slots[i].bytes;
                         return;
                 }
         free(buffer);

@@ -1,20 +1,20 @@
 /*
- * The file of the ranks' blobs: an array with two places for each rank, and nothing else.
+ * The file of the ranks' blobs: an array with two slots for each rank, and nothing else.
  *
- * A place counts if its checksum is right and its attempt is the record's decided_attempt.
- * state_blob_stage() writes to a place that does not count.  So a process killed at any instruction
+ * A slot counts if its checksum is right and its attempt is the record's decided_attempt.
+ * state_blob_stage() writes to a slot that does not count.  So a process killed at any instruction
  * has, for every rank, the blob of the attempt that the record calls the last decided one, and
  * never that of an earlier attempt or of one that came to nothing.  For the same reason every
  * rank's blob is staged in every attempt, even if it is the same as before.  The first blob creates
  * the file; a job that keeps nothing has none.
  *
- * Rule: without the right checksum, which is keyed with the state's id, a place holds nothing. That
- * goes for a torn or damaged place and for one of another rank, of another attempt or of an earlier
- * job with the same name.  A longer file has more places, a shorter one fewer.
+ * Rule: without the right checksum, which is keyed with the state's id, a slot holds nothing. That
+ * goes for a torn or damaged slot and for one of another rank, of another attempt or of an earlier
+ * job with the same name.  A longer file has more slots, a shorter one fewer.
  *
- * A place that counts is never written to, because it has the attempt that was decided last and a
+ * A slot that counts is never written to, because it has the attempt that was decided last and a
  * staged blob belongs to a later one.  One instruction makes the next decision's record the newest:
- * there the place stops counting and the rank's other place starts to.
+ * there the slot stops counting and the rank's other slot starts to.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -29,52 +29,52 @@
 #include "daemon/store/directory.h"
 #include "proto/cleanup.h"
 
-struct place {
+struct slot {
         uint8_t hash[FILE_HASH]; /* of all behind it, up to the last byte in use */
         uint64_t attempt;
         uint32_t rank, bytes;
         uint8_t data[ZERO_BLOB_MAX];
 };
 
-struct places {
-        struct place place[2];
+struct slots {
+        struct slot slot[2];
 };
 
 _Static_assert(FILE_ID >= crypto_generichash_KEYBYTES_MIN, "an id is a key");
 
-static void place_hash(const struct state *s, const struct place *p, uint8_t ret[static FILE_HASH])
+static void slot_hash(const struct state *s, const struct slot *p, uint8_t ret[static FILE_HASH])
 {
         const struct file_header *h = s->in->map;
-        size_t end = offsetof(struct place, data) + p->bytes;
+        size_t end = offsetof(struct slot, data) + p->bytes;
 
         crypto_generichash(ret, FILE_HASH, (const uint8_t *)&p->attempt,
-                           end - offsetof(struct place, attempt), h->id, sizeof(h->id));
+                           end - offsetof(struct slot, attempt), h->id, sizeof(h->id));
 }
 
-static bool place_counts(const struct state *s, const struct place *p, uint32_t rank)
+static bool slot_counts(const struct state *s, const struct slot *p, uint32_t rank)
 {
         uint64_t decided = s->record->decided_attempt;
         uint8_t hash[FILE_HASH];
 
         if (decided == 0 || p->attempt != decided || p->rank != rank || p->bytes > ZERO_BLOB_MAX)
                 return false;
-        place_hash(s, p, hash);
+        slot_hash(s, p, hash);
         return memcmp(hash, p->hash, FILE_HASH) == 0;
 }
 
-static struct places *places_of(const struct state *s, uint32_t rank)
+static struct slots *slots_of(const struct state *s, uint32_t rank)
 {
-        return rank < s->in->blobs.n_ranks ? (struct places *)s->in->blobs.map + rank : NULL;
+        return rank < s->in->blobs.n_ranks ? (struct slots *)s->in->blobs.map + rank : NULL;
 }
 
 const void *state_blob(const struct state *state, uint32_t rank, size_t *ret_bytes)
 {
-        const struct places *both = places_of(state, rank);
+        const struct slots *both = slots_of(state, rank);
 
         for (int i = 0; both && i < 2; i++) {
-                const struct place *p = &both->place[i];
+                const struct slot *p = &both->slot[i];
 
-                if (!place_counts(state, p, rank))
+                if (!slot_counts(state, p, rank))
                         continue;
                 *ret_bytes = p->bytes;
                 return p->data;
@@ -92,7 +92,7 @@ uint32_t state_blob_ranks(const struct state *state)
 
 static int map_ranks(struct state_blobs *b, uint32_t n_ranks)
 {
-        size_t bytes = n_ranks * sizeof(struct places), now = b->n_ranks * sizeof(struct places);
+        size_t bytes = n_ranks * sizeof(struct slots), now = b->n_ranks * sizeof(struct slots);
         void *map = b->map ? mremap(b->map, now, bytes, MREMAP_MAYMOVE)
                            : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
 
@@ -119,7 +119,7 @@ static int make_file(struct state *s)
 static int extend(struct state *s, uint32_t n_ranks)
 {
         struct state_blobs *b = &s->in->blobs;
-        uint64_t bytes = n_ranks * sizeof(struct places);
+        uint64_t bytes = n_ranks * sizeof(struct slots);
 
         int r = make_file(s);
         if (r == 0)
@@ -136,7 +136,7 @@ static int extend(struct state *s, uint32_t n_ranks)
 
 static int grow(struct state *s, uint32_t n_ranks)
 {
-        uint64_t more = n_ranks * sizeof(struct places) - s->in->blobs.bytes;
+        uint64_t more = n_ranks * sizeof(struct slots) - s->in->blobs.bytes;
         int r = store_take(s->in->store, more, 0, "a rank's bytes", NULL);
 
         if (r)
@@ -149,10 +149,10 @@ static int grow(struct state *s, uint32_t n_ranks)
 
 /* ---- staging ---- */
 
-/* The place that may be written: one that does not count. */
-static struct place *spare(const struct state *s, struct places *both, uint32_t rank)
+/* The slot that may be written: one that does not count. */
+static struct slot *spare(const struct state *s, struct slots *both, uint32_t rank)
 {
-        return &both->place[place_counts(s, &both->place[0], rank)];
+        return &both->slot[slot_counts(s, &both->slot[0], rank)];
 }
 
 int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const void *p, size_t n)
@@ -162,9 +162,9 @@ int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const
         if (rank >= state->in->blobs.n_ranks) {
                 int r = n ? grow(state, rank + 1) : 0;
                 if (r || n == 0)
-                        return r; /* no place and an empty blob mean the same */
+                        return r; /* no slot and an empty blob mean the same */
         }
-        struct place *to = spare(state, places_of(state, rank), rank);
+        struct slot *to = spare(state, slots_of(state, rank), rank);
 
         to->attempt = attempt;
         to->rank = rank;
@@ -172,7 +172,7 @@ int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const
         if (n)
                 memcpy(to->data, p, n);
         crash_point(CRASH_BLOB_TORN);
-        place_hash(state, to, to->hash);
+        slot_hash(state, to, to->hash);
         return 0;
 }
 
@@ -191,15 +191,15 @@ int blobs_open(struct state *s, struct fault *fault)
                 r = file_reserve(b->fd, b->bytes, name, fault);
         if (r)
                 return r;
-        uint64_t n_ranks = b->bytes / sizeof(struct places);
+        uint64_t n_ranks = b->bytes / sizeof(struct slots);
         if (n_ranks == 0)
                 return 0;
         r = map_ranks(b, n_ranks < ZERO_RANK_MAX ? (uint32_t)n_ranks : ZERO_RANK_MAX);
         return r ? fault_errno(fault, r, name) : 0;
 }
 
-/* Whether the place's attempt may still be decided. */
-static bool is_pending(const struct state *s, const struct place *p)
+/* Whether the slot's attempt may still be decided. */
+static bool is_pending(const struct state *s, const struct slot *p)
 {
         return s->record->phase == ATTEMPT_PREPARED && p->attempt == s->record->attempt;
 }
@@ -207,19 +207,19 @@ static bool is_pending(const struct state *s, const struct place *p)
 void blobs_settle(struct state *s)
 {
         for (uint32_t rank = 0; rank < s->in->blobs.n_ranks; rank++) {
-                struct places *both = places_of(s, rank);
+                struct slots *both = slots_of(s, rank);
 
                 for (int i = 0; i < 2; i++)
-                        if (both->place[i].attempt > s->record->decided_attempt &&
-                            !is_pending(s, &both->place[i]))
-                                memset(both->place[i].hash, 0, FILE_HASH);
+                        if (both->slot[i].attempt > s->record->decided_attempt &&
+                            !is_pending(s, &both->slot[i]))
+                                memset(both->slot[i].hash, 0, FILE_HASH);
         }
 }
 
 void blobs_close(struct state *s)
 {
         if (s->in->blobs.map)
-                munmap(s->in->blobs.map, s->in->blobs.n_ranks * sizeof(struct places));
+                munmap(s->in->blobs.map, s->in->blobs.n_ranks * sizeof(struct slots));
         cleanup_close(&s->in->blobs.fd);
         s->in->blobs = (struct state_blobs){ .fd = -1 };
 }

@@ -197,12 +197,12 @@ static void frontier_add(struct frontier *f, const struct search *s, const void 
 }
 
 /* A world with the size of what is in use of it; what is behind is zero. */
-struct place {
+struct buffer {
         u8 *world;
         uint16_t used;
 };
 
-static void place_copy(struct place *p, const u8 *world, uint16_t n)
+static void buffer_copy(struct buffer *p, const u8 *world, uint16_t n)
 {
         memcpy(p->world, world, n);
         if (p->used > n)
@@ -210,18 +210,18 @@ static void place_copy(struct place *p, const u8 *world, uint16_t n)
         p->used = n;
 }
 
-static struct place place_new(const struct search *s)
+static struct buffer buffer_new(const struct search *s)
 {
-        return (struct place){ memset(allocate(NULL, s->size), 0, s->size), 0 };
+        return (struct buffer){ memset(allocate(NULL, s->size), 0, s->size), 0 };
 }
 
 /* The world at *at, which goes on to the next one. */
-static void frontier_get(const struct frontier *f, size_t *at, struct place *ret)
+static void frontier_get(const struct frontier *f, size_t *at, struct buffer *ret)
 {
         uint16_t n;
 
         memcpy(&n, f->bytes + *at, sizeof n);
-        place_copy(ret, f->bytes + *at + sizeof n, n);
+        buffer_copy(ret, f->bytes + *at + sizeof n, n);
         *at += sizeof n + n;
 }
 
@@ -232,7 +232,7 @@ static uint64_t n_events, n_ends;
  * for the memory that tells takes longer to come than most events to happen.
  */
 static struct made {
-        struct place place;
+        struct buffer buffer;
         uint64_t hash;
         uint32_t parent;
         struct event event;
@@ -242,26 +242,26 @@ static struct made {
 static void made_settle(const struct search *s, struct made *m, struct frontier *next)
 {
         if (m->waits && seen_new(m->hash, m->parent, m->event))
-                frontier_add(next, s, m->place.world, m->place.used);
+                frontier_add(next, s, m->buffer.world, m->buffer.used);
         m->waits = false;
 }
 
 /* False: wrong. */
-static bool expand_one(const struct search *s, const struct place *w, uint32_t id, struct event e,
+static bool expand_one(const struct search *s, const struct buffer *w, uint32_t id, struct event e,
                        struct frontier *next, bool *ret_changed)
 {
         struct made *m = &made[n_events & 1], *before = &made[++n_events & 1];
 
-        place_copy(&m->place, w->world, w->used);
-        s->happen(m->place.world, e);
-        m->place.used = (uint16_t)s->bytes(m->place.world);
+        buffer_copy(&m->buffer, w->world, w->used);
+        s->happen(m->buffer.world, e);
+        m->buffer.used = (uint16_t)s->bytes(m->buffer.world);
         if (violation[0]) {
                 trace(s, id, &e);
                 return false;
         }
-        *ret_changed = m->place.used != w->used || memcmp(m->place.world, w->world, w->used) != 0;
+        *ret_changed = m->buffer.used != w->used || memcmp(m->buffer.world, w->world, w->used) != 0;
         if (*ret_changed) {
-                m->hash = hash(m->place.world, m->place.used);
+                m->hash = hash(m->buffer.world, m->buffer.used);
                 __builtin_prefetch(&table[m->hash & (table_size - 1)]);
                 m->parent = id;
                 m->event = e;
@@ -271,11 +271,11 @@ static bool expand_one(const struct search *s, const struct place *w, uint32_t i
         return true;
 }
 
-static bool expand(const struct search *s, const struct place *place, uint32_t id,
+static bool expand(const struct search *s, const struct buffer *buffer, uint32_t id,
                    struct frontier *next)
 {
         struct event events[SEARCH_EVENTS];
-        const u8 *w = place->world;
+        const u8 *w = buffer->world;
         uint32_t n = s->ordinary(w, events), ordinary = n;
         bool end = true, changed;
 
@@ -283,7 +283,7 @@ static bool expand(const struct search *s, const struct place *place, uint32_t i
                 s->alone(w);
         s->faults(w, events, &n);
         for (uint32_t i = 0; i < n && !violation[0]; i++) {
-                if (!expand_one(s, place, id, events[i], next, &changed))
+                if (!expand_one(s, buffer, id, events[i], next, &changed))
                         return false;
                 end = end && (i >= ordinary || !changed);
         }
@@ -296,14 +296,14 @@ static bool expand(const struct search *s, const struct place *place, uint32_t i
 }
 
 /* All worlds of one depth; false: one is wrong. */
-static bool expand_all(const struct search *s, const struct frontier *now, struct place *place,
+static bool expand_all(const struct search *s, const struct frontier *now, struct buffer *buffer,
                        struct frontier *next)
 {
         size_t at = 0;
 
         for (uint32_t i = 0; i < now->n; i++) {
-                frontier_get(now, &at, place);
-                if (!expand(s, place, now->ids[i], next))
+                frontier_get(now, &at, buffer);
+                if (!expand(s, buffer, now->ids[i], next))
                         return false;
         }
         made_settle(s, &made[0], next);
@@ -311,32 +311,32 @@ static bool expand_all(const struct search *s, const struct frontier *now, struc
         return true;
 }
 
-static void search_begin(const struct search *s, struct place *place, struct frontier *now)
+static void search_begin(const struct search *s, struct buffer *buffer, struct frontier *now)
 {
         n_events = n_ends = 0;
-        made[0] = (struct made){ .place = place_new(s) };
-        made[1] = (struct made){ .place = place_new(s) };
-        *place = place_new(s);
-        s->init(place->world);
-        place->used = (uint16_t)s->bytes(place->world);
+        made[0] = (struct made){ .buffer = buffer_new(s) };
+        made[1] = (struct made){ .buffer = buffer_new(s) };
+        *buffer = buffer_new(s);
+        s->init(buffer->world);
+        buffer->used = (uint16_t)s->bytes(buffer->world);
         table_grow();
-        seen_new(hash(place->world, place->used), 0, (struct event){ 0 });
-        frontier_add(now, s, place->world, place->used);
+        seen_new(hash(buffer->world, buffer->used), 0, (struct event){ 0 });
+        frontier_add(now, s, buffer->world, buffer->used);
 }
 
 static bool search(const struct search *s)
 {
         struct frontier now = { 0 }, next = { 0 };
-        struct place place;
+        struct buffer buffer;
         clock_t start = clock();
         uint32_t depth = 0;
         bool ok = true;
 
-        search_begin(s, &place, &now);
+        search_begin(s, &buffer, &now);
         for (; ok && now.n; depth++) {
                 struct frontier spent = now;
 
-                ok = expand_all(s, &now, &place, &next);
+                ok = expand_all(s, &now, &buffer, &next);
                 now = next;
                 next = spent;
                 next.n = 0;
@@ -345,9 +345,9 @@ static bool search(const struct search *s)
         printf("%u states, %llu events, depth %u, %llu ends, %.1f s%s\n", n_seen,
                (unsigned long long)n_events, depth, (unsigned long long)n_ends,
                (double)(clock() - start) / CLOCKS_PER_SEC, ok ? "" : ": FAILED");
-        free(place.world);
-        free(made[0].place.world);
-        free(made[1].place.world);
+        free(buffer.world);
+        free(made[0].buffer.world);
+        free(made[1].buffer.world);
         free(now.bytes);
         free(now.ids);
         free(next.bytes);

@@ -31,8 +31,8 @@ struct request {
         struct list link;
         const struct move *moves; /* NULL: a broadcast */
         uint32_t n_moves;
-        const struct place *places;
-        uint32_t n_places;
+        const struct peer *peers;
+        uint32_t n_peers;
         size_t n;
         uint64_t gpus; /* bits of GPUs */
         enum { NOT_DONE, DONE } state;
@@ -158,11 +158,11 @@ static int enqueue_moves(const struct list *batch)
 /* All members take part. */
 static int enqueue_broadcast(const struct request *q)
 {
-        uint32_t root = comm.member[q->places[0].gpu];
+        uint32_t root = comm.member[q->peers[0].gpu];
         void *dst[GPUS_MAX];
 
-        for (uint32_t i = 0; i < q->n_places; i++)
-                dst[comm.member[q->places[i].gpu]] = q->places[i].memory;
+        for (uint32_t i = 0; i < q->n_peers; i++)
+                dst[comm.member[q->peers[i].gpu]] = q->peers[i].memory;
         return gpu_plugin->broadcast(comm.nccl, root, dst[root], dst, q->n, comm.streams);
 }
 
@@ -262,7 +262,7 @@ static void lead(void)
                 list_remove(item);
                 if (!done)
                         q->state = NOT_DONE;
-                told.moves += q->state == DONE ? q->n_moves + (q->n_places > 0) : 0;
+                told.moves += q->state == DONE ? q->n_moves + (q->n_peers > 0) : 0;
         }
         led = false;
         pthread_cond_broadcast(&changed);
@@ -293,14 +293,14 @@ bool collective_exchange(const struct move *moves, uint32_t n_moves)
         return ask(&q);
 }
 
-bool collective_broadcast(const struct place *places, uint32_t n_places, size_t n)
+bool collective_broadcast(const struct peer *peers, uint32_t n_peers, size_t n)
 {
-        struct request q = { .places = places, .n_places = n_places, .n = n };
+        struct request q = { .peers = peers, .n_peers = n_peers, .n = n };
 
-        if (!usable || n_places < (always ? 2 : 3))
+        if (!usable || n_peers < (always ? 2 : 3))
                 return false;
-        for (uint32_t i = 0; i < n_places; i++)
-                q.gpus |= UINT64_C(1) << places[i].gpu;
+        for (uint32_t i = 0; i < n_peers; i++)
+                q.gpus |= UINT64_C(1) << peers[i].gpu;
         return ask(&q);
 }
 

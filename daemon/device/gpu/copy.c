@@ -1,12 +1,12 @@
 /*
- * Bytes from any place to one place or several.
+ * Bytes from any memory to one address or several.
  *
  * Between GPUs: by a broadcast of NCCL where NCCL is loaded and the copy is worth a broadcast
  * (collective.c), else in rounds (moves.h).  Two GPUs copy by their copy engines, which run beside
  * trainers' kernels; NCCL's kernels take turns with those, on all GPUs at the same time.
  *
- * Bytes in host memory go to one GPU and from there to the others.  Places in host memory, and a
- * second place on one GPU, get a copy each.
+ * Bytes in host memory go to one GPU and from there to the others.  Addresses in host memory, and
+ * a second one on one GPU, get a copy each.
  */
 #include "daemon/device/gpu/core.h"
 
@@ -19,16 +19,16 @@ static void copy_all(const struct move *moves, uint32_t n)
                 lane_wait(moves[i].to, &lanes_of(moves[i].to)[0]);
 }
 
-/* From the first place to the others. */
-static void spread_on_gpus(const struct place *places, uint32_t n_places, size_t n)
+/* From the first peer to the others. */
+static void spread_on_gpus(const struct peer *peers, uint32_t n_peers, size_t n)
 {
         struct move moves[GPUS_MAX];
         uint32_t have = 1, n_moves;
 
-        if (n == 0 || collective_broadcast(places, n_places, n))
+        if (n == 0 || collective_broadcast(peers, n_peers, n))
                 return;
-        for (; have < n_places; have += n_moves) {
-                n_moves = moves_spread(places, n_places, have, n, moves);
+        for (; have < n_peers; have += n_moves) {
+                n_moves = moves_spread(peers, n_peers, have, n, moves);
                 if (!collective_exchange(moves, n_moves))
                         copy_all(moves, n_moves);
         }
@@ -50,10 +50,10 @@ void gpu_copy(void *dst, const void *src, size_t n)
         struct staged s;
 
         if (to != GPU_NONE && from != GPU_NONE && to != from) {
-                const struct place places[] = { { (void *)src, (uint32_t)from },
-                                                { dst, (uint32_t)to } };
+                const struct peer peers[] = { { (void *)src, (uint32_t)from },
+                                              { dst, (uint32_t)to } };
 
-                spread_on_gpus(places, 2, n);
+                spread_on_gpus(peers, 2, n);
                 return;
         }
         s.n_operands = 0;
@@ -65,44 +65,44 @@ void gpu_copy(void *dst, const void *src, size_t n)
         staged_run(&s);
 }
 
-static bool has_place(const struct place *places, uint32_t n, int gpu)
+static bool has_peer(const struct peer *peers, uint32_t n, int gpu)
 {
         for (uint32_t i = 0; i < n; i++)
-                if ((int)places[i].gpu == gpu)
+                if ((int)peers[i].gpu == gpu)
                         return true;
         return false;
 }
 
-/* The first of dst on each GPU that has none yet come to the places, the others to the front of
- * dst; returns how many these are. */
-static uint32_t take_places(struct place *places, uint32_t *n_places, void **dst, uint32_t n_dst)
+/* The first of dst on each GPU that has none yet come to the peers, the others to the front of dst;
+ * returns how many these are. */
+static uint32_t take_peers(struct peer *peers, uint32_t *n_peers, void **dst, uint32_t n_dst)
 {
         uint32_t others = 0;
 
         for (uint32_t i = 0; i < n_dst; i++) {
                 int gpu = gpu_of(dst[i]);
 
-                if (gpu == GPU_NONE || has_place(places, *n_places, gpu))
+                if (gpu == GPU_NONE || has_peer(peers, *n_peers, gpu))
                         dst[others++] = dst[i];
                 else
-                        places[(*n_places)++] = (struct place){ dst[i], (uint32_t)gpu };
+                        peers[(*n_peers)++] = (struct peer){ dst[i], (uint32_t)gpu };
         }
         return others;
 }
 
 void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n)
 {
-        struct place places[GPUS_MAX];
-        uint32_t n_places = 0, others;
+        struct peer peers[GPUS_MAX];
+        uint32_t n_peers = 0, others;
         int from = gpu_of(src);
 
         if (from != GPU_NONE)
-                places[n_places++] = (struct place){ (void *)src, (uint32_t)from };
-        others = take_places(places, &n_places, dst, n_dst);
-        if (from == GPU_NONE && n_places > 0)
-                gpu_copy(places[0].memory, src, n);
-        if (n_places > 1)
-                spread_on_gpus(places, n_places, n);
+                peers[n_peers++] = (struct peer){ (void *)src, (uint32_t)from };
+        others = take_peers(peers, &n_peers, dst, n_dst);
+        if (from == GPU_NONE && n_peers > 0)
+                gpu_copy(peers[0].memory, src, n);
+        if (n_peers > 1)
+                spread_on_gpus(peers, n_peers, n);
         for (uint32_t i = 0; i < others; i++)
                 gpu_copy(dst[i], src, n);
 }

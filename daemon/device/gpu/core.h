@@ -12,7 +12,7 @@
  *   moves.c       which bytes go from which GPU to which; pure
  *   collective.c  moves by NCCL
  *   staging.c     operations whose operands lie in different places
- *   copy.c        bytes to one place or several
+ *   copy.c        bytes to one address or several
  *   reduce.c      sums of gradients and their norm
  *   ops.c         gpu_ops()
  *   open.c        gpus_open(), gpus_close()
@@ -120,8 +120,8 @@ void staged_run(struct staged *s);
  * instead.
  */
 bool collective_exchange(const struct move *moves, uint32_t n_moves);
-/* From the first place to all others. */
-bool collective_broadcast(const struct place *places, uint32_t n_places, size_t n);
+/* From the first peer to all others. */
+bool collective_broadcast(const struct peer *peers, uint32_t n_peers, size_t n);
 void collective_close(void);
 
 /* ---- operations of gpu_ops() ---- */

@@ -44,8 +44,8 @@ static inline uint32_t place_gpu(uint32_t place)
 }
 /* NULL before gpus_open(). */
 const struct device_ops *gpu_ops(void);
-/* Copies n bytes to several places, from GPU to GPU if these are on several.  src and each place
- * may be in memory of either kind; none of them overlaps another.  Overwrites dst[]. */
+/* Copies n bytes to several addresses, from GPU to GPU if these are on several.  src and each of
+ * them may be in memory of either kind; none of them overlaps another.  Overwrites dst[]. */
 void gpu_spread(void **dst, uint32_t n_dst, const void *src, size_t n);
 
 /*

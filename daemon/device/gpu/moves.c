@@ -3,13 +3,13 @@
 
 enum { ALIGN = 64, CHUNK_UNIT = 128 }; /* bytes; elements */
 
-uint32_t moves_spread(const struct place *places, uint32_t n_places, uint32_t have, size_t n,
+uint32_t moves_spread(const struct peer *peers, uint32_t n_peers, uint32_t have, size_t n,
                       struct move *ret)
 {
-        uint32_t left = n_places - have, moves = left < have ? left : have;
+        uint32_t left = n_peers - have, moves = left < have ? left : have;
 
         for (uint32_t i = 0; i < moves; i++) {
-                const struct place *from = &places[i], *to = &places[have + i];
+                const struct peer *from = &peers[i], *to = &peers[have + i];
 
                 ret[i] = (struct move){ to->memory, from->memory, n, to->gpu, from->gpu };
         }

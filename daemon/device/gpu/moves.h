@@ -18,17 +18,18 @@ struct move {
 
 /* ---- the same bytes to several GPUs ---- */
 
-struct place {
+/* A GPU that shall have the bytes, or has them. */
+struct peer {
         void *memory;
         uint32_t gpu; /* all different */
 };
 
 /*
- * One round: the first `have` places have the bytes, and each sends them to one that does not.  So
- * each round doubles the places that have them, and no GPU sends to two at once.  Returns the
+ * One round: the first `have` peers have the bytes, and each sends them to one that does not.  So
+ * each round doubles the peers that have them, and no GPU sends to two at once.  Returns the
  * number of moves, by which `have` grows.
  */
-uint32_t moves_spread(const struct place *places, uint32_t n_places, uint32_t have, size_t n,
+uint32_t moves_spread(const struct peer *peers, uint32_t n_peers, uint32_t have, size_t n,
                       struct move *ret);
 
 /* ---- operands that are brought to one GPU, chunk by chunk ---- */

@@ -6,7 +6,7 @@
 #include "daemon/device/device.h"
 #include "daemon/device/gpu/moves.h"
 
-enum { PLACES_MAX = 64, OWNERS = 3, RANKS = 7, N = 100003, BUFFER = 256 << 10 };
+enum { PEERS_MAX = 64, OWNERS = 3, RANKS = 7, N = 100003, BUFFER = 256 << 10 };
 
 static bool overlap(const void *a, size_t n, const void *b, size_t m)
 {
@@ -31,17 +31,17 @@ static void carry(const struct move *moves, uint32_t n)
 
 /* ---- to several -------------------------------------------------------------------- */
 
-static void spread(uint32_t n_places)
+static void spread(uint32_t n_peers)
 {
-        struct move moves[PLACES_MAX];
-        struct place places[PLACES_MAX];
-        uint64_t bytes[PLACES_MAX] = { 0x0123456789abcdef };
+        struct move moves[PEERS_MAX];
+        struct peer peers[PEERS_MAX];
+        uint64_t bytes[PEERS_MAX] = { 0x0123456789abcdef };
         uint32_t have = 1, rounds = 0, written = 0;
 
-        for (uint32_t i = 0; i < n_places; i++)
-                places[i] = (struct place){ &bytes[i], i };
-        for (; have < n_places; rounds++) {
-                uint32_t n = moves_spread(places, n_places, have, sizeof bytes[0], moves);
+        for (uint32_t i = 0; i < n_peers; i++)
+                peers[i] = (struct peer){ &bytes[i], i };
+        for (; have < n_peers; rounds++) {
+                uint32_t n = moves_spread(peers, n_peers, have, sizeof bytes[0], moves);
                 uint64_t senders = 0;
 
                 cr_assert(n > 0 && n <= have);
@@ -55,16 +55,16 @@ static void spread(uint32_t n_places)
                 have += n;
                 written += n;
         }
-        for (uint32_t i = 0; i < n_places; i++)
-                cr_assert_eq(bytes[i], bytes[0], "place %u of %u", i, n_places);
-        cr_assert_eq(written, n_places - 1);
-        cr_assert(n_places == 1 ? rounds == 0 : 1u << (rounds - 1) < n_places, "%u rounds for %u",
-                  rounds, n_places);
+        for (uint32_t i = 0; i < n_peers; i++)
+                cr_assert_eq(bytes[i], bytes[0], "peer %u of %u", i, n_peers);
+        cr_assert_eq(written, n_peers - 1);
+        cr_assert(n_peers == 1 ? rounds == 0 : 1u << (rounds - 1) < n_peers, "%u rounds for %u",
+                  rounds, n_peers);
 }
 
 Test(moves, each_round_doubles_those_that_have_it)
 {
-        for (uint32_t n = 1; n <= PLACES_MAX; n++)
+        for (uint32_t n = 1; n <= PEERS_MAX; n++)
                 spread(n);
 }
 

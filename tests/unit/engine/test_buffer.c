@@ -19,12 +19,12 @@ static struct live {
         size_t n;
 } live[LIVE];
 
-/* Bytes of a buffer, as far as they take a place. */
-static size_t place_bytes(const struct live *b)
+/* Bytes of a buffer, as far as they take a slot. */
+static size_t slot_bytes(const struct live *b)
 {
-        for (uint32_t i = 0; i < PLACES; i++)
-                if (b->p && places[i].memory == b->p)
-                        return places[i].bytes;
+        for (uint32_t i = 0; i < SLOTS; i++)
+                if (b->p && slots[i].memory == b->p)
+                        return slots[i].bytes;
         return 0;
 }
 
@@ -63,9 +63,9 @@ static void check_sums(size_t *peak)
         size_t in_use = 0, all = 0;
 
         for (uint32_t i = 0; i < LIVE; i++)
-                in_use += place_bytes(&live[i]);
-        for (uint32_t i = 0; i < PLACES; i++)
-                all += places[i].memory ? places[i].bytes : 0;
+                in_use += slot_bytes(&live[i]);
+        for (uint32_t i = 0; i < SLOTS; i++)
+                all += slots[i].memory ? slots[i].bytes : 0;
         *peak = in_use > *peak ? in_use : *peak;
         cr_assert_eq(used, in_use);
         cr_assert_eq(held, all);
