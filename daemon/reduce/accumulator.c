@@ -100,7 +100,7 @@ void accumulator_forget_present(struct replica *h, uint32_t group)
         memset(h->accumulator->present + g->first_tensor, 0, g->n_tensors);
 }
 
-/* Nobody needs what the offer brought any more. */
+/* Nobody needs the offer's gradient any more. */
 static void offer_end(struct offer *o)
 {
         const struct replica *h = o->replica;
@@ -254,8 +254,8 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
                o->micro_batch < MICRO_BATCHES_MAX;
 }
 
-/* Whether the offer comes neither after one that a link has lost, nor from a node that has not
- * heard where its ranks are now. */
+/* False for an offer after one that a link has lost, and for an offer of a node that does not know
+ * yet where its ranks are now. */
 static bool offer_counts(const struct offer *o)
 {
         return accumulator_expects(o->replica, o->group, o->node) &&
@@ -309,7 +309,7 @@ static struct offer *offer_new(struct replica *h, uint32_t node, const Zero__Off
         return o;
 }
 
-/* High enough that no node which keeps the rules is cut, even if all of them are far ahead. */
+/* So high that no node is cut for being ahead, as far as the rules allow. */
 static uint64_t early_max(const struct job *job)
 {
         return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
@@ -386,7 +386,9 @@ static void accumulator_take_early(struct replica *h)
                 if (job->dead || stands == OWNER_OFFER_OVER)
                         offer_free(o);
                 else if (offer_queue(o))
-                        fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");
+                        fabric_cut(job->x->fabric, node,
+                                   "its offer of a gradient does not fit the job's layout, owners "
+                                   "or order of micro-batches");
         }
 }
 
@@ -405,14 +407,15 @@ static void accumulator_forget_node(struct replica *h, uint32_t node)
                 l->n_early--;
                 offer_free(o);
         }
-        /* announcements end with the link; a new process counts from the start */
+        /* announcements end with their link, and a new process numbers from the start */
         for (uint32_t g = 0; g < l->n_groups; g++)
                 list_for_each (&l->groups[g].queues[node], item) {
                         CONTAINER_OF(item, struct offer, link)->announced = 0;
                 }
 }
 
-/* Nobody takes the deferred sum. */
+/* The attempt is over, and no update takes the deferred sum.  A recorded vote may still be decided,
+ * so its sum is written. */
 static void deferred_end(struct replica *h, uint32_t group)
 {
         struct offer *o = deferred_take(h, group);

@@ -58,14 +58,14 @@ struct offer {
 struct accumulator_group {
         struct list *queues;          /* [node] */
         uint32_t *offered;            /* [node]: number of micro-batches offered */
-        bool *finished;               /* [node]: its last offer was added, or it has no ranks */
+        bool *finished;               /* [node]: its last offer was added */
         uint32_t micro_batch, cursor; /* whose turn it is */
         bool busy;                    /* a task adds, or takes the norm */
         uint32_t readers;             /* payloads of the sum to the mirror */
-        bool normed;                  /* the last addition took the norm, too */
+        bool normed;                  /* the last addition also took the norm */
         bool complete, measured;
         struct group_norm norm;
-        struct offer *deferred; /* instead of the sum: the update adds this offer up */
+        struct offer *deferred; /* instead of the sum: the update adds up this offer */
 };
 
 struct accumulator {
@@ -74,15 +74,15 @@ struct accumulator {
         uint8_t *present;                 /* [tensor]: it has a gradient in this attempt */
         struct list early;                /* offers of attempts that this node has not heard of */
         uint32_t n_early;
-        uint64_t receive_buffer_bytes;                                    /* that offers use */
+        uint64_t receive_buffer_bytes;                                    /* in use by offers */
         struct receive_buffer kept_receive_buffers[RECEIVE_BUFFERS_KEPT]; /* away from the host, for
                                                                              the next offers */
         uint32_t n_kept_receive_buffers;
         uint64_t kept_ms;          /* loop time at which the newest came */
         bool receive_buffer_asked; /* another thread allocates one more */
         bool preparing;            /* the coordinator wants this owner's vote */
-        bool have_params;          /* ... to end the step, not only for the norm */
-        bool voted;                /* ... has the vote and has not decided */
+        bool have_params;          /* the vote is to end the step, not only for the norm */
+        bool voted;                /* the coordinator has the vote and has not decided */
         struct step_params params;
         struct blob *kept; /* [rank]: its blob of the step */
         uint32_t n_kept;
@@ -90,14 +90,14 @@ struct accumulator {
 };
 
 /* offer.c */
-/* What is pulled: the wire dtype, or fp32 for a mirror. */
+/* Of the elements to pull: the wire dtype, or fp32 for a mirror. */
 enum zero_dtype accumulator_dtype(const struct replica *h);
-/* Whether the group is reduced here at all; whether the node offers to it: it has ranks, or a sum
- * for its mirror. */
+/* Whether this owner reduces the group.  Whether the node offers to the group: the node has ranks
+ * of the group, or the sum that this mirror needs. */
 bool accumulator_has(const struct replica *h, uint32_t group);
 bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node);
 
-/* The elements to pull of an offer: in the group, or for a mirror in the sum. */
+/* The elements to pull: of the group, or for a mirror of the sum. */
 struct range accumulator_range(const struct replica *h, uint32_t group);
 void offer_free(struct offer *o);
 

@@ -62,7 +62,7 @@ struct pieces {
         size_t most, n;
 };
 
-/* acc: the segment's sum.  false: the segment needs nothing */
+/* acc: the segment's sum.  False: the segment needs nothing. */
 static bool piece_make(const struct replica *h, const struct plan_segment *s, const struct offer *o,
                        bool normed, float *acc, const void **src, struct reduce_piece *ret)
 {

@@ -109,12 +109,14 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         struct sending *s;
 
         if (!pull_fits(job, h, node, request)) {
-                ask_refuse(job, node, request->transfer, ZERO_EABORTED, "no such sum is offered");
+                ask_refuse(job, node, request->transfer, ZERO_EABORTED,
+                           "the sum is not on offer: its attempt may be over");
                 return;
         }
         shard = &h->state->plan->shards[request->group];
         if (!range_within(range, (struct range){ 0, shard->moment_count })) {
-                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO,
+                           "the range reaches beyond this owner's");
                 return;
         }
         s = malloc(sizeof *s);

@@ -1,4 +1,4 @@
-/* Contributions of this node's ranks: found, acknowledged once, freed. */
+/* Finds, acknowledges and frees contributions of this node's ranks. */
 #include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>

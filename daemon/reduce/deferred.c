@@ -55,7 +55,7 @@ void deferred_release(struct offer *o)
 {
         if (!o)
                 return;
-        /* reset frees it with all node gradients of the attempt */
+        /* reduce_reset() frees the node gradient, with all others of the attempt */
         node_gradient_read_end(o->node_gradient, o->replica->owner, 0);
         offer_free(o);
 }

@@ -85,7 +85,7 @@ uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner)
         return transfer;
 }
 
-/* An owner may find no buffer for the gradient as long as this node waits for the job to end. */
+/* This node would wait for an owner that may never have a buffer for the gradient. */
 void node_gradient_withdraw(struct node_gradient *p)
 {
         list_for_each (&p->announced, item) {
@@ -118,11 +118,12 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
         if (!p || request->owner >= job->placement.n_owners ||
             job->placement.node[request->owner] != node) {
                 ask_refuse(job, node, request->transfer, ZERO_EABORTED,
-                           "no such gradient is offered");
+                           "the gradient is not on offer: its attempt may be over");
                 return;
         }
         if (!range_within(range, partition_range(job->partition, request->group, request->owner))) {
-                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO,
+                           "the range reaches beyond this owner's");
                 return;
         }
         d = delivery_new(job, p, request->owner, range.count);

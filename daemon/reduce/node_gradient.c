@@ -234,8 +234,8 @@ void reduce_feed(struct reduce *r)
         }
 }
 
-/* The owner has taken more of its range.  If it asks for something twice, that does not count for
- * other owners. */
+/* The owner has taken more of its range.  What one owner takes twice does not count for the others.
+ */
 static void node_gradient_taken(struct node_gradient *p, uint32_t owner, uint64_t elements)
 {
         uint64_t *left = &p->untaken[owner];
@@ -310,7 +310,7 @@ const void *node_gradient_data(const struct node_gradient *p, uint64_t first)
         return (const char *)p->data + first * dtype_size(p->job->reduce_dtype);
 }
 
-/* Otherwise owners take the contributions themselves. */
+/* False: owners take the contributions themselves. */
 static bool node_gradient_is_sum(const struct node_gradient *p)
 {
         return p->data || p->parts;

@@ -41,7 +41,7 @@ struct reduce_group {
 };
 
 enum { PUSH_WAITS_MS = 500 };
-enum { SUMS_KEPT = 4 }; /* as many as the default budget has, for the largest group */
+enum { SUMS_KEPT = 4 }; /* the default budget holds as many sums of the largest group */
 
 struct reduce {
         struct job *job;
@@ -80,10 +80,10 @@ struct node_gradient {
         uint64_t attempt;
         enum zero_dtype grad_dtype; /* of the sources; the job's may change before they end */
         bool last, ready, offered, starved;
-        uint32_t summing; /* of sums */
+        uint32_t summing; /* tasks that sum */
         struct node_gradient_sum *sums;
         bool void_;            /* its attempt is over: the last reader frees it */
-        bool aborted;          /* ... and was not decided */
+        bool aborted;          /* the attempt ended without a decision */
         uint64_t *untaken;     /* [owner]: elements of its range still to take */
         uint32_t takers;       /* owners that still have elements to take */
         uint32_t readers;      /* payloads and copies in progress */
@@ -104,11 +104,11 @@ struct node_gradient {
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
 bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
-/* Acknowledges the push, or refuses it, unless that has happened. */
+/* Acknowledges or refuses the push; does nothing the second time. */
 void contribution_answer(struct contribution *c, int status, const char *text);
 /* Takes the contribution out of its rank's queue. */
 void contribution_take(struct contribution *c);
-/* Refuses the push: the contribution counts for nothing. */
+/* Refuses the push and frees the contribution. */
 void contribution_abort(struct contribution *c, const struct job *job);
 
 /* The copy, if there is one, is no longer needed. */
@@ -119,9 +119,9 @@ void spill_end(struct contribution *c);
 void spill_check(struct job *job);
 
 /* sums.c */
-/* Whether some of it was pushed away from the host. */
+/* Whether a source lies away from the host. */
 bool node_gradient_is_away(const struct node_gradient *p);
-/* Whether the data had better stay there. */
+/* Whether the sum belongs away from the host: a source and an owner of this node lie there. */
 bool node_gradient_stays_away(const struct node_gradient *p);
 /* Takes memory for the sum; false: the node gradient waits until some is given back. */
 bool sum_take(struct node_gradient *p);
@@ -139,12 +139,14 @@ void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t ta
  * and reading it twice costs less than writing and reading its sum.
  */
 bool node_gradient_may_stay(const struct node_gradient *p, uint32_t place);
-/* The pushes are answered with the end of the step, whose deadline counts until then. */
+/* The sources stay until the step ends.  Their pushes are answered then, and have no deadline of
+ * their own. */
 void node_gradient_keep(struct node_gradient *p);
-/* Of what the local ranks, as many as `queued`, have in their queues for the next micro-batch. */
+/* Makes the group's next micro-batch from the queues of local ranks; `queued` of them have
+ * something.  NULL: out of memory. */
 struct node_gradient *node_gradient_new(struct job *job, uint32_t group, uint32_t queued);
 void node_gradient_start(struct node_gradient *p);
-/* Memory for sums is free: the oldest node gradients that wait for some go on. */
+/* Memory for sums is free: node gradients that wait for memory go on, the oldest first. */
 void reduce_feed(struct reduce *r);
 void node_gradient_free(struct node_gradient *p);
 /* Frees the node gradient once nobody needs it. */
@@ -155,8 +157,8 @@ bool node_gradient_is_pushed_memory(const struct node_gradient *p);
 const void *node_gradient_data(const struct node_gradient *p, uint64_t first);
 
 /* delivery.c */
-/* Sends a remote owner its range before the owner asks.  Returns the number for the offer; 0: the
- * owner has to ask. */
+/* Announces its range to a remote owner, who need not ask then.  Returns the payload's number; 0:
+ * the owner has to ask. */
 uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner);
 /* Tells owners to forget what was announced to them. */
 void node_gradient_withdraw(struct node_gradient *p);

@@ -108,7 +108,8 @@ static void asking_done(struct blocking_work *work)
         struct job *job = a->job;
 
         if (!a->buffer.memory)
-                log_debug("job %s: gradients land in host memory: %s", job->name, a->fault.text);
+                log_debug("job %s: received gradients go to host memory: %s", job->name,
+                          a->fault.text);
         for_replicas (job, h) {
                 struct accumulator *l = h == a->replica ? h->accumulator : NULL;
 

@@ -147,20 +147,25 @@ static int push_check(const struct pusher *from, const Zero__Push *push, struct 
                 return 0;
         if (job->ranks[from->rank].closed || c->finished)
                 return fault_set(fault, ZERO_EORDER,
-                                 "group '%s': its last gradient of this step was pushed", g->name);
+                                 "group '%s': the last gradient of this step is pushed already",
+                                 g->name);
         if (push->micro_batch != c->pushed)
-                return fault_set(fault, ZERO_EORDER, "group '%s': micro-batch %u where %u is next",
-                                 g->name, push->micro_batch, c->pushed);
+                return fault_set(fault, ZERO_EORDER,
+                                 "group '%s': micro-batch %u was pushed, but %u is next", g->name,
+                                 push->micro_batch, c->pushed);
         if (push->micro_batch + 1 >=
-            MICRO_BATCHES_MAX) /* the last number is for the mark of the end */
+            MICRO_BATCHES_MAX) /* the empty offer that ends a group has the last number */
                 return fault_set(fault, ZERO_ERANGE,
                                  "group '%s': a step has at most %d micro-batches", g->name,
                                  MICRO_BATCHES_MAX - 1);
         if (!push->empty && (slots->whole ? push->slot != push->group : push->slot >= slots->n))
-                return fault_set(fault, ZERO_ERANGE, "group '%s': slot %u is not its place",
-                                 g->name, push->slot);
+                return fault_set(fault, ZERO_ERANGE,
+                                 "group '%s': the session has no slot %u for the group", g->name,
+                                 push->slot);
         if (push->present.len && push->present.len != g->n_tensors)
-                return fault_set(fault, ZERO_EINVAL, "group '%s': mask of %zu bytes for %u tensors",
+                return fault_set(fault, ZERO_EINVAL,
+                                 "group '%s': the mask of present tensors has %zu bytes, but the "
+                                 "group has %u tensors",
                                  g->name, push->present.len, g->n_tensors);
         return 0;
 }
@@ -244,8 +249,8 @@ static void contribution_wait(struct contribution *c, struct request *r, uint32_
         r->forget = push_forget;
 }
 
-/* The last contribution in the queue if it has no data: it counts further ones, so that missing
- * gradients take no memory. */
+/* The last contribution in the queue if it has no data.  Such a contribution counts those that
+ * follow, so missing gradients take no memory. */
 static struct contribution *contribution_empty(const struct contributor *from)
 {
         struct contribution *c = CONTAINER_OF(from->queue.prev, struct contribution, link);
@@ -268,7 +273,8 @@ int reduce_push(const struct pusher *from, const Zero__Push *push, struct reques
                 return 0;
         }
         if (!push->empty && slot_busy(from, push->slot))
-                return fault_set(fault, ZERO_EBUSY, "slot %u is still being read", push->slot);
+                return fault_set(fault, ZERO_EBUSY,
+                                 "slot %u still holds a gradient that is being read", push->slot);
         contributor = contributor_of(job->reduce, push->group, from->rank);
         c = push->empty ? contribution_empty(contributor) : NULL;
         if (c) {
@@ -389,7 +395,7 @@ void reduce_rejoin(struct job *job, uint32_t rank, enum zero_dtype grad_dtype)
         r->waiting[rank] = 0;
 }
 
-/* A decision means that every contribution was taken, even if this node has not heard so. */
+/* A decision means that every contribution was taken, even if this node has not heard of that. */
 void reduce_reset(struct job *job, bool decided)
 {
         struct reduce *r = job->reduce;

@@ -1,14 +1,14 @@
 /*
  * Memory for the sums of node gradients, within a budget.
  *
- * Sums are in host memory.  If gradients lie in other places, and an owner of this node does, too,
- * sums are there instead, so that they need no detour through the host: each owner's part is in the
- * owner's place (parts.h).  A piece of such memory is large enough for any group, so that any piece
- * fits.  Pieces are kept until the last local rank has left.
+ * Sums are in host memory.  If both gradients and an owner of this node lie in other places, the
+ * sums lie there, too, and need no detour through the host: each owner's part is in the owner's
+ * place (parts.h).  A piece of such memory is large enough for any group, so that any piece fits.
+ * Pieces are kept until the last local rank has left.
  *
- * It may take time to allocate a piece, so another thread does that.  What needs the piece waits as
- * if for one that is given back.  If a place has no memory, requests fail until a piece is given
- * back.
+ * It may take time to allocate a piece, so another thread does that.  The node gradient that needs
+ * the piece waits, as it does while all pieces are in use.  If a place has no memory, requests fail
+ * until a piece is given back.
  */
 #include "daemon/reduce/node_gradient.h"
 
@@ -155,7 +155,8 @@ static void asking_done(struct blocking_work *work)
 
         r->asked &= ~place;
         if (a->status) {
-                log_debug("job %s: summed in host memory: %s", job->name, a->fault.text);
+                log_debug("job %s: gradients are summed in host memory: %s", job->name,
+                          a->fault.text);
                 r->full |= place;
                 free(a->piece);
         } else {
@@ -163,14 +164,14 @@ static void asking_done(struct blocking_work *work)
         }
         free(a);
         reduce_feed(r);
-        if (job->n_attached == 0 && !r->asked) /* otherwise nothing is complete yet */
+        if (job->n_attached == 0 && !r->asked) /* the last rank left meanwhile */
                 reduce_vacate(r);
         job_unref(job);
 }
 
 enum piece_found { PIECE_TAKEN, PIECE_ASKED, PIECE_NONE };
 
-/* NONE: the place has no memory. */
+/* PIECE_NONE: the place has no memory. */
 static enum piece_found piece_ask(struct job *job, uint32_t place, uint64_t bytes)
 {
         struct reduce *r = job->reduce;
