@@ -1,8 +1,8 @@
 /*
  * Fills, at the job's coordinator.
  *
- * A fill is a call to the holder's node and ends with it.  A node that stays silent although its
- * link stands is given up: the caller is told, and the call runs on to its end.
+ * A fill is a call to the holder's node and ends with the call.  A node that stays silent although
+ * its link stands is given up: the caller is told, and the call runs on to its end.
  */
 #include "daemon/reshard/fill_target.h"
 
@@ -44,7 +44,7 @@ static void fill_called(void *arg, int status, const char *text, const Zero__Lin
                 fill_over(f, ZERO_OK, "", m->filled->standing);
         else
                 fill_over(f, status ? status : ZERO_EPROTO,
-                          status ? text : "it does not say where its state stands", NULL);
+                          status ? text : "the node did not say where its state stands", NULL);
         free(f);
 }
 
@@ -130,7 +130,7 @@ void fill_cancel(struct fill *f)
         fabric_send(f->x->fabric, f->node, &m);
 }
 
-/* ---- how far it is -------------------------------------------------------------------------- */
+/* ---- progress ------------------------------------------------------------------------ */
 
 void fill_progress(const struct fill *f, uint64_t *ret_bytes, uint64_t *ret_total,
                    uint64_t *ret_moved)
@@ -165,7 +165,7 @@ void fills_tick(struct engine *x)
                 item = item->next;
                 if (!f->done || engine_now(x) - f->heard_ms < FILL_SILENCE_MS)
                         continue;
-                snprintf(text, sizeof text, "it was silent for %d s", FILL_SILENCE_MS / 1000);
+                snprintf(text, sizeof text, "the node was silent for %d s", FILL_SILENCE_MS / 1000);
                 fill_cancel(f);
                 fill_over(f, ZERO_EDEADLINE, text, NULL);
         }

@@ -17,10 +17,12 @@ static int read_sources(struct fill_target *f, const Zero__Fill *m, struct fault
                 uint32_t h;
 
                 if (!holder_valid(&f->from, s->owner, s->copy))
-                        return fault_set(fault, ZERO_EPROTO, "a source is no holder");
+                        return fault_set(fault, ZERO_EPROTO,
+                                         "a source is an owner or mirror that the old owner list "
+                                         "does not have");
                 h = holder_of(&f->from, s->owner, s->copy);
                 if (holder_node(&f->from, h) == ZERO_NODE_MAX)
-                        return fault_set(fault, ZERO_EPROTO, "a source is nowhere");
+                        return fault_set(fault, ZERO_EPROTO, "the node of a source is unknown");
                 f->readable[h] = true;
                 f->source_puts[h] = s->puts;
         }
@@ -45,7 +47,9 @@ static int read_record(struct state_record *r, const Zero__Fill *m, struct fault
                 r->grad_norm = d->grad_norm;
         }
         if (m->version > STATE_STEP_MAX || m->attempt <= r->decided_attempt)
-                return fault_set(fault, ZERO_EPROTO, "its record makes no sense");
+                return fault_set(
+                        fault, ZERO_EPROTO,
+                        "the version is too large, or the attempt is not after the decided one");
         return 0;
 }
 
@@ -57,7 +61,7 @@ int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **
 
         if (!placement_from_message(m->from, n_nodes, true, &f->from) ||
             !placement_from_message(m->to, n_nodes, false, &f->to))
-                return fault_set(fault, ZERO_EPROTO, "a placement cannot be read");
+                return fault_set(fault, ZERO_EPROTO, "an owner list of the fill cannot be read");
         r = read_sources(f, m, fault);
         if (r == 0)
                 r = read_record(&f->record, m, fault);
@@ -65,12 +69,15 @@ int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **
                 return r;
         if (!holder_valid(&f->to, m->owner, m->copy) || m->puts > STATE_PUTS_MAX || !m->layout ||
             m->world_size < 1 || m->world_size > ZERO_RANK_MAX || !dtype_valid(m->reduce_dtype))
-                return fault_set(fault, ZERO_EPROTO, "malformed fill");
+                return fault_set(fault, ZERO_EPROTO,
+                                 "the fill's owner, mirror, puts, world size, dtype or layout is "
+                                 "out of range");
         f->owner = m->owner;
         f->copy = m->copy;
         f->puts = m->puts;
         if (holder_node(&f->to, fill_target_holder(f)) != f->x->cluster->self)
-                return fault_set(fault, ZERO_EPROTO, "that holder is not on this node");
+                return fault_set(fault, ZERO_EPROTO,
+                                 "the owner list puts these shards on another node");
         r = optimizer_layout(m->layout, ret_layout, fault);
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }
@@ -95,9 +102,12 @@ static int check_job(const struct job *job, const Zero__Fill *m, const layout *l
         char text[300];
 
         if (job->opening && !fill_target_of_job(job))
-                return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", job->name);
+                return fault_set(fault, ZERO_EBUSY, "job '%s' is being created: try again",
+                                 job->name);
         if (job->uid != m->uid || job->reduce_dtype != m->reduce_dtype)
-                return fault_set(fault, ZERO_ECONFLICT, "another job '%s' is here", job->name);
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "this node has a job '%s' of another user or reduce_dtype",
+                                 job->name);
         if (!layout_equal(l, job->layout, text, sizeof text))
                 return fault_set(fault, ZERO_ELAYOUT, "job '%s' has another layout here: %s",
                                  job->name, text);

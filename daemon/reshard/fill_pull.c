@@ -78,7 +78,8 @@ static void transfer_landed(struct ask *ask, int status)
         struct fault fault;
 
         if (status) {
-                fault_set(&fault, ask->status ? ask->status : ZERO_EPEER, "node %s: %s",
+                fault_set(&fault, ask->status ? ask->status : ZERO_EPEER,
+                          "node %s did not send a part of its shards: %s",
                           node_name(t->f->x, ask->node),
                           ask->status ? zero_status_name(ask->status)
                                       : "the link was lost during the fill");
@@ -103,7 +104,7 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
         t->from = fill_source_map(h, plane, piece->group,
                                   (struct range){ piece->first, piece->count }, &bytes);
         if (!t->from.state || bytes != t->bytes) {
-                source_failed(f, piece->source, ZERO_EPROTO, "it has other shards");
+                source_failed(f, piece->source, ZERO_EPROTO, "it has other shards than expected");
                 return ZERO_EPROTO;
         }
         t->source = h;
@@ -213,8 +214,7 @@ void fill_target_forget_pulls(struct fill_target *f)
         }
 }
 
-/* ---- what does not lie in planes --------------------------------------------------------------
- */
+/* ---- what does not lie in planes ----------------------------------------------------- */
 
 struct question {
         struct fill_target *f;
@@ -281,7 +281,7 @@ static void question_answered(void *arg, int status, const char *text, const Zer
                    !tables_valid(f, m->fill_tables)) {
                 source_failed(f, holder, ZERO_EPROTO, "its tables cannot be read");
         } else if ((r = tables_take(f, holder, m->fill_tables))) {
-                fault_errno(&fault, r, "the blobs of ranks");
+                fault_errno(&fault, r, "cannot store the ranks' blobs");
                 fill_target_fail(f, fault.status, fault.text);
         } else if (f->asking == 0) {
                 fill_target_asked(f);
@@ -315,8 +315,8 @@ static void question_send(struct fill_target *f, uint32_t holder, bool kept)
         call_send(f->x, holder_node(&f->from, holder), &m, CALL_MS, question_answered, q);
 }
 
-/* Asks every source, and one of them for the blobs as well; if no piece has a source, any
- * readable one. */
+/* Asks every source, and one of them for the blobs as well.  If there are no pieces, asks any
+ * readable holder for the blobs. */
 void fill_target_ask(struct fill_target *f)
 {
         bool needed[HOLDER_MAX] = { false };

@@ -21,18 +21,18 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
         const struct state_record *r;
 
         if (!h || job->opening) {
-                fault_set(fault, ZERO_ENOJOB, "it does not hold that");
+                fault_set(fault, ZERO_ENOJOB, "it does not have these shards");
                 return NULL;
         }
         r = h->state->record;
         if (r->phase == ATTEMPT_DECIDED || r->version != g->version ||
             r->decided_attempt != g->attempt) {
-                fault_set(fault, ZERO_EABORTED, "it is at version %llu, attempt %llu",
+                fault_set(fault, ZERO_EABORTED, "its state is at version %llu, attempt %llu",
                           (unsigned long long)r->version, (unsigned long long)r->decided_attempt);
                 return NULL;
         }
         if (state_putting(h->state) || h->state->puts != g->puts) {
-                fault_set(fault, ZERO_EABORTED, "a client has written to it meanwhile");
+                fault_set(fault, ZERO_EABORTED, "a client has written to its state meanwhile");
                 return NULL;
         }
         return h;
@@ -115,7 +115,8 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
                                     (struct range){ request->first, request->count }, &bytes);
         if (bytes == 0) {
                 state_unmap(&p);
-                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "no such range");
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO,
+                           "the range reaches beyond these shards");
         } else if (payload_send(h, node, request->group, request->transfer, &p, bytes)) {
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
         }

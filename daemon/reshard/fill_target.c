@@ -1,8 +1,9 @@
 /*
- * A fill at the holder's node: it makes a draft, fills it, and names it.
+ * A fill at the holder's node: it makes a draft, fills the draft, and gives the draft the state's
+ * name.
  *
  * The job need not be here yet: its first holder brings it.  Any failure drops the draft and tells
- * the coordinator why; what was in force stays in force.
+ * the coordinator why; the old state stays.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +91,7 @@ static int cut_pieces(struct fill_target *f, const struct partition *from,
 
         if (r == -ENODATA)
                 return fault_set(&f->fault, ZERO_ECONFLICT,
-                                 "the nodes that are up lack some of its shards");
+                                 "the nodes that are up do not have all of its shards");
         return r ? fault_set(&f->fault, ZERO_ENOMEM, "out of memory") : 0;
 }
 
@@ -121,7 +122,7 @@ static void draft_done(struct offload_task *task)
         } else if (f->fault.status) {
                 bool room = f->fault.status == ZERO_EQUOTA || f->fault.status == ZERO_ESHM;
 
-                /* the coordinator asks again */
+                /* with ZERO_EBUSY the coordinator asks again */
                 fill_target_fail(f, room && f->crowded ? ZERO_EBUSY : f->fault.status,
                                  f->fault.text);
         } else {
@@ -229,7 +230,8 @@ static void fill_target_settle(struct fill_target *f)
         if (!h || !replica_read(h))
                 r = take_into_job(f, &fault);
         else if (engine_now(f->x) >= f->settle_until_ms)
-                r = fault_set(&fault, ZERO_EBUSY, "the state before it is being read");
+                r = fault_set(&fault, ZERO_EBUSY,
+                              "the state that the fill replaces is still being read");
         if (r)
                 fill_target_fail(f, fault.status, fault.text);
 }
@@ -264,10 +266,9 @@ void fill_target_asked(struct fill_target *f)
         task_submit(f, serve_run, serve_done);
 }
 
-/* ---- the beginning ----------------------------------------------------------------------------
- */
+/* ---- the beginning ------------------------------------------------------------------- */
 
-/* The fill was done before, and the coordinator has not heard of that. */
+/* Whether the fill was done before, and the coordinator has not heard of that: tells it again. */
 static bool told_again(struct fill_target *f)
 {
         const struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
@@ -319,7 +320,8 @@ void fill_target_message(struct engine *x, uint32_t node, const Zero__LinkMessag
                 return;
         }
         if (!job_name_valid(m->job) || node != coordinator_of(x, m->job)) {
-                answer(x, node, m, ZERO_EPROTO, "malformed fill");
+                answer(x, node, m, ZERO_EPROTO,
+                       "the request to fill is malformed or not from the job's coordinator");
                 return;
         }
         f = calloc(1, sizeof *f);
@@ -339,8 +341,7 @@ void fill_target_message(struct engine *x, uint32_t node, const Zero__LinkMessag
         }
 }
 
-/* ---- hooks ------------------------------------------------------------------------------------
- */
+/* ---- hooks --------------------------------------------------------------------------- */
 
 static void tell_progress(struct fill_target *f)
 {

@@ -10,8 +10,8 @@ struct reshard {
 };
 
 struct job_reshard {
-        uint64_t whole;   /* epoch whose placement is known to be complete, so that older states
-                             may go; 0: none */
+        uint64_t whole;   /* epoch whose placement is known to be complete, so that older states may
+                             be deleted; 0: none */
         struct move move; /* as the coordinator last told */
         uint64_t told_ms; /* loop time; 0: the job does not move */
 };
@@ -25,7 +25,7 @@ enum fill_target_phase {
         FILL_TARGET_ASKING,   /* steps, sets and blobs come */
         FILL_TARGET_SERVING,  /* writes the served parameters */
         FILL_TARGET_SETTLING, /* waits until nobody reads the state that the draft replaces */
-        FILL_TARGET_ENDED,    /* goes once nothing of it is in flight */
+        FILL_TARGET_ENDED,    /* freed once nothing of the fill is in flight */
 };
 
 /* One plane of a piece. */
@@ -47,8 +47,8 @@ struct fill_target {
         uint64_t id, call;
         uint32_t node; /* of the coordinator */
         enum fill_target_phase phase;
-        bool made_job; /* ... or joined another fill that did */
-        /* the order */
+        bool made_job; /* this fill made the job, or joined another fill that did */
+        /* what the coordinator ordered */
         struct placement from, to;
         uint32_t owner, copy;
         uint64_t puts;

@@ -1,4 +1,4 @@
-/* How far the moves of this node's jobs are, as far as it knows. */
+/* How far the moves of this node's jobs are, as far as this node knows. */
 #include "daemon/reshard/reshard.h"
 
 #include "daemon/reshard/fill_target.h"
@@ -13,7 +13,7 @@ void job_move_told(struct job *job, const Zero__Move *m)
                 job->reshard->move = (struct move){ m->from, m->to, m->bytes, m->total };
 }
 
-/* Until a job made by its fill hears from a coordinator, its fills tell how far it is. */
+/* The progress of a job that its fills made and that has not heard from a coordinator. */
 static void fill_targets_sum(const struct job *job, struct move *m)
 {
         list_for_each (&job->x->reshard->fill_targets, item) {

@@ -3,7 +3,8 @@
  *
  * No step runs on them.  The coordinator says where the job stood (Settle): a decided step is
  * carried out, any other is void.  Then the placement in force is filled from these states, and
- * when it is complete they are deleted (Placed).  Until then they are all that exists of the job.
+ * when that placement is complete they are deleted (Placed).  Until then they are all that exists
+ * of the job.
  */
 #include "daemon/reshard/fill_target.h"
 #include "daemon/update/update.h"
@@ -74,7 +75,7 @@ static void settled(struct job *job, uint64_t call)
                 answer(job->x, job->coordinator, &m, ZERO_OK, "");
 }
 
-/* Deletes states of a move that was given up.  Those that somebody reads go later. */
+/* Deletes states of a move that was given up.  Those that somebody reads are deleted later. */
 static void drop_void(struct job *job, uint64_t stands)
 {
         list_for_each (&job->old_replicas, item) {
@@ -82,7 +83,7 @@ static void drop_void(struct job *job, uint64_t stands)
 
                 if (!state_void(&job->placement, stands, h->state->id.epoch) || is_read(h))
                         continue;
-                log_info("job %s: deleted its state of epoch %llu, which was never used", job->name,
+                log_info("job %s: deleted its state of epoch %llu, which no step used", job->name,
                          (unsigned long long)h->state->id.epoch);
                 state_drop_later(job->x, job, STEAL(h->state));
                 replica_free(h);
@@ -106,7 +107,8 @@ void old_placement_settle_message(struct job *job, uint32_t node, const Zero__Li
         if (some)
                 settled(job, m->call);
         else
-                answer(job->x, node, m, ZERO_EABORTED, "its states of that placement are gone");
+                answer(job->x, node, m, ZERO_EABORTED,
+                       "the node's states of that placement are gone");
 }
 
 static void old_placement_updated(struct replica *h)
@@ -129,7 +131,8 @@ static void old_placement_sweep(struct job *job)
                 if (!state_ends(&job->placement, job->reshard->whole, h->state->id.epoch) ||
                     is_read(h))
                         continue;
-                log_info("job %s: its state of epoch %llu is deleted: all is at epoch %llu now",
+                log_info("job %s: deleted its state of epoch %llu: the job is complete at epoch "
+                         "%llu",
                          job->name, (unsigned long long)h->state->id.epoch,
                          (unsigned long long)job->placement.epoch);
                 state_drop_later(job->x, job, STEAL(h->state));
@@ -144,8 +147,8 @@ static void sweep_lost(struct engine *x, const char *job)
         uint32_t n = store_sweep_lost(x->store, job, x->placement.epoch);
 
         if (n)
-                log_info("job %s: %u of its states that were lost on a GPU are deleted: all is at "
-                         "epoch %llu now",
+                log_info("job %s: deleted %u of its states that were lost on a GPU: the job is "
+                         "complete at epoch %llu",
                          job, n, (unsigned long long)x->placement.epoch);
 }
 

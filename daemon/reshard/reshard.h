@@ -2,7 +2,7 @@
  * reshard.h - moves shards to their holders when the owner list has changed, when a node has lost
  * its shards, or when a mirror has missed a put.
  *
- *   fill.c           at the coordinator: orders fills, and knows how far they are
+ *   fill.c           at the coordinator: orders fills, and knows their progress
  *   fill_target.c    at the holder's node: the phases of a fill
  *   fill_order.c     ... reads the order             fill_pull.c   ... pulls the bytes
  *   fill_source.c    at a source
@@ -27,8 +27,8 @@ struct fill_order {
         const char *job;
         uint32_t uid, world_size, reduce_dtype;
         Zero__Layout *layout;
-        /* to: in force. from: the same if a holder lacks its state; an owner that nothing is
-         * known of has node ZERO_NODE_MAX. */
+        /* to: in force. from: the same if a holder lacks its state; an owner that no node knows of
+         * has node ZERO_NODE_MAX. */
         const struct placement *from, *to;
         uint32_t holder;             /* in `to` */
         uint64_t version, attempt;   /* attempt: above all that any node has heard of */
@@ -42,12 +42,12 @@ struct fill_order {
 struct fill;
 /* Called exactly once, never before fill_start() returns; standing is valid only with ZERO_OK. */
 typedef void fill_done(void *arg, int status, const char *text, const Zero__Standing *standing);
-/* NULL: out of memory. done() gets ZERO_EBUSY while an earlier fill has not ended there. */
+/* NULL: out of memory. done() gets ZERO_EBUSY while an earlier fill has not ended on that node. */
 struct fill *fill_start(struct engine *x, const struct fill_order *order, fill_done *done,
                         void *arg);
 /* done() is still called. */
 void fill_cancel(struct fill *f);
-/* Bytes in their place, of all; and how many of them came from other nodes. */
+/* Bytes in their place, bytes in all, and bytes that came from other nodes. */
 void fill_progress(const struct fill *f, uint64_t *ret_bytes, uint64_t *ret_total,
                    uint64_t *ret_moved);
 /* Gives up fills without a sign for FILL_SILENCE_MS. */
@@ -72,7 +72,7 @@ void old_placement_take_up(struct job *job);
 void old_placement_settle_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 void old_placement_placed_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
-/* ---- how far the job is on its way from one owner list to another ---- */
+/* ---- a job's move from one owner list to another ---- */
 
 struct move {
         uint64_t from, to;     /* epochs; equal where holders get back what they lost */
