@@ -147,7 +147,7 @@ static void prepare(struct coordinated *c)
         }
 }
 
-/* The number of ranks has changed: what the old ones handed in is void. */
+/* The number of ranks has changed: the blobs of the old ranks are void. */
 static void resized(struct coordinated *c, uint32_t before)
 {
         for (uint32_t r = 0; r < c->n_handed; r++)
@@ -228,7 +228,7 @@ static void finished(struct coordinated *c, const struct coordinator_action *a)
                 drop_order(c->x, c->name, c->x->cluster->self, 0, NULL);
                 return;
         }
-        /* forget whom the last step waited for: a finished job that somebody waits for keeps its
+        /* forgets whom the last step waited for: a finished job that somebody waits for keeps its
          * place */
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
                 free(STEAL(c->reports[n]));
@@ -251,21 +251,23 @@ static void unknown(struct coordinated *c, uint32_t node, bool waited)
 
         if (waited || !(c->state.untold >> node & 1))
                 log_info_for(c->uid, "job %s: node %s has not said what it has of the job: %s",
-                             c->name, name, waited ? "it is waited for" : "going on without it");
+                             c->name, name,
+                             waited ? "waiting for the node" : "going on without the node");
         else if (c->state.may_be_there)
                 log_warning_for(c->uid,
-                                "job %s: it may be on node %s: start its daemon, or give the job "
+                                "job %s: the job may be on node %s: start the node's daemon, or "
+                                "give the job "
                                 "another name, or, if the node is dead, see takeover in zeroctl(1)",
                                 c->name, name);
         else
                 log_warning_for(
                         c->uid,
-                        "job %s: node %s may have steps of it that no other node has: start "
-                        "its daemon, or drop the job and restore it from a checkpoint",
+                        "job %s: node %s may have steps of the job that no other node has: start "
+                        "the node's daemon, or drop the job and restore it from a checkpoint",
                         c->name, name);
 }
 
-/* At once, so that new ranks may come. */
+/* Deletes the job on the node at once, so that new ranks may come. */
 static void discard(struct coordinated *c, uint32_t node)
 {
         Zero__LinkMessage m = coordinated_message(c);
@@ -288,7 +290,7 @@ static void closed(struct coordinated *c)
         coordinated_unref(c);
 }
 
-/* ---- each its own ---------------------------------------------------------------------------- */
+/* ---- all actions ------------------------------------------------------------------------- */
 
 static void states_run(struct coordinated *c, const struct coordinator_action *a)
 {

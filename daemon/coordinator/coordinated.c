@@ -76,7 +76,7 @@ int coordinated_reserve(struct coordinated *c, uint32_t world_size)
         return 0;
 }
 
-/* What the rules have to know of the layout. */
+/* Tells the rules what they need to know of the layout. */
 static void layout_describe(const layout *l, struct coordinator_job *ret)
 {
         ret->loss_scale = 1;

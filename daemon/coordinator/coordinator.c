@@ -17,7 +17,7 @@ static void coordinator_tick(struct engine *x)
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
 
-                coordinated_ref(c); /* it may be closed here */
+                coordinated_ref(c); /* the event may close it */
                 coordinated_event(
                         c, (struct coordinator_event){ .kind = COORDINATOR_TICK,
                                                        .known = job_find(x, c->name) != NULL });
@@ -88,7 +88,8 @@ static void coordinator_resume(struct job *job)
         if (layout_copy(job->layout, &l) ||
             !coordinated_new(job->x, job->name, job->uid, job->world_size, job->reduce_dtype, l,
                              engine_now(job->x) + RETURN_MS))
-                log_error("job %s: out of memory: taken up when a rank attaches", job->name);
+                log_error("job %s: out of memory: the job is taken up when a rank attaches",
+                          job->name);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -124,7 +125,8 @@ static int handed_take(struct coordinated *c, uint32_t node, const Zero__Ready *
 
                 if (k->rank >= s->world_size || k->blob.len > ZERO_BLOB_MAX ||
                     s->node_of_rank[k->rank] != node)
-                        return fault_set(fault, ZERO_EPROTO, "a rank's blob is malformed");
+                        return fault_set(fault, ZERO_EPROTO,
+                                         "a rank's blob is too large or not from the rank's node");
                 if (blob_set(&c->handed[k->rank], k->blob.data, k->blob.len))
                         return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
@@ -184,7 +186,7 @@ void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessag
         }
         c = coordinated_find(x, m->job);
         if (!c) {
-                answer(x, node, m, ZERO_ENOJOB, "the job's coordinator does not know it");
+                answer(x, node, m, ZERO_ENOJOB, "the job's coordinator does not know the job");
                 return;
         }
         switch (m->body_case) {

@@ -26,7 +26,7 @@ struct report {
 struct coordinated {
         struct list link; /* engine.coordinators */
         struct engine *x;
-        uint32_t references; /* its own, and those of calls in progress */
+        uint32_t references; /* of the list, and of calls in progress */
         char name[ZERO_NAME_MAX + 1];
         const char *names[ZERO_NODE_MAX]; /* [node] */
         uint32_t uid, reduce_dtype;
@@ -34,7 +34,7 @@ struct coordinated {
         const layout *layout; /* of shared */
         struct coordinator state;
         struct coordinator_actions actions;
-        uint32_t acted;                 /* of these */
+        uint32_t acted;                 /* actions carried out so far */
         struct fill *fills[HOLDER_MAX]; /* [holder]: in progress */
         uint64_t *shares;               /* [owner]: bytes of its shards; NULL: not computed yet */
         uint32_t n_handed;              /* length of the next three; at least the world size */
@@ -46,7 +46,8 @@ struct coordinated {
         char displaced[ZERO_NAME_MAX + 1]; /* the last of these jobs */
 };
 
-/* Finds and references a job; and starts a message with its name and epoch. */
+/* coordinated_find() takes no reference.  coordinated_message() starts a message with the job's
+ * name and epoch. */
 struct coordinated *coordinated_find(const struct engine *x, const char *name);
 void coordinated_ref(struct coordinated *c);
 void coordinated_unref(struct coordinated *c);
@@ -59,8 +60,8 @@ int coordinated_reserve(struct coordinated *c, uint32_t world_size);
 void decision_fill(const struct coordinated *c, Zero__Decision *ret);
 Zero__Decision *decision_last(const struct coordinated *c, Zero__Decision *ret);
 
-/* actions.c.  Gives an event to the coordinator and carries out all that follows; fills in time
- * and links. */
+/* actions.c.  Gives an event to the coordinator, with the time and the links, and carries out the
+ * actions that follow. */
 void coordinated_event(struct coordinated *c, struct coordinator_event e);
 
 /* placing.c */
@@ -86,7 +87,7 @@ int standing_read(const Zero__Standing *m, struct told_state *ret, struct standi
 /* lateness.c */
 void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progress *p);
 void coordinated_tell(struct coordinated *c);
-/* What the job waits for from nodes that have not told what they have. */
+/* What the job waits for from nodes that have not said what they have. */
 const char *coordinated_untold(const struct coordinated *c);
 
 /* moves.c.  False: the shards are in place, or the job is not there yet. */

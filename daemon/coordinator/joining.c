@@ -32,9 +32,10 @@ static int job_check(const struct coordinated *c, const Zero__Join *join, const 
         if (c->uid != join->uid && join->uid != 0)
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", c->name, c->uid);
         if (c->reduce_dtype != join->reduce_dtype)
-                return fault_set(
-                        fault, ZERO_ECONFLICT, "reduce_dtype %s here, %s so far in job '%s'",
-                        dtype_name(join->reduce_dtype), dtype_name(c->reduce_dtype), c->name);
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "the rank has reduce_dtype %s, but others have %s in job '%s'",
+                                 dtype_name(join->reduce_dtype), dtype_name(c->reduce_dtype),
+                                 c->name);
         return layouts_agree(c, join->rank, l, fault);
 }
 
@@ -45,7 +46,7 @@ static int job_of_join(struct engine *x, const char *name, const Zero__Join *joi
         layout *l = NULL;
         int r;
 
-        /* otherwise the restore would replace it, or the job that it creates */
+        /* the restore would replace the job, or the job that this join creates */
         if (restore_runs(x, name))
                 return fault_set(fault, ZERO_EBUSY,
                                  "a restore of job '%s' is in progress: attach when it is done",
@@ -84,12 +85,11 @@ void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m
         int r;
 
         if (!join_is_sane(m)) {
-                answer(x, node, m, ZERO_EPROTO, "malformed join");
+                answer(x, node, m, ZERO_EPROTO, "the request to join the job is malformed");
                 return;
         }
         c = coordinated_find(x, m->job);
-        if (c &&
-            join->rank == RANK_ABSENT) /* the node had no memory for its state, and has some now */
+        if (c && join->rank == RANK_ABSENT) /* the node has memory for its state now */
                 coordinated_event(
                         c, (struct coordinator_event){ .kind = COORDINATOR_NODE_UP, .node = node });
         r = job_of_join(x, m->job, join, &c, &fault);

@@ -1,4 +1,4 @@
-/* Collects from all nodes who is late and tells everyone, so that every wait has a name. */
+/* Collects from all nodes who is late and tells all nodes, so that every wait has a name. */
 #include "daemon/coordinator/coordinator.h"
 
 #include <stdio.h>
@@ -33,7 +33,7 @@ const char *coordinated_untold(const struct coordinated *c)
         return c->state.may_be_there
                        ? "to come up: the job may be there; else take another name, or see "
                          "takeover in zeroctl(1)"
-                       : "to come up: it may have steps that no other node has; else drop the job "
+                       : "to come up: the node may have steps that no other has; else drop the job "
                          "and restore it from a checkpoint";
 }
 

@@ -86,7 +86,7 @@ bool coordinated_moves(struct coordinated *c, struct move *ret)
         return moves;
 }
 
-/* ---- who keeps it waiting ------------------------------------------------------------------- */
+/* ---- who keeps the move waiting ------------------------------------------------------------ */
 
 static void wait_for(const struct coordinated *c, uint32_t node, const char *what,
                      struct wait_line *ret)
@@ -95,7 +95,7 @@ static void wait_for(const struct coordinated *c, uint32_t node, const char *wha
         snprintf(ret->what, sizeof ret->what, "%s", what);
 }
 
-/* Some of the job is not on the nodes that are up. */
+/* The nodes that are up do not have all of the job. */
 static void rest_waits(const struct coordinated *c, struct wait_line *ret)
 {
         uint32_t n_nodes = c->x->cluster->n_nodes;
@@ -113,8 +113,8 @@ static void rest_waits(const struct coordinated *c, struct wait_line *ret)
         }
         snprintf(ret->who, sizeof ret->who, "a person");
         snprintf(ret->what, sizeof ret->what,
-                 "no node has the rest of the job: restore it from a checkpoint, or zeroctl drop "
-                 "it");
+                 "no node has the rest of the job: restore the job from a checkpoint, or drop it "
+                 "(zeroctl drop)");
 }
 
 /* Nobody knows yet where the job stands, or a decided step has to be carried out first. */
@@ -145,8 +145,8 @@ static void coordinator_waits(const struct coordinated *c, struct wait_line *ret
                 return;
         }
         if (c->state.refused.status) {
-                snprintf(ret->who, sizeof ret->who, "the owners before");
-                snprintf(ret->what, sizeof ret->what, "%.100s; they come back",
+                snprintf(ret->who, sizeof ret->who, "the earlier owners");
+                snprintf(ret->what, sizeof ret->what, "to come back: %.100s",
                          c->state.refused.text);
                 return;
         }

@@ -1,5 +1,5 @@
 /*
- * A job's coordinator begins: it asks the nodes what they know of the job and reads their answers.
+ * Begins a job's coordinator: asks the nodes what they know of the job and reads their answers.
  * If a node has no room for the job, finished jobs give up their place.
  */
 #include "daemon/coordinator/coordinator.h"
@@ -108,9 +108,9 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
         if (!states || !standings)
                 e.status = fault_set(&fault, ZERO_ENOMEM, "out of memory");
         else if (o->n_standings > STATES_MAX)
-                e.status =
-                        fault_set(&fault, ZERO_EPROTO, "it tells of %zu states, %d are the limit",
-                                  o->n_standings, STATES_MAX);
+                e.status = fault_set(&fault, ZERO_EPROTO,
+                                     "it has %zu states of the job, more than the limit of %d",
+                                     o->n_standings, STATES_MAX);
         for (size_t i = 0; o->known && i < n && !e.status; i++) {
                 e.status = standing_read(o->standings[i], &states[i], &standings[i], &fault);
                 e.n_states += !e.status;
@@ -123,8 +123,8 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
 
 /* ---- asking ---------------------------------------------------------------------------- */
 
-/* Finished jobs are dropped only if that makes enough room: nothing is lost for a job that never
- * fits. */
+/* Finished jobs are dropped only if that makes enough room: none is lost for a job that never fits.
+ */
 static bool displacing_helps(const struct coordinated *c, const struct finished_jobs *finished)
 {
         return finished->n_jobs >= c->x->conf->job_limit ||
@@ -140,8 +140,8 @@ static bool displaced_is_dropped(const struct coordinated *c)
 
 /*
  * The node has no room for the job.  Drops the user's job that has been finished longest, so that
- * the node can be asked again.  False: there is none, or it would not help.  A node that was asked
- * before a drop ended may not have seen the room that the drop made.
+ * the node can be asked again.  False: there is no such job, or dropping it would not help.  A node
+ * that was asked before a drop ended may not have seen the room that the drop made.
  */
 static bool displace(const struct opening *o, int status, const char *text)
 {

@@ -121,9 +121,9 @@ void placing_placed(struct coordinated *c, uint32_t node)
 void placing_whole(struct coordinated *c)
 {
         crash_point(CRASH_MOVE_WHOLE);
-        log_info_for(c->uid, "job %s: all its shards are where owner list %llu has them", c->name,
+        log_info_for(c->uid, "job %s: all its shards are where owner list %llu wants them", c->name,
                      (unsigned long long)c->state.step.placement.epoch);
-        coordinated_tell(c); /* says that it no longer moves */
+        coordinated_tell(c); /* says that the job no longer moves */
 }
 
 void placing_take_back(struct coordinated *c, bool first)
@@ -131,7 +131,7 @@ void placing_take_back(struct coordinated *c, bool first)
         const struct coordinator *s = &c->state;
 
         if (first)
-                log_error("%s; the owners before, of epoch %llu, come back", s->refused.text,
+                log_error("%s; the earlier owners (epoch %llu) come back", s->refused.text,
                           (unsigned long long)s->old_placement->placement.epoch);
         membership_take_back(c->x, &s->old_placement->placement, s->refused.text);
 }

@@ -165,7 +165,7 @@ def move_waits_for_a_removed_nodes_answer():
         can_vote(c)
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
         train(ranks, 2)
-        waited = "node n2 has not said what it has of the job: it is waited for"
+        waited = "node n2 has not said what it has of the job: waiting for the node"
         for _ in range(5):  # it is chance whether its link is up before the others are ready
             c[0].ctl("remove-node", "n2")
             if waited in c[0].log() + c[1].log():
@@ -173,7 +173,7 @@ def move_waits_for_a_removed_nodes_answer():
             c[0].ctl("add-node", "n2")
         else:
             raise Skip("the link came too late each time")
-        assert "going on without it" not in c[0].log() + c[1].log()
+        assert "going on without the node" not in c[0].log() + c[1].log()
         train(ranks, STEPS - 2, patient=True)
         lies_on(c, ["n0", "n1"])
         as_undisturbed(c, [0, 1])
@@ -225,7 +225,7 @@ def job_waits_for_the_node_with_its_newest_steps():
         c[1].change_owners("add-node", "n1")
         comes(c, 2)
         c[1].change_owners("remove-node", "n0")
-        until(lambda: "node n0 may have steps of it that no other node has" in c[1].log(), what="the wait for n0")
+        until(lambda: "node n0 may have steps of the job that no other node has" in c[1].log(), what="the wait for n0")
         c[0].start()
         train(ranks, STEPS - 4, patient=True)
         lies_on(c, ["n1"])
@@ -251,7 +251,7 @@ def attach_after_the_only_owner_was_removed(c):
         finish_all([a]), finish_all([a])
     for a in heirs:
         a.start("attach", **NEEDS)
-    until(lambda: "it may be on node n0" in c[1].log(), what="the wait for n0")
+    until(lambda: "the job may be on node n0" in c[1].log(), what="the wait for n0")
     return heirs
 
 
