@@ -121,7 +121,7 @@ static void refusal_name(struct coordinator *c)
 
         fault_set(&c->step.refusal, c->step.refusal.status,
                   "nodes %s and %s hold the same shards and have summed the same gradients, but "
-                  "not to the same: the memory of one of the two is damaged",
+                  "with different results: the memory of one of the two is damaged",
                   c->job.nodes[holder_node(placement, holder_of(placement, owner, 0))],
                   c->job.nodes[holder_node(placement, c->step.odd)]);
 }
@@ -144,7 +144,7 @@ static void on_vote(struct coordinator *c, const struct coordinator_event *e)
         act(c, (struct coordinator_action){ .kind = COORDINATOR_REFUSE });
 }
 
-/* Of nodes. */
+/* Events of nodes. */
 static void node_event(struct coordinator *c, const struct coordinator_event *e)
 {
         switch (e->kind) {
@@ -166,7 +166,7 @@ static void node_event(struct coordinator *c, const struct coordinator_event *e)
                 open_failed(c, e);
                 break;
         case COORDINATOR_DISPLACED:
-                c->nodes[e->node] = NODE_KNOWN; /* the next tick asks it again */
+                c->nodes[e->node] = NODE_KNOWN; /* the next tick asks the node again */
                 break;
         case COORDINATOR_SETTLED:
                 settle_answered(c, e);

@@ -54,15 +54,15 @@ struct coordinator {
         bool may_create; /* a rank has asked for the job and was not in it before */
         bool claimed;    /* a node has said that it has states of the job */
         bool settled;    /* where the job stands is known: step.{version, decision, ...} */
-        bool whole;      /* ... from the states in force: at least one copy of each owner's */
+        bool whole; /* the states in force tell that: at least one copy of each owner's is there */
         enum node_state nodes[ZERO_NODE_MAX];
         bool created[ZERO_NODE_MAX];       /* by this opening: dropping it loses nothing */
         bool lacks[ZERO_NODE_MAX];         /* it knew nothing of the job when asked */
         bool fresh[ZERO_NODE_MAX];         /* no rank has worked on its states */
         struct standing **standings;       /* [holder]; NULL: unknown */
         struct standing *standing_storage; /* [holder] */
-        uint64_t puts[HOLDER_MAX];         /* [holder]: which client puts its state has, ... */
-        uint64_t rounds[ZERO_NODE_MAX];    /* [node]: ... as it said in that round */
+        uint64_t puts[HOLDER_MAX];         /* [holder]: which client puts its state has */
+        uint64_t rounds[ZERO_NODE_MAX];    /* [node]: the round in which it said so */
         uint64_t round;                    /* advances when one of two copies may miss a put */
         bool filling[HOLDER_MAX];          /* [holder]: COORDINATOR_FILLED has not come yet */
         struct old_placement old_placements[OLD_PLACEMENT_MAX];
@@ -76,7 +76,7 @@ struct coordinator {
         struct sitter *sitters;   /* [rank] */
         struct list joins;        /* struct join, oldest first */
         uint64_t untold;          /* nodes that may have the newest state, which nobody else has */
-        bool may_be_there;        /* ... because no other node knows of the job */
+        bool may_be_there;        /* untold, because no other node knows of the job */
         uint64_t missed;          /* nodes that the log said the job does not wait for */
         uint64_t others_until_ms; /* until when linked nodes may tell; 0: the job waits for none */
         uint64_t return_until_ms; /* until when ranks of a node that was away may return */

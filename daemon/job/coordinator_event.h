@@ -92,12 +92,12 @@ enum coordinator_action_kind {
         COORDINATOR_WHOLE,         /* all states are where the placement in force wants them */
         COORDINATOR_PLACED,        /* node: it may delete states of earlier placements */
         COORDINATOR_TAKE_BACK,     /* return to the old placement; flag: the first time */
-        COORDINATOR_UNKNOWN,       /* node has not told, flag: the job waits for it; a log line */
-        COORDINATOR_HINDERED,      /* coordinator.fault */
-        COORDINATOR_FINISHED,      /* all ranks have left and completed the job */
-        COORDINATOR_UNWANTED,      /* ... and want it dropped */
-        COORDINATOR_DISCARD,       /* node: it drops what this opening created there */
-        COORDINATOR_CLOSED         /* the last one: free the coordinator */
+        COORDINATOR_UNKNOWN,  /* node has not said what it has; flag: the job waits; a log line */
+        COORDINATOR_HINDERED, /* coordinator.fault */
+        COORDINATOR_FINISHED, /* all ranks have left and completed the job */
+        COORDINATOR_UNWANTED, /* all ranks have left and want the job dropped */
+        COORDINATOR_DISCARD,  /* node: it drops what this opening created there */
+        COORDINATOR_CLOSED    /* the last one: free the coordinator */
 };
 
 struct coordinator_action {

@@ -51,14 +51,13 @@ void open_hinder(struct coordinator *c, int status, uint32_t node, const char *w
 {
         c->hinders = node;
         fault_set(&c->fault, status,
-                  "node %s: %.300s; restore the job from a checkpoint, or zeroctl drop it",
+                  "node %s: %.300s; restore the job from a checkpoint, or drop it (zeroctl drop)",
                   c->job.nodes[node], why);
         act_node(c, COORDINATOR_HINDERED, node);
         joins_admit(c);
 }
 
-/* ---- what nodes tell --------------------------------------------------------------------------
- */
+/* ---- what nodes tell ----------------------------------------------------------------- */
 
 int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
                struct fault *fault)
@@ -72,9 +71,10 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
                                            fault);
         }
         if (s->place.epoch > c->step.placement.epoch)
-                return fault_set(fault, ZERO_EPROTO, "it knows of a later list of owners");
+                return fault_set(fault, ZERO_EPROTO, "it has a state of a later owner list");
         if (holder == NO_HOLDER)
-                return fault_set(fault, ZERO_EPROTO, "it holds shards that are not its own");
+                return fault_set(fault, ZERO_EPROTO,
+                                 "it has shards that the owner list gives to another node");
         c->standings[holder] = &c->standing_storage[holder];
         *c->standings[holder] = *s->standing;
         c->fresh[node] = s->fresh;
@@ -82,7 +82,7 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
         return 0;
 }
 
-/* False: the answer makes no sense.  The job goes on without it: the node counts as not asked. */
+/* False: the answer cannot be used.  The job is hindered, and the node counts as not asked. */
 static bool node_told(struct coordinator *c, const struct coordinator_event *e)
 {
         struct fault fault;
@@ -156,7 +156,7 @@ void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
 {
         struct standing *s = holder == NO_HOLDER ? NULL : c->standings[holder];
 
-        if (s && c->settled && attempt == c->step.decided_attempt) { /* it was behind, perhaps */
+        if (s && c->settled && attempt == c->step.decided_attempt) { /* it may be behind */
                 s->version = c->step.version;
                 s->decided_attempt = attempt;
                 s->decision = c->step.decision;
@@ -169,8 +169,7 @@ void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
                 step_done(&c->step, holder, attempt);
 }
 
-/* ---- where the job stands ----------------------------------------------------------------------
- */
+/* ---- where the job stands ------------------------------------------------------------ */
 
 /* Compares a holder's standing with the others'. */
 static int holder_open(struct coordinator *c, uint32_t holder, struct fault *fault)

@@ -50,8 +50,7 @@ static bool old_placement_settle(struct coordinator *c)
         return old_placement_settled(c->old_placement, &now);
 }
 
-/* ---- a node refuses its part ------------------------------------------------------------------
- */
+/* ---- a node refuses its part --------------------------------------------------------- */
 
 /* No further try would help. */
 static bool is_final(int status)
@@ -94,9 +93,7 @@ static void refuse(struct coordinator *c, int status, uint32_t node, const char 
         joins_admit(c);
 }
 
-/* ---- fills
- * ---------------------------------------------------------------------------------------
- */
+/* ---- fills --------------------------------------------------------------------------- */
 
 void fill_ended(struct coordinator *c, const struct coordinator_event *e)
 {
@@ -192,8 +189,7 @@ static void fill_from_twin(struct coordinator *c, uint32_t holder)
                 fill_ask(c, holder);
 }
 
-/* ---- what is still to be done
- * -------------------------------------------------------------------- */
+/* ---- what is still to be done -------------------------------------------------------- */
 
 bool coordinator_holder_lacks(const struct coordinator *c, uint32_t holder)
 {

@@ -149,7 +149,7 @@ static void join_admit(struct coordinator *c, struct join *j)
         int r;
 
         fence_elsewhere(c, j);
-        others = step_any_here(&c->step); /* otherwise those who wanted it have gone */
+        others = step_any_here(&c->step); /* if not, fail_on_lost starts anew */
         if (is_taken(c, j->rank))
                 r = fault_set(&fault, ZERO_ERANK,
                               "rank %u is taken by process %u on node %s; a higher incarnation "
@@ -239,7 +239,8 @@ int join_check(const struct coordinator *c, struct join *j)
                 return 0;
         if (!list_empty(&c->joins) || (occupied && c->step.epoch == 0))
                 return fault_set(&j->fault, ZERO_ECONFLICT,
-                                 "world size %u here, %u so far in job '%s' (zeroctl drop ends it)",
+                                 "the rank has world size %u, but others have %u in job '%s' "
+                                 "(zeroctl drop ends the job)",
                                  j->world_size, coming, c->job.name);
         if (c->job.named_group && c->job.named_rank >= j->world_size)
                 return fault_set(&j->fault, ZERO_ECONFLICT,

@@ -40,7 +40,7 @@ static const struct standing *const *standings_of(const struct old_placement *f)
         return (const struct standing *const *)f->standings;
 }
 
-/* Whether a node has told of one of them, and not said since that it has none. */
+/* Whether a node has told of such a state, and has not said since that it has none. */
 static bool is_known(const struct old_placement *f)
 {
         for (uint32_t h = 0; f->placement.n_owners && h < placement_holders(&f->placement); h++)
@@ -87,7 +87,7 @@ static void old_placement_forget(struct old_placement *f)
         f->settling = f->settled = 0;
 }
 
-/* Owners of which nothing is known have no node. */
+/* An owner has no node until a node tells of its state. */
 static void old_placement_begin(struct old_placement *f, const struct state_place *of)
 {
         uint32_t nobody[ZERO_NODE_MAX];
@@ -108,13 +108,18 @@ int old_placements_hear(struct old_placement *old_placements, uint32_t node,
         uint32_t holder;
 
         if (of->n_owners < 1 || of->n_owners > ZERO_NODE_MAX || of->owner >= of->n_owners)
-                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
+                return fault_set(fault, ZERO_EPROTO,
+                                 "its state of an earlier owner list has an impossible number of "
+                                 "owners or owner");
         if (!f)
-                return fault_set(fault, ZERO_EBUSY, "it has states of too many earlier placements");
+                return fault_set(fault, ZERO_EBUSY,
+                                 "it has states of too many earlier owner lists");
         if (f->placement.n_owners == 0)
                 old_placement_begin(f, of);
         if (of->n_owners != f->placement.n_owners || of->copy >= f->placement.copies)
-                return fault_set(fault, ZERO_EPROTO, "its state of an earlier placement is odd");
+                return fault_set(fault, ZERO_EPROTO,
+                                 "its state of an earlier owner list differs from others of that "
+                                 "list in the number of owners or copies");
         holder = holder_of(&f->placement, of->owner, of->copy);
         *(of->copy ? &f->placement.mirror[of->owner] : &f->placement.node[of->owner]) = node;
         if (!f->standings[holder])
@@ -247,10 +252,9 @@ bool old_placement_settled(const struct old_placement *f, const struct recovery 
         return (giving_nodes(f, now) & ~f->settled) == 0 && old_placement_covers(f, now);
 }
 
-/* ---- which states count -----------------------------------------------------------------------
- */
+/* ---- which states count -------------------------------------------------------------- */
 
-/* Whether no state is further than it was filled: then no step was ever made on them. */
+/* Whether every state is as it was filled: then no step ever ran on them. */
 static bool is_unused(const struct standing *const *standings, const struct placement *p,
                       const struct recovery *from)
 {

@@ -14,9 +14,8 @@
  *
  * Any node that held part of a placement and tells what it has knows whether the placement was
  * complete: a step needs all nodes, so the node has the step's outcome, or has deleted it for a
- * later one.  If all nodes of a list are silent, nothing is known of it: the last commit may exist
- * there and nowhere else.  So a job neither goes back past such a list nor is created anew after
- * it.
+ * later one.  If all nodes of a list are silent, the last commit may exist there and nowhere else.
+ * So a job neither goes back past such a list nor is created anew after it.
  */
 #pragma once
 
@@ -69,11 +68,12 @@ struct old_placement {
         uint64_t settling, settled; /* bits of nodes */
 };
 
-/* A node tells of a state.  A state that makes no sense, or is one too many, is refused. */
+/* A node tells of a state.  A state with impossible numbers, or of one placement too many, is
+ * refused. */
 int old_placements_hear(struct old_placement *old_placements, uint32_t node,
                         const struct state_place *of, const struct standing *standing,
                         uint64_t puts, struct fault *fault);
-/* The node is gone.  It stays known that it had states, for they may be the newest. */
+/* The node is gone.  That it had states stays known, for those may be the newest. */
 void old_placements_forget_node(struct old_placement *old_placements, uint32_t node);
 /* Call before a node re-announces its states; any it omits are gone. */
 void old_placements_retell(struct old_placement *old_placements, uint32_t node);

@@ -13,7 +13,7 @@
 /* Of one job on one node, in one placement. */
 enum { OWNER_REPLICAS = PLACEMENT_COPIES * NODE_OWNERS_MAX };
 
-/* enum attempt_phase of store/state.h */
+/* As enum attempt_phase of store/state.h. */
 enum owner_phase { OWNER_OPEN, OWNER_PREPARED, OWNER_DECIDED };
 
 /* What the rules read of struct state_record. */
@@ -21,7 +21,7 @@ struct owner_record {
         uint64_t version, attempt; /* committed steps, before this attempt */
         enum owner_phase phase;
         uint64_t decided_attempt; /* of the last decision; 0: none */
-        bool commit;              /* ... updates; otherwise the step was skipped */
+        bool commit;              /* the last decision updates; otherwise the step was skipped */
 };
 
 struct owner_replica {
@@ -30,8 +30,8 @@ struct owner_replica {
         bool in_force; /* the placement is in force, not an earlier one */
         bool updating; /* an update runs */
         /* Only for OWNER_SUMMED. */
-        bool asked;   /* OWNER_ASK, but not yet OWNER_VOTE, was given in this attempt, ... */
-        bool closing; /* ... for a vote that ends the step; otherwise only for the norm */
+        bool asked;   /* OWNER_ASK, but not yet OWNER_VOTE, was given in this attempt */
+        bool closing; /* the vote ends the step; otherwise it is only for the norm */
         bool summed;  /* all sums of this attempt are complete */
 };
 

@@ -21,7 +21,7 @@ enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * ZERO_NODE_MAX };
 enum { NO_OWNER = -1, NO_HOLDER = HOLDER_MAX };
 /* Devices of one node. */
 enum { NODE_OWNERS_MAX = 8 };
-/* how many earlier lists are known one by one */
+/* Earlier lists whose nodes are known list by list. */
 enum { PLACEMENT_BEFORE = 32 };
 
 struct placement {
@@ -30,7 +30,7 @@ struct placement {
         uint32_t node[ZERO_NODE_MAX];      /* [owner] */
         uint32_t mirror[ZERO_NODE_MAX];    /* [owner]: its node, with two copies */
         uint64_t before[PLACEMENT_BEFORE]; /* [i]: bits of the nodes of list epoch - 1 - i */
-        uint64_t older;                    /* ... of all lists before those */
+        uint64_t older;                    /* bits of the nodes of all lists before those */
         uint64_t dead; /* nodes that a person has declared dead since they were last owners */
 };
 
@@ -44,7 +44,7 @@ void placement_to_message(const struct placement *p, Zero__Placement *ret);
 /* Whether owners are nodes of the cluster, those of one node adjacent and not too many. */
 bool placement_sane(const struct placement *p, uint32_t n_nodes);
 /*
- * False if it makes no sense. partly: the nodes of some owners, or of their mirrors, may be
+ * False if the message is malformed. partly: the nodes of some owners, or of their mirrors, may be
  * unknown; these get ZERO_NODE_MAX. m may be NULL.
  */
 bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool partly,

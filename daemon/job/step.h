@@ -7,20 +7,18 @@
  *   VOTING      holders finish the reduction; step_vote() of the last gives STEP_DECIDE,
  *               or STEP_REFUSE if one refused: the same attempt is COLLECTING again
  *
- * After STEP_DECIDE the next attempt is COLLECTING at once: a holder votes in it only
- * when it has finished the update before, so two decisions cannot cross.
- * Both copies of an owner's shards vote, but one of them counts: a mirror that sums the same
- * gradients votes the same, and if it does not, the memory of one of the two is damaged and the
- * step is refused.
- * A norm request runs through COLLECTING and VOTING without ending the attempt.
+ * After STEP_DECIDE the next attempt is COLLECTING at once.  A holder votes in it only after the
+ * update before, so two decisions cannot cross.  Both copies of an owner's shards vote, but one
+ * vote counts: a mirror that sums the same gradients votes the same.  If the votes differ, the
+ * memory of one of the two is damaged and the step is refused.  A norm request runs through
+ * COLLECTING and VOTING without ending the attempt.
  *
  * A rank whose session ends keeps its slot: what its node has accepted from it stays, the attempt
- * goes on, and a successor on the same node takes the slot again (STEP_REJOIN).  An
- * attempt is void, and FORMING comes before the next, when a rank leaves, takes
- * its place on another node or in an attempt whose norm was told (the others will not ask for it
- * again), and when a node or a link between two nodes is lost: what was under
- * way between them is lost with it.  Only what all holders have voted for is
- * decided, so nothing that is void can have been.
+ * goes on, and a successor on the same node takes the slot again (STEP_REJOIN).  An attempt is
+ * void, and FORMING comes before the next, when a rank leaves, takes its place on another node or
+ * in an attempt whose norm was told (the others will not ask for the norm again), and when a node
+ * or a link between two nodes is lost, with the messages between them.  Only an attempt that all
+ * holders have voted in is decided, so no void attempt was decided.
  */
 #pragma once
 
@@ -58,8 +56,8 @@ struct step {
         uint32_t params_rank; /* the rank that passed them */
         struct step_params params;
         struct decision decision; /* of the last decided attempt */
-        uint64_t decided_attempt; /* ... 0: none */
-        double norm;              /* ... with norm_only, loss scale left in */
+        uint64_t decided_attempt; /* 0: none */
+        double norm;              /* with norm_only; loss scale left in */
         bool normed;              /* this attempt has told a norm */
         struct fault refusal;     /* why the last step was refused; no text if `odd` is set */
         uint32_t odd;             /* the mirror whose vote differs from its owner's, or NO_HOLDER */
@@ -74,7 +72,7 @@ void step_deinit(struct step *s);
 int step_resize(struct step *s, uint32_t world_size);
 /* Whether any rank has a session. */
 bool step_any_here(const struct step *s);
-/* ... or may have one on a node that is away. */
+/* Whether any rank has a session, or may have one on a node that is away. */
 bool step_occupied(const struct step *s);
 
 /* A node knows of the attempt: the next one gets a higher number. */

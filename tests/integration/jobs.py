@@ -217,7 +217,7 @@ def ranks_of_two_world_sizes_attach_at_once():
             a.do("layout", groups=small_layout())
         one.start("attach", hold=2, push=2)
         until(lambda: c[0].job("job"), what="the job")
-        other.refused("ECONFLICT", "attach", "world size 3 here, 2 so far", hold=2, push=2)
+        other.refused("ECONFLICT", "attach", "the rank has world size 3, but others have 2", hold=2, push=2)
 
 
 # ---- users ------------------------------------------------------------------------------

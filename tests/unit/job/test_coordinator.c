@@ -415,8 +415,7 @@ static void on_job(void)
         begun = true;
 }
 
-/* ---- nodes and ranks --------------------------------------------------------------------------
- */
+/* ---- nodes and ranks ----------------------------------------------------------------- */
 
 static void on_node(enum coordinator_event_kind kind)
 {
@@ -511,8 +510,7 @@ static void on_leave(void)
         happen(e);
 }
 
-/* ---- states ------------------------------------------------------------------------------------
- */
+/* ---- states -------------------------------------------------------------------------- */
 
 static struct step_params params_of(double lr)
 {
@@ -704,8 +702,7 @@ static void on_holder(enum coordinator_event_kind kind)
         happen(e);
 }
 
-/* ---- lines ------------------------------------------------------------------------------------
- */
+/* ---- lines --------------------------------------------------------------------------- */
 
 static void on_tick(void)
 {
