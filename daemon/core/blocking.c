@@ -16,7 +16,7 @@ static void work_done(uv_work_t *work, int status)
 {
         struct blocking_work *job = CONTAINER_OF(work, struct blocking_work, work);
 
-        assert(status == 0); /* nothing cancels it */
+        assert(status == 0); /* nothing cancels the work */
         job->done(job);
 }
 

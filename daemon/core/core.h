@@ -72,7 +72,7 @@ struct engine {
         struct requests requests;
         uint64_t linked;             /* bit n: the link to node n stands */
         uint64_t agreeing;           /* bit n: node n has the same owner list in force */
-        uint64_t up;                 /* both */
+        uint64_t up;                 /* bit n: linked and agreeing */
         uint64_t cut[ZERO_NODE_MAX]; /* [node]: bits of nodes that it says it cannot reach */
         bool draining;               /* the engine waits for the steps in flight */
         bool stopping;

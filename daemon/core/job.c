@@ -110,7 +110,7 @@ void job_unref(struct job *job)
         bool dead = job->dead;
 
         assert(job->references > 0);
-        /* first: what it holds refers to it until its memory is free */
+        /* before the last reference goes: states refer to their job until their memory is free */
         if (dead && job->references - 1 == job->holders)
                 for_modules (x, module)
                         if (module->job_released)

@@ -17,8 +17,8 @@ struct reduce;
 
 /* The outcome of a step. */
 struct step_result {
-        uint64_t version; /* after it */
-        uint64_t attempt; /* that ended with it; 0: none has yet */
+        uint64_t version; /* after the step */
+        uint64_t attempt; /* that ended with the step; 0: no step has ended */
         bool skipped;
         uint32_t n_skipped; /* steps, in all */
         double grad_norm;
@@ -29,11 +29,12 @@ struct job {
         struct list link;
         struct engine *x;
         uint32_t references;
-        uint32_t holders; /* those of sessions and others that need no state once the job is dead */
+        uint32_t holders; /* references of those who need no state of a dead job: sessions and
+                             others */
         bool dead;
         /* The node creates its state, or has found an earlier process's and not yet taken it up. */
         enum { JOB_OPEN, JOB_OPENING, JOB_RESUMING } opening;
-        bool drop_state; /* delete the state file with it */
+        bool drop_state; /* delete the state files with the job */
         char name[ZERO_NAME_MAX + 1];
         uint32_t uid, world_size, coordinator; /* coordinator: node */
         enum zero_dtype reduce_dtype;

@@ -2,7 +2,7 @@
  * layouts.h - layouts of ranks that attach, and of jobs that this node coordinates.
  *
  * All ranks of a job bring the same layout, so equal layouts of a user are kept once.  The memory
- * of a user's layouts is bounded until a job stands for them.  Loop thread.
+ * of a user's layouts is bounded.  Loop thread.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * module.h - what the engine's folders do when the node, another node or a job changes.
  *
- * A folder that has something to do then defines one struct module. engine/engine.c lists them:
+ * A folder that has something to do then defines one struct module.  engine/engine.c lists them:
  * drops first, then bottom to top.  A NULL hook does nothing.  Hooks run on the loop thread and
  * must not destroy the job that they are told of.
  */
@@ -17,7 +17,7 @@ struct job;
 
 struct module {
         /*
-         * The folder's state of the node. The engine sets the pointer at node_at in struct engine
+         * The folder's state of the node.  The engine sets the pointer at node_at in struct engine
          * to node_bytes of zeros, calls node_init(), and frees them when nothing is in flight.
          */
         size_t node_at, node_bytes;
@@ -38,12 +38,12 @@ struct module {
         bool (*idle)(const struct engine *x);
 
         /*
-         * Whether one more job may be created.  The folder adds the jobs that it is creating to
-         * *n_jobs, the user's.
+         * Whether one more job may be created.  The folder adds the user's jobs that it is creating
+         * to *n_jobs.
          */
         int (*job_admit)(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                          struct fault *fault);
-        /* Whether a restored job may replace this one, which may not be here. */
+        /* Whether a restored job may replace the job of that name, which this node may not have. */
         int (*job_replace)(struct engine *x, const char *name, struct fault *fault);
         /* The job has its states and is where their records say. */
         void (*job_stands)(struct job *job);

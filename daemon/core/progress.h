@@ -14,15 +14,15 @@ struct wait_lines {
         struct wait_line lines[WAIT_LINES];
 };
 
-/* What this node knows of it. */
+/* What this node knows of a job's progress. */
 struct progress {
         struct wait_lines waits; /* as the coordinator last told */
         bool reported;           /* this node's last report said something */
         uint64_t finished_ms; /* loop time at which all ranks had completed the job; 0: not yet */
         uint32_t lost;        /* the rank that this attempt cannot end without; RANK_ABSENT: none */
         uint64_t step_times_ms[STEP_TIMES]; /* ring of the loop times of the last decisions */
-        uint32_t n_steps;                   /* decided since the job is on this node */
-        uint32_t overflows;                 /* in a row */
+        uint32_t n_steps;                   /* decided since this node has the job */
+        uint32_t overflows;                 /* steps in a row that an overflow skipped */
 };
 
 /* A step is decided. */
@@ -31,7 +31,8 @@ void job_stepped(struct job *job);
 double job_steps_per_second(const struct job *job);
 /* Whether a step was decided within the last minute. */
 bool job_is_stepping(const struct job *job);
-/* The first late rank or node of the job, as its coordinator last said. */
+/* Describes a node that the job needs and that is away; else, as the coordinator last said, the
+ * late rank or node whose wait ends first.  Returns ZERO_EDEADLINE. */
 int job_describe(const struct job *job, struct wait_line *ret);
 /* Whether a node that the job needs is away, and which. */
 bool job_away(const struct job *job, struct wait_line *ret);

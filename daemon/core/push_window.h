@@ -19,7 +19,7 @@ struct push_window {
 void push_window_unref(struct push_window *w);
 /* With a transfer area only. */
 int push_window_new(struct push_window **ret, struct fault *fault);
-/* For a rank: with slots, too, unless they are to lie apart. */
+/* For a rank: with slots, too, unless the slots lie apart. */
 int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool apart,
                          struct push_window **ret, struct fault *fault);
 /* In any place. */

@@ -1,4 +1,5 @@
-/* What a node knows of ranks, and keeps of its own while their sessions come and go. */
+/* What a node knows of ranks, and what it keeps of its own ranks while their sessions come and go.
+ */
 #include "daemon/core/job.h"
 
 #include <errno.h>

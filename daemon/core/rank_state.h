@@ -1,6 +1,6 @@
 /*
- * rank_state.h - what a node knows of a job's ranks, and keeps of its own while their sessions come
- * and go.
+ * rank_state.h - what a node knows of a job's ranks, and what it keeps of its own ranks while their
+ * sessions come and go.
  */
 #pragma once
 
@@ -31,8 +31,8 @@ struct rank_state {
         uint32_t pushed;                  /* groups that the session pushed in this attempt */
         bool here;                        /* the coordinator knows of a session on some node */
         bool closed;                      /* the session pushes nothing more in this attempt */
-        bool stepped;               /* the rank has called zero_step(), which is not decided */
-        bool refused;               /* a gradient of this attempt was not accepted */
+        bool stepped; /* the rank has called zero_step(), and the step is not decided */
+        bool refused; /* a gradient of this attempt was not accepted */
         struct step_params *params; /* with stepped */
         struct blob handed;         /* with the zero_step() of this attempt */
         struct blob kept;           /* with the last decided step */

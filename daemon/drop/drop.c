@@ -35,7 +35,8 @@ struct drop {
         char job[ZERO_NAME_MAX + 1];
         uint32_t uid;
         uint64_t untold; /* bits of nodes that may have some of the job */
-        uint64_t asked;  /* those of them with a call in progress, which refers to this */
+        uint64_t asked; /* those with a call in progress, which refers to this drop; this node while
+                           it deletes the job */
 };
 
 /* Waits until the job is gone. */
@@ -96,9 +97,9 @@ int drop_admit(struct engine *x, const char *job, struct fault *fault)
         if (n < UNTOLD_MAX && n_user < UNTOLD_USER_MAX)
                 return 0;
         return fault_set(fault, ZERO_EQUOTA,
-                         "%u dropped jobs, %u of them of user %u, wait for absent nodes to "
-                         "hear of it; %d may, %d of one user: start the daemon of node %s, or take "
-                         "the node out of the membership",
+                         "%u dropped jobs, %u of them of user %u, wait for absent nodes to hear of "
+                         "the drop; at most %d may wait, %d of one user: start the daemon of node "
+                         "%s, or take the node out of the membership",
                          n, n_user, uid, UNTOLD_MAX, UNTOLD_USER_MAX,
                          node_name(x, (uint32_t)__builtin_ctzll(away)));
 }
@@ -241,7 +242,7 @@ static void drops_check(struct engine *x)
         }
 }
 
-/* ---- keeping it ------------------------------------------------------------------ */
+/* ---- keeping drops ------------------------------------------------------------------ */
 
 static struct drop *drop_new(struct engine *x, const char *job, uint32_t uid, uint64_t untold)
 {
@@ -271,8 +272,8 @@ static void drop_write(const struct drop *d)
                         n += (size_t)snprintf(nodes + n, sizeof nodes - n, "%s ",
                                               node_name(d->x, i));
         if (drops_write(d->x->store, &(struct drop_note){ d->job, nodes, d->uid }, &fault))
-                log_error("job %s: cannot write down that it is dropped: %s; if this daemon ends "
-                          "before all nodes have heard of it, drop it again there",
+                log_error("job %s: cannot write down the drop: %s; if this daemon ends before all "
+                          "nodes have heard of the drop, drop the job again",
                           d->job, fault.text);
 }
 
@@ -320,7 +321,7 @@ void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         drops_check(x);
 }
 
-/* If the owners are those that the job was made for, the other nodes have nothing but ranks. */
+/* While no owner list has replaced the first, nodes without shards have nothing but ranks. */
 static uint64_t that_hold(const struct engine *x)
 {
         return x->placement.epoch ? UINT64_MAX : placement_nodes(&x->placement);
@@ -335,7 +336,7 @@ int drop_check(struct engine *x, const char *job, struct fault *fault)
         if (away)
                 return fault_set(fault, ZERO_EBUSY,
                                  "job '%s' was dropped, and node %s, which is away, has not heard "
-                                 "of it: start its daemon",
+                                 "of the drop: start the node's daemon",
                                  job, node_name(x, (uint32_t)__builtin_ctzll(away)));
         if (untold || (d && d->asked) || is_dying(x, job))
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is still being dropped: try again",
@@ -360,7 +361,7 @@ static uint64_t nodes_parse(const struct engine *x, const char *names)
         return nodes & ~(1ull << x->cluster->self);
 }
 
-/* A node that was declared dead may return to jobs that went on without it. */
+/* A node that was declared dead keeps no drops: the others may have made a new job of that name. */
 static void resume_note(const struct drop_note *note, void *arg)
 {
         struct engine *x = arg;

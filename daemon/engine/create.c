@@ -74,8 +74,8 @@ static int replica_make(struct replica *h, struct fault *fault)
         for (uint32_t g = 0; r == 0 && g < job->layout->n_groups; g++)
                 r = state_init_group(h->state, job->layout, g, x->ops);
         if (r)
-                return fault_errno(fault, r, "first values");
-        state_abort(h->state, JOB_FILLED); /* from here on a restart takes it up */
+                return fault_errno(fault, r, "cannot write the first values");
+        state_abort(h->state, JOB_FILLED); /* from here on a restart takes the state up */
         return 0;
 }
 
@@ -109,7 +109,8 @@ static void make_done(struct offload_task *task)
         m.job = job->name;
         if (job->dead) {
                 job->drop_state = true;
-                answer(x, make->node, &m, ZERO_ENOJOB, "the job was dropped while it was made");
+                answer(x, make->node, &m, ZERO_ENOJOB,
+                       "the job was dropped while it was being created");
         } else if (make->status) {
                 log_error_for(job->uid, "job %s: %s", job->name, make->fault.text);
                 answer(x, make->node, &m, make->status, make->fault.text);
@@ -166,7 +167,8 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         char text[300];
 
         if (job->opening)
-                return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", job->name);
+                return fault_set(fault, ZERO_EBUSY, "job '%s' is being created: try again",
+                                 job->name);
         if (job->uid != open->uid)
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
                                  job->uid);
@@ -219,11 +221,13 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
         if (!job_name_valid(m->job) || !open->layout || open->world_size < 1 ||
             open->world_size > ZERO_RANK_MAX || !dtype_valid(open->reduce_dtype) ||
             node != coordinator_of(x, m->job)) {
-                answer(x, node, m, ZERO_EPROTO, "malformed open");
+                answer(x, node, m, ZERO_EPROTO,
+                       "the request to create the job is malformed or not from the job's "
+                       "coordinator");
                 return;
         }
         if (shut_has(x, m->job)) {
-                answer(x, node, m, ZERO_EPEER, "its state waits for memory");
+                answer(x, node, m, ZERO_EPEER, "the job's state on this node waits for memory");
                 return;
         }
         r = job ? 0 : drop_check(x, m->job, &fault);

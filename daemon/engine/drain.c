@@ -33,7 +33,8 @@ static bool step_begun(const struct job *job)
         return false;
 }
 
-/* Whether the step can end by itself: its ranks and nodes are there. */
+/* Whether the job updates its states, or has begun a step that can end by itself: its ranks and
+ * nodes are there. */
 static bool job_in_flight(const struct job *job)
 {
         struct wait_line away;
@@ -67,7 +68,8 @@ void drain_check(struct engine *x)
                 return;
         x->draining = false;
         if (job)
-                log_warning("job %s: its step did not end in time: its ranks replay it", job->name);
+                log_warning("job %s: the step did not end in time; the job's ranks replay the step",
+                            job->name);
         life->drained(life->drained_arg);
 }
 

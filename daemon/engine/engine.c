@@ -159,7 +159,7 @@ int engine_start(struct engine *x)
         requests_init(&x->requests);
         x->linked = x->agreeing = x->up = 0;
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
-                x->cut[n] = UINT64_MAX; /* until the node tells */
+                x->cut[n] = UINT64_MAX; /* until the node says which */
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
                         owners[n_owners++] = n;
@@ -258,7 +258,9 @@ static void offer_message(struct job *job, uint32_t node, const Zero__Offer *off
         int r = accumulator_offer(job, node, offer, NULL);
 
         if (r == -EPROTO)
-                fabric_cut(job->x->fabric, node, "it offered a gradient against the rules");
+                fabric_cut(job->x->fabric, node,
+                           "its offer of a gradient does not fit the job's layout, owners or order "
+                           "of micro-batches");
 }
 
 /* A message for a job on this node. */
@@ -309,7 +311,7 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                         old_placement_settle_message(job, node, m);
                 break;
         default:
-                answer(job->x, node, m, ZERO_EPROTO, "message not understood");
+                answer(job->x, node, m, ZERO_EPROTO, "unknown kind of message");
         }
 }
 
@@ -330,7 +332,7 @@ static bool for_coordinator(const Zero__LinkMessage *m)
         }
 }
 
-/* A message for a job that is not on this node. */
+/* Refuses a message.  An offer has no answer: its announced payload is forgotten. */
 static void refuse(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int status,
                    const char *text)
 {
@@ -339,6 +341,7 @@ static void refuse(struct engine *x, uint32_t node, const Zero__LinkMessage *m, 
         answer(x, node, m, status, text);
 }
 
+/* A message for a job that is not on this node. */
 static void unknown_job(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         if (m->body_case == ZERO__LINK_MESSAGE__BODY_PULL) {
@@ -371,7 +374,7 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_VOTE) {
                 membership_message(x, node, m);
         } else if (!(x->agreeing >> node & 1)) {
-                refuse(x, node, m, ZERO_EPEER, "another list of owners is in force here");
+                refuse(x, node, m, ZERO_EPEER, "another owner list is in force here");
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {
                 job_open_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_DROP) {

@@ -1,5 +1,5 @@
 /*
- * engine.h - the whole of what moves and computes jobs' bytes on this node.
+ * engine.h - moves and computes the bytes of this node's jobs.
  *
  *   engine.c   start and stop, the tick, messages to the folders below
  *   links.c    which nodes reach each other
@@ -40,9 +40,8 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
  */
 void jobs_resume(struct engine *x);
 /*
- * Tells a node, as the coordinator under the owner list in force, which of its jobs have old states
- * or mirrors here.  The node may not know of them.  It then has the states moved, or gets back what
- * it lost, even if no rank attaches.
+ * Tells a node which of the jobs that it coordinates have old states or mirrors here.  The node may
+ * not know of those.  It then has the states moved or filled, even if no rank attaches.
  */
 void jobs_claim(struct engine *x, uint32_t node);
 /* NULL: no such job, or it is still being created. */

@@ -61,8 +61,8 @@ static void job_remember(struct job *job, const Zero__Decision *d)
 
 static void start_clashes(const struct job *job, const Zero__Start *start)
 {
-        log_error("job %s: its coordinator starts it at version %llu, attempt %llu; the state here "
-                  "is at version %llu, attempt %llu",
+        log_error("job %s: its coordinator starts the job at version %llu, attempt %llu, but the "
+                  "state here is at version %llu, attempt %llu: this node does not take part",
                   job->name, (unsigned long long)start->version, (unsigned long long)start->attempt,
                   (unsigned long long)job->version, (unsigned long long)job->attempt);
 }
@@ -132,7 +132,9 @@ void job_start_message(struct job *job, const Zero__LinkMessage *m)
                 return;
         }
         if (!job_resize(job, (uint32_t)start->n_node_of_rank)) {
-                log_error_for(job->uid, "job %s: the world size cannot change to %zu here",
+                log_error_for(job->uid,
+                              "job %s: cannot change its world size to %zu here: ranks are still "
+                              "attached, or memory is short",
                               job->name, start->n_node_of_rank);
                 return;
         }
@@ -184,7 +186,8 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
         }
 }
 
-/* Logs the first of a row, the second, the fourth and so on: a loop may skip thousands a second. */
+/* Logs the first skip in a row, the second, the fourth and so on: a loop may skip thousands a
+ * second. */
 static void job_overflowed(struct job *job, const Zero__Decision *d)
 {
         if (!d->overflow) {
@@ -213,7 +216,8 @@ static void decision_run(struct job *job, const Zero__Decision *d, const struct 
 {
         switch (a->kind) {
         case OWNER_CLASH:
-                log_error_for(job->uid, "job %s: a decision that this owner has not voted for",
+                log_error_for(job->uid,
+                              "job %s: ignored a decision that this owner has not voted for",
                               job->name);
                 break;
         case OWNER_REFUSE:
@@ -278,7 +282,7 @@ int job_for_user(struct engine *x, const char *name, uint32_t uid, struct job **
         struct job *job = job_made(x, name);
 
         if (!name[0])
-                return fault_set(fault, ZERO_EINVAL, "name a job");
+                return fault_set(fault, ZERO_EINVAL, "the job's name is empty: name a job");
         if (shut_has(x, name))
                 return fault_set(fault, ZERO_EBUSY,
                                  "the state of job '%.100s' on this node is whole and waits for "

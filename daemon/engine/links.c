@@ -4,9 +4,9 @@
  * A node is up when its link stands and it has said that the same owner list is in force there.
  * Until then this node ignores what it says about jobs.
  *
- * Every node tells all others which nodes it cannot reach, whenever that changes.  What was on its
- * way over a broken link is lost, even between two nodes of which neither coordinates, and an
- * attempt that needs both is void.
+ * Every node tells all others which nodes it cannot reach, whenever that changes.  A broken link
+ * loses what was on its way.  So an attempt that needs both nodes is void, even if neither of them
+ * coordinates the job.
  */
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/engine/engine.h"
@@ -62,7 +62,7 @@ void links_down(struct engine *x, uint32_t node)
         x->linked &= others;
         x->agreeing &= others;
         x->up &= others;
-        x->cut[node] = UINT64_MAX; /* until the node tells */
+        x->cut[node] = UINT64_MAX; /* until the node says which */
         links_tell(x);
 }
 
@@ -74,8 +74,8 @@ static void links_agree(struct engine *x, uint32_t node, uint64_t epoch)
                 x->agreeing |= 1ull << node;
                 links_check(x, node);
         } else {
-                log_info("node %s has owner list %llu in force, this one %llu: one of the two is "
-                         "about to hear",
+                log_info("node %s has owner list %llu in force, this node %llu: one of the two is "
+                         "about to hear of the newer list",
                          node_name(x, node), (unsigned long long)epoch,
                          (unsigned long long)x->placement.epoch);
         }

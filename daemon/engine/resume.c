@@ -35,7 +35,7 @@ static bool resume_check(const struct engine *x, const struct state *state, cons
         if (job_name_valid(state->id.job) && resume_use(x, state) != STATE_FOREIGN)
                 return true;
         log_error("state file %s was made for %u owners at epoch %llu, this node holding %snumber "
-                  "%u: it is left alone; restore that owner list to use it",
+                  "%u: the file is left alone; restore that owner list to use it",
                   file, state->id.n_owners, (unsigned long long)state->id.epoch,
                   state->id.copy ? "the mirror of " : "", state->plan->owner);
         return false;
@@ -51,8 +51,8 @@ static bool resume_matches(const struct job *job, const struct state *state, con
             layout_equal(l, job->layout, text, sizeof text) &&
             !replica_of_epoch(job, state->id.epoch, state->plan->owner, state->id.copy))
                 return true;
-        log_error("state file %s is not of the job '%s' that another file here is of: it is left "
-                  "alone",
+        log_error("state file %s names job '%s' but does not fit the job's other files here (user, "
+                  "reduce_dtype or layout), or repeats one of them: the file is left alone",
                   file, job->name);
         return false;
 }
@@ -89,19 +89,18 @@ static int resume_add(struct job *job, struct state *state, struct replica **ret
         return r;
 }
 
-/* Nothing usable is left of the state; a person has to decide what follows. */
+/* Nothing usable is left of the state: a person decides what follows. */
 static void resume_lost(const struct engine *x, const struct state *state, const char *file)
 {
         bool old_placement = resume_use(x, state) != STATE_IN_FORCE;
 
         log_error(
-                "job %s: what this node held of owner %u at version %llu was in GPU memory and is "
+                "job %s: this node's state of owner %u at version %llu was in GPU memory and is "
                 "lost with the process that held it (state file %s): %s",
                 state->id.job, state->plan->owner, (unsigned long long)state->record->version, file,
-                old_placement
-                        ? "other owners are in force; delete it when the job runs without it"
-                        : "a mirror fills it, if there is one; else restore a checkpoint (zeroctl "
-                          "restore)");
+                old_placement ? "other owners are in force; delete it when the job runs without it"
+                              : "the mirror fills the state, if there is one; else restore a "
+                                "checkpoint (zeroctl restore)");
 }
 
 /* Moves a state of the placement in force to where this node keeps states. */
@@ -134,7 +133,8 @@ static int resume_open(struct engine *x, const char *file, struct fault *fault)
                 return 0;
         }
         if (state->record->attempt < JOB_FILLED) {
-                log_warning("state file %s was never filled: it is deleted", file);
+                log_warning("state file %s was never filled with values: the file is deleted",
+                            file);
                 layout_free(l);
                 state_drop(state);
                 return 0;
@@ -168,9 +168,8 @@ static int resume_state(const char *file, void *arg)
 
         if (resume_open(x, file, &fault) == 0)
                 return 0;
-        log_error("state file %s is whole, but memory is short: %s; it is taken up as soon as "
-                  "there is "
-                  "some",
+        log_error("state file %s is whole, but memory is short: %s; the daemon tries again until "
+                  "there is enough",
                   file, fault.text);
         shut_add(x, file);
         return 0;
@@ -251,8 +250,8 @@ void jobs_resume(struct engine *x)
         if (r)
                 log_error("the state directory cannot be read: %s", strerror(-r));
         if (store_quota(x->store) && store_used(x->store) > store_quota(x->store))
-                log_warning("the states here take %llu bytes, memory_limit is %llu: they are taken "
-                            "up, and no other job is made",
+                log_warning("the states here take %llu bytes, more than memory_limit (%llu): they "
+                            "are taken up, but no other job is created",
                             (unsigned long long)store_used(x->store),
                             (unsigned long long)store_quota(x->store));
         drops_resume(x);

@@ -260,7 +260,7 @@ def memory_limit_is_lowered():
             d.start()
         c.wait_up()
         assert go_on(c, ranks) == without_trouble("bf16")
-        assert all("memory_limit is 102400" in d.log() for d in c.daemons)
+        assert all("more than memory_limit (102400)" in d.log() for d in c.daemons)
         more = c.caller("more", small_layout(), [0], 0)
         finish_all([more]), finish_all([more])
         more.refused("EQUOTA", "attach", "memory_limit", **NEED)

@@ -159,7 +159,7 @@ static void busy_daemon(struct fake *d)
         fake_begin(d);
         fake_expect(d, ZERO__REQUEST__BODY_FETCH);
         fake_hang_up(d);
-        refuse_once(d, ZERO_EBUSY, "job 'job' is being made");
+        refuse_once(d, ZERO_EBUSY, "job 'job' is being created: try again");
         refuse_once(d, ZERO_EPEER, "node b is not up");
         refuse_once(d, ZERO_ERANK, "rank 0 is taken");
         fake_accept(d);
