@@ -2,7 +2,7 @@
  * How large gather windows are, and which ranks fit into them.
  *
  * Each place that ranks name has a window.  The first rank that names the place makes the window,
- * and the last one there takes it away.  The window's size follows the configuration, or what the
+ * and the last one there frees it.  The window's size follows the configuration, or what the
  * local ranks are expected to declare.  Where a node has several devices, nobody knows how many
  * ranks will share one: a window there is made for an even share of the ranks, and ranks that do
  * not fit get another window beside it.
@@ -108,10 +108,9 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
                 if (slots_new(job->layout, gather_wanted(total, n), 0, g->skip, &needed))
                         return fault_set(fault, ZERO_ENOMEM, "out of memory");
                 fault_set(fault, ZERO_EWINDOW,
-                          "the gather window of this node holds %u groups (%llu bytes), its ranks "
-                          "declare %llu: set window to at least %llu bytes, or attach all %u local "
-                          "ranks "
-                          "with the same needs",
+                          "the gather window of this node holds %u groups (%llu bytes), but its "
+                          "ranks declare %llu: set window to at least %llu bytes, or attach all %u "
+                          "local ranks with the same needs",
                           g->window.slots->n, (unsigned long long)g->window.slots->bytes,
                           (unsigned long long)total, (unsigned long long)needed->bytes,
                           local_world_size);
@@ -121,7 +120,7 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
         return 0;
 }
 
-/* Whether ranks in that place may have windows beside each other. */
+/* Whether ranks in that place may have several windows. */
 static bool windows_beside(const struct job *job, uint32_t place)
 {
         return places_like(place) > 1 && !job->x->conf->window;
@@ -169,7 +168,7 @@ void gather_leave(struct gather *g, uint32_t hold_groups)
         gather_vacate(g);
 }
 
-/* ---- told ------------------------------------------------------------------ */
+/* ---- figures ------------------------------------------------------------------ */
 
 static void info_add(const struct gather *g, struct gather_info *info)
 {

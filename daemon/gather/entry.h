@@ -31,7 +31,7 @@ struct gather {
         struct window window;
         bool has_window;
         bool planned; /* no window yet: another thread allocates its memory */
-        bool *skip;   /* [group]: is mapped and needs no slab */
+        bool *skip;   /* [group]: needs no slab */
         struct segment segment;
         struct list starving;
         bool feeding;

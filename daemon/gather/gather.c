@@ -131,7 +131,7 @@ static void entry_ready(struct gather *g, uint32_t group)
         gather_feed(g);
 }
 
-/* Starts what can start, unless other windows still copy the slab's old bytes. */
+/* Starts the parts that can start, unless other windows still copy the slab's old bytes. */
 static void entry_fill(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];

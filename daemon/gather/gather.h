@@ -9,7 +9,7 @@ struct gather;
 struct gather_info {
         uint64_t window_bytes, elements_received;
         uint64_t hits, misses;    /* fetches that found the group in the window, and others */
-        uint64_t gathers, spread; /* groups brought to windows; those of them from another window */
+        uint64_t gathers, spread; /* groups brought to windows; those from another window */
         uint32_t slots;
         char places[400]; /* "GPU 0, GPU 1" */
 };
@@ -30,7 +30,7 @@ const struct segment *gather_segment(const struct gather *g);
 void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r);
 void gather_prefetch(struct gather *g, uint32_t group, uint64_t version);
 void gather_release(struct gather *g, uint32_t group);
-/* The job starts: what waited for the start goes on. */
+/* The job starts: gathers that waited for the start go on. */
 void gather_up(struct job *job);
 /* A put has changed the group. */
 void gather_dirty(struct job *job, uint32_t group);

@@ -79,11 +79,12 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
 
         if (!h || request->group >= job->layout->n_groups) {
                 ask_refuse(job, node, request->transfer, h ? ZERO_EPROTO : ZERO_ENOJOB,
-                           "no such shard");
+                           "this node does not have that shard");
                 return;
         }
         if (!range_within(range, h->state->plan->shards[request->group].range)) {
-                ask_refuse(job, node, request->transfer, ZERO_EPROTO, "not this owner's range");
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO,
+                           "the range reaches beyond this owner's");
                 return;
         }
         p = calloc(1, sizeof *p);

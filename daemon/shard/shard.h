@@ -1,9 +1,9 @@
 /*
  * shard.h - the shards on this node: those of its own owners, and mirrors of others.
  *
- *   replica.c   makes and finds replicas      planes.c   where their bytes lie
- *   shard.c     readers of a group            shards.c   makes the shards of a state
- *   release.c   deletes states                facts.c    describes replicas to job/owner.h
+ *   replica.c   makes and finds replicas      shards.c   makes the shards of a state
+ *   shard.c     readers of a group            facts.c    describes replicas to job/owner.h
+ *   release.c   deletes states
  */
 #pragma once
 
@@ -27,14 +27,14 @@ struct replica {
         uint64_t settling; /* call to answer when the update is over; 0: none */
         struct state *state;
         uint64_t *shard_version; /* [group]: version of the bytes */
-        uint32_t *idle;          /* [group]: committed steps since its last gradient, ... */
-        uint32_t committed;      /* ... out of this many since the state was taken up */
+        uint32_t *idle;          /* [group]: committed steps since its last gradient */
+        uint32_t committed;      /* steps since the state was taken up */
         uint32_t *pins;          /* [group]: payloads and copies that read the shard */
         struct list *pulls;      /* [group]: struct pull that wait for a version */
         struct accumulator *accumulator;
         struct update *update;
         struct capture *capture; /* this owner's part of a checkpoint; or NULL */
-        bool copying;            /* ... is copying planes: puts of clients wait */
+        bool copying;            /* a checkpoint copies planes: puts of clients wait */
         bool updating;           /* an update runs */
         bool *unread;            /* [group]: the update still has to read the gradient */
 };
@@ -82,7 +82,7 @@ void shard_ready(struct replica *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 
 /*
- * Observes an owner's shards while they are made, read and updated. engine/engine.c lists all
+ * Observes an owner's shards while they are made, read and updated.  engine/engine.c lists all
  * observers; each event goes to all of them in that order.  A NULL hook does nothing.  All run on
  * the loop thread, except update_chunk().
  */
@@ -113,7 +113,7 @@ struct shard_observer {
         for (const struct shard_observer *const *o##_at = (x)->observers, *o; (o = *o##_at); \
              o##_at++)
 
-/* Whatever waits for one of these goes on. */
+/* Tells observers that an update or a copy of planes has ended, or that a vote is decided. */
 void shard_settled(struct job *job);
 
 /* ---- states ---------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 
 #include "proto/cleanup.h"
 
-/* Of every state file, whatever the number of compute threads is now. */
+/* Every state file has as many, whatever the number of compute threads is now. */
 enum { UNDO_SLOTS = 64 };
 
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)

@@ -15,7 +15,7 @@
 
 #include "proto/cleanup.h"
 
-/* Per client: one, and those that it has given up. */
+/* Per client: one that the client waits for, and some that it has given up. */
 enum { PUTS_MAX = 4, GETS_MAX = 4 };
 
 /* ---- what is put ------------------------------------------------------------------- */
@@ -35,7 +35,8 @@ static int put_values_new(struct push_window *window, size_t bytes, struct put_v
         struct put_values *v;
 
         if (window->puts >= PUTS_MAX)
-                return fault_set(fault, ZERO_EBUSY, "%d puts of this client are in progress",
+                return fault_set(fault, ZERO_EBUSY,
+                                 "this client already has %d puts in progress: try again",
                                  PUTS_MAX);
         v = malloc(sizeof *v + bytes);
         if (!v)
@@ -172,7 +173,7 @@ static void remote_get_end(struct ask *ask, int status)
                 part_got(w);
         work_free(w);
         access_written(a, status ? (refused ? refused : ZERO_EPEER) : 0,
-                       status ? "an owner did not give its part" : "");
+                       status ? "an owner did not send its part of the tensor" : "");
 }
 
 static void put_called(void *arg, int status, const char *text, const Zero__LinkMessage *m)
@@ -303,7 +304,8 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                 return fault_set(fault, ZERO_EINVAL, "plane %u cannot be read or written",
                                  m->plane);
         if (put && m->plane == ZERO_PLANE_SERVE)
-                return fault_set(fault, ZERO_EINVAL, "the serve plane follows master: write that");
+                return fault_set(fault, ZERO_EINVAL,
+                                 "the serve plane follows master: write master");
         if (t->frozen && m->plane != ZERO_PLANE_MASTER && m->plane != ZERO_PLANE_SERVE)
                 return fault_set(fault, ZERO_EINVAL,
                                  "tensor '%s' is frozen: it has no optimizer state", t->name);
@@ -317,13 +319,14 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         if (plane_is_single((enum zero_plane)m->plane)
                     ? m->first != 0 || m->count != 1
                     : m->first > t->elements || m->count > t->elements - m->first)
-                return fault_set(
-                        fault, ZERO_ERANGE, "elements %llu to %llu lie outside tensor '%s' (%llu)",
-                        (unsigned long long)m->first, (unsigned long long)(m->first + m->count),
-                        t->name, (unsigned long long)t->elements);
+                return fault_set(fault, ZERO_ERANGE,
+                                 "elements %llu to %llu lie outside tensor '%s' (%llu elements)",
+                                 (unsigned long long)m->first,
+                                 (unsigned long long)(m->first + m->count), t->name,
+                                 (unsigned long long)t->elements);
         if (m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane) > transfer_bytes)
                 return fault_set(fault, ZERO_ERANGE,
-                                 "more than the transfer area holds (%llu bytes)",
+                                 "the call moves more than the transfer area holds (%llu bytes)",
                                  (unsigned long long)transfer_bytes);
         return 0;
 }
@@ -339,7 +342,7 @@ static int put_check(const struct job *job, struct fault *fault)
         return 0;
 }
 
-/* ... but the writer may choose hyperparameter sets until it ends the step itself. */
+/* A rank may put hyperparameter sets until it calls zero_step(). */
 static int put_set_check(const struct job *job, const struct push_window *window,
                          struct fault *fault)
 {
@@ -367,7 +370,8 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                         window, m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane),
                         &values, fault);
         if (!status && !put && window->gets >= GETS_MAX)
-                status = fault_set(fault, ZERO_EBUSY, "%d gets of this client are in progress",
+                status = fault_set(fault, ZERO_EBUSY,
+                                   "this client already has %d gets in progress: try again",
                                    GETS_MAX);
         if (status)
                 return status;

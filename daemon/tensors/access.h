@@ -49,7 +49,7 @@ struct work {
         struct job *job;
         struct replica *replica; /* NULL: another node does it */
         void (*begin)(struct work *w);
-        /* status: 0, -errno if the values did not come, or ZERO_ERANGE if they make no sense */
+        /* status: 0, -errno if the values did not come, or ZERO_ERANGE if a value is too large */
         void (*end)(struct work *w, int status);
         struct access *access; /* of this node's client; NULL: another node's */
         bool put;

@@ -15,10 +15,7 @@
 
 enum { HASH_BLOCK = LAYOUT_ALIGN, PIECE = 8192 * HASH_BLOCK }; /* elements */
 
-/*
- * Adds up the hashes of blocks of 128 elements, modulo 2^64 in two lanes.  Each is keyed with
- * plane, tensor and place, so the sum depends on the values and not on the partition.
- */
+/* Adds modulo 2^64, in two lanes. */
 static void checksum_blocks(uint64_t sum[2], uint32_t plane, uint32_t tensor, uint64_t first,
                             const float *values, uint64_t count)
 {
@@ -67,7 +64,7 @@ static void checksum_singles(struct work *w, const struct plan_segment *s)
                         state->tensor_set[s->tensor]);
 }
 
-/* Whose first element in the plane is `at`. */
+/* The segment's first element in the plane is `at`. */
 static void checksum_segment(struct work *w, enum zero_plane plane, const struct plan_segment *s,
                              uint64_t at)
 {

@@ -10,12 +10,12 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
-/* A hash of a plane over this owner's part: sums of block hashes, in any order. */
-/* master and moments, by plane - ZERO_PLANE_MASTER; then */
+/* Places in checksum.sum: master and moments by plane - ZERO_PLANE_MASTER, then these. */
 enum { CHECKSUM_STEP = UPDATE_PLANES, CHECKSUM_SET, CHECKSUM_PLANES };
+/* A hash of each plane over this owner's part: sums of block hashes, in any order. */
 struct checksum {
         uint64_t sum[CHECKSUM_PLANES][2];
-        uint64_t version; /* of all of it */
+        uint64_t version; /* of all planes */
 };
 /* Computes the hash on an offload thread once the job has reached that version and no update
  * runs. */

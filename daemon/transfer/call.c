@@ -55,7 +55,7 @@ void calls_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         log_debug("node %s answered a call that is over", node_name(x, node));
 }
 
-/* Callers search again after each call that they end: it may start or end others. */
+/* Ending a call may start or end others, so callers search again after each. */
 static struct call *call_find(struct engine *x, bool (*match)(const struct call *, uint64_t),
                               uint64_t key)
 {

@@ -1,4 +1,5 @@
-/* Takes up states that were left behind, restored or filled, where their records stand. */
+/* Takes up states that an earlier process left, or that were restored or filled, where their
+ * records stand. */
 #include "daemon/update/update.h"
 
 #include "daemon/base/crash.h"

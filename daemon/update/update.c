@@ -119,7 +119,7 @@ static void chunk_update(const struct replica *h, uint32_t chunk, uint32_t worke
         bool present;
 
         if (state_chunk_version(state, chunk) == h->update->version)
-                return; /* committed before a crash, and the serve plane is made from it since */
+                return; /* committed before a crash; the restart has served it */
         present = chunk_present(h, c);
         if (present) {
                 old = undo_update(state, worker, chunk, h->update->version, h->job->x->ops,
@@ -285,7 +285,7 @@ static void update_advance(struct replica *h)
 
 /* ---- the decision -------------------------------------------------------------------- */
 
-/* Computes everything from the record, so an update that is taken up after a crash has the same
+/* Computes the scalars from the record alone, so an update that goes on after a crash has the same
  * bits. */
 static void update_scalars(struct replica *h)
 {

@@ -7,7 +7,8 @@
 void update_begin(struct replica *h, const Zero__Decision *d, const struct owner_record *to);
 /* Carries out the recorded decision, from wherever a crash has left it. */
 void update_start(struct replica *h);
-/* The replica has just received its state, which stands between two steps. */
+/* The replica has received its state: goes on with a vote or carries out a decision that the
+ * state's record has. */
 void replica_take_up(struct replica *h);
 /* The job has received its states: it goes on where their records stand. */
 void job_take_up(struct job *job);
