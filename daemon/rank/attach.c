@@ -4,7 +4,7 @@
  * The rank's layout goes to the job's coordinator (join).  When every rank is there, the
  * coordinator starts the job on all nodes and answers.  While the coordinator is not up, the join
  * waits for it.  A rank that replaces a lost one is answered at once and continues from what that
- * rank has handed in; if that was the whole step, it waits for the decision.
+ * rank has handed in; if that was the whole step, the rank waits for the decision.
  *
  * After the link to the coordinator was lost, the node's ranks join again by themselves.
  */
@@ -161,9 +161,10 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken by process %u on this node",
                                  rank->rank, job->ranks[rank->rank].session->pid);
         if ((job->n_attached || reduce_any(job)) && reduce_grad_dtype(job) != needs->grad_dtype)
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "ranks of one node push one dtype: %s here, %s so far",
-                                 dtype_name(needs->grad_dtype), dtype_name(reduce_grad_dtype(job)));
+                return fault_set(
+                        fault, ZERO_ECONFLICT,
+                        "ranks of one node push one dtype: this rank has %s, the others %s",
+                        dtype_name(needs->grad_dtype), dtype_name(reduce_grad_dtype(job)));
         return 0;
 }
 
@@ -231,11 +232,11 @@ static void rank_entering(struct rank *rank, struct job *job)
         }
         list_remove(&rank->link);
         crash_point(CRASH_ATTACH_ENTERED);
-        if (!rank->job->ranks[rank->rank].stepped) /* otherwise when that step is over */
+        if (!rank->job->ranks[rank->rank].stepped) /* else the call ends when that step is over */
                 attach_end(rank, ZERO_OK, "");
 }
 
-/* The GPU setup has failed or came too late: nobody needs its result. */
+/* The GPU setup has ended.  Nobody needs the windows if the setup failed or took too long. */
 static void rank_equipped(struct rank *rank, int status, const char *text)
 {
         struct job *job = rank->gather ? gather_job(rank->gather) : NULL;
@@ -298,7 +299,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
                 return;
         }
         if (status == ZERO_EPEER)
-                return; /* it is sent again when the coordinator is up, until the deadline */
+                return; /* the join is sent again when the coordinator is up, until the deadline */
         if (status != ZERO_OK)
                 attach_refused(rank, status, text);
         else

@@ -340,7 +340,8 @@ int event_wait(struct event_waits *w, struct place_events *events, uint32_t inde
 
         assert(!w->closing);
         if (index >= place_events_count(events))
-                return fault_set(fault, ZERO_EINVAL, "event %u of a rank that has %u", index,
+                return fault_set(fault, ZERO_EINVAL,
+                                 "the message names event %u, but the rank has %u events", index,
                                  place_events_count(events));
         if (h && h->n_waits >= EVENT_WAITS_MAX)
                 return fault_set(fault, ZERO_EBUSY,

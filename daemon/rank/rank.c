@@ -8,7 +8,7 @@
 #include "daemon/base/process.h"
 #include "proto/cleanup.h"
 
-/* ---- attaching ---------------------------------------------------------------- */
+/* ---- holds -------------------------------------------------------------------- */
 
 static void holds_end(struct rank *rank, enum hold kind)
 {
@@ -37,7 +37,7 @@ uint32_t rank_accepted(const struct rank *rank, uint32_t group)
         return reduce_pushed(rank->job, group, rank->rank);
 }
 
-/* ---- holding -------------------------------------------------------------------- */
+/* ---- fetching and pushing ------------------------------------------------------- */
 
 /* Only the newest session is the rank. */
 static int rank_check(const struct rank *rank, struct fault *fault)
@@ -48,7 +48,8 @@ static int rank_check(const struct rank *rank, struct fault *fault)
                          rank->rank);
 }
 
-/* Refuses a client that has not heard that its attempt is over; 0: the client names none. */
+/* Refuses a client that has not heard that its attempt is over; attempt 0: the client names none.
+ */
 static int attempt_check(const struct rank *rank, uint64_t attempt, struct fault *fault)
 {
         if (attempt == 0 || attempt == rank->job->attempt)
@@ -93,7 +94,7 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
                                  rank->held);
         if (rank->closing && !rank->wants_norm)
                 return fault_set(fault, ZERO_EORDER,
-                                 "the step is being ended: its result comes first");
+                                 "the step is being ended: wait for its result first");
         rank->holds[group] = HOLD_ASKED;
         rank->held++;
         gather_fetch(rank->gather, group, group_version(job, group, version), r);
@@ -441,7 +442,7 @@ void rank_called(struct rank *rank, const char *name)
         rank->last_call = name;
 }
 
-/* Says what a rank owes to those that wait for it, and whether it may still come to that. */
+/* Says what others wait for from the rank, and whether the rank may still do that. */
 static void rank_describe(const struct rank *rank, struct wait_line *ret)
 {
         const struct job *job = rank->job;

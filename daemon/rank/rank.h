@@ -27,8 +27,8 @@ struct rank_needs {
         uint32_t n_events;
 };
 
-/* Tells a session, unasked, that it is no longer the rank's. */
-/* The session has lost its rank.  ZERO_ECLOSED: its client may attach again. */
+/* Tells a session, unasked, that it is no longer the rank's.  ZERO_ECLOSED: its client may attach
+ * again. */
 struct rank_events {
         void (*gone)(void *arg, int status, const char *text);
         void *arg;
@@ -49,12 +49,12 @@ struct rank {
         struct shared_layout *layout; /* until it has joined */
         struct rank_needs needs;
         struct rank_events events;
-        bool calling,
-                left; /* calling: a join is in progress; left: the session has ended meanwhile */
+        bool calling;                       /* a join is in progress */
+        bool left;                          /* the session has ended meanwhile */
         struct rank_setup *setup;           /* in progress on its GPU; NULL: none */
-        bool rejoin;                        /* ... and then it joins again */
+        bool rejoin;                        /* the rank joins again after the setup */
         struct place_events *stream_events; /* NULL: it has none */
-        bool no_events;   /* ... because they cannot be opened: the rank waits for its GPU itself */
+        bool no_events;   /* its events cannot be opened: the rank waits for its GPU itself */
         bool admitted;    /* it has attached */
         bool unaware;     /* it has not heard of an abort: some holds may be PAST */
         uint64_t session; /* unique on this node */
@@ -108,7 +108,7 @@ void rank_begin_attempt(struct rank *rank, bool decided);
 uint32_t rank_accepted(const struct rank *rank, uint32_t group);
 /* The owners do not carry zero_step() out: local calls fail, and the attempt goes on. */
 void ranks_refuse_step(struct job *job, int status, const char *text);
-/* The same for all calls of the rank that wait for its GPU (stream_order.c). */
+/* Refuses the rank's messages that wait for its GPU, except releases (stream_order.c). */
 void ordered_fail(struct rank *rank, int status, const char *text);
 /* Whether a push or the end of the step waits for the GPU. */
 bool ordered_any(const struct rank *rank);

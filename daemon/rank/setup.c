@@ -55,7 +55,7 @@ static struct rank_setup *rank_setup_new(struct rank *rank, uint32_t n_handles, 
         return m;
 }
 
-/* Nobody may need the result any more. */
+/* Perhaps nobody needs the result any more. */
 static void rank_setup_end(struct rank_setup *m)
 {
         struct rank *rank = m->rank;
@@ -126,7 +126,7 @@ static void windows_run(struct blocking_work *work)
                 m->status = window_make(m->place, m->uid, &m->windows[i], &m->fault);
 }
 
-/* Gives the windows to the rank, or back. */
+/* Gives the windows to the rank, or frees them. */
 static void windows_end(struct rank_setup *m)
 {
         struct rank *rank = m->rank;

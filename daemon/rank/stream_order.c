@@ -93,7 +93,7 @@ bool ordered_describe_first(const struct rank *rank, struct wait_line *ret)
         list_for_each (&rank->ordered, item) {
                 const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (d->event) { /* the GPU has not reached it */
+                if (d->event) { /* the GPU has not reached the event */
                         first = d;
                         break;
                 }
@@ -242,7 +242,7 @@ static void ordered_broken(struct ordered *d, const char *why)
         struct rank *rank = d->rank;
         char text[300];
 
-        snprintf(text, sizeof text, "an event of rank %u cannot be looked at: %s", rank->rank, why);
+        snprintf(text, sizeof text, "a GPU event of rank %u cannot be polled: %s", rank->rank, why);
         d->event = 0;
         d->lost = true;
         if (d->void_)

@@ -1,7 +1,8 @@
 /*
  * window.h - memory of a GPU that a job's trainers map: gathered groups and gradients.
  *
- * It is charged to the job's user; the option gpu_windows limits each user's memory on each GPU.
+ * The memory is charged to the job's user; the option gpu_windows limits each user's memory on each
+ * GPU.
  */
 #pragma once
 
