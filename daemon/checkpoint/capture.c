@@ -5,7 +5,7 @@
  *
  * What blocks runs on another thread, one piece of work at a time.  Any failure ends the capture:
  * it refuses the phase that waits for an answer, or the next one.  It then waits for copies in
- * progress, deletes its files, and goes.
+ * progress, deletes its files, and is freed.
  */
 #include "daemon/checkpoint/capture.h"
 
@@ -101,7 +101,7 @@ static void prepare_run(struct blocking_work *job)
         if (t->status == 0 && t->n_slots < t->n_blocks && t->unmeasured &&
             snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &t->probed_rate,
                            fault))
-                t->probed_rate = DISK_RATE; /* how much the shard takes is not known yet */
+                t->probed_rate = DISK_RATE; /* the checkpoint's own writes tell what is wrong */
 }
 
 static void prepare_done(struct blocking_work *job)
@@ -241,7 +241,7 @@ static void remove_done(struct blocking_work *job)
         capture_advance(t);
 }
 
-/* Once nothing is in flight: unpins the planes, deletes the files, and goes. */
+/* Once nothing is in flight: unpins the planes, deletes the files, and frees the capture. */
 static void capture_wind_up(struct capture *t)
 {
         if (t->copying || t->disk_busy || capture_saves_now(t))
@@ -330,7 +330,7 @@ void capture_prepare(struct engine *x, uint32_t node, const Zero__LinkMessage *m
         if (job && !job->opening)
                 h = replica_of_copy(job, m->snapshot->owner, 0);
         if (!h)
-                r = fault_set(&fault, ZERO_ENOJOB, "there is no job '%.100s'", m->job);
+                r = fault_set(&fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", m->job);
         if (!r)
                 r = snapshot_place_check(&place, &fault);
         if (!r)
@@ -419,7 +419,8 @@ static void capture_step(struct capture *t, const Zero__Snapshot *s)
                 r = capture_publish(t, s);
         }
         if (r)
-                capture_fail(t, r, "the checkpoint's phases are in disorder");
+                capture_fail(t, r,
+                             "the coordinator asked for the checkpoint's phases out of order");
 }
 
 void capture_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
@@ -427,7 +428,7 @@ void capture_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         struct capture *t = capture_find(x, node, m->snapshot->id, m->snapshot->owner);
 
         if (!t) {
-                answer(x, node, m, ZERO_EABORTED, "nothing of this checkpoint is here any more");
+                answer(x, node, m, ZERO_EABORTED, "the checkpoint has ended on this node");
                 return;
         }
         t->call = m->call;

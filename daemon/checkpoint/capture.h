@@ -14,7 +14,7 @@ enum capture_phase {
         CAPTURE_WRITING, /* copies and writes, block by block */
         CAPTURE_WRITTEN,
         CAPTURE_PUBLISHING,
-        CAPTURE_ENDED, /* cancelled or done: goes once nothing is in flight */
+        CAPTURE_ENDED, /* cancelled or done: freed once nothing is in flight */
 };
 
 struct capture {
@@ -24,7 +24,7 @@ struct capture {
         uint64_t id, call; /* call: to answer; 0: none */
         uint32_t node, uid;
         enum capture_phase phase;
-        struct fault fault; /* why it is cancelled */
+        struct fault fault; /* why the capture is cancelled */
         char *directory;
         /* work of the blocking thread, one piece at a time */
         struct blocking_work disk;
@@ -52,9 +52,9 @@ struct capture {
         uint64_t submitted, copied, written; /* blocks given out; copied without a gap; written */
         struct slot *slots;                  /* [n_slots] */
         uint32_t copying;                    /* tasks in flight */
-        bool pinned;                         /* groups are pinned, ... */
-        uint32_t next_group;                 /* ... from this one on */
-        struct piece *pieces;                /* if `saves`: capture_save.c */
+        bool pinned;                         /* groups from next_group on are pinned */
+        uint32_t next_group;
+        struct piece *pieces; /* if `saves`: capture_save.c */
         struct save_order order;
         uint64_t copy_begun_ns, copy_us;
         bool whole; /* everything is copied */

@@ -49,7 +49,7 @@ static Zero__Snapshot publish_message(const struct operation *op)
         return s;
 }
 
-/* One owner of this node, or else of the first in the list. */
+/* An owner of this node; if there is none, the first owner. */
 static uint64_t publishes_first(const struct operation *op)
 {
         int32_t own = placement_owner_on(&op->x->placement, op->x->cluster->self);

@@ -3,10 +3,10 @@
  *
  *   operation.c   one checkpoint or restore as the job's coordinator runs it: phases, progress
  *   checkpoint.c  the phases of a checkpoint, and periodic ones
- *   capture.c     an owner's part of it
+ *   capture.c     an owner's part of a checkpoint
  *   capture_copy.c, capture_save.c  the owner's copy of its planes
  *   restore.c     the phases of a restore
- *   loading.c     a node's part of it
+ *   loading.c     a node's part of a restore
  *
  * A checkpoint holds one step: COPY goes to all owners at one place in the coordinator's stream of
  * messages, between two decisions, and each owner copies what it has after the last update.  An
@@ -88,7 +88,8 @@ struct schedule {
 };
 
 /*
- * Begins an operation; operation_find() tells its outcome.  For the node that coordinates the job.
+ * Begins an operation; operation_find() tells its outcome.  Call on the node that coordinates the
+ * job.
  */
 int checkpoint_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                      struct fault *fault);

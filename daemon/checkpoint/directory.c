@@ -153,7 +153,7 @@ static int read_file(int dir, const char *name, uint64_t most, char **ret, size_
         size_t size;
 
         if (fd < 0 && errno == ENOENT)
-                return fault_set(fault, ZERO_EIO, "there is no %s: this is no whole checkpoint",
+                return fault_set(fault, ZERO_EIO, "there is no %s: this is not a whole checkpoint",
                                  name);
         if (fd < 0 || fstat(fd, &st) < 0)
                 return fault_errno(fault, errno, name);
@@ -201,8 +201,8 @@ int snapshot_open_checkpoint(int dir, struct manifest *ret, uint8_t **ret_layout
 
         if (!is_ours(dir))
                 return fault_set(fault, ZERO_EPERM,
-                                 "the checkpoint belongs to somebody else than zerod's user, or "
-                                 "others may write it");
+                                 "the checkpoint does not belong to zerod's user, or others may "
+                                 "write to it");
         r = read_manifest(dir, ret, fault);
         if (r == 0)
                 r = read_file(dir, MANIFEST_LAYOUT_FILE, LAYOUT_BYTES_MAX, &packed, &size, fault);
@@ -261,10 +261,9 @@ static int look(int dir, const char *name, const struct manifest *m, struct faul
                 return 0;
         if (fd < 0 || read_manifest(fd, &there, NULL) || strcmp(there.job, m->job) != 0 ||
             there.uid != m->uid)
-                return -fault_set(fault, ZERO_EBUSY,
-                                  "%s stands there already and is no checkpoint of this user's "
-                                  "job: move it away",
-                                  name);
+                return -fault_set(
+                        fault, ZERO_EBUSY,
+                        "%s exists and is not a checkpoint of this user's job: move it away", name);
         return same_manifest(&there, m) ? 1 : 2;
 }
 
@@ -358,8 +357,8 @@ static bool is_whole_of(int dir, const char *name, const struct manifest *m, str
         return true;
 }
 
-/* Renames it to a partial one first, so that nobody takes a half-deleted checkpoint for a whole
- * one. */
+/* Renames the checkpoint to a partial one first, so that nobody takes a half-deleted checkpoint for
+ * a whole one. */
 static void remove_whole(int dir, const char *name)
 {
         char partial[DIR_NAME + sizeof(partial_suffix) + 1];

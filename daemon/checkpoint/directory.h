@@ -5,8 +5,8 @@
  *   DIR/.JOB-VERSION.partial/   being written, or cancelled; never read
  *
  * The rename from the second name to the first is what makes a checkpoint: everything in it has
- * reached the disk by then.  Several nodes that see one directory do so one after the other, and
- * find it done; nodes with disks of their own each make theirs.
+ * reached the disk by then.  Of several nodes that share a directory the first renames, and the
+ * others find that done; nodes with disks of their own each rename theirs.
  *
  * A daemon writes with its own rights for users who may have less.  Where zerod runs as the user
  * who asks, or root asks, any directory will do.  For anybody else the configuration names a

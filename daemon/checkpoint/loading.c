@@ -172,7 +172,7 @@ static int job_check(struct engine *x, const char *name, uint32_t uid, struct fa
         if (!job)
                 return vacant_check(x, name, fault);
         if (job->opening)
-                return fault_set(fault, ZERO_EBUSY, "job '%s' is being made", name);
+                return fault_set(fault, ZERO_EBUSY, "job '%s' is being created: try again", name);
         if (uid != 0 && uid != job->uid)
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", name, job->uid);
         if (job->n_attached)
@@ -188,7 +188,7 @@ static int read_layout(const Zero__Snapshot *s, layout **ret, struct fault *faul
         int r;
 
         if (!m)
-                return fault_set(fault, ZERO_EPROTO, "the layout cannot be read");
+                return fault_set(fault, ZERO_EPROTO, "the checkpoint's layout cannot be read");
         r = optimizer_layout(m, ret, fault);
         zero__layout__free_unpacked(m, NULL);
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
@@ -218,7 +218,8 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
                 return r;
         layout_hash(ld->layout, model);
         if (memcmp(model, ld->manifest.model_hash, sizeof model) != 0)
-                return fault_set(fault, ZERO_EIO, "its layout is not what the manifest says");
+                return fault_set(fault, ZERO_EIO,
+                                 "the checkpoint's layout does not match its manifest");
         snprintf(ld->job, sizeof ld->job, "%s", m->job);
         ld->uid = job ? job->uid : s->uid ? s->uid : ld->manifest.uid;
         if (!job && job_admit(ld->x, m->job, ld->uid, fault))
@@ -282,7 +283,8 @@ static struct loading *loading_find(const struct engine *x, uint32_t node, uint6
         return NULL;
 }
 
-/* Blobs belong to the attempt that the record calls the last one, so the record comes first. */
+/* Blobs count once the record names their attempt as the last one, so they are stored before the
+ * record. */
 static int settle_state(struct loading *ld, struct draft *d, struct job *old, uint64_t attempt)
 {
         struct replica *was = old ? replica_of_copy(old, d->owner, d->copy) : NULL;
@@ -293,7 +295,7 @@ static int settle_state(struct loading *ld, struct draft *d, struct job *old, ui
                 r = state_blob_stage(d->state, d->loaded.blobs[i]->rank, attempt,
                                      d->loaded.blobs[i]->data, d->loaded.blobs[i]->bytes);
         if (r)
-                return fault_errno(&ld->fault, r, "the blobs of ranks");
+                return fault_errno(&ld->fault, r, "cannot store the ranks' blobs");
         record.decided_attempt = attempt;
         record.attempt = attempt + 1;
         state_restore(d->state, &record);
@@ -360,7 +362,7 @@ void loading_swap(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
 
         if (!ld || ld->busy || ld->ended) {
-                answer(x, node, m, ZERO_EABORTED, "nothing of this restore is here any more");
+                answer(x, node, m, ZERO_EABORTED, "the restore has ended on this node");
                 return;
         }
         if (swap(ld, m->snapshot->attempt))

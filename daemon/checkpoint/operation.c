@@ -273,7 +273,7 @@ static void question_answered(void *arg, int status, const char *text, const Zer
         else if (!op->fault.status)
                 fault_set(&op->fault, status ? status : ZERO_EPROTO, "node %s: %s",
                           node_name(op->x, operation_node(op, part)),
-                          status ? text : "it answered something else");
+                          status ? text : "the node's answer is of another kind");
         operation_went_on(op);
 }
 
@@ -330,7 +330,9 @@ static void operation_watch(struct operation *op)
         if (is_over(op) || op->phase == OPERATION_READING ||
             engine_now(op->x) - op->moved_ms < OPERATION_SILENCE_MS)
                 return;
-        operation_end(op, ZERO_EDEADLINE, "no byte was written or read for ten minutes");
+        operation_end(op, ZERO_EDEADLINE,
+                      "no byte was written or read for ten minutes: look at the disk of the "
+                      "checkpoint directory");
 }
 
 static void operations_tick(struct engine *x)
@@ -352,7 +354,7 @@ static bool operations_idle(const struct engine *x)
         return list_empty(&c->operations) && list_empty(&c->captures) && list_empty(&c->loadings);
 }
 
-/* Cancels what a lost coordinator has begun here. */
+/* Cancels checkpoints and restores that a lost coordinator has begun here. */
 static void operations_down(struct engine *x, uint32_t node, const char *why)
 {
         capture_cancel(x, node, 0, "the link to the coordinator was lost");
@@ -368,7 +370,7 @@ void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 return;
         }
         if (!job_name_valid(m->job) || node != coordinator_of(x, m->job)) {
-                answer(x, node, m, ZERO_EPROTO, "not from the job's coordinator");
+                answer(x, node, m, ZERO_EPROTO, "the request is not from the job's coordinator");
                 return;
         }
         switch (m->snapshot->phase) {
@@ -391,7 +393,7 @@ void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 loading_cancel(x, node, m->snapshot->id);
                 break;
         default:
-                answer(x, node, m, ZERO_EPROTO, "message not understood");
+                answer(x, node, m, ZERO_EPROTO, "unknown phase of a checkpoint or restore");
         }
 }
 

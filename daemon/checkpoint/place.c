@@ -67,8 +67,8 @@ int snapshot_place_check(const struct snapshot_place *place, struct fault *fault
                 return 0;
         if (place->root[0] && !trusted(place->uid))
                 return fault_set(fault, ZERO_EPERM,
-                                 "checkpoints lie below %s (checkpoint_dir of zerod's "
-                                 "configuration), which %.300s does not",
+                                 "checkpoints must lie below %s (checkpoint_dir of zerod's "
+                                 "configuration), but %.300s does not",
                                  place->root, place->path);
         if (!place->root[0] && !trusted(place->uid))
                 return fault_set(fault, ZERO_EPERM,
@@ -162,12 +162,13 @@ int snapshot_check_space(int dir, uint64_t bytes, struct fault *fault)
         struct statvfs fs;
 
         if (fstatvfs(dir, &fs) < 0)
-                return fault_errno(fault, errno, "checkpoint directory");
+                return fault_errno(fault, errno,
+                                   "cannot see the free space of the checkpoint directory");
         if (bytes / fs.f_frsize < fs.f_bavail)
                 return 0;
         return fault_set(fault, ZERO_EIO,
-                         "this node's shard has %llu bytes, the file system of the checkpoint "
-                         "directory has %llu free: make room there, or keep fewer (--keep)",
+                         "this node's shard has %llu bytes, but the file system of the checkpoint "
+                         "directory has only %llu free: make room there, or keep fewer (--keep)",
                          (unsigned long long)bytes,
                          (unsigned long long)fs.f_bavail * (unsigned long long)fs.f_frsize);
 }
@@ -186,7 +187,8 @@ int snapshot_probe(int dir, const void *data, size_t bytes, double *ret_rate, st
         double begin = seconds();
 
         if (fd < 0 || pwrite(fd, data, bytes, 0) != (ssize_t)bytes || fdatasync(fd) < 0)
-                return fault_errno(fault, errno, "a trial write to the checkpoint directory");
+                return fault_errno(fault, errno,
+                                   "a trial write to the checkpoint directory failed");
         *ret_rate = (double)bytes / (seconds() - begin + 1e-6);
         return 0;
 }

@@ -83,7 +83,7 @@ int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
         if (r)
                 return r;
         if (!job_name_valid(order->job))
-                return fault_set(fault, ZERO_EINVAL, "'%.60s' is no name of a job", order->job);
+                return fault_set(fault, ZERO_EINVAL, "'%.60s' is not a valid job name", order->job);
         if (job && order->uid != 0 && order->uid != job->uid)
                 return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
                                  job->uid);

@@ -19,7 +19,7 @@ void save_order_deinit(struct save_order *o)
         free(STEAL(o->begun));
 }
 
-/* Skips what updates save. */
+/* The extent to copy next; skips what updates save. */
 static const struct snapshot_extent *extent_next(struct save_order *o)
 {
         for (; o->extent < o->map->n; o->extent++) {
