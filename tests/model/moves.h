@@ -133,8 +133,7 @@ void link_make(struct world *w, uint32_t a, uint32_t b);
 void link_cut(struct world *w, uint32_t a, uint32_t b);
 void deliver(struct world *w, uint32_t from, uint32_t to);
 
-/* ---- moves_node.c: job.c, resume.c, old_placement.c, fill_target.c, fill_source.c, update.c ----
- */
+/* ---- moves_node.c: job.c, resume.c, old_placement.c, fill_target.c, fill_source.c, update.c  */
 
 struct stand stand_of(const struct state *s);
 void job_resume(struct world *w, uint32_t node);

@@ -166,8 +166,7 @@ static void event(struct world *w, uint32_t self, struct coordinator_event e)
                         unsent(w, self, &actions[i].action);
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events -------------------------------------------------------------------------- */
 
 void coordinator_up(struct world *w, uint32_t self, uint32_t node)
 {
@@ -269,8 +268,7 @@ void coordinator_begin(struct world *w, uint32_t self)
         REQUIRE(w->nodes[self].c.phase == STEP_VOTING, "a step does not begin");
 }
 
-/* ---- messages ---------------------------------------------------------------------------------
- */
+/* ---- messages ------------------------------------------------------------------------ */
 
 static void opened(struct world *w, uint32_t self, uint32_t node, const struct message *m)
 {

@@ -103,8 +103,7 @@ void world_check(struct world *w)
                 w->truth.version, w->truth.attempt);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------
- */
+/* ---- the end ------------------------------------------------------------------------- */
 
 static bool node_done(struct world *w, uint32_t node)
 {

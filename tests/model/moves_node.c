@@ -307,8 +307,7 @@ void update_finish(struct world *w, uint32_t node, uint32_t epoch, uint32_t copy
         old_placement_sweep(w, node);
 }
 
-/* ---- filling ----------------------------------------------------------------------------------
- */
+/* ---- filling ------------------------------------------------------------------------- */
 
 static void filled(struct world *w, uint32_t node, uint32_t copy, u8 status)
 {
@@ -472,8 +471,7 @@ bool filling_goes_on(struct world *w, uint32_t node, uint32_t copy)
         return true;
 }
 
-/* ---- messages -----------------------------------------------------------------------------------
- */
+/* ---- messages ------------------------------------------------------------------------ */
 
 static void job_open(struct world *w, uint32_t node, const struct message *m)
 {

@@ -178,8 +178,7 @@ void daemon_learn(struct world *w, uint32_t node, u8 epoch)
         daemon_start(w, node);
 }
 
-/* ---- the beginning ----------------------------------------------------------------------------
- */
+/* ---- the beginning ------------------------------------------------------------------- */
 
 static void placements_init(void)
 {

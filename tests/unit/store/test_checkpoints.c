@@ -205,8 +205,7 @@ Test(checkpoints, a_third_users_directory_is_used_as_its_mode_allows)
         free(root);
 }
 
-/* ---- manifest ---------------------------------------------------------------------------------
- */
+/* ---- manifest ------------------------------------------------------------------------ */
 
 Test(manifest, says_what_it_was_told_and_no_byte_can_change)
 {
