@@ -1,8 +1,7 @@
 /*
  * A daemon for one client: a thread that follows a script of what it expects and
- * answers.  It speaks the real protocol, with real windows.  What does not go by the
- * script ends the test's process with a word on why; nothing waits longer than ten
- * seconds.
+ * answers.  It speaks the real protocol, with real windows.  A client that leaves the script ends
+ * the test's process with the reason; nothing waits longer than ten seconds.
  */
 #pragma once
 
@@ -26,13 +25,13 @@ enum {
         FAKE_SERVE = 32768,
         FAKE_GROUPS = 4,
         /* the model of fake_layout() */
-        FAKE_BF16 = 0,   /* two tensors, the second frozen */
+        FAKE_BF16 = 0,   /* two tensors; the second is frozen */
         FAKE_FP32 = 1,   /* one tensor */
         FAKE_FROZEN = 2, /* nothing to train */
         FAKE_OTHERS = 3, /* pushed by rank 1 only */
 };
 
-/* For scripts: Criterion's assertions belong to the test's own thread. */
+/* For scripts: Criterion's assertions work only in the test's own thread. */
 #define MUST(condition)                                                                          \
         do {                                                                                     \
                 if (!(condition)) {                                                              \
@@ -42,7 +41,7 @@ enum {
                 }                                                                                \
         } while (0)
 
-/* What fake_attach() tells of the job; fake_start() sets version 7, attempt 20. */
+/* The job as fake_attach() tells it; fake_start() sets version 7, attempt 20. */
 struct fake_job {
         uint64_t version, attempt;
         uint64_t last_attempt;       /* 0: nothing was decided yet */
@@ -66,7 +65,7 @@ struct fake {
         uint8_t in[4096];
         size_t in_begin, in_end;
         Zero__Request *request;            /* the last one */
-        uint8_t *session, *gather, *serve; /* the daemon's own view */
+        uint8_t *session, *gather, *serve; /* as the daemon maps them */
         uint8_t *slots;                    /* of gradients: in the session window, or on a GPU */
         size_t session_bytes, gather_bytes, push_bytes;
 };
@@ -78,18 +77,18 @@ void fake_stop(struct fake *fake);
 /* ---- for scripts ---- */
 
 void fake_accept(struct fake *fake);
-/* The next request, which must be of this kind; valid until the next call. */
+/* Waits for the next request, which must be of this kind; valid until the next call. */
 Zero__Request *fake_expect(struct fake *fake, Zero__Request__BodyCase what);
-/* The next one of any kind; NULL: the client has ended the connection. */
+/* Waits for the next request of any kind; NULL: the client has ended the connection. */
 Zero__Request *fake_next(struct fake *fake);
-/* The client must end the connection now, without another request. */
+/* Checks that the client ends the connection now, without another request. */
 void fake_expect_end(struct fake *fake);
-/* The client leaves in order. */
+/* Checks that the client leaves in order. */
 void fake_expect_bye(struct fake *fake);
-/* Takes whatever comes until the client ends the connection; how many requests it was. */
+/* Takes all requests until the client ends the connection; returns their number. */
 unsigned fake_drain(struct fake *fake);
 void fake_hang_up(struct fake *fake);
-/* Nobody listens any more, until fake_come_back(). */
+/* Stops listening until fake_come_back(). */
 void fake_go_away(struct fake *fake);
 void fake_come_back(struct fake *fake);
 void fake_send(struct fake *fake, const void *bytes, size_t n);
@@ -110,7 +109,7 @@ void fake_begin(struct fake *fake);
 void fake_restart(struct fake *fake);
 /* fake_begin(), and no request after it. */
 void fake_only_begin(struct fake *fake);
-/* A memfd of so many bytes; *ret_map (may be NULL) is mapped and owned by the test. */
+/* Makes a memfd of that many bytes; *ret_map (may be NULL) is mapped and belongs to the test. */
 int fake_memfd(size_t bytes, uint8_t **ret_map);
 
 /* ---- for tests ---- */
@@ -118,13 +117,13 @@ int fake_memfd(size_t bytes, uint8_t **ret_map);
 struct zero_layout *fake_layout(void);
 struct zero_options fake_options(const struct fake *fake);
 struct zero_client *fake_connect(const struct fake *fake);
-/* What fake_client() attaches with. */
+/* The needs that fake_client() attaches with. */
 struct zero_needs fake_needs(uint32_t push_groups);
-/* Connected, and attached with fake_layout(); push_groups slots of fp32. */
+/* Makes a client that is connected, and attached with fake_layout(); push_groups slots of fp32. */
 struct zero_client *fake_client(const struct fake *fake, uint32_t push_groups);
 /* The same with private views. */
 struct zero_client *fake_open_private(struct fake *fake, void (*script)(struct fake *fake));
-/* ... with windows on "cuda:0", and two slots. */
+/* The same with windows on "cuda:0" and two slots. */
 struct zero_client *fake_open_gpu(struct fake *fake, void (*script)(struct fake *fake),
                                   uint32_t timeout_ms);
 /* fake_start() and fake_client(); zero_close() and fake_stop(). */

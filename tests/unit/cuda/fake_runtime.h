@@ -1,11 +1,12 @@
 /*
- * CUDA's runtime and the driver's memory management, as far as the C files of cuda/ use them, over
- * host memory: what these files ask for, in which order and with what, is seen without a GPU.
+ * CUDA's runtime and the driver's memory management over host memory, as far as the C files of
+ * cuda/ use them.  Tests see without a GPU what these files ask for, and in which order.
  *
- * Strict: what the documentation forbids, or leaves undefined, fails the test at once; so does what
- * it allows and the plugin must not do, as giving memory back while work on it is under way.  A
- * thread without a context that makes a call which needs one gets the first GPU's, as in CUDA.
- * Processes are not told apart: a handle may be opened where it was made.
+ * Strict: a call that the documentation forbids or leaves undefined fails the test at once.  So
+ * does a call that CUDA allows but the plugin must not make, such as freeing memory while work on
+ * the memory is in progress.  A thread without a context gets the first GPU's when it makes a call
+ * that needs one, as in CUDA.  Processes are not told apart: a handle may be opened where it was
+ * made.
  */
 #pragma once
 
@@ -20,15 +21,15 @@ enum {
 };
 
 struct fake_runtime {
-        int calls;              /* so far, of those that can fail */
-        int fail_at, fail_with; /* which of them does, and how; 0: none */
-        bool failed;            /* it has */
-        bool no_descriptors;    /* memory is exported by no descriptor */
-        bool no_handles;        /* nor by a legacy handle */
+        int calls;              /* calls so far that can fail */
+        int fail_at, fail_with; /* the number of the call that fails, and its status; 0: none */
+        bool failed;            /* a call has failed */
+        bool no_descriptors;    /* memory is not exported by descriptor */
+        bool no_handles;        /* memory is not exported by legacy handle */
         bool old_driver;        /* it has no entry points to look up */
-        bool event_pending;     /* what events stand for is not done */
-        int sticky;             /* every wait for a GPU says so */
-        unsigned begun;         /* GPUs that have a context: a bit each */
+        bool event_pending;     /* the work of events is not done */
+        int sticky;             /* every wait for a GPU returns this status */
+        unsigned begun;         /* bits of GPUs that have a context */
         int begins;             /* calls of cudaInitDevice() */
 };
 
@@ -37,9 +38,9 @@ extern struct fake_runtime fake;
 /* The calling thread's GPU. */
 int fake_current(void);
 void fake_set_current(int gpu);
-/* Work on the GPU has been enqueued that nobody has waited for. */
+/* Whether work on the GPU is enqueued that nobody has waited for. */
 void fake_enqueue(int gpu);
-/* Nothing is left of all that was made. */
+/* Checks that everything that was made is gone. */
 void fake_must_be_empty(void);
 
 /* ---- between fake_runtime.c and fake_driver.c ---------------------------------- */
@@ -53,20 +54,20 @@ struct fake_range {
         int fd, gpu;
 };
 
-/* The next call that can fail: its status. */
+/* Returns the status of the next call that can fail. */
 int fake_next(void);
-/* The GPU of a call that works on the thread's. */
+/* The GPU of a call that works on the thread's GPU. */
 int fake_in_use(void);
 bool fake_initialised(void);
 bool fake_is_enqueued(int gpu);
 
-/* Memory itself, as a descriptor. */
+/* A descriptor of the memory itself. */
 int fake_memory_new(size_t bytes, int gpu);
 size_t fake_memory_bytes(int fd);
 struct fake_range *fake_range_new(enum fake_kind kind, size_t bytes, int fd, int gpu);
 void fake_range_free(struct fake_range *r);
-/* The range that begins there, or that it lies in; NULL. */
+/* The range that begins at the address, or that contains it; NULL: none. */
 struct fake_range *fake_range_at(const void *memory);
 struct fake_range *fake_range_of(const void *memory);
-/* No range and no handle is left. */
+/* Checks that no range and no handle is left. */
 void fake_driver_must_be_empty(void);

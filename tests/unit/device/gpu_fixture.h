@@ -1,4 +1,4 @@
-/* The fake plugin for tests of GPUs: as the daemon opens it, and as a trainer sees it. */
+/* The fake plugin for tests of GPUs, opened as the daemon and as a trainer. */
 #pragma once
 
 #include <assert.h>

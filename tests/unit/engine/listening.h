@@ -1,9 +1,9 @@
-/* Training whose failures are noted rather than fatal. */
+/* Training that notes failures of operations instead of ending the process. */
 #pragma once
 
 #include "training.h"
 
-/* The last end of an operation that was not a success. */
+/* The last operation that failed. */
 struct ears {
         int status;
         char text[480];
@@ -12,13 +12,13 @@ struct ears {
 
 extern struct ears ears[RANKS_MAX]; /* [rank] */
 
-/* session_open(), with deaf ears. */
+/* session_open() with no failures noted. */
 void open_listening(struct session *s, const struct training *t);
-/* So many turns of all programs, or until they end. */
+/* Runs that many turns of all programs, or until they end. */
 void run_turns(struct session *s, uint32_t turns, uint64_t seed);
 void forget_program(struct trainer *t);
-/* All sessions end. */
+/* Ends all sessions. */
 void kill_all(struct session *s);
-/* A step, then so many turns of the next one, then the link between two nodes is lost: training
- * goes on to what is expected of three steps. */
+/* Runs a step and that many turns of the next one, then breaks the link between two nodes. Training
+ * goes on and ends with the expected bits of three steps. */
 void cut_behind(const struct training *t, uint32_t turns, const struct outcome *expected);

@@ -1,6 +1,6 @@
 /*
  * Several nodes' engines in one process and one loop, over the in-process fabric, each
- * with its own compute threads and its own state directory.  Everything fails by exit.
+ * with its own compute threads and its own state directory.  Every failure ends the process.
  */
 #pragma once
 
@@ -11,7 +11,7 @@ enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000 };
 
 struct net_options {
         uint32_t nodes;
-        uint32_t owners;        /* the first so many nodes hold shards */
+        uint32_t owners;        /* the number of nodes that hold shards, from the first on */
         uint32_t owners_a_node; /* 0: 1 */
         bool mirror;
         uint32_t delay_ms; /* messages wait a random time up to this */
@@ -36,7 +36,7 @@ struct net_node {
 
 struct net {
         uv_loop_t loop;
-        uv_timer_t alarm; /* so that waiting ends */
+        uv_timer_t alarm; /* ends a wait that takes too long */
         bool late;
         struct net_options options;
         struct inproc_net *inproc;
@@ -45,11 +45,12 @@ struct net {
 };
 
 void net_open(struct net *net, const struct net_options *options);
-/* Stops every node and closes the loop, which must come out clean; keeps the state files. */
+/* Stops every node and closes the loop, and checks that no handle is left; keeps the state files.
+ */
 void net_stop(struct net *net);
-/* The same nodes again, on the state files that net_stop() kept. */
+/* Starts the same nodes again, on the state files that net_stop() kept. */
 void net_restart(struct net *net);
-/* net_stop(), and the state files are deleted. */
+/* net_stop(), then deletes the state files. */
 void net_close(struct net *net);
 /* Waits until all nodes see each other. */
 void net_up(struct net *net);
@@ -58,7 +59,7 @@ void net_wait(struct net *net, bool (*condition)(void *arg), void *arg, const ch
 /* One turn of the loop, or 10 ms. */
 void net_turn(struct net *net);
 struct job *net_job(struct net *net, uint32_t node, const char *name);
-/* What the node holds as an owner; NULL: nothing. */
+/* The node's replica as an owner; NULL: none. */
 struct replica *net_own(const struct job *job);
 /* Tells all nodes to drop the job. */
 void net_drop(struct net *net, const char *name);

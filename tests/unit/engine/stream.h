@@ -1,9 +1,9 @@
 /*
- * A trainer's GPU: work that is done long after the calls that depend on it were made.
+ * A trainer's GPU: work that ends long after the calls that depend on it.
  *
- * Each piece of work writes a gradient or reads a view at its end, in the order of its enqueuing,
- * and behind each lies an event.  A daemon that reads a slot, or fills a slab anew, before the
- * event is done makes other bytes of it.
+ * Each piece of work writes a gradient or reads a view when it ends, in the order of enqueuing, and
+ * an event is recorded behind each.  A daemon that reads a slot, or fills a slab again, before the
+ * event is done gets other bytes.
  */
 #pragma once
 
@@ -13,26 +13,27 @@ enum { STREAM_EVENTS = 12 };
 
 struct stream;
 
-/* Opens so many GPUs, where there were not as many; nothing is on them then. */
+/* Opens that many GPUs unless as many are open; they are empty then. */
 void stream_gpus_open(uint32_t n);
-/* Bytes that are free on all of them. */
+/* The number of bytes that are free on all GPUs. */
 uint64_t stream_gpus_left(void);
-/* A trainer's, with new events that its needs name; until it is freed. */
+/* Makes a trainer's stream, with new events that its needs name. */
 struct stream *stream_new(struct trainer *t);
 void stream_free(struct stream *s);
 /*
- * Enqueues work behind which an event lies: to write what a push takes; to read a held view and
- * find what was in it when it was fetched.  False: all events are in use.
+ * Enqueues work and records an event behind it.  The work writes the gradient of a push, or reads a
+ * held view and checks that it has the fetched bytes.  False: all events are in use.
  */
 bool stream_write(struct stream *s, const struct op *op, uint32_t slot, uint32_t *ret_event);
 bool stream_read(struct stream *s, uint32_t group, uint32_t *ret_event);
-/* To read all that it holds. */
+/* Enqueues work that reads all held views. */
 bool stream_read_held(struct stream *s, uint32_t *ret_event);
-/* The message that named it was answered; well: as it is only when the work is done. */
+/* The message that named the event was answered; well: with success, which comes only after the
+ * work. */
 void stream_answered(struct stream *s, uint32_t event, bool well);
-/* The next piece of work, if there is any, is done now. */
+/* Ends the next piece of work, if there is one. */
 bool stream_work(struct stream *s);
-/* All of it. */
+/* Ends all work. */
 void stream_finish(struct stream *s);
-/* It is never done; the views that it reads are none of this trainer's any more. */
+/* The work never ends; the views that it reads no longer belong to this trainer. */
 void stream_forget(struct stream *s);

@@ -1,4 +1,4 @@
-/* A whole training run over the zoo, and what came of it, down to the bit. */
+/* A whole training run over the zoo, and its result to the bit. */
 #pragma once
 
 #include "trainer.h"
@@ -17,20 +17,20 @@ struct training {
         uint32_t growth_interval;
         uint32_t poisoned_step; /* counts from 1; 0: none */
         int32_t silent_rank;    /* pushes nothing; -1: none */
-        int32_t lacking_rank;   /* says for each group that it has nothing; -1: none */
-        bool last_lacks;        /* ... as every rank does for its last micro-batch */
-        uint32_t restart_after; /* all daemons are stopped and started behind this step; 0: never */
-        bool masks;             /* tensors without gradient, other ones each step */
+        int32_t lacking_rank;   /* pushes every group without data; -1: none */
+        bool last_lacks;        /* every rank pushes its last micro-batch without data */
+        uint32_t restart_after; /* all daemons are stopped and started after this step; 0: never */
+        bool masks;             /* some tensors have no gradient, others in each step */
         bool deep;              /* all micro-batches of a group in a row */
         bool uneven;            /* odd ranks push one micro-batch only */
         bool prefetch;
         bool opposite;       /* odd ranks fetch backwards */
-        bool crossed;        /* odd ranks push every two groups the other way round */
+        bool crossed;        /* odd ranks swap the order of every two groups that they push */
         bool norm;           /* zero_norm before each step */
-        uint32_t gpu_nodes;  /* bits: where the ranks' windows are on a GPU */
-        uint32_t host_ranks; /* bits: that have them in host memory even there */
+        uint32_t gpu_nodes;  /* bits of nodes whose ranks have windows on a GPU */
+        uint32_t host_ranks; /* bits of ranks that have windows in host memory even there */
         uint32_t gpu_of_rank[RANKS_MAX];
-        uint64_t seed; /* of the timing alone */
+        uint64_t seed; /* for the timing alone */
 };
 
 struct outcome {
@@ -39,17 +39,17 @@ struct outcome {
         double grad_norm[STEPS_MAX], loss_scale[STEPS_MAX];
         bool skipped[STEPS_MAX];
         uint64_t version;
-        uint64_t received; /* elements that all nodes got from others for their ranks */
+        uint64_t received; /* elements that all nodes received from others for their ranks */
 };
 
 /* Two nodes, two ranks on each, three steps of two micro-batches, clipped. */
 struct training training_default(void);
-/* Runs it on nodes of its own; checks on the way that all ranks see the same bytes. */
+/* Runs the training on nodes of its own and checks that all ranks see the same bytes. */
 struct outcome training_run(const struct training *training);
-/* Fails unless both are the same to the bit. */
+/* Fails unless both results are the same to the bit. */
 void outcome_same(const struct outcome *a, const struct outcome *b, const char *what);
 
-/* The parts, for tests that stop in between. */
+/* The parts of a run, for tests that stop in between. */
 struct session {
         const struct training *training;
         struct net net;

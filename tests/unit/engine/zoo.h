@@ -4,11 +4,11 @@
 #include "proto/layout.h"
 
 enum zoo_group {
-        ZOO_BIG, /* bf16; cut over all owners; a frozen tensor, a scalar, two hyperparameter sets */
+        ZOO_BIG,    /* bf16, over all owners; a frozen tensor, a scalar, two hyperparameter sets */
         ZOO_FLOAT,  /* fp32; a tensor without elements, one of one element, a large one */
         ZOO_EMPTY,  /* nothing but a tensor without elements */
         ZOO_TINY,   /* fp32; smaller than the number of owners */
-        ZOO_FROZEN, /* fp32; all of it frozen */
+        ZOO_FROZEN, /* fp32; frozen */
         ZOO_EVEN,   /* bf16; of the ranks with even numbers */
         ZOO_LAST,   /* fp32; of the last rank alone */
         ZOO_GROUPS,

@@ -1,8 +1,8 @@
 /*
  * libzero's calls of one rank, played by a strict service in this process.
  *
- * Strict: views and gradients are poisoned when they end, every rule of zero.h that a trainer can
- * break is asserted.  The update is plain gradient descent with the first set's lr.
+ * Strict: views and gradients are poisoned when they end, and every rule of zero.h that a trainer
+ * can break is asserted.  The update is plain gradient descent with the first set's lr.
  */
 #pragma once
 
@@ -13,10 +13,10 @@ struct fake_zero {
         uint32_t hold_groups, push_groups; /* as declared */
         uint32_t most_held, most_open;     /* groups held, gradients asked for and not pushed */
         uint32_t fetches, prefetches, pushes, puts;
-        uint32_t pushes_before_fetch; /* most of a step, before a fetch in the same step */
+        uint32_t pushes_before_fetch; /* the most in a step before a fetch of the same step */
         uint32_t abort_at; /* the call of zero_step() or zero_fetch() that aborts; 0: none */
-        uint32_t skipped;  /* steps, for gradients that were not finite */
-        uint32_t calls;    /* of these */
-        bool outlives;     /* the job does, its trainer; the next zero_attach() finds it again */
+        uint32_t skipped;  /* steps skipped because a gradient was not finite */
+        uint32_t calls;    /* calls of zero_step() and zero_fetch() */
+        bool outlives;     /* the job outlives its trainer; the next zero_attach() finds the job */
 };
 extern struct fake_zero fake_zero;

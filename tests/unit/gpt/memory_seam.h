@@ -13,7 +13,7 @@ struct memory_seam {
         real **params, **grads;
         uint32_t held;          /* groups acquired and not released */
         uint32_t acquired;      /* calls */
-        uint32_t expected;      /* what the last acquire named as next, or GPT_NO_GROUP */
+        uint32_t expected;      /* the group that the last acquire named as next, or GPT_NO_GROUP */
         uint32_t next_push;     /* group that must be pushed next */
         uint32_t micro_batches; /* pushes of group 0 */
 };

@@ -17,17 +17,17 @@ struct votes steps_vote(double squared_norm, bool finite);
 /* The first n_owners nodes own. */
 struct placement steps_placement(uint32_t n_owners, bool mirror);
 /*
- * A machine whose rank r has joined on node node_of_rank[r], and whose nodes are all open; the
- * first n_owners nodes own, without mirrors.  FORMING and startable.
+ * Makes a machine that is FORMING and startable: rank r has joined on node node_of_rank[r], all
+ * nodes are open, and the first n_owners nodes own, without mirrors.
  */
 void steps_form(struct step *s, uint32_t world_size, const uint32_t *node_of_rank, uint32_t n_nodes,
                 uint32_t n_owners);
 /* The same in STEP_COLLECTING. */
 void steps_start(struct step *s, uint32_t world_size, const uint32_t *node_of_rank,
                  uint32_t n_nodes, uint32_t n_owners);
-/* All nodes with ranks are ready; what the last of them gives. */
+/* All nodes with ranks are ready; returns the last one's action. */
 enum step_action steps_ready(struct step *s, const struct step_params *p);
-/* ... and all holders vote. */
+/* The same, and all holders vote. */
 enum step_action steps_decide(struct step *s, const struct step_params *p);
-/* All holders have carried the last decision out. */
+/* All holders carry out the last decision. */
 void steps_done(struct step *s);

@@ -1,9 +1,9 @@
-/* A state directory of its own for a test, and states in it.  They abort on failure. */
+/* A state directory for one test, and states in that directory.  They abort on failure. */
 #pragma once
 
 #include "daemon/store/store.h"
 
-/* A new empty directory, mode 0700; fixture_remove() deletes it with what is in it. */
+/* A new empty directory, mode 0700; fixture_remove() deletes it with its files. */
 char *fixture_directory(void);
 void fixture_remove(char *directory);
 
@@ -11,10 +11,10 @@ struct store *fixture_store(const char *directory);
 struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, uint32_t chunk);
 struct state *fixture_state(struct store *store, const char *job, const layout *l,
                             uint32_t n_owners, uint32_t owner, uint32_t n_undo);
-/* ... on the first GPU. */
+/* The same on the first GPU. */
 struct state *fixture_state_on_gpu(struct store *store, const char *job, const layout *l,
                                    uint32_t n_owners, uint32_t owner, uint32_t n_undo);
-/* Opens the one state there is. */
+/* Opens the only state. */
 struct state *fixture_reopen(struct store *store, layout **ret_layout);
 /* Its file name; static memory. */
 const char *fixture_only_file(struct store *store);

@@ -1,4 +1,4 @@
-/* Checkpoints in a directory of their own, and states that they are made of. */
+/* Checkpoints in a directory of their own, and the states that they are made of. */
 #pragma once
 
 #include <criterion/criterion.h>
@@ -9,7 +9,7 @@
 
 enum { OWNERS_MAX = 5, VERSION = 7, ATTEMPT = 9 };
 
-/* A state directory an owner, and one for checkpoints. */
+/* A state directory for each owner, and a directory for checkpoints. */
 struct scene {
         layout *l;
         char *checkpoints;
@@ -24,22 +24,22 @@ struct scene {
 
 /* The fixture's, with a tensor of several blocks. */
 layout *large_layout(void);
-/* What fill() has put there: each element's value follows from its place in the job. */
+/* The values that fill() writes: each is a function of the element's place in the job. */
 void fill(struct state *s);
 void check_values(struct state *s);
-/* New states of so many owners, each in a directory of its own; dropped. */
+/* Makes states of that many owners, each in a directory of its own; drops them. */
 void open_states(struct scene *s, uint32_t n_owners);
 void close_states(struct scene *s);
 /* A checkpoint "job-7" of filled states; takes the layout over. */
 void scene_init(struct scene *s, layout *l, uint32_t n_owners);
 void scene_deinit(struct scene *s);
-/* The shards of the states that are open, under the manifest's version. */
+/* Writes the shards of the open states under the manifest's version. */
 void write_partial(struct scene *s);
 int publish(struct scene *s, struct fault *fault);
 void take_version(struct scene *s, uint64_t version, uint64_t created_ms);
 int open_checkpoint(const struct scene *s, const char *name);
 bool exists(const struct scene *s, const char *name);
-/* Everything that a restore reads of "job-7", into states of n owners. */
+/* Reads "job-7" into states of n owners as a restore does. */
 int load(struct scene *s, uint32_t n_owners, bool check, struct fault *fault);
 void remove_tree(const char *path);
 /* The same numbers in every run. */

@@ -1,19 +1,19 @@
-/* Processes that die, or are looked at, at chosen instructions. */
+/* Processes that die, or stop for a look, at chosen instructions. */
 #pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* SIGKILL to this process, sent by the kernel, whatever it is just doing. */
+/* Lets the kernel send SIGKILL to this process at any instruction. */
 void trace_die_in(long ns);
 
-/* In the child: stops until the parent has seen it; then each trace_step() lets one instruction
- * run.  Exits with 77 if it cannot be traced. */
+/* In the child: stops until the parent has seen the child; then each trace_step() lets one
+ * instruction run.  Exits with 77 if the child cannot be traced. */
 void trace_me(void);
-/* In the parent: whether the child is traced. */
+/* In the parent: whether tracing works. */
 bool trace_begun(pid_t pid);
-/* False if the child has ended; it must end with 0. */
+/* Runs one instruction.  False: the child has ended, which must be with status 0. */
 bool trace_step(pid_t pid);
-/* The same for the way to where its next system call begins, or the one it is in ends. */
+/* Runs to the beginning of the next system call, or to the end of the current one. */
 bool trace_call(pid_t pid);
 void trace_kill(pid_t pid);
