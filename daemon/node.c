@@ -439,7 +439,7 @@ static int node_user(const struct conf *conf, struct fault *fault)
         CLEANUP(cleanup_free) char *place = strdup(conf->socket);
         struct privilege_folder folders[] = { { NULL, place ? dirname(place) : "." },
                                               { "state_dir", conf->state_dir },
-                                              { "view_dir", conf->view_dir } };
+                                              { "membership_dir", conf->membership_dir } };
         bool root = geteuid() == 0;
         int r = privilege_drop(conf->user, folders, conf->peers[0] ? 3 : 2, fault);
 

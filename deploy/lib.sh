@@ -292,7 +292,7 @@ peers = $2
 key_file = $directory/key
 socket = $directory/$1.sock
 state_dir = $directory/$1.state
-view_dir = $directory/$1.votes
+membership_dir = $directory/$1.votes
 user = root
 END
 }

@@ -48,16 +48,16 @@ static int set_joined(struct loaded *l, const struct option *o, const char *dire
 }
 
 /* The directory that a service manager names, else the user's, else the system's. */
-static int resolve_view_dir(struct loaded *l, struct fault *fault)
+static int resolve_membership_dir(struct loaded *l, struct fault *fault)
 {
         static const struct {
                 const char *variable, *below, *where;
         } places[] = { { "XDG_STATE_HOME", "/zerod", "$XDG_STATE_HOME" },
                        { "HOME", "/.local/state/zerod", "$HOME" } };
-        const struct option *o = option_find("view_dir", strlen("view_dir"));
+        const struct option *o = option_find("membership_dir", strlen("membership_dir"));
         const char *given = getenv("STATE_DIRECTORY");
 
-        if (l->conf.view_dir[0])
+        if (l->conf.membership_dir[0])
                 return 0;
         if (given && given[0] == '/' && !strchr(given, ':'))
                 return set_joined(l, o, given, "", "$STATE_DIRECTORY", fault);
@@ -103,7 +103,7 @@ static int resolve(struct loaded *l, struct fault *fault)
         if (r == 0)
                 r = resolve_path(l, "state_dir", "zerod", "/dev/shm/zerod", fault);
         if (r == 0)
-                r = resolve_view_dir(l, fault);
+                r = resolve_membership_dir(l, fault);
         if (r == 0)
                 r = resolve_chunk(l, fault);
         return r;

@@ -19,7 +19,7 @@ struct conf {
         char *socket;               /* "": see conf_table.h */
         char *socket_mode;          /* octal, of the socket file */
         char *state_dir;            /* "": see conf_table.h */
-        char *view_dir;             /* "": see conf_table.h */
+        char *membership_dir;       /* "": see conf_table.h */
         char *checkpoint_dir;       /* "": only for the user zerod runs as, and root */
         char *device;               /* auto, host, host:scalar, host:avx2, host:avx512, cuda */
         char *cuda_plugin;          /* "": where it is installed */

@@ -72,7 +72,7 @@
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and if that variable is not set. A " \
           "job's space is reserved when the job is made; space for new jobs can be taken by any "  \
           "user who may write to the same file system.")                                           \
-        S("State and memory", view_dir, PATH, "DIRECTORY", "", 4000,                               \
+        S("State and memory", membership_dir, PATH, "DIRECTORY", "", 4000,                         \
           "Where this node keeps its votes on which nodes hold shards, a few bytes: on a disk, so "\
           "that they outlast a reboot. A node alone does not use it. Empty: $STATE_DIRECTORY if "  \
           "set, otherwise /var/lib/zerod for root and $XDG_STATE_HOME/zerod or "                   \
@@ -121,9 +121,9 @@
           "value that they were made with. Nodes that share a job may differ.")                    \
         S("Running", user, TEXT, "NAME", "zerod", 31,                                              \
           "User, without privilege, that zerod becomes when it is started as root. If the default "\
-          "user does not exist zerod stays root. state_dir and view_dir are made for that user or "\
-          "must belong to that user, and so must the key files. Empty or root: zerod stays root, " \
-          "and writes checkpoints wherever a client names a directory.")                           \
+          "user does not exist zerod stays root. state_dir and membership_dir are made for that "  \
+          "user or must belong to that user, and so must the key files. Empty or root: zerod "     \
+          "stays root, and writes checkpoints wherever a client names a directory.")               \
         S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
           "The least severe messages that are logged.")                                            \
         N("Running", drain_ms, COUNT, "milliseconds", "10000", 0, 600000,                          \

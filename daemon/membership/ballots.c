@@ -90,7 +90,7 @@ static int make_path(const char *path, struct fault *fault)
         char part[PATH_SIZE];
 
         if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
-                return fault_set(fault, ZERO_EINVAL, "view_dir: the path is too long");
+                return fault_set(fault, ZERO_EINVAL, "membership_dir: the path is too long");
         for (char *p = part + 1;; p++) {
                 char c = *p;
 
@@ -100,7 +100,7 @@ static int make_path(const char *path, struct fault *fault)
                 if (mkdir(part, 0700) < 0 && errno != EEXIST)
                         return fault_set(fault, ZERO_EIO,
                                          "cannot make the directory %s for this node's votes: %s; "
-                                         "set view_dir to one that zerod may write, on a disk",
+                                         "set membership_dir to one on a disk that zerod may write",
                                          path, strerror(errno));
                 if (!c)
                         return 0;
@@ -120,8 +120,8 @@ static int open_directory(const char *path, int *ret, struct fault *fault)
                 return fault_errno(fault, errno, path);
         if (st.st_uid != geteuid() || st.st_mode & 022)
                 return fault_set(fault, ZERO_EPERM,
-                                 "view_dir %s belongs to user %u and has mode %03o: nobody but "
-                                 "zerod's user, %u, may be able to write it",
+                                 "membership_dir %s belongs to user %u and has mode %03o: nobody "
+                                 "but zerod's user, %u, may be able to write it",
                                  path, (unsigned)st.st_uid, (unsigned)st.st_mode & 0777,
                                  (unsigned)geteuid());
         *ret = STEAL_FD(fd);
@@ -255,8 +255,8 @@ int ballots_open(const char *directory, const char *node, const uint8_t cluster[
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         b->dir = -1;
         memcpy(b->cluster, cluster, sizeof b->cluster);
-        snprintf(b->name, sizeof b->name, "%s.view", node);
-        snprintf(b->temporary, sizeof b->temporary, ".%s.view.new", node);
+        snprintf(b->name, sizeof b->name, "%s.votes", node);
+        snprintf(b->temporary, sizeof b->temporary, ".%s.votes.new", node);
         r = open_directory(directory, &b->dir, fault);
         if (r == 0)
                 r = load(b, directory, &record, &found, fault);

@@ -141,9 +141,9 @@ static void split_found(struct membership *v, uint32_t node)
 
         if (!v->split_told[node])
                 log_error("node %s has other owners for epoch %llu: each side was told that the "
-                          "other is dead. Stop the daemons of the side that you give up, "
-                          "move its files in view_dir away, and start them again: they learn from "
-                          "the others",
+                          "other is dead. Stop the daemons of the side that you give up, move its "
+                          "files in membership_dir away, and start them again: they learn from the "
+                          "others",
                           node_name(x, node), (unsigned long long)v->r.record.chosen.epoch);
         v->split_told[node] = true;
         fabric_cut(x->fabric, node, "it has other owners for the same epoch: see the log");
@@ -196,7 +196,7 @@ static void membership_unwritten(struct membership *v)
         char text[300];
 
         snprintf(text, sizeof text, "this node's vote cannot be written to %s: %s",
-                 v->x->conf->view_dir, strerror(-v->written));
+                 v->x->conf->membership_dir, strerror(-v->written));
         log_error("%s", text);
         v->r.record = v->durable;
         paxos_give_up(&v->r);
@@ -404,11 +404,11 @@ int membership_start(struct engine *x, struct fault *fault)
         v->x = x;
         x->membership = v;
         if (x->cluster->n_nodes > 1)
-                r = ballots_open(x->conf->view_dir, node_name(x, x->cluster->self),
+                r = ballots_open(x->conf->membership_dir, node_name(x, x->cluster->self),
                                  x->cluster->hash, &v->ballots, &b, &found, fault);
         if (!r && found && !record_from_ballots(x, &b, &record))
                 r = fault_set(fault, ZERO_EIO, "the file of votes in %s makes no sense",
-                              x->conf->view_dir);
+                              x->conf->membership_dir);
         if (r)
                 return r;
         paxos_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->placement,

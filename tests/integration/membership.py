@@ -28,7 +28,7 @@ def comes_to(daemon, epoch, *owners):
 
 
 def votes(daemon):
-    return f"{daemon.options['view_dir']}/{daemon.name}.view"
+    return f"{daemon.options['membership_dir']}/{daemon.name}.votes"
 
 
 def can_vote(*daemons):
@@ -243,9 +243,9 @@ def vote_that_cannot_be_written_is_not_given():
     with Cluster(3) as c:
         can_vote(*c.daemons)
         c[2].kill()
-        blocked = f"{c[0].options['view_dir']}/.n0.view.new"
+        blocked = f"{c[0].options['membership_dir']}/.n0.votes.new"
         os.mkdir(blocked)
-        refused(c[0].ctl_run("remove-node", "n2"), "cannot be written", c[0].options["view_dir"])
+        refused(c[0].ctl_run("remove-node", "n2"), "cannot be written", c[0].options["membership_dir"])
         refused(c[1].ctl_run("--timeout", "2", "remove-node", "n2"), "no answer")
         os.rmdir(blocked)
         assert c[0].change_owners("remove-node", "n2")["owners"] == ["n0", "n1"]
@@ -272,7 +272,7 @@ def single_node_writes_no_votes():
     with Cluster(1) as c:
         stands(c[0], 0, "n0")
         refused(c[0].ctl_run("remove-node", "n0"), "only owner")
-        assert not os.path.exists(c[0].options["view_dir"])
+        assert not os.path.exists(c[0].options["membership_dir"])
 
 
 if __name__ == "__main__":

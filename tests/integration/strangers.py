@@ -264,7 +264,7 @@ def second_daemon_of_one_name():
     with Cluster(2) as c:
         port, = free_ports(1)
         own = {"socket": f"{c.directory}/twin.sock", "state_dir": f"{c.directory}/twin.state",
-               "view_dir": f"{c.directory}/twin.votes"}
+               "membership_dir": f"{c.directory}/twin.votes"}
         peers = c[0].options["peers"].replace(f":{c[0].port}", f":{port}")
         twin = Daemon("twin", c.directory, port, {**c[0].options, **own, "peers": peers})
         ranks = c.ranks("work", small_layout(), [0, 1], hold=2, push=2)

@@ -317,7 +317,7 @@ class Cluster:
         hosts = [self.network.address(i) if self.network else "127.0.0.1" for i in range(nodes)]
         for i, name in enumerate(names):
             o = {"node": name, "socket": f"{self.directory}/{name}.sock",
-                 "state_dir": f"{self.directory}/{name}.state", "view_dir": f"{self.directory}/{name}.votes",
+                 "state_dir": f"{self.directory}/{name}.state", "membership_dir": f"{self.directory}/{name}.votes",
                  "threads": 1, "user": "root"}
             if nodes > 1:
                 o["peers"] = " ".join(f"{n}={h}:{p}" for n, h, p in zip(names, hosts, numbers))

@@ -18,7 +18,7 @@
 
 struct inproc_node;
 
-/* One node's view of another. */
+/* What one node has of another. */
 struct inproc_peer {
         struct inproc_node *node;
         uint32_t index;

@@ -183,9 +183,9 @@ Test(load, a_nodes_votes_lie_where_the_service_manager_says)
 {
         setenv("STATE_DIRECTORY", "/var/lib/private/z", 1);
         cr_assert_eq(LOAD("--node=a"), 0);
-        cr_assert_str_eq(conf->view_dir, "/var/lib/private/z");
-        cr_assert_eq(LOAD("--node=a", "--view-dir=/v"), 0);
-        cr_assert_str_eq(conf->view_dir, "/v");
+        cr_assert_str_eq(conf->membership_dir, "/var/lib/private/z");
+        cr_assert_eq(LOAD("--node=a", "--membership-dir=/v"), 0);
+        cr_assert_str_eq(conf->membership_dir, "/v");
 }
 
 Test(load, a_users_votes_lie_at_home)
@@ -195,14 +195,14 @@ Test(load, a_users_votes_lie_at_home)
         setenv("HOME", "/home/u", 1);
         if (geteuid() == 0) {
                 cr_assert_eq(LOAD("--node=a"), 0);
-                cr_assert_str_eq(conf->view_dir, "/var/lib/zerod");
+                cr_assert_str_eq(conf->membership_dir, "/var/lib/zerod");
                 cr_assert_eq(seteuid(65534), 0);
         }
         cr_assert_eq(LOAD("--node=a"), 0);
-        cr_assert_str_eq(conf->view_dir, "/home/u/.local/state/zerod");
+        cr_assert_str_eq(conf->membership_dir, "/home/u/.local/state/zerod");
         setenv("XDG_STATE_HOME", "/home/u/s", 1);
         cr_assert_eq(LOAD("--node=a"), 0);
-        cr_assert_str_eq(conf->view_dir, "/home/u/s/zerod");
+        cr_assert_str_eq(conf->membership_dir, "/home/u/s/zerod");
         if (getuid() == 0)
                 cr_assert_eq(seteuid(0), 0);
 }

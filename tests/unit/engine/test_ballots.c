@@ -75,7 +75,7 @@ static size_t file_bytes(uint8_t *bytes, size_t most)
 {
         char path[256];
 
-        snprintf(path, sizeof path, "%s/a.view", directory);
+        snprintf(path, sizeof path, "%s/a.votes", directory);
         int fd = open(path, O_RDONLY);
         ssize_t n = read(fd, bytes, most);
 
@@ -88,7 +88,7 @@ static void file_set(const uint8_t *bytes, size_t n)
 {
         char path[256];
 
-        snprintf(path, sizeof path, "%s/a.view", directory);
+        snprintf(path, sizeof path, "%s/a.votes", directory);
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
 
         cr_assert_eq(write(fd, bytes, n), (ssize_t)n);
@@ -210,7 +210,7 @@ Test(ballots, that_others_can_write_are_refused)
         bool found;
 
         keep(&s);
-        snprintf(path, sizeof path, "%s/a.view", directory);
+        snprintf(path, sizeof path, "%s/a.votes", directory);
         chmod(path, 0620);
         cr_assert_eq(try_open(cluster, &r, &found, &fault), ZERO_EIO);
         chmod(path, 0600);
@@ -228,7 +228,7 @@ Test(ballots, a_write_that_was_broken_off_changes_nothing)
         bool found;
 
         keep(&s);
-        snprintf(path, sizeof path, "%s/.a.view.new", directory);
+        snprintf(path, sizeof path, "%s/.a.votes.new", directory);
         int fd = open(path, O_WRONLY | O_CREAT, 0600);
         cr_assert_eq(write(fd, "half", 4), 4);
         close(fd);
