@@ -133,5 +133,5 @@ bool paxos_undecided(const struct paxos *r);
 uint32_t paxos_up(struct paxos *r);
 uint32_t paxos_hear(struct paxos *r, uint32_t from, const struct paxos_message *m);
 
-/* Whether outside input makes sense for a cluster of n_nodes. */
+/* Whether a cluster of n_nodes can have such a record. */
 bool paxos_record_sane(const struct paxos_record *record, uint32_t n_nodes);

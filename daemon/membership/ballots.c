@@ -12,12 +12,13 @@
 
 #include "proto/cleanup.h"
 
-/* To be raised with any change of struct ballots_file. */
+/* Raise with any change of struct ballots_file. */
 enum { BALLOTS_FORMAT = 2, BALLOTS_HASH = 32, NAME_SIZE = 128, PATH_SIZE = 4096 };
 
 static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 'v', 'w' };
 
-/* Numbers are the machine's own: a file never leaves it.  No gaps: every byte counts. */
+/* Numbers are in the machine's byte order: the file never leaves the machine.  There are no gaps:
+ * the hash covers every byte. */
 struct file_placement {
         uint64_t epoch;
         uint32_t n_owners, unused;
@@ -84,7 +85,7 @@ static bool placement_from_file(const struct file_placement *v, struct ballots_p
 
 /* ---- the directory ---- */
 
-/* Makes what is missing of a path, for zerod's user alone. */
+/* Makes the missing directories of a path, for zerod's user alone. */
 static int make_path(const char *path, struct fault *fault)
 {
         char part[PATH_SIZE];
@@ -100,7 +101,8 @@ static int make_path(const char *path, struct fault *fault)
                 if (mkdir(part, 0700) < 0 && errno != EEXIST)
                         return fault_set(fault, ZERO_EIO,
                                          "cannot make the directory %s for this node's votes: %s; "
-                                         "set membership_dir to one on a disk that zerod may write",
+                                         "set membership_dir to a directory on a disk that zerod "
+                                         "may write to",
                                          path, strerror(errno));
                 if (!c)
                         return 0;
@@ -119,11 +121,12 @@ static int open_directory(const char *path, int *ret, struct fault *fault)
         if (fd < 0 || fstat(fd, &st) < 0)
                 return fault_errno(fault, errno, path);
         if (st.st_uid != geteuid() || st.st_mode & 022)
-                return fault_set(fault, ZERO_EPERM,
-                                 "membership_dir %s belongs to user %u and has mode %03o: nobody "
-                                 "but zerod's user, %u, may be able to write it",
-                                 path, (unsigned)st.st_uid, (unsigned)st.st_mode & 0777,
-                                 (unsigned)geteuid());
+                return fault_set(
+                        fault, ZERO_EPERM,
+                        "membership_dir %s belongs to user %u and has mode %03o: it must belong "
+                        "to zerod's user, %u, and nobody else may be able to write to it",
+                        path, (unsigned)st.st_uid, (unsigned)st.st_mode & 0777,
+                        (unsigned)geteuid());
         *ret = STEAL_FD(fd);
         return 0;
 }
@@ -134,19 +137,19 @@ static int refuse(struct fault *fault, const char *directory, const char *name, 
 {
         return fault_set(fault, ZERO_EIO,
                          "the file of votes %s/%s cannot be used: %s. If this node alone has lost "
-                         "it, move it away and start with all other nodes up: it votes again when "
-                         "it has heard from each of them",
+                         "its file, move the file away and start the node while all others are up: "
+                         "it votes again when it has heard from each of them",
                          directory, name, why);
 }
 
 static int refuse_other(struct fault *fault, const char *directory, const char *name)
 {
-        return fault_set(
-                fault, ZERO_EIO,
-                "the file of votes %s/%s is of another cluster: `peers` or `owners` have "
-                "changed since. Change the owners with zeroctl add-node and remove-node; or "
-                "move the file away on every node, and `owners` counts again",
-                directory, name);
+        return fault_set(fault, ZERO_EIO,
+                         "the file of votes %s/%s is of another cluster: it was written with other "
+                         "`peers` or `owners`. "
+                         "Change the owners with zeroctl add-node and remove-node; or "
+                         "move the file away on every node, and `owners` counts again",
+                         directory, name);
 }
 
 static const char *file_flaw(const struct ballots_file *f)
@@ -154,7 +157,7 @@ static const char *file_flaw(const struct ballots_file *f)
         uint8_t hash[BALLOTS_HASH];
 
         if (memcmp(f->magic, magic, sizeof magic) != 0)
-                return "it is no file of votes";
+                return "it is not a file of votes";
         if (f->format != BALLOTS_FORMAT)
                 return "it was written by another version of zerod";
         file_hash(f, hash);
@@ -177,7 +180,7 @@ static bool never_voted(const struct ballots_record *r)
         return !r->promised && !r->accepted && !r->chosen.epoch;
 }
 
-/* One byte more than there may be is asked for, so that a longer file is found. */
+/* Callers ask for one byte more than the file may have, so that they notice a longer file. */
 static int read_whole(int fd, void *to, size_t size, size_t *ret)
 {
         size_t at = 0;
@@ -212,7 +215,8 @@ static int read_file(const struct ballots *b, const char *directory, struct ball
         if (fd < 0 || fstat(fd, &st) < 0)
                 return fault_errno(fault, errno, b->name);
         if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_mode & 022)
-                return refuse(fault, directory, b->name, "others can write it");
+                return refuse(fault, directory, b->name,
+                              "users other than zerod's can write to it");
         int r = read_whole(fd, bytes, sizeof bytes, &n);
         if (r)
                 return fault_errno(fault, -r, b->name);
@@ -233,7 +237,7 @@ static int load(const struct ballots *b, const char *directory, struct ballots_r
                 return r;
         flaw = file_flaw(&f);
         if (!flaw && !file_record(&f, ret))
-                flaw = "it makes no sense";
+                flaw = "it has more owners than a cluster can have";
         if (flaw)
                 return refuse(fault, directory, b->name, flaw);
         if (memcmp(f.cluster, b->cluster, sizeof b->cluster) == 0)

@@ -2,9 +2,9 @@
  * A node's vote on which nodes hold shards, on a disk: what it has promised and accepted must
  * outlive the machine, while states on tmpfs do not.
  *
- * Rule: the file that counts is whole.  A new one is written beside it, brought to the disk,
- * renamed over it, and the directory is brought to the disk, before ballots_write() returns.
- * A file that is damaged, or of another cluster, is refused and left alone.
+ * Rule: the file under its name is whole.  ballots_write() writes a new file beside it, syncs the
+ * new file, renames it over the old one, and syncs the directory before it returns. A file that is
+ * damaged, or of another cluster, is refused and left alone.
  */
 #pragma once
 
@@ -28,14 +28,14 @@ struct ballots_record {
 };
 
 /*
- * Opens the directory, which is made if it is missing, and reads the node's file in it. *ret_found:
- * there is one.  cluster: a hash of what all nodes must agree on; a file of another cluster that
- * has never voted counts for nothing.  ZERO_EIO, ZERO_EPERM with what to do.
+ * Opens the directory, or makes it, and reads the node's file in it. *ret_found: there is a file.
+ * cluster: a hash of what all nodes must agree on; a file of another cluster without any vote is
+ * ignored.  ZERO_EIO, ZERO_EPERM with what to do.
  */
 int ballots_open(const char *directory, const char *node, const uint8_t cluster[BALLOTS_CLUSTER],
                  struct ballots **ret, struct ballots_record *ret_record, bool *ret_found,
                  struct fault *fault);
 void ballots_close(struct ballots *b);
-/* Durable when it returns 0; -errno: the old one or the new one counts.  Blocks; one thread at a
- * time. */
+/* Durable when it returns 0; -errno: the old or the new record is on the disk.  Blocks; one thread
+ * at a time. */
 int ballots_write(struct ballots *b, const struct ballots_record *record);

@@ -112,11 +112,10 @@ static void change_over(struct membership *v)
                 return;
         }
         list_owners(v->x, chosen, owners, sizeof owners);
-        snprintf(
-                text, sizeof text,
-                "another change came first: in epoch %llu the owners are %s; ask again if yours is "
-                "still wanted",
-                (unsigned long long)chosen->epoch, owners);
+        snprintf(text, sizeof text,
+                 "another change came first: in epoch %llu the owners are %s; ask again if you "
+                 "still want your change",
+                 (unsigned long long)chosen->epoch, owners);
         change_end(v, ZERO_ECONFLICT, text);
 }
 
@@ -246,7 +245,8 @@ static bool membership_refuse(struct membership *v, uint32_t node, const struct 
         for (uint32_t n = 0; n < x->cluster->n_nodes && !fault.status; n++)
                 if (m->dead >> n & x->linked >> n & 1)
                         fault_set(&fault, ZERO_ECONFLICT,
-                                  "node %s is said to be dead, but its daemon answers here",
+                                  "the change declares node %s dead, but the node's daemon answers "
+                                  "here",
                                   node_name(x, n));
         if (!fault.status && !membership_hindered(x, &fault))
                 return false;
@@ -263,7 +263,7 @@ static void membership_hear(struct membership *v, uint32_t node, const struct pa
         membership_act(v, paxos_hear(&v->r, node, m), node);
 }
 
-/* Handles what came meanwhile, until something has to be written again. */
+/* Handles the messages that came meanwhile, until one needs another write. */
 static void membership_next(struct membership *v)
 {
         for (uint32_t n = 0; n < v->x->cluster->n_nodes && !v->writing; n++) {
@@ -284,7 +284,9 @@ void membership_message(struct engine *x, uint32_t node, const Zero__LinkMessage
         if (!v)
                 return;
         if (node == x->cluster->self || membership_receive(x, node, m->vote, &heard)) {
-                fabric_cut(x->fabric, node, "it voted against the rules");
+                fabric_cut(x->fabric, node,
+                           "its vote is malformed, made under another node's ballot, or declares "
+                           "this node dead");
                 return;
         }
         if (m->status && heard.ballot == v->r.ballot)
@@ -407,7 +409,10 @@ int membership_start(struct engine *x, struct fault *fault)
                 r = ballots_open(x->conf->membership_dir, node_name(x, x->cluster->self),
                                  x->cluster->hash, &v->ballots, &b, &found, fault);
         if (!r && found && !record_from_ballots(x, &b, &record))
-                r = fault_set(fault, ZERO_EIO, "the file of votes in %s makes no sense",
+                r = fault_set(fault, ZERO_EIO,
+                              "the file of votes in %s has owners or ballots that this cluster "
+                              "cannot have: start with the `peers` that it was written with, or "
+                              "move it away and start while all other nodes are up",
                               x->conf->membership_dir);
         if (r)
                 return r;

@@ -3,8 +3,8 @@
  * with the record in ballots.h.
  *
  * Events are handled one after the other.  A blocking thread writes what an event has changed.
- * Until that is on the disk, this node says nothing about it and handles no other event.  The last
- * message of each node waits; earlier ones are lost, and the nodes repeat them.
+ * Until the record is on the disk, this node says nothing about the event and handles no other. The
+ * last message of each node waits; earlier ones are lost, and the nodes repeat them.
  *
  * If the proposer of a change dies, any node that has accepted the change completes it when enough
  * nodes are there.
@@ -99,7 +99,7 @@ void membership_send(struct engine *x, uint32_t node, const struct paxos_message
 int membership_receive(const struct engine *x, uint32_t node, const Zero__Paxos *from,
                        struct paxos_message *ret);
 void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret);
-/* False: it makes no sense in this cluster. */
+/* False: this cluster cannot have such a record. */
 bool record_from_ballots(const struct engine *x, const struct ballots_record *b,
                          struct paxos_record *ret);
 

@@ -1,4 +1,4 @@
-/* Plans the change of owners that a person asks for, or says why it cannot be. */
+/* Plans the change of owners that a person asks for, or says why the change is impossible. */
 #include "daemon/membership/membership.h"
 
 #include <string.h>
@@ -14,8 +14,8 @@ static int find_node(const struct engine *x, const char *name, size_t n, uint32_
                         return 0;
                 }
         return fault_set(fault, ZERO_EINVAL,
-                         "there is no node '%.*s': nodes are those in `peers`, the same on every "
-                         "node",
+                         "there is no node '%.*s': the nodes are those in `peers`, which is the "
+                         "same on every node",
                          (int)(n < 64 ? n : 64), name);
 }
 
@@ -24,7 +24,7 @@ static bool is_owner(const struct placement *p, uint32_t node)
         return placement_nodes(p) >> node & 1;
 }
 
-/* Its link went down a moment ago: it may be restarting with other owners. */
+/* The node's link went down a moment ago: the node may be restarting with other owners. */
 static bool may_come(const struct engine *x, uint32_t node)
 {
         struct fabric_info info;
@@ -61,7 +61,7 @@ static int plan_remove(const struct engine *x, uint32_t node, struct placement *
         uint32_t n = 0;
 
         if (!is_owner(p, node))
-                return fault_set(fault, ZERO_EINVAL, "node %s is no owner", node_name(x, node));
+                return fault_set(fault, ZERO_EINVAL, "node %s is not an owner", node_name(x, node));
         if (placement_nodes(p) == 1ull << node)
                 return fault_set(fault, ZERO_EINVAL,
                                  "node %s is the only owner: add another one first",
@@ -89,7 +89,8 @@ static int plan_dead(const struct engine *x, uint32_t node, struct membership_ch
         return is_owner(&c->wanted, node) ? plan_remove(x, node, &c->wanted, fault) : 0;
 }
 
-/* It owned shards in an earlier epoch, so it may hold a job's newest state. */
+/* Whether one of the nodes owned shards in an earlier epoch and so may hold a job's newest state.
+ */
 static bool was_owner(const struct placement *p, uint64_t nodes)
 {
         for (uint32_t i = 0; i < PLACEMENT_BEFORE; i++)

@@ -1,8 +1,8 @@
 /*
  * Takes a change of owners back.
  *
- * That is a change like any other, proposed because a node refuses its part of a job.  The first
- * reason is kept, for those who ask what became of their change.
+ * Taking back is a change like any other, proposed because a node refuses its part of a job.  The
+ * node keeps the first reason for clients that ask for the outcome of their change.
  */
 #include "daemon/base/log.h"
 #include "daemon/membership/membership.h"
@@ -12,7 +12,7 @@ static void back_done(struct membership_change *change, int status, const char *
 {
         struct membership_back *b = CONTAINER_OF(change, struct membership_back, change);
 
-        b->wished = false; /* the job's coordinator asks again as long as that makes sense */
+        b->wished = false; /* the job's coordinator asks again while the node refuses */
         if (status == ZERO_OK)
                 b->x->taken_back = b->note;
         else
