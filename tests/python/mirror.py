@@ -54,7 +54,7 @@ def every_status_has_its_own_exception():
 
 
 @case
-def unknown_status_is_an_error_too():
+def unknown_status_is_an_error():
     error = errors.error_of(4711, "of a newer library")
     assert type(error) is zerod.Error and error.code == 4711 and "newer" in str(error)
 

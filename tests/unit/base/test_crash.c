@@ -7,7 +7,8 @@
 
 #include "daemon/base/crash.h"
 
-/* How often a process armed with `text` gets past the point; -1: it was not killed in `most`. */
+/* How often a process armed with `text` passes the point before it is killed; -1: not killed in
+ * `most` passages. */
 static int passes(const char *text, enum crash_point point, int most)
 {
         struct fault fault;

@@ -1,4 +1,4 @@
-/* The log: one line an event, nothing from outside can forge another. */
+/* The log: one line an event, and no outside text can forge a line. */
 #include <criterion/criterion.h>
 
 #include "daemon/base/log.h"

@@ -9,7 +9,7 @@ static struct log_limit limit;
 static const char one[] = "one %s", two[] = "two %s";
 static char told[LOG_LIMIT_TEXT + 100];
 
-/* So many of n lines are written. */
+/* The number of n lines that are written. */
 static unsigned written(const char *message, uint32_t user, unsigned n, uint64_t now_ms)
 {
         unsigned passed = 0;
@@ -29,7 +29,7 @@ Test(log_limit, each_user_and_message_has_its_own)
         cr_assert_eq(written(one, 2, 7, 5), 7);
 }
 
-Test(log_limit, what_was_left_out_is_told_once_when_the_time_is_over)
+Test(log_limit, lines_left_out_are_counted_when_the_time_is_over)
 {
         written(one, 1, LOG_LIMIT_LINES + 3, 5);
         cr_assert(!log_limit_over(&limit, 4 + LOG_LIMIT_MS, told));
@@ -39,7 +39,7 @@ Test(log_limit, what_was_left_out_is_told_once_when_the_time_is_over)
         cr_assert(!log_limit_over(&limit, 5 + LOG_LIMIT_MS, told));
 }
 
-Test(log_limit, or_by_the_next_line_of_its_kind)
+Test(log_limit, lines_left_out_are_counted_by_the_next_line_of_their_kind)
 {
         written(one, 1, LOG_LIMIT_LINES + 3, 5);
         cr_assert(log_limit_pass(&limit, one, 1, "", 5 + LOG_LIMIT_MS, told));
@@ -48,7 +48,7 @@ Test(log_limit, or_by_the_next_line_of_its_kind)
         cr_assert_str_eq(told, "");
 }
 
-Test(log_limit, or_when_its_place_is_taken)
+Test(log_limit, lines_left_out_are_counted_when_their_place_is_taken)
 {
         unsigned tells = 0;
 

@@ -1,4 +1,5 @@
-/* What /proc tells of a child: that it runs, is stopped, has ended, or is another one. */
+/* What /proc says of a child: it runs, is stopped, has ended, or is another process of that number.
+ */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <signal.h>

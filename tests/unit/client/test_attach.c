@@ -261,7 +261,7 @@ Test(attach, bad_needs_are_refused_without_asking)
         fake_stop(&f);
 }
 
-Test(attach, everything_else_needs_it)
+Test(attach, every_other_call_needs_an_attached_client)
 {
         struct fake f = { 0 };
         struct zero_step step = { 0 };
@@ -293,7 +293,7 @@ static void begin_and_end(struct fake *f)
         fake_expect_end(f);
 }
 
-Test(attach, twice_is_refused)
+Test(attach, attaching_twice_is_refused)
 {
         struct fake f = { 0 };
         struct zero_layout *l = fake_layout();

@@ -1,6 +1,6 @@
 /*
- * Events: what the daemon is told of work that is under way on a GPU, and what becomes of that and
- * of the windows there when the daemon dies.
+ * Events: how the client tells the daemon of work in progress on a GPU, and what happens to events
+ * and to windows on the GPU when the daemon dies.
  */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
@@ -44,7 +44,7 @@ static const struct zero_cuda_plugin *plugin(void)
         return table();
 }
 
-/* The daemon's look at events that were told with the attach. */
+/* The daemon opens the events that came with the attach. */
 static void open_events(struct fake *d, void *events[static ZERO_GPU_EVENTS])
 {
         for (int i = 0; i < ZERO_GPU_EVENTS; i++)
@@ -57,7 +57,7 @@ static void close_events(void *events[static ZERO_GPU_EVENTS])
                 plugin()->event_free(events[i]);
 }
 
-/* The message names one, and its work is not done. */
+/* Checks that the message names an event whose work is not done. */
 static void under_way(void *const events[static ZERO_GPU_EVENTS], uint32_t event)
 {
         MUST(event >= 1 && event <= ZERO_GPU_EVENTS);
@@ -162,7 +162,8 @@ Test(events, the_last_release_of_a_group_names_its_event)
         fake_close(&f, c);
 }
 
-/* Fetches and releases until every event is named; none is answered.  Who named which. */
+/* Fetches and releases until every event is named, without an answer to any; notes which release
+ * named which event. */
 static void take_all(struct fake *d, uint64_t seqs[static ZERO_GPU_EVENTS + 1])
 {
         for (int i = 0; i < ZERO_GPU_EVENTS; i++) {
@@ -273,7 +274,8 @@ Test(events, a_new_daemon_is_told_of_the_same_events_and_all_are_free)
         struct zero_client *c = open_gpu(die_with_all);
 
         hold_all(c);
-        OK(zero_release(c, FAKE_FP32, &now)); /* finds the daemon gone; now nothing is held */
+        OK(zero_release(c, FAKE_FP32,
+                        &now)); /* finds the daemon gone; the client holds nothing now */
         hold_all(c);
         fake_close(&f, c);
 }

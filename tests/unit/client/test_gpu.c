@@ -1,6 +1,6 @@
 /*
- * Windows on a GPU: a device that cannot be had, and windows that do not fit.  The plugin is the
- * fake one; its memory can be read here.
+ * Windows on a GPU: a device that cannot be opened, and windows that do not fit.  The plugin is the
+ * fake one, whose memory this process can read.
  */
 #include <criterion/criterion.h>
 

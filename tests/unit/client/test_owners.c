@@ -39,7 +39,7 @@ static void follow_script(struct fake *f)
         fake_expect_end(f);
 }
 
-/* Both outputs go to `output`.  As waitpid() tells. */
+/* Both outputs go to `output`.  Returns the status of waitpid(). */
 static int finish(FILE *p)
 {
         size_t n = fread(output, 1, sizeof(output) - 1, p);
@@ -187,7 +187,7 @@ Test(owners, move_that_was_taken_back_says_why)
         HIDES("long ago");
 }
 
-/* Answers the same, as long as it is asked. */
+/* Gives the same answer until zeroctl asks no more. */
 static void move_for_ever(struct fake *f)
 {
         fake_hello(f);

@@ -78,7 +78,8 @@ Test(push, all_slots_kept_by_the_caller_is_an_error_at_once)
         fake_close(&f, c);
 }
 
-/* Answers a push only when the next request proves that the client did not wait for it. */
+/* Answers a push only after the next request, which proves that the client did not wait for the
+ * answer. */
 static void answer_push_late(struct fake *d)
 {
         uint64_t first;
@@ -178,7 +179,7 @@ static void take_empty(struct fake *d)
         fake_expect_end(d);
 }
 
-Test(push, nothing_needs_no_memory_and_takes_none)
+Test(push, a_push_without_data_needs_no_slot)
 {
         struct zero_client *c = fake_open(&f, take_empty, 1);
         const uint8_t frozen_only[] = { 0, 1 };

@@ -1,6 +1,6 @@
 /*
- * The way back to a daemon that went away: how long it is tried, what is worth another try, who the
- * rank says it is, and how a wait is ended.
+ * Reconnecting to a daemon that went away: how long the client tries, which refusals it tries
+ * again, how the rank names itself, and how a wait ends.
  */
 #include <criterion/criterion.h>
 #include <sys/mman.h>
@@ -127,7 +127,7 @@ static void get_late(struct fake *d)
         munmap(late, FAKE_TRANSFER);
 }
 
-/* The next get has a window of its own, which the answer to the first one does not reach. */
+/* The next get has a window of its own, so a late answer to the first get cannot reach it. */
 Test(reconnect, what_comes_for_a_get_behind_its_deadline_is_not_taken_for_another)
 {
         const uint8_t none[40] = { 0 };
@@ -273,7 +273,7 @@ static void die_in_attach(struct fake *d)
         fake_expect_end(d);
 }
 
-Test(reconnect, attaching_is_tried_again_too)
+Test(reconnect, attaching_is_tried_again)
 {
         struct zero_client *c = fake_open(&f, die_in_attach, 1);
 

@@ -1,6 +1,6 @@
 /*
- * A daemon that goes away from a rank and comes back: what each call says, and what becomes of
- * the step in flight.
+ * A daemon goes away from a rank and comes back: what each call returns, and what happens to the
+ * step in flight.
  */
 #include <criterion/criterion.h>
 
@@ -26,14 +26,14 @@ static void setup(void)
 
 TestSuite(resume, .init = setup);
 
-/* The attempt that was under way when the daemon died is void. */
+/* The attempt in progress when the daemon died is void. */
 static void restart_void(struct fake *d)
 {
         d->job.attempt++;
         fake_restart(d);
 }
 
-/* ... or was committed: version 8. */
+/* The attempt in progress when the daemon died was committed: version 8. */
 static void restart_decided(struct fake *d)
 {
         d->job.last = &result_20;
@@ -50,7 +50,7 @@ static void answer_fetch(struct fake *d)
         fake_fetched(d, d->request->seq, false, 0);
 }
 
-/* The first push of an attempt, which must be the job's. */
+/* Expects the first push of an attempt, which must be the job's attempt. */
 static void answer_push(struct fake *d)
 {
         const Zero__Push *p = fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push;
@@ -220,7 +220,7 @@ static void skip_and_die(struct fake *d)
         fake_expect_end(d);
 }
 
-Test(resume, a_skipped_step_of_a_rank_that_pushed_nothing_returns_its_result_too)
+Test(resume, a_skipped_step_of_a_rank_that_pushed_nothing_returns_its_result)
 {
         struct zero_client *c = fake_open(&f, skip_and_die, 1);
         struct zero_result result = { 0 };
@@ -392,7 +392,7 @@ static void say_that_it_stops(struct fake *d)
         fake_expect_end(d);
 }
 
-Test(resume, a_daemon_that_says_so_is_lost_too)
+Test(resume, a_daemon_that_says_that_it_stops_is_lost)
 {
         struct zero_client *c = fake_open(&f, say_that_it_stops, 1);
 
@@ -417,7 +417,7 @@ static void die_unseen(struct fake *d)
         fake_expect_end(d);
 }
 
-/* Nothing listens while they are made: a call that connected would wait for its deadline. */
+/* Nothing listens during these calls: a call that connected would wait for its deadline. */
 Test(resume, calls_that_do_not_wait_leave_it_to_the_next_that_does)
 {
         struct zero_client *c;

@@ -1,6 +1,6 @@
 /*
- * Events that the daemon cannot open: messages name none, and are sent when the work that they are
- * behind is done, or not at all.
+ * Events that the daemon cannot open: messages name no event, and the client sends each when the
+ * work before it is done, or not at all.
  */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
@@ -20,7 +20,8 @@ static struct zero_sync now; /* the default stream */
 static void set_up(void)
 {
         setenv("ZEROD_CUDA_PLUGIN", FAKE_GPU, 1);
-        setenv("FAKE_GPU_DELAY_MS", "0", 1); /* a new variable moves environ under threads that read it */
+        setenv("FAKE_GPU_DELAY_MS", "0",
+               1); /* a new variable moves environ under threads that read it */
 }
 
 TestSuite(unopened, .init = set_up);
@@ -52,7 +53,7 @@ static void show(struct fake *d)
 
 /* ---- waiting ----------------------------------------------------------------------- */
 
-/* This test can open them: that of the n-th message is done. */
+/* Ends the work of the n-th message's event, which this test can open. */
 static void is_done(void *const events[static ZERO_GPU_EVENTS], int n, uint32_t named)
 {
         MUST(named == 0);
@@ -150,7 +151,7 @@ static void says(struct zero_client *c, int status, int expected, const char *wo
         cr_assert(strstr(zero_error(c), words), "%s", zero_error(c));
 }
 
-/* Nothing was sent, and the same call can be made again. */
+/* Nothing was sent, and the client can make the same call again. */
 Test(unopened, a_deadline_names_the_work_and_leaves_all_as_it_was)
 {
         struct zero_step step = { .sets = &adamw, .n_sets = 1, .sync = &now };

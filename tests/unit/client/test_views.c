@@ -1,4 +1,5 @@
-/* Private views: one address, the service's bytes at each fetch, nobody else's copy changed. */
+/* Private views: one address, the service's bytes at each fetch, and no effect on anybody else's
+ * copy. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -135,7 +136,7 @@ static void serve_and_gather(struct fake *d)
         MUST(d->serve[4096] == 5);
 }
 
-Test(views, what_is_served_in_place_is_private_too)
+Test(views, a_view_served_in_place_is_private)
 {
         struct zero_client *c = fake_open_private(&f, serve_and_gather);
         const void *served = NULL, *again = NULL;
@@ -170,7 +171,8 @@ Test(views, a_place_within_a_page_closes)
         fake_close(&f, c);
 }
 
-/* What the daemon passes: nobody else may write, but a private copy may be made. */
+/* The memory that the daemon passes is sealed: nobody else may write, but a private copy is
+ * allowed. */
 Test(views, sealed_memory_may_be_mapped_privately)
 {
         int fd = memfd_create("sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);

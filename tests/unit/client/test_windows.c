@@ -1,6 +1,6 @@
 /*
- * What a caller has pointers to when the daemon dies: addresses stay, memory of the dead daemon's
- * does not, and nothing piles up.
+ * A caller's pointers when the daemon dies: addresses stay valid, the dead daemon's memory is
+ * freed, and nothing piles up.
  */
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -42,7 +42,7 @@ static unsigned mappings(bool files_only)
         return n;
 }
 
-/* A fetch of the group at the start of the gather window, which is full of this byte. */
+/* Answers a fetch: the group is at the start of the gather window, which is full of this byte. */
 static void show(struct fake *d, uint8_t value)
 {
         fake_expect(d, ZERO__REQUEST__BODY_FETCH);
@@ -111,7 +111,7 @@ static void other_sizes(struct fake *d)
         fake_expect_end(d);
 }
 
-Test(windows, of_other_sizes_leave_what_was_given_out_mapped)
+Test(windows, new_windows_of_other_sizes_leave_the_old_ones_mapped)
 {
         struct zero_client *c = fake_open(&f, other_sizes, 1);
         const void *view, *smaller, *larger, *last;
@@ -238,7 +238,7 @@ Test(windows, a_thousand_losses_leave_no_descriptor_and_no_mapping)
         fake_close(&f, c);
 }
 
-Test(windows, nor_with_private_views)
+Test(windows, a_thousand_losses_with_private_views_leave_no_descriptor_and_no_mapping)
 {
         struct zero_client *c = fake_open_private(&f, restart_often);
 

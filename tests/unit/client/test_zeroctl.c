@@ -1,4 +1,4 @@
-/* zeroctl as a program: what it prints and how it exits, for answers given. */
+/* zeroctl as a program: its output and exit status for given answers. */
 #include <criterion/criterion.h>
 #include <sys/wait.h>
 #include <unistd.h>

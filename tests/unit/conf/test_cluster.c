@@ -1,4 +1,4 @@
-/* The cluster that peers, owners, node and key files describe. */
+/* The cluster described by peers, owners, node and key files. */
 #include <criterion/criterion.h>
 
 #include "daemon/conf/conf.h"

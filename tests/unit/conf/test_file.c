@@ -1,4 +1,4 @@
-/* The configuration file: what is read, and how a mistake is told. */
+/* The configuration file: which values it gives, and how mistakes are reported. */
 #include <criterion/criterion.h>
 
 #include "daemon/base/chunk.h"

@@ -1,4 +1,4 @@
-/* In the place of the kernels: the plugin's C files link, and what would be launched is not. */
+/* Empty kernels, so that the plugin's C files link; nothing is launched. */
 #define KERNEL(name)        \
         int name(void);     \
         int name(void)      \

@@ -1,6 +1,6 @@
 /*
- * cuda/collective.c against a libnccl.so.2 that notes how it is called; the CUDA runtime is played
- * by this file.  Where $OLD_NCCL is set that library lacks a function.
+ * cuda/collective.c against a libnccl.so.2 that notes its calls; this file stands in for the CUDA
+ * runtime.  With $OLD_NCCL set that library lacks a function.
  */
 #include <criterion/criterion.h>
 #include <dlfcn.h>

@@ -40,7 +40,7 @@ static void pass_on(uint64_t *bins, const struct exact_terms *t)
                 bins[t->bin + (unsigned)i] += t->term[i];
 }
 
-/* As a thread of the kernel does it; returns how often it had to pass on what it held. */
+/* Adds as a thread of the kernel does; returns how often it had to flush its registers. */
 static int add_up(const double *x, int n, struct exact_sum *ret_sum)
 {
         struct exact_terms run = { 0 };
@@ -85,7 +85,7 @@ Test(exact, terms_of_every_exponent_and_sign_are_the_hosts)
                 }
 }
 
-Test(exact, edges_are_the_hosts)
+Test(exact, edges_are_the_bits_of_the_host)
 {
         const double edges[] = { 0.0,     -0.0,     DBL_MIN, DBL_TRUE_MIN, -DBL_TRUE_MIN,
                                  DBL_MAX, -DBL_MAX, 1.0,     -1.0,         0x1p-1022 - 0x1p-1074 };

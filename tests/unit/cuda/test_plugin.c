@@ -1,7 +1,6 @@
 /*
- * The CUDA plugin as far as it can be seen without a GPU: that it loads, what it offers,
- * what it refuses, and that a machine without a GPU gets an error and nothing worse.
- * $CUDA_PLUGIN is its path.
+ * The CUDA plugin, as far as tests can see it without a GPU: it loads, offers its tables, refuses
+ * bad arguments, and returns errors on a machine without a GPU. $CUDA_PLUGIN is its path.
  */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
@@ -227,7 +226,7 @@ Test(plugin, does_nothing_for_an_empty_range, .init = load)
         cr_assert_eq(gpu->copy(NULL, NULL, 0, NULL), 0);
 }
 
-/* The real library where there is one; without a GPU it has to fail and no worse. */
+/* Uses the real library where there is one; without a GPU it must fail with an error. */
 Test(plugin, nccl_has_one_member_or_says_why_not, .init = load)
 {
         int version = 0, r = gpu->nccl_open(&version);

@@ -1,7 +1,7 @@
 /*
- * What the plugin's C files ask of CUDA, by the strict stand-in of fake_runtime.h: memory that is
- * exported, seen by a trainer and given back, events, and that a call which fails at any point
- * leaves nothing behind and the thread's GPU as it was.
+ * The plugin's C files on the strict stand-in for CUDA (fake_runtime.h): exported memory that a
+ * trainer maps and the daemon frees, and events.  A call that fails at any point leaves nothing
+ * behind and does not change the thread's GPU.
  */
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -38,8 +38,8 @@ static struct zero_cuda_share share_new(void)
 }
 
 /*
- * As its calls fail one after the other, until it makes so few that none did: each time nothing is
- * left.  No call may fail in silence, unless there is another way.
+ * Lets the calls fail one after the other, until the failing number is never reached; each time
+ * nothing may be left.  No failure may go unnoticed, unless there is another way.
  */
 static void at_every_call(int fail_with, bool other_way, int (*function)(void))
 {

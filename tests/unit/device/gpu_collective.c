@@ -1,7 +1,7 @@
 /*
- * The same bytes to several GPUs and sums of what lies on several, by all ways that bytes go from
- * one to another, and when NCCL fails in the midst of it: the same bits.  Each owner has a thread.
- * Without Criterion, so that it also runs under the thread sanitizer.
+ * The same bytes to several GPUs, and sums of data on several GPUs, give the same bits by every way
+ * between GPUs, even when NCCL fails halfway.  Each owner has a thread. Without Criterion, so that
+ * it also runs under the thread sanitizer.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -179,8 +179,7 @@ static void refused(const char *variable, const char *value, const char *why)
         unsetenv(variable);
 }
 
-/* The fake counts calls for as long as it is loaded: each way, by its name, in a process of its
- * own.
+/* The fake counts calls while it is loaded, so each way runs in a process of its own, by name.
  */
 int main(int argc, char *argv[])
 {

@@ -11,7 +11,7 @@
 
 static struct fault fault;
 
-/* Opens nothing; the refusal names each of the words. */
+/* Checks that opening fails and that the refusal has each of the words. */
 static void refused(const char *path, const char *words)
 {
         cr_assert_eq(gpus_open(path, device_host(NULL), &fault), ZERO_EGPU);
@@ -242,7 +242,7 @@ Test(gpu_lack, of_memory_is_refused_and_told, .init = open_small, .fini = gpus_c
         gpu_free(more);
 }
 
-/* Whoever asks next need not know that it is freed by another thread. */
+/* The next allocation succeeds although another thread frees the memory. */
 Test(gpu_lack, what_was_given_back_is_free, .init = open_small, .fini = gpus_close)
 {
         uint64_t left, total;
@@ -389,7 +389,7 @@ Test(gpu_memory, a_gpu_that_its_trainer_leaves_no_part_of_is_refused)
 
 /* ---- buffers ------------------------------------------------------------------- */
 
-/* Pins as many as there may be: one is asked for whenever none is left. */
+/* Pins as many buffers as allowed; each is requested when none is left. */
 static void pin_all(void)
 {
         void *buffers[GPU_BUFFERS + 1];

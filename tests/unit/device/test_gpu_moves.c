@@ -1,4 +1,5 @@
-/* Which bytes go from which GPU to which: all of them, each once, and none in another's way. */
+/* Which bytes go from which GPU to which: every byte goes once, and no move overwrites another's
+ * source. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +112,7 @@ static void node_deinit(struct node *node)
         free(node->wanted);
 }
 
-/* As staging.c finds an owner's operands; those of the host are left where they are. */
+/* Finds an owner's operands as staging.c does; those in host memory stay there. */
 static void operands_of(const struct node *node, uint32_t owner, struct operand *ret)
 {
         ret[0] = (struct operand){ .memory = (uint8_t *)node->sum[owner],

@@ -1,4 +1,5 @@
-/* Operations on GPU memory through the fake plugin: done when they return, or were waited for. */
+/* Operations on GPU memory through the fake plugin are done when they return, or when they were
+ * waited for. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -41,7 +42,7 @@ static void holds(const struct window *w, float expected, const char *operation)
                 cr_assert_eq(w->view[i], expected, "%s: element %zu", operation, i);
 }
 
-/* A trainer looks into its window as soon as it is told of it. */
+/* A trainer reads its window as soon as the daemon answers. */
 Test(gpu_memory, an_operation_is_done_when_it_returns)
 {
         const struct device_ops *ops = gpu_ops();
@@ -150,7 +151,7 @@ Test(gpu_memory, enqueued_updates_are_done_when_they_were_waited_for)
         window_free(&served);
 }
 
-/* A part that has to wait in between does not keep the rest of the norm from being waited for. */
+/* The whole norm is waited for, even if one of its parts has to wait in between. */
 Test(gpu_memory, a_norm_of_pieces_in_all_places_is_whole_when_it_returns)
 {
         struct window w = window_new(), v = window_new();

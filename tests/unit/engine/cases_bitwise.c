@@ -9,7 +9,7 @@
 #include "check.h"
 #include "training.h"
 
-/* Runs it with 1, 2, 3 and 5 owners on five nodes, the timing other each time. */
+/* Runs the training with 1, 2, 3 and 5 owners on five nodes, with another timing each time. */
 static struct outcome same_for_owners(struct training t, const char *what)
 {
         static const uint32_t owners[] = { 1, 2, 3, 5 };
@@ -169,7 +169,7 @@ static void a_silent_rank(void)
         CHECK(memcmp(&o.sum, &with.sum, sizeof o.sum), "its gradient counted before");
 }
 
-/* Fewer slots than what the orders differ by. */
+/* There are fewer slots than the ranks' orders differ by. */
 static void ranks_that_push_in_other_orders(void)
 {
         struct training t = training_default();
@@ -184,7 +184,7 @@ static void ranks_that_push_in_other_orders(void)
         }
 }
 
-/* To say that there is nothing is the same as to say nothing, and needs no slot. */
+/* A push without data gives the same bits as no push, and needs no slot. */
 static void ranks_that_lack_something(void)
 {
         struct training t = training_default();

@@ -1,4 +1,4 @@
-/* A checkpoint of a step, though updates come before the copy. */
+/* A checkpoint holds one step, even if updates come before the copy. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 /* ---- copies that are held -------------------------------------------------------------- */
 
-/* Of each node the first of exp_avg: nobody else copies that. */
+/* The first exp_avg of each node: only the checkpoint copies that plane. */
 static struct {
         struct device_ops ops;
         const struct device_ops *host;
@@ -129,7 +129,7 @@ static uint32_t groups_begun(const struct capture *t)
         return n;
 }
 
-/* A step while copies are held: it saves what is not copied. */
+/* A step runs while copies are held, and saves what is not copied yet. */
 static void step_first(struct session *s)
 {
         uint64_t seed = 1, begun = uv_hrtime();
@@ -186,7 +186,7 @@ static void an_update_that_comes_before_the_copy_saves(void)
         update_before_the_copy(false);
 }
 
-static void also_what_has_no_gradient(void)
+static void an_update_saves_tensors_without_a_gradient(void)
 {
         update_before_the_copy(true);
 }
@@ -194,6 +194,7 @@ static void also_what_has_no_gradient(void)
 const struct test_case checkpoint_cases[] = {
         { "an-update-that-comes-before-the-copy-saves",
           an_update_that_comes_before_the_copy_saves },
-        { "also-what-has-no-gradient", also_what_has_no_gradient },
+        { "an-update-saves-tensors-without-a-gradient",
+          an_update_saves_tensors_without_a_gradient },
         { 0 },
 };

@@ -1,4 +1,4 @@
-/* States filled from others': after a loss, for other owners, in vain. */
+/* Fills of states from other nodes: after a loss, for other owners, and fills that fail. */
 #include <string.h>
 
 #include "cases.h"
@@ -222,7 +222,7 @@ static bool released(void *arg)
         return ((struct engine *)arg)->releases == 0;
 }
 
-/* All that the node has of the job is lost, and nobody has noticed. */
+/* Deletes all that the node has of the job; no node notices. */
 static void lose(struct scene *s, uint32_t node)
 {
         struct job *job = net_job(&s->s.net, node, "zoo");
@@ -236,7 +236,7 @@ static void lose(struct scene *s, uint32_t node)
         CHECK(list_empty(&node_of(s, node)->dead_jobs) && store_used(node_of(s, node)->store) == 0);
 }
 
-/* All nodes go by another list of owners; what they hold is of the one before. */
+/* Switches all nodes to another owner list; their states are of the list before. */
 static void place(struct scene *s, const uint32_t *owners, uint32_t n)
 {
         placement_init(&s->to, 9, owners, n, s->training.net.mirror);
@@ -363,7 +363,7 @@ static void other_owners_are_filled_from_those_before(void)
                         move(owners, mirror, lists[owners - 1], lengths[owners - 1]);
 }
 
-/* Two of three owners go on with what was held of the third, of whom nothing is known. */
+/* Two of three owners take over the shards of the third, whose node is gone. */
 static void the_shards_of_a_node_that_is_gone_are_taken_over(void)
 {
         struct scene s;
@@ -380,7 +380,7 @@ static void the_shards_of_a_node_that_is_gone_are_taken_over(void)
         scene_close(&s);
 }
 
-/* It is told why, and nothing is left of it. */
+/* Checks that the fill fails with the reason and leaves nothing. */
 static void in_vain(struct scene *s, uint32_t node, uint32_t holder, int status, const char *why)
 {
         struct ending e;
@@ -393,7 +393,7 @@ static void in_vain(struct scene *s, uint32_t node, uint32_t holder, int status,
         CHECK(list_empty(&node_of(s, node)->dead_jobs), "%s", why);
 }
 
-static void a_source_that_is_not_what_is_meant_refuses(void)
+static void a_source_in_another_state_than_expected_refuses(void)
 {
         struct scene s;
         uint32_t node, holder;
@@ -476,8 +476,8 @@ const struct test_case fill_cases[] = {
         { "other-owners-are-filled-from-those-before", other_owners_are_filled_from_those_before },
         { "the-shards-of-a-node-that-is-gone-are-taken-over",
           the_shards_of_a_node_that_is_gone_are_taken_over },
-        { "a-source-that-is-not-what-is-meant-refuses",
-          a_source_that_is_not_what_is_meant_refuses },
+        { "a-source-in-another-state-than-expected-refuses",
+          a_source_in_another_state_than_expected_refuses },
         { "a-fill-that-is-broken-off-leaves-nothing", a_fill_that_is_broken_off_leaves_nothing },
         { "a-mirror-that-missed-a-put-is-filled-anew", a_mirror_that_missed_a_put_is_filled_anew },
         { NULL, NULL },

@@ -1,5 +1,5 @@
 /*
- * Ranks whose windows are on a GPU, which comes to the end of its work long after the calls.
+ * Ranks whose windows are on a GPU whose work ends long after the calls.
  */
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 enum { BOTH = 3 };
 
-/* The same training with windows in host memory, on GPUs, and on one node's GPU alone; and with
+/* The same training with windows in host memory, on GPUs, and on one node's GPU only; also with
  * states on GPUs. */
 static void same_in_every_place(struct training t, const char *what)
 {
@@ -64,7 +64,7 @@ static void all_held_on_a_gpu(void)
         same_in_every_place(t, "a skipped step");
 }
 
-/* The serve plane, in host memory, is not what its ranks map. */
+/* The ranks do not map the serve plane, because it is in host memory. */
 static void a_single_owner_and_ranks_on_a_gpu(void)
 {
         struct training t = training_default();
@@ -110,7 +110,7 @@ static void is_late(struct session *s, struct op op, const char *what)
               "%s: %s", zero_status_name(status), ears[0].text);
 }
 
-/* The rank that is here again does its step, and that is the one that it would have been. */
+/* The rank that comes back does its step, with the bits of an undisturbed run. */
 static void step_comes_to_the_same(struct session *s, const struct training *t)
 {
         struct training other = *t;
@@ -129,7 +129,8 @@ static void step_comes_to_the_same(struct session *s, const struct training *t)
         CHECK(memcmp(&s->outcome.sum, &expected.sum, sizeof expected.sum) == 0);
 }
 
-/* It ends at the deadline, by name; what was not counted then never is; the session lives. */
+/* The push ends at its deadline, which names the GPU work.  A gradient that did not count by then
+ * never does, and the session goes on. */
 static void work_that_does_not_end_is_named(void)
 {
         struct training t = on_one_node(2);
@@ -164,7 +165,7 @@ static void work_that_does_not_end_is_named(void)
         CHECK(stream_gpus_left() == before);
 }
 
-/* What it has pushed has not counted, and is not looked at again. */
+/* The dead session's pushes do not count, and nobody polls their events again. */
 static void a_successor_does_not_wait_for_work_of_the_one_before(void)
 {
         struct training t = on_one_node(2);
@@ -246,7 +247,7 @@ static void note_drained(void *arg)
         *(bool *)arg = true;
 }
 
-/* A stop waits for a step of which all that has come in still waits for a GPU. */
+/* A stop waits for a step whose pushes all wait for a GPU. */
 static void a_step_that_a_gpu_holds_up_is_in_flight(void)
 {
         struct training t = on_one_node(1);

@@ -22,7 +22,7 @@ static const struct places {
         { "all but one in host memory", { 0, 0, 0, 1 }, { 0, 0, 1, 1 }, 1 | 2 },
 };
 
-/* As in host memory, for any number of owners, on GPUs or not. */
+/* The bits are those of host memory, for any number of owners, with states on GPUs or not. */
 static void same_in(struct training t, const struct places *p)
 {
         struct outcome host, o;
@@ -58,7 +58,7 @@ static void ranks_on_several_gpus_get_the_same_bits(void)
         same_in(t, &places[0]);
 }
 
-/* Windows as small as may be, orders in which each waits for the other's groups. */
+/* The smallest windows, and orders in which each rank waits for the other's groups. */
 static void several_gpus_and_small_windows(void)
 {
         struct training t = training_default();
@@ -95,7 +95,7 @@ static void a_node_gets_each_group_once(void)
         }
 }
 
-/* They share a window while it has room, and then have another on the same GPU. */
+/* The ranks share a window while it has room; others get a second window on the same GPU. */
 static void more_ranks_on_a_gpu_than_were_expected(void)
 {
         struct training t = training_default();

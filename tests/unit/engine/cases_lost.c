@@ -1,4 +1,4 @@
-/* Ranks that die or are late: who hears of it, and what is left of the step. */
+/* Ranks that die or are late: who hears of that, and what happens to the step. */
 #include <string.h>
 
 #include "cases.h"
@@ -7,7 +7,8 @@
 #include "listening.h"
 #include "stream.h"
 
-/* The others go on with their programs meanwhile; rank 3 does its second step if that is due. */
+/* The others go on with their programs meanwhile; rank 3 does its second step if it still has to.
+ */
 static void attached_again(struct session *s)
 {
         struct trainer *t = &s->trainers[3];
@@ -28,7 +29,8 @@ static void attached_again(struct session *s)
         session_run(s);
 }
 
-/* A rank dies behind so many turns of the second step and comes back; all replay that step. */
+/* A rank dies after that many turns of the second step and comes back; all ranks replay the step.
+ */
 static void replay(struct training *t, uint32_t turns, const struct outcome *expected)
 {
         struct session s;
@@ -72,7 +74,7 @@ static void a_rank_that_dies_and_comes_back_changes_nothing(void)
         dies_and_comes_back(training_default(), 10);
 }
 
-static void nor_with_windows_on_a_gpu(void)
+static void a_rank_that_dies_changes_nothing_with_windows_on_a_gpu(void)
 {
         struct training t = training_default();
 
@@ -81,8 +83,9 @@ static void nor_with_windows_on_a_gpu(void)
         dies_and_comes_back(t, 10);
 }
 
-/* The rank that dies is alone on its GPU: its window ends, from which the other's may be filled. */
-static void nor_on_one_of_two_gpus(void)
+/* The rank that dies is alone on its GPU, so its window is freed, although another window may be
+ * filled from it. */
+static void a_rank_that_dies_changes_nothing_on_one_of_two_gpus(void)
 {
         struct training t = training_default();
 
@@ -94,7 +97,7 @@ static void nor_on_one_of_two_gpus(void)
         dies_and_comes_back(t, 25);
 }
 
-/* The first n ranks end the step alone, and hear of another one. */
+/* The first n ranks call zero_step(), and hear which rank is missing. */
 static void hear_at_the_deadline(struct session *s, uint32_t n, int status, const char *who)
 {
         for (uint32_t r = 0; r < n; r++) {
@@ -118,8 +121,8 @@ static void others_hear_at_their_deadline_which_rank_is_late(void)
         session_close(&s);
 }
 
-/* Those who wait when it happens, and those who call later, on its node and on others; no deadline
- * ends before the session is given up. */
+/* Checks ranks that wait when the rank is lost and ranks that call later, on its node and on
+ * others; no deadline passes before that. */
 static void others_hear_at_once_which_rank_was_lost(void)
 {
         for (uint32_t waiting = 0; waiting < 4; waiting++) {
@@ -128,7 +131,8 @@ static void others_hear_at_once_which_rank_was_lost(void)
                 struct session s;
 
                 open_listening(&s, &t);
-                s.trainers[waiting % 4].needs.fail_on_lost = true; /* one will do */
+                s.trainers[waiting % 4].needs.fail_on_lost =
+                        true; /* one rank that asks is enough */
                 session_attach(&s);
                 for (uint32_t r = 0; r < 3; r++) {
                         s.trainers[r].needs.timeout_ms = 1000 * NET_WAIT_MS;
@@ -146,7 +150,7 @@ static void others_hear_at_once_which_rank_was_lost(void)
         }
 }
 
-/* A push that waits, and one behind it that has no slot. */
+/* A push that waits, and a second one that has no slot. */
 static void pushes_do_not_wait_for_a_lost_rank(void)
 {
         struct training t = training_default();
@@ -168,7 +172,8 @@ static void pushes_do_not_wait_for_a_lost_rank(void)
         session_close(&s);
 }
 
-/* The start follows the loss of a link, before the coordinator has heard of rank 3 here again. */
+/* The start comes after the loss of a link, before the coordinator has heard again of rank 3 here.
+ */
 static void a_session_ends_when_its_rank_starts_on_another_node(void)
 {
         struct training t = training_default();
@@ -195,8 +200,9 @@ static void a_session_ends_when_its_rank_starts_on_another_node(void)
         session_close(&s);
 }
 
-/* One that is to be waited for no more was so for ranks that are not there any more. */
-static void what_a_lost_rank_means_is_for_those_who_are_there(void)
+/* fail_on_lost holds while the ranks that asked for it are there: later ranks wait for a lost rank.
+ */
+static void fail_on_lost_ends_with_the_ranks_that_asked_for_it(void)
 {
         struct training t = training_default();
         struct engine *x;
@@ -233,13 +239,15 @@ const struct test_case lost_cases[] = {
           a_session_ends_when_its_rank_starts_on_another_node },
         { "a-rank-that-dies-and-comes-back-changes-nothing",
           a_rank_that_dies_and_comes_back_changes_nothing },
-        { "nor-with-windows-on-a-gpu", nor_with_windows_on_a_gpu },
-        { "nor-on-one-of-two-gpus", nor_on_one_of_two_gpus },
+        { "a-rank-that-dies-changes-nothing-with-windows-on-a-gpu",
+          a_rank_that_dies_changes_nothing_with_windows_on_a_gpu },
+        { "a-rank-that-dies-changes-nothing-on-one-of-two-gpus",
+          a_rank_that_dies_changes_nothing_on_one_of_two_gpus },
         { "others-hear-at-their-deadline-which-rank-is-late",
           others_hear_at_their_deadline_which_rank_is_late },
         { "others-hear-at-once-which-rank-was-lost", others_hear_at_once_which_rank_was_lost },
         { "pushes-do-not-wait-for-a-lost-rank", pushes_do_not_wait_for_a_lost_rank },
-        { "what-a-lost-rank-means-is-for-those-who-are-there",
-          what_a_lost_rank_means_is_for_those_who_are_there },
+        { "fail-on-lost-ends-with-the-ranks-that-asked-for-it",
+          fail_on_lost_ends_with_the_ranks_that_asked_for_it },
         { 0 },
 };

@@ -1,4 +1,5 @@
-/* Owners that are mirrored: the bits are the same, on both, and a mirror that lies is found. */
+/* Mirrored owners: both copies have the bits of a run without mirrors, and a mirror that lies is
+ * found. */
 #include <string.h>
 
 #include "cases.h"
@@ -98,7 +99,7 @@ static void both_copies_are_the_same_bytes_after_each_step(void)
 
 /* ---- a mirror that lies ------------------------------------------------------------ */
 
-/* In the name of a holder's node: a vote of its own making.  The first that comes counts. */
+/* Sends a made-up vote in the name of a holder's node.  The first vote that comes counts. */
 static void vote_otherwise(struct session *s, uint32_t coordinator, uint32_t holder)
 {
         struct engine *x = &s->net.nodes[coordinator].x;
@@ -181,7 +182,7 @@ static bool is_whole(void *arg)
         return step && step->open == 7;
 }
 
-/* All of a put that there is to compare. */
+/* A put, as far as a comparison of copies sees it. */
 static void put(struct session *s, uint32_t holder, uint64_t number)
 {
         struct state *state = held(s, holder)->state;
@@ -192,7 +193,8 @@ static void put(struct session *s, uint32_t holder, uint64_t number)
 
 enum { PUT_MISSED, PUT_MISSED_AND_LOST, PUT_MISSED_AND_PUT, PUT_MISSED_KINDS };
 
-/* So many turns after a node is back that has missed one: a third is lost, or there is another. */
+/* A node that missed a put is back; after that many turns a third node is lost, or another put
+ * comes. */
 static void put_missed(struct session *s, uint32_t turns, int kind)
 {
         uint32_t coordinator = coordinator_of(&s->net.nodes[0].x, "zoo");
@@ -214,7 +216,7 @@ static void put_missed(struct session *s, uint32_t turns, int kind)
         net_wait(&s->net, is_whole, s, "the mirror to be made anew");
 }
 
-static void a_mirror_that_missed_a_put_is_made_anew_whatever_comes_between(void)
+static void a_mirror_that_missed_a_put_is_filled_again_whatever_comes_between(void)
 {
         struct training t = training_of(3);
         struct session s;
@@ -240,7 +242,7 @@ const struct test_case mirror_cases[] = {
           both_copies_are_the_same_bytes_after_each_step },
         { "a-copy-that-votes-otherwise-is-found-and-both-nodes-are-named",
           a_copy_that_votes_otherwise_is_found_and_both_nodes_are_named },
-        { "a-mirror-that-missed-a-put-is-made-anew-whatever-comes-between",
-          a_mirror_that_missed_a_put_is_made_anew_whatever_comes_between },
+        { "a-mirror-that-missed-a-put-is-filled-again-whatever-comes-between",
+          a_mirror_that_missed_a_put_is_filled_again_whatever_comes_between },
         { 0 },
 };

@@ -71,7 +71,7 @@ static struct accumulator *accumulator_on(struct session *s, uint32_t node)
         return net_own(net_job(&s->net, node, "zoo"))->accumulator;
 }
 
-/* Of the GPU: less than what is pulled of the largest group. */
+/* Leaves less memory on the GPU than pulls of the largest group take. */
 static void leave_little(uint64_t total)
 {
         char bytes[24];
@@ -89,8 +89,8 @@ static void wait_for_receive_buffers(struct session *s)
                         uv_run(&s->net.loop, UV_RUN_ONCE);
 }
 
-/* What has landed on a GPU leaves its receive buffer for the next; without any it lands in host
- * memory. */
+/* A gradient that has landed on a GPU leaves its receive buffer to the next; without a buffer a
+ * gradient lands in host memory. */
 static void receive_buffers_on_a_gpu_are_kept_while_there_are_ranks(void)
 {
         struct training t = training_default();
@@ -132,7 +132,7 @@ static bool receive_buffers_are_gone(void *arg)
         return accumulator_on(arg, 1)->n_kept_receive_buffers == 0;
 }
 
-/* Where nobody says when the ranks have left, time does. */
+/* On a node without ranks nobody says when ranks leave, so buffers are freed after a while. */
 static void receive_buffers_where_no_ranks_are_are_kept_for_a_while(void)
 {
         struct training t = training_default();
@@ -230,7 +230,7 @@ static bool has_ended(void *arg)
         return ((struct asked *)arg)->ended;
 }
 
-/* A node gradient of node 0 that some have not taken all of. */
+/* A node gradient of node 0 that some owners have not completely taken. */
 static const struct node_gradient *node_gradient_on_offer(struct session *s)
 {
         list_for_each (&net_job(&s->net, 0, "zoo")->reduce->node_gradients, item) {
@@ -242,12 +242,12 @@ static const struct node_gradient *node_gradient_on_offer(struct session *s)
         return NULL;
 }
 
-/* Node 1 asks node 0 for n elements of its owner's range, from an element of that on. */
+/* Node 1 asks node 0 for n elements of its owner's range, from the given element on. */
 static void ask_for(struct session *s, struct asked *a, uint64_t at, uint64_t n)
 {
         struct job *job = net_job(&s->net, 1, "zoo");
         uint32_t owner = net_own(job)->owner;
-        size_t room = n < 1 << 20 ? n : 0; /* what is refused needs none */
+        size_t room = n < 1 << 20 ? n : 0; /* a refused range needs no buffer */
         Zero__Pull pull = ZERO__PULL__INIT;
 
         *a = (struct asked){ .ask.done = note_end, .bytes = calloc(room + 1, sizeof(float)) };
@@ -261,7 +261,7 @@ static void ask_for(struct session *s, struct asked *a, uint64_t at, uint64_t n)
               0);
 }
 
-/* One step until node 0 offers its node gradient of the group, of which node 1 takes nothing yet.
+/* Runs a step until node 0 offers its node gradient of the group; node 1 has taken nothing yet.
  */
 static void until_offered(struct session *s, struct training *t)
 {
@@ -320,7 +320,7 @@ static void parts_outside_an_owners_range_are_refused(void)
         session_close(&s);
 }
 
-/* It has nothing more to take then; what is sent to it stays until it has been sent. */
+/* The owner has taken everything then; payloads in progress stay until they are sent. */
 static void a_range_that_is_asked_for_many_times(void)
 {
         struct training t = training_default();

@@ -9,7 +9,7 @@
 #include "proto/cleanup.h"
 #include "training.h"
 
-/* ---- a client of its own that reads and writes ---- */
+/* ---- a client that reads and writes ---- */
 
 struct client {
         struct net *net;
@@ -30,7 +30,7 @@ static void client_finish(struct request *r, int status, const char *text)
         snprintf(c->text, sizeof c->text, "%s", text);
 }
 
-/* Nodes that the job does not need may hear of it after its start. */
+/* Nodes that the job does not need may hear of the job after its start. */
 static bool job_is_there(void *arg)
 {
         const struct client *c = arg;
@@ -70,7 +70,7 @@ static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_
         r = access_start(job, c->window, &m, put, 10000, &c->request, &fault);
         if (r)
                 request_end(&c->request, r, "%s", fault.text);
-        if (put) /* what counts is what was there when the call came */
+        if (put) /* the values at the time of the call count */
                 memset(c->window->segment.data, 0xff, c->window->transfer_bytes);
         net_wait(c->net, client_done, c, "a plane");
         return c->status;
@@ -231,7 +231,7 @@ static void the_step_count_is_kept_by_every_owner(void)
         session_close(&s);
 }
 
-static void what_makes_no_sense_is_refused(void)
+static void gets_and_puts_out_of_range_are_refused(void)
 {
         struct training t = training_default();
         struct session s;
@@ -348,13 +348,13 @@ static double error_of(struct session *s, struct client *c, uint32_t tensor, uin
         return size > 0 ? sqrt(difference / size) : 0;
 }
 
-/* Which set a tensor has in the end: its own, or the other one. */
+/* The set that a tensor has in the end: its own, or the other one. */
 static uint32_t set_of(const struct session *s, uint32_t tensor, bool exchanged)
 {
         return s->layout->tensors[tensor].set ^ exchanged;
 }
 
-/* All pushes but the last rank's are in when the sets are put: MASTER could not be any more. */
+/* The sets are put after all pushes but the last rank's; MASTER can no longer be put then. */
 static void push_then_exchange_sets(struct session *s, struct client *c)
 {
         uint32_t last = s->training->ranks - 1;
@@ -428,7 +428,7 @@ static void the_set_that_was_put_is_the_one_that_applies(void)
         one_step_is_the_reference(true);
 }
 
-/* Every owner with a part of a tensor has the set, and keeps it over a restart. */
+/* Every owner with a part of a tensor has its set, and keeps the set over a restart. */
 static void sets_are_kept_by_every_owner(void)
 {
         struct training t = training_default();
@@ -485,8 +485,8 @@ static bool accesses_ended(void *arg)
         return tensors_module.idle(arg);
 }
 
-/* An owner is busy for longer than a client waits.  What comes then must not be written to the
- * client's memory, in which the next put may lie; and a client has only so many such gets. */
+/* An owner is busy for longer than a client waits.  The late values must not be written to the
+ * client's memory, which the next put may use; and a client may have only GETS such gets. */
 static void a_late_get_leaves_the_clients_memory_alone(uint32_t node)
 {
         struct training t = training_default();
@@ -535,7 +535,7 @@ static void a_late_get(void)
         a_late_get_leaves_the_clients_memory_alone(1);
 }
 
-/* One that can be trained, and lies with the node's owner alone. */
+/* A trainable tensor that only the node's owner holds. */
 static uint32_t tensor_of(const struct job *job)
 {
         uint32_t owner = net_own(job)->owner;
@@ -589,7 +589,7 @@ const struct test_case plane_cases[] = {
           a_set_is_not_put_between_vote_and_decision_behind_a_restart },
         { "planes-over-owners", planes_over_owners },
         { "the-step-count-is-kept-by-every-owner", the_step_count_is_kept_by_every_owner },
-        { "what-makes-no-sense-is-refused", what_makes_no_sense_is_refused },
+        { "gets-and-puts-out-of-range-are-refused", gets_and_puts_out_of_range_are_refused },
         { "a-put-reaches-every-window", a_put_reaches_every_window },
         { "one-step-is-adamw", one_step_is_adamw },
         { "the-set-that-was-put-is-the-one-that-applies",

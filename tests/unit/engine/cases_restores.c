@@ -1,4 +1,4 @@
-/* Restores, as many as clients ask for. */
+/* The number of restores in progress is bounded. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ static bool all_over(void *arg)
         return true;
 }
 
-/* Until one is refused; what it is refused with. */
+/* Begins restores until one is refused; returns the refusal's status. */
 static int restore_many(struct engine *x, uint32_t *ret_begun)
 {
         struct order order = { .directory = "/nowhere/at/all", .uid = geteuid() };
@@ -38,7 +38,7 @@ static int restore_many(struct engine *x, uint32_t *ret_begun)
         return 0;
 }
 
-static void so_many_restores_are_under_way_at_once(void)
+static void restores_in_progress_are_bounded(void)
 {
         struct net_options options = { .nodes = 1, .owners = 1 };
         uint32_t begun, again;
@@ -54,6 +54,6 @@ static void so_many_restores_are_under_way_at_once(void)
 }
 
 const struct test_case restore_cases[] = {
-        { "so-many-restores-are-under-way-at-once", so_many_restores_are_under_way_at_once },
+        { "restores-in-progress-are-bounded", restores_in_progress_are_bounded },
         { 0 },
 };

@@ -1,4 +1,4 @@
-/* What goes wrong: jobs that are dropped, links that end, calls out of place. */
+/* Trouble: jobs that are dropped, links that end, calls out of order. */
 #include <string.h>
 
 #include "cases.h"
@@ -8,7 +8,7 @@
 #include "daemon/transfer/staging.h"
 #include "listening.h"
 
-/* One operation of one rank, to its end. */
+/* Runs one operation of one rank to its end. */
 static int one_op(struct session *s, uint32_t rank, struct op op)
 {
         struct trainer *t = &s->trainers[rank];
@@ -46,7 +46,7 @@ static bool released(void *arg)
         return ((struct engine *)arg)->releases == 0;
 }
 
-/* At once: no file is left; what takes long, its memory, is another thread's. */
+/* The file is gone at once; another thread frees the memory, which takes long. */
 static void a_dropped_state_is_freed_beside_the_loop(void)
 {
         struct training t = training_default();
@@ -78,7 +78,7 @@ static void on_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, 
         kept = keeps;
 }
 
-/* Drops a job whose states are gone already: nothing of it has to be freed. */
+/* Drops a job whose states are gone already, so nothing has to be freed. */
 static void a_drop_is_kept_where_no_state_is_left(void)
 {
         struct training t = training_default();
@@ -149,7 +149,7 @@ static void two_sessions_cannot_be_one_rank(void)
 
         t.ranks = 2;
         t.net.nodes = 3;
-        t.node_of_rank[1] = 2; /* whichever of the others gets in, its window is its own */
+        t.node_of_rank[1] = 2; /* whichever of the others gets in has a window of its own */
         open_listening(&s, &t);
         both[0] = s.trainers[0];
         both[1] = s.trainers[0];
@@ -258,7 +258,7 @@ static void fetches_out_of_place_are_refused(void)
         session_close(&s);
 }
 
-/* Refused pushes, each in an attempt of its own; the daemon goes on. */
+/* Refused pushes, each in an attempt of its own; the daemon survives. */
 static int push(struct session *s, uint32_t rank, Zero__Push m)
 {
         struct request r = { 0 };
@@ -363,8 +363,8 @@ static void until_linked(struct session *s, uint32_t a, uint32_t b, bool linked)
         }
 }
 
-/* In the name of a node, an answer to whatever the other has just asked of it: a vote without its
- * numbers. */
+/* Answers the other node's last question in the name of a node, with a vote that lacks its numbers.
+ */
 static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t node,
                                    uint64_t first_call)
 {
@@ -397,7 +397,7 @@ static void answer_without_numbers(struct session *s, uint32_t asker, uint32_t n
                 engine_message(x, node, &m);
 }
 
-static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
+static void a_job_does_not_go_on_with_an_owner_whose_vote_cannot_be_read(void)
 {
         struct training t = training_default();
         const struct coordinated *c;
@@ -435,7 +435,7 @@ static void an_owner_whose_vote_cannot_be_read_is_not_gone_on_with(void)
         session_close(&s);
 }
 
-/* In the name of a node, of the attempt behind the one that runs. */
+/* Offers a gradient in the name of a node, for the attempt after the running one. */
 static void offer_ahead(struct session *s, uint32_t to, uint32_t from)
 {
         struct job *job = net_job(&s->net, to, "zoo");
@@ -452,7 +452,8 @@ static void offer_ahead(struct session *s, uint32_t to, uint32_t from)
         engine_message(&s->net.nodes[to].x, from, &m);
 }
 
-/* After it a node that has lost its state may begin another attempt under the same number. */
+/* After the link has ended, a node that lost its state may begin another attempt with the same
+ * number. */
 static void offers_of_attempts_to_come_end_with_the_link(void)
 {
         struct training t = training_default();
@@ -498,8 +499,8 @@ const struct test_case trouble_cases[] = {
         { "micro-batches-without-end-are-refused", micro_batches_without_end_are_refused },
         { "ranks-that-disagree-hear-on-what-and-may-agree",
           ranks_that_disagree_hear_on_what_and_may_agree },
-        { "an-owner-whose-vote-cannot-be-read-is-not-gone-on-with",
-          an_owner_whose_vote_cannot_be_read_is_not_gone_on_with },
+        { "a-job-does-not-go-on-with-an-owner-whose-vote-cannot-be-read",
+          a_job_does_not_go_on_with_an_owner_whose_vote_cannot_be_read },
         { "offers-of-attempts-to-come-end-with-the-link",
           offers_of_attempts_to_come_end_with_the_link },
         { "a-link-that-ends-anywhere-loses-nothing", a_link_that_ends_anywhere_loses_nothing },

@@ -12,7 +12,7 @@ struct ears {
 
 extern struct ears ears[RANKS_MAX]; /* [rank] */
 
-/* session_open() with no failures noted. */
+/* session_open(); notes failures from then on. */
 void open_listening(struct session *s, const struct training *t);
 /* Runs that many turns of all programs, or until they end. */
 void run_turns(struct session *s, uint32_t turns, uint64_t seed);

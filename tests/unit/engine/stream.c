@@ -11,7 +11,7 @@
 #include "tests/support/fake_gpu.h"
 #include "zoo.h"
 
-/* A view that is read at the end: its bytes are still as they were. */
+/* A view that is read at the end must have the bytes of its fetch. */
 struct reading {
         const void *view;
         void *bytes;
@@ -75,7 +75,7 @@ uint64_t stream_gpus_left(void)
         return sum;
 }
 
-/* Its work ends at that time; UINT64_MAX: never. */
+/* The event's work ends at that time; UINT64_MAX: never. */
 static void record(const struct stream *s, uint32_t event, uint64_t until_ns)
 {
         set_until(s->events[event], until_ns);
@@ -192,7 +192,7 @@ bool stream_write(struct stream *s, const struct op *op, uint32_t slot, uint32_t
         return true;
 }
 
-/* Work in front of that event's last place. */
+/* Whether work is pending that the event is recorded behind. */
 static bool is_ahead(const struct stream *s, uint32_t event)
 {
         for (const struct work *w = s->first; w; w = w->next)
@@ -222,7 +222,7 @@ static void work_read(const struct stream *s, const struct reading *r)
         free(now);
 }
 
-/* What was enqueued in an attempt that is over reads what it likes. */
+/* Work of an attempt that is over may read anything. */
 static bool work_counts(const struct stream *s, const struct work *w)
 {
         const struct job *job = s->trainer->rank->job;
@@ -243,7 +243,7 @@ bool stream_work(struct stream *s)
                 work_read(s, &w->readings[i]);
         event = w->event;
         work_pop(s);
-        if (!is_ahead(s, event)) /* else it was recorded anew meanwhile */
+        if (!is_ahead(s, event)) /* else the event was recorded again */
                 record(s, event, 0);
         return true;
 }

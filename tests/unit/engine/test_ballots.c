@@ -1,4 +1,4 @@
-/* The file of votes: what is written is read again, and nothing else is. */
+/* The file of votes: a record is read back as it was written, and any other file is refused. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Memory for gradients: a random life of buffers keeps to what buffer.h and buffer.c promise. */
+/* Memory for gradients: random use of buffers keeps the promises of buffer.h and buffer.c. */
 #include "daemon/reduce/buffer.c"
 
 #include <criterion/criterion.h>
@@ -19,7 +19,7 @@ static struct live {
         size_t n;
 } live[LIVE];
 
-/* Bytes of a buffer, as far as they take a slot. */
+/* Bytes of a buffer that takes one of the slots; 0: it takes none. */
 static size_t slot_bytes(const struct live *b)
 {
         for (uint32_t i = 0; i < SLOTS; i++)

@@ -1,4 +1,4 @@
-/* Waiting for the GPU work of trainers: who is told, when, and who is not. */
+/* Waiting for the GPU work of trainers: who is called back, when, and who is not. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
@@ -17,7 +17,7 @@ static void *event[N];
 static struct fault fault;
 static bool closed;
 
-/* What the callbacks have told. */
+/* The results of the callbacks. */
 static uint32_t n_told;
 static int told[2 * EVENT_WAITS_MAX];
 static bool inside_call;
@@ -143,7 +143,7 @@ static void drop_all(void *arg, int status)
         event_waits_drop(waits, events);
 }
 
-/* The session that is told ends because of it. */
+/* The callback ends its session. */
 Test(event_wait, may_be_dropped_by_who_is_told)
 {
         record(0, "0");
@@ -163,7 +163,7 @@ static void close_all(void *arg, int status)
         event_waits_close(waits, on_closed, NULL);
 }
 
-/* The last session, at the end of the process. */
+/* The callback ends the last session and closes everything. */
 Test(event_wait_end, may_be_closed_by_who_is_told, .init = begin, .timeout = 60)
 {
         record(0, "0");

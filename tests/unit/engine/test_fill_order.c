@@ -1,4 +1,5 @@
-/* Orders to fill a holder: a whole one is read, and each that makes no sense is refused. */
+/* Orders to fill a holder: a correct order is read, and an order with any wrong field is refused.
+ */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@ enum { NODES = 3, SELF = 1 };
 static struct cluster cluster = { .n_nodes = NODES, .self = SELF };
 static struct engine x = { .cluster = &cluster };
 
-/* A message of which every part may be changed; node 1 is to mirror node 0. */
+/* A correct order, whose fields tests change: node 1 mirrors node 0. */
 struct order {
         Zero__Fill fill;
         Zero__Layout layout, *l;
@@ -138,7 +139,7 @@ Test(fill_target_order, from_owners_of_whom_some_are_gone_is_read)
         cr_assert(f.readable[3] && !f.readable[2] && f.from.node[1] == ZERO_NODE_MAX);
 }
 
-/* Each spoils one thing. */
+/* Each function spoils one field. */
 static void no_from(struct order *o)
 {
         o->fill.from = NULL;

@@ -1,4 +1,4 @@
-/* Votes from other nodes, as they come from the wire: what makes no sense is refused. */
+/* Votes of other nodes, as they come over the link: a vote with an impossible field is refused. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
@@ -10,7 +10,7 @@ enum { NODES = 3, ROUNDS = 200000 };
 static struct cluster cluster = { .n_nodes = NODES, .self = 0 };
 static struct engine x = { .cluster = &cluster };
 
-/* A vote of node 1 that is in order. */
+/* A correct vote of node 1. */
 struct vote {
         Zero__Paxos m;
         Zero__Placement chosen, value;
@@ -87,7 +87,7 @@ Test(membership_message, under_the_ballot_of_another_node_is_refused)
         vote_init(&v, PAXOS_PREPARE);
         v.m.ballot++;
         cr_assert_eq(receive(&v, &m), -EPROTO);
-        v.m.kind = PAXOS_PROMISE; /* answers bear the asker's */
+        v.m.kind = PAXOS_PROMISE; /* answers have the asker's ballot */
         cr_assert_eq(receive(&v, &m), 0);
 }
 
@@ -109,7 +109,7 @@ static uint64_t next(uint64_t *state)
         return *state >> 33;
 }
 
-/* One field is anything. */
+/* Sets one field to a random value. */
 static void spoil(struct vote *v, uint64_t *rng)
 {
         uint64_t any = next(rng) % 3 ? next(rng) % 8 : next(rng) << 33 | next(rng);

@@ -28,7 +28,7 @@ static layout *make_layout(void)
         return l;
 }
 
-/* Every element has its place, in order, in the piece of its part's place, and for itself alone. */
+/* Every element has an address of its own, in order, in the piece of its part's place. */
 static void check_places(const struct parts_rule *rule, const layout *l, uint32_t group)
 {
         uint32_t n = rule->partition->slices[group];

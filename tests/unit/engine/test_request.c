@@ -1,4 +1,4 @@
-/* Waiting requests: each ends once, at its deadline with the name of what it waited for. */
+/* Waiting requests: each ends once; at its deadline the text names what it waited for. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@ struct call {
         struct request request;
         uint32_t ends, forgotten;
         uint64_t prolonged_ms; /* in all */
-        uint64_t until_ms;     /* what it waits for may come until then */
+        uint64_t until_ms;     /* the awaited rank may come until then */
         int status;
         bool gone;
         char text[480];

@@ -1,8 +1,9 @@
 /*
- * Pieces and updates in any order: each byte of the stream is what it was before the first update.
+ * Pieces and updates in any order: each byte of the stream has its value from before the first
+ * update.
  *
- * The state is a number a byte, how often it was updated; pieces take their time, and keep updates
- * from their group meanwhile.
+ * A byte of the state counts its updates.  A piece takes a while, and keeps updates out of its
+ * group meanwhile.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -56,7 +57,7 @@ static void model_deinit(struct model *m)
         free(m->stream);
 }
 
-/* What the state has of a group goes to the stream. */
+/* Copies the state's bytes of a group to the stream. */
 static void keep(struct model *m, uint32_t group, uint64_t first, uint64_t end, bool frozen)
 {
         for (uint32_t i = 0; i < m->map.n; i++) {

@@ -202,7 +202,7 @@ void trainer_spoil_slot(const struct trainer *t, const struct op *op, uint32_t s
         free(spoilt);
 }
 
-/* Into the slot, now or when its GPU comes to it; false: that cannot take more. */
+/* Writes to the slot, now or when the GPU gets to it; false: all events are in use. */
 static bool fill_slot(struct trainer *t, const struct op *op, uint32_t slot, uint32_t *ret_event)
 {
         if (t->stream)
@@ -211,7 +211,7 @@ static bool fill_slot(struct trainer *t, const struct op *op, uint32_t slot, uin
         return true;
 }
 
-/* False: its slot is still in use. */
+/* False: the slot is still in use. */
 static bool begin_push(struct trainer *t, const struct op *op)
 {
         const struct layout_group *g = &t->layout->groups[op->group];
@@ -248,7 +248,7 @@ static bool begin_push(struct trainer *t, const struct op *op)
 
 /* ---- the other operations ---- */
 
-/* Its session is none any more, and it hears why. */
+/* The rank's session has ended, and the rank hears why. */
 static void trainer_fenced(void *arg, int status, const char *text)
 {
         struct trainer *t = arg;
@@ -388,7 +388,7 @@ static bool op_next(struct trainer *t)
         return true;
 }
 
-/* What a client does when it hears that its attempt is over. */
+/* Does what a client does when it hears that its attempt is over. */
 static void program_again(struct trainer *t)
 {
         const struct job *job = t->rank->job;

@@ -27,7 +27,7 @@ struct training training_default(void)
 
 /* ---- what ranks see ---- */
 
-/* Of the tensors' bytes; what lies between them is nobody's. */
+/* A hash of the tensors' bytes, without the gaps. */
 static uint64_t view_hash(const layout *l, uint32_t group, const char *view)
 {
         const struct layout_group *g = &l->groups[group];

@@ -1,4 +1,4 @@
-/* What only the TCP path has: headers that nobody can forge, and bytes that came early. */
+/* What only the TCP path has: sealed headers, and bytes that come early. */
 #include <criterion/criterion.h>
 #include <endian.h>
 #include <errno.h>
@@ -73,7 +73,7 @@ static void close_side(void)
         end_loop(&side.loop);
 }
 
-/* A tag of what travels as it is: the header is part 0, its payload part 1. */
+/* The tag of plain bytes: the header is part 0, its payload part 1. */
 static void sign(uint8_t *tag, const void *p, size_t n, uint64_t sequence, uint8_t part)
 {
         uint8_t nonce[12] = { [8] = part }, key[CHANNEL_KEY], nothing[1];
@@ -85,7 +85,7 @@ static void sign(uint8_t *tag, const void *p, size_t n, uint64_t sequence, uint8
                                                            nonce, key);
 }
 
-/* For n bytes at payload, of which the tag is, if they are there. */
+/* A header for n bytes, with the tag of those at payload unless that is NULL. */
 static void header(uint8_t ret[static HEADER], uint64_t transfer, const void *payload, uint64_t n,
                    uint64_t sequence)
 {
@@ -146,7 +146,7 @@ static bool other_is_in(void *arg)
         return memcmp(other_in, "other", 5) == 0;
 }
 
-/* Wherever the handshake's read happened to end. */
+/* The handshake's read may end anywhere. */
 Test(bulk_tcp, bytes_that_came_early_are_not_lost)
 {
         for (size_t early = 1; early <= 2 * HEADER + 10; early++) {
@@ -168,7 +168,7 @@ Test(bulk_tcp, bytes_that_came_early_are_not_lost)
         }
 }
 
-/* One bit anywhere. */
+/* Flips one bit anywhere. */
 Test(bulk_tcp, a_damaged_header_breaks)
 {
         for (size_t bit = 0; bit < HEADER * 8; bit += 5) {
@@ -288,7 +288,7 @@ Test(bulk_tcp, a_flipped_bit_of_a_payload_breaks_unless_it_is_plain)
         }
 }
 
-/* A payload that was left out is noticed by the beat behind it, if no other payload comes. */
+/* The next beat reveals a missing payload, if no other payload comes. */
 Test(bulk_tcp, a_beat_behind_a_lost_payload_breaks)
 {
         uint8_t out[HEADER];

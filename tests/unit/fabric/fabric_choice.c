@@ -4,10 +4,10 @@
 
 #include "daemon/fabric/choice.h"
 
-/* What a side that is up says of other things. */
+/* A word of a side that is up, not about the path. */
 enum { SPOKEN = CHOICE_LATE + 1 };
 
-/* Both sides, and what is on its way to each. */
+/* Both sides, and the messages on their way to each. */
 struct talk {
         struct choice side[2]; /* 0: lower */
         int queue[2][64];      /* enum choice_event, SPOKEN */
@@ -23,7 +23,7 @@ static void tell(struct talk *talk, int to, int event)
         talk->queue[to][talk->tail[to]++] = event;
 }
 
-/* A path that is dropped takes what its probes would have said with it. */
+/* A dropped path loses the results of its probes. */
 static void drop(struct talk *talk, int i)
 {
         unsigned kept = talk->head[i];
@@ -93,7 +93,7 @@ static bool waits(const struct talk *talk, int i)
         return talk->channel[i] || talk->head[i] < talk->tail[i];
 }
 
-/* In an order that the seed picks; each queue stays in order. */
+/* Delivers in an order that the seed picks; each queue stays in order. */
 static void run(struct talk *talk, unsigned seed)
 {
         while (waits(talk, 0) || waits(talk, 1)) {
@@ -208,8 +208,8 @@ Test(choice, a_dial_that_fails_cuts)
         cr_assert(!talk.up[0] && !talk.up[1]);
 }
 
-/* Whatever comes in whatever order: nobody goes up on a path that it has dropped, an ended
- * one stays ended, and every state that waits has a deadline. */
+/* For any events in any order: no side goes up on a path that it has dropped, an ended side stays
+ * ended, and every state that waits has a deadline. */
 Test(choice, any_sequence_of_events_is_survived)
 {
         unsigned seed = 1;

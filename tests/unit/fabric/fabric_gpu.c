@@ -44,7 +44,7 @@ static void gpu_close(void)
         gpus_close(); /* asserts that nobody kept any */
 }
 
-/* From memory of either kind to memory of either kind, byte for byte. */
+/* Payloads between host and GPU memory, in every combination, arrive byte for byte. */
 static void passes(uint32_t from, uint32_t to, size_t n)
 {
         uint8_t *out = malloc(n), *in = malloc(n);
@@ -125,7 +125,7 @@ static void on_any(void *arg, int status)
 {
 }
 
-/* Another side may send what it likes. */
+/* The other side may send anything. */
 Test(gpu, pieces_do_not_land_in_gpu_memory)
 {
         static const struct bulk_ops ops = { .name = "none" };
@@ -161,7 +161,7 @@ static void need_copied(const char *way)
         cr_skip_test("the build has no path that copies");
 }
 
-Test(gpu_nodes, what_both_ends_take_goes_directly)
+Test(gpu_nodes, gpu_memory_that_both_ends_take_goes_directly)
 {
         need_copied("copied");
         passes_directly("uu");
@@ -176,7 +176,7 @@ static bool both_up_again(void *arg)
         return world.nodes[0].ups[1] >= more && world.nodes[1].ups[0] >= more;
 }
 
-Test(gpu_nodes, agreed_on_anew_with_each_link)
+Test(gpu_nodes, gpu_memory_is_agreed_on_anew_with_each_link)
 {
         int twice = 2;
 
@@ -207,17 +207,17 @@ static void staged_by(uint32_t node)
         gpu_close();
 }
 
-Test(gpu_nodes, the_lower_stages)
+Test(gpu_nodes, gpu_memory_is_staged_where_the_lower_node_does_not_take_it)
 {
         staged_by(0);
 }
 
-Test(gpu_nodes, the_higher_stages)
+Test(gpu_nodes, gpu_memory_is_staged_where_the_higher_node_does_not_take_it)
 {
         staged_by(1);
 }
 
-Test(gpu_nodes, tcp_stages)
+Test(gpu_nodes, gpu_memory_is_staged_over_tcp)
 {
         need_copied("copied");
         world_open(&world, "tt", 0);
@@ -227,7 +227,7 @@ Test(gpu_nodes, tcp_stages)
         gpu_close();
 }
 
-/* The path stays, for host memory. */
+/* The path stays in use for host memory. */
 Test(gpu_nodes, gpu_memory_that_does_not_pass_is_staged)
 {
         struct fabric_info info;

@@ -7,7 +7,7 @@
 
 static struct world world;
 
-/* Node 1: members alone, so that it can say what it likes. */
+/* Node 1 runs members alone, so that it can send anything. */
 static struct liar {
         struct members *members;
         struct cluster cluster;
@@ -68,7 +68,7 @@ static bool was_cut(void *arg)
         return liar.downs >= 1;
 }
 
-/* The liar's link is cut, it never comes up, and the node lives on. */
+/* Checks that the liar's link is cut, that the liar never comes up, and that the node lives on. */
 static void is_cut_for(void (*lie)(void))
 {
         const struct members_events events = { on_up, on_down, on_message, on_channel, NULL };

@@ -123,7 +123,7 @@ static bool is_down_and_up_again(void *arg)
         return world.nodes[0].ups[1] == 2 && world.nodes[1].ups[0] == 2;
 }
 
-/* What is pending is cancelled, then the peer is down; then the two agree anew. */
+/* Pending payloads are cancelled, then the peer is down; then the two agree on a path again. */
 static void a_cut_heals(const char *bulk, const char *path)
 {
         static uint8_t in[1000];
@@ -146,7 +146,7 @@ static void a_cut_heals(const char *bulk, const char *path)
         world_close(&world);
 }
 
-/* A payload nobody asked for breaks the bulk path, and with it the link. */
+/* A payload that nobody expects breaks the bulk path, and the link with it. */
 static void on_any(void *arg, int status)
 {
 }
@@ -251,7 +251,7 @@ Test(fabric, tcp_if_either_side_wants_it)
         world_close(&world);
 }
 
-/* Each has UCX, but they have no transport in common. */
+/* Both have UCX, but no transport in common. */
 Test(fabric, tcp_where_ucx_does_not_reach)
 {
         struct fabric_info info;

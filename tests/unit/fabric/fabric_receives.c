@@ -1,4 +1,4 @@
-/* The rules of receiving, without a path: pieces, numbers and what is forgotten. */
+/* The rules of receiving, without a path: pieces, numbers and forgotten payloads. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>

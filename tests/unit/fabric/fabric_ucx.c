@@ -115,7 +115,7 @@ Test(ucx, opens_no_port)
         end_loop(&loop);
 }
 
-/* So that the test above can fail. */
+/* Shows that the test above can fail. */
 Test(ucx, opens_ports_where_tcp_is_named)
 {
         struct bulk_ucx *ucx;
@@ -282,7 +282,8 @@ Test(ucx, a_payload_that_was_read_lands_when_its_sender_confirms_it)
                 ucp_worker_progress(receiver->worker);
         }
         cr_assert(is_read(receiver));
-        peer_close(&pair, 0); /* now the memory is its owner's again, perhaps before it was read */
+        peer_close(&pair,
+                   0); /* the owner may use the memory again now, perhaps before it was read */
         while (pair.open > 1)
                 uv_run(&pair.loop, UV_RUN_ONCE);
         cr_assert_eq(sent, -ECANCELED);

@@ -1,6 +1,6 @@
 /*
- * The door with real connections on loopback: peers get in, strangers cost little and are
- * shown out in time.  Node a dials b; both doors are in one loop.
+ * The door with real connections on loopback: peers get in, and strangers cost little and are
+ * disconnected in time.  Node a dials b; both doors are in one loop.
  */
 #include "daemon/fabric/link/door.h"
 #include "nodes.h"
@@ -119,7 +119,7 @@ static void node_address(const struct cluster *cluster, uint32_t node, struct so
         uv_ip4_addr(cluster->nodes[node].host, cluster->nodes[node].port, ret);
 }
 
-/* A connected, non-blocking socket; b's loop need not run for that. */
+/* A connected, non-blocking socket; b's loop need not run. */
 static int stranger_from(struct scene *s, const char *host)
 {
         struct sockaddr_in address;
@@ -280,7 +280,7 @@ Test(door, another_version_gets_its_refusal_however_much_it_says)
         end(&s);
 }
 
-Test(door, who_says_nothing_is_shown_out_in_time)
+Test(door, a_silent_stranger_is_shown_out_in_time)
 {
         struct scene s;
         init(&s);
@@ -297,7 +297,7 @@ struct trickle {
         size_t sent;
 };
 
-/* A byte of a well-formed beginning each time. */
+/* Sends one byte of a well-formed hello each time. */
 static bool trickles_until_shown_out(void *arg)
 {
         static const char start[] = { 'z', 'e', 'r', 'o', 'd', '\r', '\n', 0x1a, 1, 0, 1, 0, 4, 1 };
@@ -308,7 +308,7 @@ static bool trickles_until_shown_out(void *arg)
         return is_shown_out(&trickle->visit);
 }
 
-Test(door, who_speaks_a_byte_at_a_time_is_shown_out_in_time)
+Test(door, a_stranger_that_speaks_a_byte_at_a_time_is_shown_out_in_time)
 {
         struct scene s;
         init(&s);

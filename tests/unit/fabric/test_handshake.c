@@ -1,6 +1,6 @@
 /*
- * The handshake as a conversation between two state machines: what good peers agree on,
- * and that nothing else gets through.
+ * The handshake as a conversation between two state machines: good peers agree, and nothing else
+ * gets through.
  */
 #include "daemon/fabric/link/handshake.h"
 #include "daemon/fabric/link/handshake_keys.h"
@@ -34,7 +34,7 @@ static void meet(struct talk *t)
         t->a_result = t->b_result = HANDSHAKE_MORE;
 }
 
-/* Takes what `from` has to say as message i. */
+/* Takes the next message of `from` as message i. */
 static void listen_to(struct talk *t, struct handshake *from, int i)
 {
         t->size[i] = from->out_size;
@@ -368,7 +368,7 @@ Test(handshake, a_dialler_refuses_its_own_words)
         cr_assert_eq(hear(&t.a, t.said[0], t.size[0]), HANDSHAKE_REFUSED);
 }
 
-/* The thief answers a's proof with that proof in the acceptor's clothes. */
+/* The thief answers a's proof with the same proof in an acceptor's message. */
 Test(handshake, a_diallers_proof_is_no_acceptors_proof)
 {
         struct talk t;

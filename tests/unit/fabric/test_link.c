@@ -1,6 +1,6 @@
 /*
- * A node's links against a peer that misbehaves after the handshake: node b runs members,
- * a is a door and what this file does with its channels.
+ * A node's links against a peer that misbehaves after the handshake: node b runs members; a is a
+ * door whose channels this file drives.
  */
 #include "daemon/fabric/link/door.h"
 #include "daemon/fabric/link/encrypted.h"

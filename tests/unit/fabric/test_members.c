@@ -144,7 +144,7 @@ static int say(struct scene *s, uint32_t from, uint32_t to, uint64_t call, char 
         return members_send(s->nodes[from].members, to, &m);
 }
 
-/* Text that makes a message without anything else so long, packed. */
+/* The text of a message that has that length when packed. */
 static char *text_for(size_t packed)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
@@ -363,7 +363,7 @@ Test(members, why_is_forgotten_once_the_link_is_up)
         end(&s);
 }
 
-/* Without its own address: two of one name can only both dial. */
+/* The node has no address of its own, so two daemons of one name can only dial. */
 static void start_twin_of_0(struct scene *s, uint32_t place)
 {
         make_cluster(&s->nodes[place].cluster, 2, 0);
@@ -414,7 +414,8 @@ static bool claim_is_noted(void *arg)
         return strstr(info.why, "in its name was refused") != NULL;
 }
 
-/* What somebody in a node's name got to hear stands beside the reason, with his address. */
+/* The refusal of a stranger that used the node's name stands beside the reason, with the stranger's
+ * address. */
 Test(members, a_stranger_does_not_set_a_nodes_reason)
 {
         struct scene s;

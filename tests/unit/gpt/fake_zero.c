@@ -28,7 +28,7 @@ struct zero_client {
         enum zero_dtype grad_dtype;
 };
 
-static struct zero_client *left; /* by a trainer that the job outlives */
+static struct zero_client *left; /* the client of a trainer that has ended before the job */
 
 struct fake_zero fake_zero;
 

@@ -1,4 +1,4 @@
-/* Which bytes a rank sees, the parts of the text, and the bigram baseline. */
+/* The bytes that a rank sees, the parts of the text, and the bigram baseline. */
 #include <criterion/criterion.h>
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The command line: defaults, environment, and what is said about mistakes. */
+/* The command line: defaults, environment, and refusals. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>

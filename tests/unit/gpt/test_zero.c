@@ -1,6 +1,6 @@
 /*
- * The trainer against a strict fake of libzero: what each stage holds and pushes, and that
- * stages, accumulation and aborted attempts change nothing in what is learnt.
+ * The trainer against a strict fake of libzero: what each stage holds and pushes.  Stages,
+ * accumulation and aborted attempts do not change the result.
  */
 #include <criterion/criterion.h>
 
@@ -153,7 +153,7 @@ Test(gpt_zero, put_writes_every_tensor_once)
                      GPT_EMBEDDING_TENSORS + 2 * GPT_BLOCK_TENSORS + GPT_FINAL_TENSORS);
 }
 
-/* Trainers that end after so many steps, and their successors. */
+/* Trainers that end after some steps, and their successors. */
 Test(gpt_zero, a_successor_goes_on_where_the_job_stands)
 {
         static const uint32_t ends[] = { 0, 1, 20, RUN_STEPS };

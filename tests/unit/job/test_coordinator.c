@@ -9,7 +9,7 @@
  *
  *   job ranks N nodes A,B lists A;A,B   the coordinator begins.  lists: owners, one list after the
  *       [mirror] [resumed]              other, the last in force
- *   time MS                             nothing happens; the clock says so
+ *   time MS                             the clock advances to MS
  *   up NODE, down NODE, cut NODE [A,B]  its link; the nodes that it cannot reach
  *   tick [unknown]                      unknown: the job is not on the coordinator's node
  *   join NODE rank R [of N] [session S] [incarnation I] [resume] [fails]
@@ -20,8 +20,8 @@
  *   opened NODE [created] [attempt A] STATE...     a STATE begins with "owner"
  *       owner O [mirror] [list E] [version V] [decided A [carrying] [skipped]] [voted A] [norm X]
  *       [puts P] [fresh]            carrying: the decision is not carried out yet
- *   unreadable NODE STATUS TEXT         as opened, but its answer makes no sense
- *   failed NODE STATUS TEXT             it does not open the job
+ *   unreadable NODE STATUS TEXT         as opened, but its answer cannot be used
+ *   failed NODE STATUS TEXT             the node does not open the job
  *   displaced NODE                      another job has given its place to this one
  *   ready NODE rank R attempt A [norm] [lr X]
  *   vote NODE owner O [mirror] attempt A [norm X] [infinite] [asked] [refuses TEXT]
@@ -552,7 +552,7 @@ static bool state_word(struct told_state *t, struct standing *s)
         return true;
 }
 
-/* How many owners a list had is not in what nodes tell of it here. */
+/* A STATE line does not have the number of owners of its list. */
 static uint32_t owners_of_list(uint64_t epoch)
 {
         return epoch == c.step.placement.epoch
@@ -561,7 +561,7 @@ static uint32_t owners_of_list(uint64_t epoch)
                                  c.step.placement.before[c.step.placement.epoch - 1 - epoch]);
 }
 
-/* Behind "owner". */
+/* The words after "owner". */
 static void state_read(struct told_state *t, struct standing *s)
 {
         *s = (struct standing){ .done = true,
@@ -771,7 +771,7 @@ static void input(char *line)
         fail("no such input", w);
 }
 
-/* Inputs and comments as they are, actions as they come. */
+/* Copies inputs and comments, and replaces the actions. */
 static void replay(FILE *in)
 {
         char line[LINE], copy[LINE];
@@ -791,7 +791,7 @@ static void replay(FILE *in)
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* False: it is otherwise; the first line that differs is printed. */
+/* False: the texts differ; prints the first line that does. */
 static bool compare(const char *said, FILE *in)
 {
         char line[LINE];

@@ -1,4 +1,4 @@
-/* Conversations with the coordinator's state machine: a step of owners that are mirrored. */
+/* Conversations with the coordinator's state machine: a step with mirrored owners. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -9,7 +9,7 @@ enum { OWNERS = 3, HOLDERS = 2 * OWNERS };
 
 static const uint32_t nodes[] = { 0, 1, 2 };
 
-/* Owners' votes in which each bit of the sum counts. */
+/* Owners' votes whose sum differs if one bit of a vote does. */
 static struct votes vote_of(uint32_t holder)
 {
         return steps_vote(1.0 / (3 + holder % OWNERS), true);
@@ -39,7 +39,7 @@ static void shuffle(struct rng *rng, uint32_t *order, uint32_t n)
         }
 }
 
-/* All holders vote in some order; what the last gives. */
+/* All holders vote in some order; returns the last one's action. */
 static enum step_action votes_cast(struct step *s, struct rng *rng, const struct votes *votes)
 {
         enum step_action action = STEP_NOTHING;
@@ -104,7 +104,7 @@ Test(mirror, tells_the_norm_of_an_owner_once)
         step_deinit(&s);
 }
 
-/* The same attempt can be ended by another call, in which all agree. */
+/* Another call, in which all agree, can end the same attempt. */
 static void goes_on(struct step *s, struct rng *rng, const struct step_params *p)
 {
         struct votes votes[HOLDERS];
@@ -240,7 +240,7 @@ Test(placement, each_node_holds_its_own_and_the_mirror_of_the_owner_before_it)
         }
 }
 
-/* n nodes of 1 to NODE_OWNERS_MAX devices, as many as the list has room for. */
+/* n nodes of 1 to NODE_OWNERS_MAX devices, as far as the list has room. */
 static uint32_t some_devices(uint32_t n, uint32_t *ret)
 {
         uint32_t owners = 0;

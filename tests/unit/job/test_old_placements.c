@@ -1,6 +1,6 @@
 /*
- * What nodes have told of their states of earlier placements: whatever they tell, in whatever order
- * they go and come back, what is known is what each has told last; and for whom that is not enough.
+ * Nodes' reports of states of earlier placements: in any order of reports, losses and returns, each
+ * node's last report counts.  Also which nodes a job must hear before it goes on.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 enum { NODES = 3, LISTS = 4 };
 
-/* What a node has: a state of each list, or none of it. */
+/* A node's states: [list], or none of that list. */
 struct told {
         bool here, has[LISTS];
 };
@@ -32,7 +32,7 @@ static void tell(struct old_placement *old_placements, uint32_t node, const stru
         }
 }
 
-/* The newest of which all is there; none if somebody who is away may have a newer one. */
+/* The newest placement that is complete; -1 if a node that is away may have a newer one. */
 static int expected(const struct told *told, bool *ret_some)
 {
         int choice = -1;
@@ -107,7 +107,7 @@ Test(old_placements, what_a_node_told_last_is_what_is_known_of_it)
         }
 }
 
-/* Lists of one to three nodes, one after the other, as they are chosen. */
+/* Successive lists of one to three nodes. */
 static struct placement lists(uint64_t n, uint64_t dead)
 {
         static const uint32_t owners[][2] = { { 0, 1 }, { 2, 0 }, { 1, 0 }, { 3, 4 } };
@@ -123,7 +123,7 @@ static struct placement lists(uint64_t n, uint64_t dead)
         return p;
 }
 
-Test(old_placements, of_each_list_between_one_node_has_to_tell)
+Test(old_placements, one_node_of_each_list_between_has_to_tell)
 {
         const struct placement p = lists(4, 0); /* 01, 2, 1, and in force 34 */
 
@@ -136,7 +136,7 @@ Test(old_placements, of_each_list_between_one_node_has_to_tell)
         cr_assert_eq(lists_untold(&p, 0, 030 | 1 << 1 | 1 << 2), 0);
 }
 
-Test(old_placements, of_lists_long_past_each_node_has_to_tell)
+Test(old_placements, every_node_of_lists_long_past_has_to_tell)
 {
         const struct placement some = lists(PLACEMENT_BEFORE + 1, 0);
         const struct placement many = lists(PLACEMENT_BEFORE + 4, 0);
@@ -149,7 +149,7 @@ Test(old_placements, of_lists_long_past_each_node_has_to_tell)
         cr_assert_eq(lists_untold(&many, 2, 026), 1 << 0);
 }
 
-Test(old_placements, who_is_dead_is_not_when_it_is_an_owner_again)
+Test(old_placements, a_dead_node_that_owns_again_is_not_dead)
 {
         struct placement last = lists(4, 1 << 1 | 1 << 2), p;
         const uint32_t owner = 2;

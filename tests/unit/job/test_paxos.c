@@ -58,7 +58,7 @@ static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
         return actions;
 }
 
-/* What n asks reaches `reached`, whose answers reach it; what comes of it in the end. */
+/* Delivers n's question to `reached` and their answers to n; returns all actions of n. */
 static uint32_t round_trip(uint32_t n, uint64_t reached)
 {
         const struct paxos_message question = nodes[n].ask;
@@ -103,7 +103,7 @@ Test(paxos, a_majority_chooses)
                 cr_assert_eq(owners_at(n), 3);
 }
 
-/* The last list and the dead go with a placement: also with one that another node completes. */
+/* The previous list and the dead stay with a placement, even if another node completes it. */
 Test(paxos, a_placement_knows_those_before_it)
 {
         form(3);

@@ -1,4 +1,4 @@
-/* Whom a holder is filled from: properties over random layouts and owner lists. */
+/* The sources of a fill: properties over random layouts and owner lists. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -140,7 +140,8 @@ static uint64_t overlap(struct range a, struct range b)
         return end > first ? end - first : 0;
 }
 
-/* Elements of the holder that its node has in no copy.  A node holds an owner in one copy. */
+/* The holder's elements of which its node has no copy.  A node has at most one copy of an owner's
+ * shards. */
 static uint64_t least(const struct scene *s, uint32_t holder)
 {
         uint64_t n = 0;
@@ -178,7 +179,7 @@ Test(pieces, move_only_what_the_node_did_not_have)
 
 /* ---- one owner more, or fewer ---- */
 
-/* Of all elements, copies included, those that move to another list. */
+/* The number of elements, copies included, that move when the list changes. */
 static double moved(const layout *l, const uint32_t *from, uint32_t n, const uint32_t *to,
                     uint32_t m, bool mirror)
 {

@@ -225,7 +225,8 @@ Test(lost, a_successor_may_come_while_owners_vote)
         step_deinit(&s);
 }
 
-/* The others have their norm and go on to the step: nobody would answer the successor's. */
+/* The others have their norm and go on to the step: nobody would answer the successor's
+ * zero_norm(). */
 Test(lost, a_successor_after_a_norm_voids_the_attempt)
 {
         struct step_params p = steps_params();

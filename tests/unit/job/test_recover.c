@@ -1,6 +1,6 @@
 /*
- * Where a job stands after nodes were lost: everything that a crash can leave in the records of
- * two and three owners, and of two with mirrors; and records that none can leave.
+ * Where a job stands after nodes were lost: all records that a crash can leave with two and three
+ * owners, and with two and mirrors; and records that no crash can leave.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -13,7 +13,7 @@ Test(recover, finds_the_one_decision_in_whatever_crashes_leave)
         cr_assert_gt(each_combination(true, check_truth), 200);
 }
 
-/* The owners' order does not matter, but for the bits of their own votes. */
+/* Only the bits of their own votes depend on the owners' order. */
 static void check_order(const struct run *run, const enum place *places)
 {
         static const uint32_t orders[][3] = { { 0, 1, 2 }, { 0, 2, 1 }, { 1, 0, 2 },
@@ -45,7 +45,7 @@ Test(recover, does_not_depend_on_the_order_of_the_owners)
         each_combination(true, check_order);
 }
 
-/* Each holder brought to where recover() says has nothing left to hear. */
+/* Each holder that follows recover() has nothing left to hear. */
 static void check_settles(const struct run *run, const enum place *places)
 {
         struct recovery r;
@@ -96,7 +96,8 @@ Test(odd, a_holder_that_had_not_voted_for_what_others_decided_is_refused_and_nam
         cr_assert_gt(each_combination(false, check_refused), 100);
 }
 
-/* Owner 1 of two that have carried the step out, with one thing changed; text says what is wrong.
+/* Checks that `changed` as the record of owner 1, of two that have carried the step out, is refused
+ * with the text.
  */
 static void refused(const struct standing *changed, const char *text)
 {

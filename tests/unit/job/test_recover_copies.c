@@ -1,6 +1,6 @@
 /*
- * Where a job of mirrored owners stands after nodes were lost for good: any copies may be gone but
- * one of each owner.
+ * Where a job of mirrored owners stands after nodes were lost for good: any copies may be gone
+ * except one of each owner.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "runs.h"
 #include "steps.h"
 
-/* Every choice of the copies that are left. */
+/* Tries every choice of the copies that are left. */
 static void check_copies(const struct run *run, const enum place *places)
 {
         struct recovery with_all, r;
@@ -22,14 +22,14 @@ static void check_copies(const struct run *run, const enum place *places)
                         continue;
                 check_truth(run, some);
                 recover_places(run, some, &r, &odd);
-                /* What was decided is decided; a later attempt, which was not, may be now. */
+                /* A decision stays; a later, undecided attempt may be decided now. */
                 cr_assert_geq(r.decided_attempt, with_all.decided_attempt);
                 if (r.decided_attempt == with_all.decided_attempt)
                         cr_assert(same_recovery(&r, &with_all));
         }
 }
 
-Test(copies, one_of_each_owner_is_enough_for_the_decision_that_was_made)
+Test(copies, of_two_owners_one_copy_each_is_enough)
 {
         for (uint32_t i = 0; i < 4; i++) {
                 const struct run run = run_of(2, true, i % 2, i / 2);
@@ -38,7 +38,7 @@ Test(copies, one_of_each_owner_is_enough_for_the_decision_that_was_made)
         }
 }
 
-Test(copies, of_three_owners_too)
+Test(copies, of_three_owners_one_copy_each_is_enough)
 {
         struct rng rng = { 3 };
         uint32_t count = 0;
@@ -47,7 +47,7 @@ Test(copies, of_three_owners_too)
                 const struct run run = run_of(3, true, rng_below(&rng, 2), rng_below(&rng, 2));
                 enum place places[HOLDERS_MAX];
 
-                /* where all are of like mind more often than by chance */
+                /* makes equal places more frequent than chance would */
                 for (uint32_t h = 0; h < run.n; h++)
                         places[h] = h && rng_below(&rng, 3) ? places[h - 1]
                                                             : 1 + rng_below(&rng, PLACES - 1);

@@ -22,7 +22,7 @@ static enum step_action vote(struct step *s, uint32_t owner, uint64_t attempt, d
         return action;
 }
 
-/* Everybody ready for the step, so that owners vote. */
+/* All nodes are ready for the step, so that owners vote. */
 static void to_voting(struct step *s, const struct step_params *p)
 {
         enum step_action action;

@@ -1,9 +1,9 @@
 /*
  * Random events into the step machine.  A model that knows nothing but the events and
- * actions watches: nothing is decided of an attempt that a lost node, a broken link, a rank
- * that left or moved, or one that came back after a norm has voided, or without every holder's
- * vote, or while a mirror's vote is not its owner's; attempts are decided at most once; a start
- * waits for all ranks, nodes, links and updates; the version moves by commits alone.
+ * actions watches: no attempt is decided after a lost node, a broken link, a rank that left or
+ * moved, or a rank that came back after a norm has voided it, without every holder's vote, or while
+ * a mirror's vote differs from its owner's.  An attempt is decided at most once, a start waits for
+ * all ranks, nodes, links and updates, and only commits change the version.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -272,7 +272,7 @@ static void run(uint64_t seed, bool mirror, struct model *m)
         step_deinit(&m->s);
 }
 
-/* The walk must have been somewhere. */
+/* The walk must reach every kind of outcome. */
 static void walk(bool mirror)
 {
         uint64_t starts = 0, decisions = 0, commits = 0, norms = 0, rejoins = 0, refusals = 0;

@@ -1,4 +1,4 @@
-/* What the service manager hears and passes, with a socket in its place. */
+/* Messages to the service manager and sockets from it, with a socket in its place. */
 #include <criterion/criterion.h>
 
 #include "daemon/loop/service.h"

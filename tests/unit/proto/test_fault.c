@@ -62,7 +62,7 @@ Test(fault, every_status_has_a_name_and_a_text)
         cr_assert_str_eq(zero_status_text(ZERO_ELAYOUT), "layouts differ");
 }
 
-Test(fault, an_unknown_status_has_a_name_too)
+Test(fault, an_unknown_status_has_a_name)
 {
         cr_assert_str_eq(zero_status_name(-1), "UNKNOWN");
         cr_assert_str_eq(zero_status_text(12345), "unknown status");
@@ -75,7 +75,7 @@ Test(text, utf8_is_printable)
         cr_assert(text_printable("\xc2\xa0 \xdf\xbf \xe0\xa0\x80 \xef\xbf\xbf \xf4\x8f\xbf\xbf"));
 }
 
-Test(text, control_characters_are_not)
+Test(text, control_characters_are_not_printable)
 {
         char s[3] = "a";
 
@@ -88,7 +88,7 @@ Test(text, control_characters_are_not)
         cr_assert(!text_printable("\xc2\x9f"));
 }
 
-Test(text, malformed_utf8_is_not)
+Test(text, malformed_utf8_is_not_printable)
 {
         static const char *const malformed[] = {
                 "\x80",

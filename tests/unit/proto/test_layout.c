@@ -1,4 +1,4 @@
-/* Building layouts: where tensors come to lie, and what is refused. */
+/* Building layouts: the places of tensors, and refusals. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Layouts through messages: what is valid survives, what is malformed is refused by name. */
+/* Layouts through messages: a valid layout survives, and a malformed one is refused by name. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>

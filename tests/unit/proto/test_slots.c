@@ -1,4 +1,4 @@
-/* Slots: apart, aligned, large enough, and no larger than they need be. */
+/* Slots are disjoint, aligned, large enough, and no larger than needed. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static bool any_of(struct rng *rng)
         return rng_below(rng, 3) == 0;
 }
 
-/* Every group fits where it may be put, without touching the next slot. */
+/* Every group fits its slot without touching the next one. */
 static void check_fits(const layout *l, const struct slots *s, uint32_t dtype, const bool *skip)
 {
         for (uint32_t g = 0; g < l->n_groups; g++) {

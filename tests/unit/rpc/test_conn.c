@@ -26,7 +26,7 @@ struct end {
         uint8_t last[64];
         int answer;        /* what the handler of frames returns */
         bool close_inside; /* the handler closes the connection */
-        uint64_t works_ns; /* as long as the handler claims to take */
+        uint64_t works_ns; /* the time that the handler claims to take */
         bool closed;
         char why[64];
 };
@@ -79,7 +79,7 @@ static void turn(struct end *e)
         uv_run(&e->loop, UV_RUN_NOWAIT);
 }
 
-/* Everything gone, and the loop clean. */
+/* Checks that nothing is left and that the loop is empty. */
 static void close_end(struct end *e)
 {
         if (!e->ends && !e->closed)
@@ -359,7 +359,8 @@ static bool pipe_ends(int fd)
         return poll(&p, 1, 10000) == 1 && (p.revents & POLLHUP);
 }
 
-/* However many, whole frames before them or none, heard of or not when the connection closes. */
+/* Any number of descriptors, with or without whole frames before them, noticed or not when the
+ * connection closes. */
 Test(conn, descriptors_end_the_connection_and_are_closed)
 {
         static const int counts[] = { 1, 4, 5, 100 };

@@ -1,4 +1,4 @@
-/* What users may take of the daemon: loop time by a clock of the test's own, and connections. */
+/* Limits of users: loop time, by a clock of the test's own, and connections. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ static uint64_t part_of(struct budget *b, uint64_t request_ns, uint64_t others_n
         return user_ns * 1000 / now_ns;
 }
 
-Test(budget, one_of_several_has_less_than_a_third_of_the_loop_however_long_its_requests_take)
+Test(budget, one_user_of_several_has_less_than_a_third_of_the_loop_however_long_its_requests_take)
 {
         static const uint64_t requests_ns[] = { 1000, 80000, 5000000, 130000000 };
 
@@ -43,7 +43,7 @@ Test(budget, one_of_several_has_less_than_a_third_of_the_loop_however_long_its_r
         }
 }
 
-Test(budget, one_alone_has_the_loop)
+Test(budget, a_single_user_has_the_loop)
 {
         struct budget b;
 
@@ -51,7 +51,7 @@ Test(budget, one_alone_has_the_loop)
         cr_assert_gt(part_of(&b, 80000, 10000), 900);
 }
 
-Test(budget, what_was_not_used_is_not_saved_up)
+Test(budget, loop_time_that_was_not_used_is_not_saved_up)
 {
         struct budget b;
 
@@ -62,7 +62,7 @@ Test(budget, what_was_not_used_is_not_saved_up)
         cr_assert(budget_may_work(&b, UINT64_MAX / 2 + 1));
 }
 
-Test(budget, one_frame_of_any_size_is_granted_and_more_while_there_is_room)
+Test(budget, one_frame_of_any_size_is_granted_and_more_while_memory_lasts)
 {
         struct budget b;
 

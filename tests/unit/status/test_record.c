@@ -1,4 +1,4 @@
-/* Records: what becomes JSON comes back, and what is no such record does not. */
+/* Records: JSON of a record is read back, and other JSON is refused. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>

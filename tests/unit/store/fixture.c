@@ -112,7 +112,7 @@ struct state *fixture_reopen(struct store *store, layout **ret_layout)
         return state;
 }
 
-/* The first of toy_sets that is of it. */
+/* The first of toy_sets for that optimizer. */
 static uint32_t set_of(const char *optimizer)
 {
         uint32_t set = 0;

@@ -26,7 +26,7 @@ layout *large_layout(void)
         return l;
 }
 
-/* What an element is, wherever it lies. */
+/* The value of an element, wherever it lies. */
 static float value(uint32_t plane, uint32_t group, uint64_t in_group)
 {
         return (float)(plane + 1) * 1000 + (float)group * 100 + (float)(in_group % 8191);

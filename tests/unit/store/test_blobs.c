@@ -1,6 +1,6 @@
 /*
- * What ranks keep with a step: what is given back after a process died at any instruction,
- * and what a file that cannot be trusted gives.
+ * Blobs that ranks keep with a step: those that are read back after a process died at any
+ * instruction, and those of a damaged file.
  */
 #include <criterion/criterion.h>
 #include <errno.h>

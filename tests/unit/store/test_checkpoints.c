@@ -1,4 +1,4 @@
-/* Directories of checkpoints: what is whole, what is partial, what goes, whose they are. */
+/* Directories of checkpoints: whole ones, partial ones, which are deleted, and who owns them. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,7 +72,7 @@ Test(checkpoints, partial_ones_are_no_checkpoints_and_the_next_clears_them_away)
         scene_deinit(&s);
 }
 
-/* What a process does that is killed at any instant: version 8, then only the newest. */
+/* The process that is killed at any instant: writes version 8, then keeps only the newest. */
 static void write_next(struct scene *s)
 {
         struct fault fault;
@@ -112,7 +112,7 @@ static bool killed_at(struct scene *s, uint32_t n)
         return true;
 }
 
-/* Files change in system calls alone. */
+/* Only system calls change files. */
 Test(checkpoints, a_writer_killed_anywhere_leaves_the_older_one_or_the_newer_or_both,
      .timeout = 120)
 {
@@ -179,7 +179,7 @@ Test(checkpoints, others_come_below_the_root_only_and_no_link_leads_out)
         free(outside);
 }
 
-/* What a daemon that is root may open says nothing of what its user may. */
+/* A daemon that runs as root may open files that its user may not. */
 Test(checkpoints, a_third_users_directory_is_used_as_its_mode_allows)
 {
         enum { OWNER = 4711, OTHER = 4712 };

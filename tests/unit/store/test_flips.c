@@ -22,7 +22,7 @@
 
 enum { RANKS = 3, FLIPS = 1500, REGIONS = 32 };
 
-/* Bytes of the state's file, or of the blobs', and whether each flip in them must be found. */
+/* Bytes of the state's file or of the blobs' file, and whether every flip in them must be found. */
 struct region {
         const char *name;
         size_t first, bytes;
@@ -119,7 +119,7 @@ static struct state *make(uint32_t attempts)
         return s;
 }
 
-/* A chunk of which all has changed but its version. */
+/* An undo slot as of a chunk whose bytes have changed, but not yet its version. */
 static void hold(struct state *s, uint32_t slot, uint32_t chunk)
 {
         struct undo_slot *at = (void *)((uint8_t *)s->in->undo + slot * file_undo_stride(s->plan));
@@ -172,7 +172,7 @@ static struct state *stop_finished(void)
         return s;
 }
 
-/* Between the two stores that make a copy count, and the other one not. */
+/* Between the two stores that make one copy valid and the other invalid. */
 static struct state *stop_publishing(void)
 {
         struct state *s = make(6);
@@ -273,7 +273,7 @@ static bool same_tensors(const struct state *a, const struct state *b)
                a->puts == b->puts;
 }
 
-/* A damaged place gives nothing; never other bytes. */
+/* A damaged blob gives nothing, never other bytes. */
 static bool same_blobs(const struct state *a, const struct state *b, bool may_lack)
 {
         uint32_t lacking = 0;
@@ -338,7 +338,7 @@ static bool try_flip(const struct region *region, size_t at, int bit)
         return r != 0;
 }
 
-/* Flips in what a process left that died in that phase. */
+/* Flips bits in the files of a process that died in that phase. */
 static void flip_all(struct state *(*stop)(void), long seed)
 {
         struct state *s = stop();

@@ -155,7 +155,7 @@ Test(init, constant_and_zeros_are_what_they_say)
         }
 }
 
-/* Bits that were written down once: whoever changes them changes every job's start. */
+/* Recorded bits: a change to them changes the first values of every job. */
 Test(init, values_stay_what_they_are)
 {
         struct layout_tensor t = tensor(ZERO_INIT_NORMAL, 1, 42, 1000);

@@ -66,7 +66,7 @@ static void make_first(void)
         store_close(store);
 }
 
-/* Runs the undisturbed one to the end of the same attempt. */
+/* Runs the undisturbed state to the end of the same attempt. */
 static void follow(const struct state *s)
 {
         while (undisturbed->record->attempt < s->record->attempt)
@@ -131,7 +131,7 @@ static void finish_and_compare(void)
         layout_free(stored);
 }
 
-/* About one attempt each is made in that time: on a machine that has little to give it is more. */
+/* About one attempt fits in that time, which is longer on a slow machine. */
 Test(kill, at_random_instants_leaves_the_bits_of_an_undisturbed_run)
 {
         long limit_ns = LIMIT_NS;

@@ -1,4 +1,4 @@
-/* Maps of planes: where they lie, and that each is given back. */
+/* Maps of planes: their addresses, and that each is unmapped. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>
@@ -99,7 +99,7 @@ Test(map, maps_of_several_threads_are_all_counted)
                 pthread_join(threads[i], NULL);
 }
 
-/* In a child: what the fixture has made is still to be removed. */
+/* In a child, because the parent still has to remove the fixture's files. */
 static bool aborts(void (*call)(void))
 {
         pid_t pid = fork();

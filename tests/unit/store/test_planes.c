@@ -1,4 +1,5 @@
-/* States on a GPU: what lies there, what is left of it when a process ends, and how. */
+/* States on a GPU: their planes, and what is left of them after each way in which a process ends.
+ */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -69,7 +70,7 @@ static void assert_same_plane(const char *name, const void *a, const void *b, ui
         free(y);
 }
 
-/* Wherever they are. */
+/* Compares planes in any place. */
 static void assert_same_planes(const struct state *a, const struct state *b)
 {
         uint64_t master = plan_plane_bytes(a->plan, ZERO_PLANE_MASTER);
@@ -114,7 +115,7 @@ static void serve_all(struct state *s)
                 state_serve_group(s, l, g, gpu_ops());
 }
 
-/* What the twin has. */
+/* Copies the twin's values to the state. */
 static void fill(struct state *s, const struct state *twin)
 {
         gpu_ops()->copy(s->in->master, twin->in->master,
@@ -156,7 +157,7 @@ static void tell(void *arg, const char *file, uint64_t bytes, const struct fault
         n_told++;
 }
 
-/* The process ends, in order or not, and another one begins. */
+/* Ends the process, in order or not, and begins another one. */
 static void anew(bool orderly)
 {
         if (orderly)
@@ -218,7 +219,7 @@ Test(planes, a_process_that_opens_its_own_state_again_has_it_on_the_gpu)
         end_twin(twin);
 }
 
-/* A bit of the layout in the file, and back. */
+/* Flips a bit of the layout in the file; a second call flips it back. */
 static void flip_layout(const char *file)
 {
         int fd = openat(store->dir, file, O_RDWR);
@@ -285,7 +286,7 @@ Test(planes, a_draft_takes_the_place_of_a_state)
 
 /* ---- the end of a process ---- */
 
-Test(planes, an_orderly_end_writes_them_to_the_file)
+Test(planes, an_orderly_end_writes_planes_to_the_file)
 {
         struct state *twin = make_twin(), *s = make();
         layout *stored = NULL;
@@ -313,7 +314,7 @@ Test(planes, an_orderly_end_writes_them_to_the_file)
         end_twin(twin);
 }
 
-Test(planes, what_cannot_be_written_is_told)
+Test(planes, planes_that_cannot_be_written_are_reported)
 {
         char file[STORE_FILE_NAME];
 
@@ -343,7 +344,7 @@ static void assert_lost(void)
                   "%s", fault.text);
 }
 
-Test(planes, after_any_other_end_the_state_is_lost_and_its_file_left_alone)
+Test(planes, after_a_disorderly_end_the_state_is_lost_and_its_file_left_alone)
 {
         struct state *s = make();
         struct state_identity id = { .job = "j", .n_owners = 1 };
@@ -352,7 +353,7 @@ Test(planes, after_any_other_end_the_state_is_lost_and_its_file_left_alone)
         state_close(s);
         anew(false);
         assert_lost();
-        anew(true); /* nothing of it is there to be written */
+        anew(true); /* there is nothing left to write */
         cr_assert_eq(n_told, 0);
         assert_lost();
         state_discard(store, &id, 0);
@@ -360,7 +361,7 @@ Test(planes, after_any_other_end_the_state_is_lost_and_its_file_left_alone)
         cr_assert_eq(store_used(store), 0);
 }
 
-Test(planes, one_that_was_brought_to_the_gpu_is_lost_too)
+Test(planes, a_state_that_was_moved_to_the_gpu_is_lost_with_its_process)
 {
         struct state *s = fixture_state(store, "j", l, 1, 0, 2);
 
@@ -371,7 +372,7 @@ Test(planes, one_that_was_brought_to_the_gpu_is_lost_too)
         assert_lost();
 }
 
-Test(planes, one_that_was_lost_is_dropped_whole)
+Test(planes, a_lost_state_is_dropped_whole)
 {
         layout *stored = NULL;
 
@@ -383,7 +384,7 @@ Test(planes, one_that_was_lost_is_dropped_whole)
         cr_assert_str_eq(fixture_only_file(store), "");
 }
 
-Test(planes, one_that_is_parked_is_not_lost)
+Test(planes, a_parked_state_is_not_lost)
 {
         struct state_identity id = { .job = "j", .n_owners = 1 };
 
@@ -394,7 +395,7 @@ Test(planes, one_that_is_parked_is_not_lost)
         cr_assert_eq(gpu_used(), 0);
 }
 
-Test(planes, one_that_is_open_is_not_lost)
+Test(planes, an_open_state_is_not_lost)
 {
         struct state_identity id = { .job = "j", .n_owners = 1 };
         struct state *made = make(), *moved = fixture_state(store, "k", l, 1, 0, 2);
@@ -410,7 +411,7 @@ Test(planes, one_that_is_open_is_not_lost)
         layout_free(stored);
 }
 
-Test(planes, those_of_earlier_owner_lists_are_swept_once_they_are_lost)
+Test(planes, lost_states_of_earlier_owner_lists_are_swept)
 {
         struct state_identity id = { .job = "j", .n_owners = 1 };
 
@@ -424,7 +425,7 @@ Test(planes, those_of_earlier_owner_lists_are_swept_once_they_are_lost)
         cr_assert_eq(store_used(store), 0);
 }
 
-Test(planes, where_they_are_must_be_readable)
+Test(planes, a_state_in_an_unknown_place_is_refused)
 {
         struct fault fault = { 0 };
         struct state *s = make();
@@ -436,7 +437,7 @@ Test(planes, where_they_are_must_be_readable)
         cr_assert(strstr(fault.text, "planes"), "%s", fault.text);
 }
 
-Test(planes, a_undo_slot_of_a_state_on_a_gpu_is_damage)
+Test(planes, an_undo_slot_of_a_state_on_a_gpu_is_damage)
 {
         struct state *s = make();
         struct fault fault = { 0 };
@@ -474,7 +475,7 @@ Test(small, a_state_that_the_gpu_has_no_room_for_is_refused_and_leaves_nothing)
         plan_free(plan);
 }
 
-Test(small, one_that_cannot_come_to_the_gpu_stays_where_it_is)
+Test(small, a_state_that_does_not_fit_on_the_gpu_stays_where_it_is)
 {
         struct state *twin = make_twin();
 

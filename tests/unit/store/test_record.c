@@ -59,7 +59,7 @@ Test(record, a_vote_outlives_the_process_with_its_presence_marks)
         cr_assert_eq(s->present[0], 1);
 }
 
-Test(record, marks_of_an_attempt_without_a_vote_do_not)
+Test(record, marks_of_an_attempt_without_a_vote_do_not_outlive_the_process)
 {
         s->present[0] = 1;
         reopen();
