@@ -1,4 +1,4 @@
-/* What an owner sums and offers to its mirror: accumulator.c, complete.c. */
+/* The owner's sums and their offers to the mirror: accumulator.c, complete.c. */
 #include "world.h"
 
 #include <string.h>
@@ -31,7 +31,9 @@ bool accumulator_complete(const struct world *w, uint32_t node, uint32_t copy)
         return true;
 }
 
-/* Exactly one contribution of each rank to each micro-batch, all of this attempt. */
+/* Gives the sum's parts: exactly one contribution of each rank to each micro-batch, all of this
+ * attempt.
+ */
 void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
                      u8 parts[MICRO_BATCHES][RANKS])
 {
@@ -58,7 +60,7 @@ void accumulator_sum(const struct world *w, uint32_t node, uint32_t copy,
                                 b, r);
 }
 
-/* The sum goes on to the mirror once it is there. */
+/* Offers the sum to the mirror once the sum is complete. */
 static void mirror_offer(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];

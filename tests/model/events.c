@@ -91,7 +91,7 @@ uint32_t events_ordinary(const void *world, struct event *e)
         return n;
 }
 
-/* What is lost has another copy. */
+/* Whether there is another copy of what is lost. */
 static bool can_wipe(const struct world *w, uint32_t node)
 {
         for (uint32_t c = 0; c < placement.copies; c++) {

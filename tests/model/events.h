@@ -25,7 +25,7 @@ enum event_kind {
         EVENT_MOVE
 };
 
-/* Lists everything that can happen except faults; returns how many. */
+/* Lists everything that can happen except faults; returns the number of events. */
 uint32_t events_ordinary(const void *world, struct event *ret);
 /* Appends faults to n events. */
 void events_faults(const void *world, struct event *ret, uint32_t *n);

@@ -1,16 +1,16 @@
 /*
- * explore - everything that can happen to a small cluster which trains one job: a breadth-first
+ * explore - everything that can happen to a small cluster that trains one job: a breadth-first
  * search over all orders of messages, of daemons that are killed and start again, of nodes whose
  * states are lost and filled again from their mirrors, of links that break, of trainers that are
- * killed and of successors on other nodes (world.h says what a state is and what is left out).
+ * killed and of successors on other nodes (world.h defines a state and lists what is left out).
  *
  * In every state: the records of owners and mirrors tell of the last decision or the one before,
  * as it was, and their planes are of that version; an attempt is decided once, after all who hold
  * something have voted in it, and always the same way; what they voted for sums exactly one
  * contribution of each rank to each micro-batch, the same on all, of this attempt, computed at this
- * version, by a session that was not fenced; what a trainer is told of an attempt is so, it is
- * never told an older version than before, and its calls are never refused; the newest process of a
- * rank is never fenced; no node that keeps the rules is cut; what the store asserts of a record
+ * version, by a session that was not fenced; what a trainer hears of an attempt is true, a trainer
+ * never hears an older version than before, and its calls are never refused; the newest process of
+ * a rank is never fenced; no node that keeps the rules is cut; what the store asserts of a record
  * holds.  Where nothing can happen any more all trainers are at the last version, all holders have
  * carried it out and none lacks its state: nothing hangs, and no version is lost that was committed
  * while one copy of each owner's shards is left.
@@ -18,7 +18,7 @@
  * explore NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
  *
- * It finds what it should.  Each of these, done to the code, ends in a violation:
+ * Each of these changes to the code ends in a violation:
  *
  *   step_vote() takes votes of other attempts, or of a void one, or decides without the last one;
  *   step_links() or step_node_lost() voids nothing; step_join() lets a rank that moved into the
@@ -42,11 +42,11 @@
  *   next; a fill that a link has lost is not asked for again; what a node held counts though it was
  *   lost.
  *
- * It does not mind that step_startable() forgets to wait for updates of owners that have their
- * state: one that hears of a new attempt while it updates takes it up afterwards.  Nor, within
- * these bounds, that offers ahead of their attempt outlive the link, as the attempt of a filled
- * state is one further: only where two attempts were begun that nobody is left to tell of would the
- * next one have a number that was used.
+ * Two changes are not found.  step_startable() may forget to wait for updates of owners that have
+ * their state: an owner that hears of a new attempt while it updates takes that attempt up
+ * afterwards.  Within these bounds, offers ahead of their attempt may outlive the link, because the
+ * attempt of a filled state is one further: a number comes twice only after two attempts that no
+ * living node knows of.
  */
 #include "events.h"
 

@@ -1,4 +1,4 @@
-/* Votes and decisions by number, and what is remembered to judge by. */
+/* Votes and decisions by number, and the history by which a world is judged. */
 #include "world.h"
 
 #include <math.h>

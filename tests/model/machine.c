@@ -1,9 +1,9 @@
 /*
- * The coordinator of a world, out of its bytes and back into them.
+ * Reads the coordinator of a world from the world's bytes, and writes it back.
  *
- * There is one, which is loaded before each event.  Left out of the bytes is what no rule reads
- * within the bounds of a world: texts, process numbers, times, puts (all the same), and what only
- * jobs have that are made, moved or change their size.
+ * There is one struct, which is loaded before each event.  The bytes leave out what no rule reads
+ * within the bounds of a world: texts, process numbers, times, puts (all the same), and fields that
+ * only jobs use that are created, moved or change their size.
  */
 #include "machine.h"
 
@@ -61,7 +61,7 @@ const char *machine_fault(void)
 
 /* ---- standings ---- */
 
-/* The parameters, by far the largest part, stay but for the loss scale. */
+/* The parameters, by far the largest part, change only in the loss scale. */
 static void standing_fill(struct standing *ret, const struct stand *s)
 {
         ret->version = s->version;
@@ -222,7 +222,7 @@ static void step_pack(struct coordination *c, const struct step *s)
 
 /* ---- all of it ---- */
 
-/* A round counts only by whether a node was asked in the one that is. */
+/* Of the rounds only one bit a node counts: whether the node was asked in the current round. */
 static void load(const struct coordination *c)
 {
         machine.dead = false;

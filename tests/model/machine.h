@@ -14,7 +14,7 @@ void machine_new(void);
  */
 uint32_t machine_step(struct world *w, const struct coordinator_event *e,
                       struct coordinator_action ret[MACHINE_ACTIONS]);
-/* Why the job cannot go on. */
+/* The reason why the job cannot go on. */
 const char *machine_fault(void);
 
 /* Parts of events; the pointers are valid until the next event. */

@@ -1,8 +1,8 @@
 /*
- * explore-moves - everything that can happen to a job whose list of owners changes: a breadth-first
+ * explore-moves - everything that can happen to a job whose owner list changes: a breadth-first
  * search over all orders of messages, of nodes that hear of a list and start anew with it, of
  * daemons that are killed and start again, of states that are lost, of nodes that never come back
- * and of links that break (moves.h says what a state is and what is left out).
+ * and of links that break (moves.h defines a state and lists what is left out).
  *
  * In every state: what was committed last is whole in one placement at least, and once one was
  * whole in that or a later one; the planes of a state are of its version, and a version was made by
@@ -13,14 +13,15 @@
  * what it says at the last version, and nothing of earlier ones.  (Where a node that is waited for
  * is dead for good, a person has the next word.)
  *
- * It finds what it should.  Each of these, done to the code, ends in a violation or an assertion:
+ * Each of these changes to the code ends in a violation or an assertion:
  * the end of a move hangs on the states that it came from; Settle voids what was decided, or
  * carries out what is void; Placed of another list deletes; states in force count though some lack;
  * the oldest old placement is chosen, or one that is not whole; outdated copies count, or give;
  * what a node told before it was killed counts though it does not tell of it again; a placement
  * that was worked on since is passed over, or a list of which nobody has told, or one of a few that
  * have; a list counts as whole while holders lack their states; a fill that ended is not asked for
- * again. It does not mind that fills begin before all have settled: sources refuse until then.
+ * again. One change is not found: fills may begin before all have settled, because sources refuse
+ * until then.
  *
  * explore-moves NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
@@ -59,7 +60,8 @@ static void add(struct event *events, uint32_t *n, enum event_kind kind, uint32_
         events[(*n)++] = (struct event){ (u8)kind, (u8)a, (u8)b };
 }
 
-/* One that can go on: it does not wait for an update. */
+/* Whether an earlier holder is being filled: with fewer orders, one holder pulls after the other.
+ */
 static bool fills_before(const struct world *w, uint32_t node, uint32_t copy)
 {
         for (uint32_t i = 0; i < node * COPIES + copy; i++)
@@ -105,7 +107,7 @@ static uint32_t ordinary(const void *world, struct event *e)
         uint32_t n = 0;
 
         for (uint32_t a = 0; a < bounds.n_nodes; a++)
-                if (w->count[a][a]) { /* what a daemon tells itself it hears at once */
+                if (w->count[a][a]) { /* a daemon hears its own messages at once */
                         add(e, &n, EVENT_DELIVER, a, a);
                         return n;
                 }
@@ -124,7 +126,7 @@ static uint32_t ordinary(const void *world, struct event *e)
         return n;
 }
 
-/* What is lost has another copy. */
+/* Whether there is another copy of what is lost. */
 static bool can_lose(const struct world *w, uint32_t node)
 {
         struct world without = *w;
@@ -218,7 +220,7 @@ static void happen(void *world, struct event e)
         world_check(w);
 }
 
-/* No fault comes any more: one after the other of what can happen does. */
+/* Without further faults: lets everything that can happen do so, one event after the other. */
 static void alone(const void *world)
 {
         struct world w = *(const struct world *)world;

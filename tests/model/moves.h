@@ -26,9 +26,9 @@ struct bounds {
         const char *lists[PLACEMENTS]; /* the owners, in their order */
         u8 coordinator;                /* owner, by number */
         u8 steps;                      /* in all */
-        /* The most of each kind, and of all faults.  A wipe is a crash after which the node holds
-         * nothing, a death a crash without a start; both only if another copy of everything is
-         * left. Haste: a coordinator stops waiting for nodes that it need not hear. */
+        /* The most faults of each kind, and of all kinds.  A wipe is a crash after which the node
+         * holds nothing, a death a crash without a start; both only if another copy of everything
+         * is left. Haste: a coordinator stops waiting for nodes that it need not hear. */
         u8 crashes, wipes, deaths, cuts, hastes, faults;
         /* Fewer orders: links stand at once, one holder after the other pulls all at once. */
         bool less;
@@ -179,7 +179,7 @@ void truth_decide(struct world *w, u8 attempt, u8 version);
 void truth_voted(struct world *w, uint32_t epoch, u8 attempt);
 /* The job goes on from there. */
 void truth_stands(const struct world *w, u8 attempt, u8 version);
-/* Whether what was committed is whole in some placement: the last one that was whole, or a later
+/* Whether the last commit is complete in some placement: the last one that was complete, or a later
  * one. */
 bool truth_kept(struct world *w);
 void world_check(struct world *w);

@@ -80,7 +80,7 @@ static bool fill(struct world *w, uint32_t self, const struct machine_action *a)
                                       .readable = a->readable });
 }
 
-/* Calls to a node whose link is lost end; it will be said that the node is down. */
+/* Calls to a node whose link is lost end; the event that the node is down comes later. */
 static void unsent(struct world *w, uint32_t self, const struct coordinator_action *a)
 {
         if (a->kind == COORDINATOR_ASK)
@@ -133,7 +133,7 @@ static bool run(struct world *w, uint32_t self, const struct machine_action *a)
                 if (c->whole)
                         w->truth.whole = w->nodes[self].epoch;
                 break;
-        case COORDINATOR_CLOSED: /* nobody is left who knows of the job: they may come yet */
+        case COORDINATOR_CLOSED: /* no node that is up knows of the job: others may come up */
                 *c = (struct coordination){ 0 };
                 break;
         case COORDINATOR_ANSWER:
@@ -226,7 +226,7 @@ bool coordinator_waits(const struct world *w, uint32_t self)
         return c->there && !c->settled && !c->hasty && holders_known(w, self);
 }
 
-/* Whoever has states of the job tells its coordinator, which may have given it up. */
+/* Nodes with states of the job tell its coordinator, which may have given the job up. */
 static bool is_claimed(const struct world *w, uint32_t self)
 {
         for (uint32_t n = 0; n < bounds.n_nodes; n++)

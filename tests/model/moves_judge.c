@@ -1,4 +1,4 @@
-/* What is true of a world of moves, and what must be; see moves.h. */
+/* The truth about a world of moves, and what must hold; see moves.h. */
 #include "moves.h"
 
 #include <string.h>

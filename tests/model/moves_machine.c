@@ -1,10 +1,10 @@
 /*
- * The job's coordinator, out of the bytes of a world and back into them; see moves.h.
+ * Reads the job's coordinator from the bytes of a world, and writes it back; see moves.h.
  *
- * One struct for each list of owners is loaded before each event.  Left out of the bytes is what no
- * rule reads within the bounds of a world: texts, times (but for whether others are waited for),
- * puts (all the same).  Parameters, by far the largest part of standings, are the same throughout
- * and written once; that alone is most of what the explorer would spend its time with.
+ * One struct for each list of owners is loaded before each event.  The bytes leave out what no rule
+ * reads within the bounds of a world: texts, times (except whether the job waits for others), puts
+ * (all the same).  Parameters, by far the largest part of standings, never change and are written
+ * once; otherwise the explorer would spend most of its time on them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +83,7 @@ struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, con
 
 /* ---- earlier placements ---- */
 
-/* Owners of whom nothing is known have no node. */
+/* An owner has no node until a node tells of its state. */
 static void old_placement_begin(struct old_placement *f, uint32_t epoch)
 {
         const uint32_t n = placements[epoch].n_owners;
@@ -232,7 +232,7 @@ static void machine_of(const struct placement *placement)
         machine_new(placement);
 }
 
-/* A round counts only by whether a node was asked in the one that is. */
+/* Of the rounds only one bit a node counts: whether the node was asked in the current round. */
 static void load(const struct world *w, uint32_t self)
 {
         const struct coordination *c = &w->nodes[self].c;

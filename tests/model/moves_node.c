@@ -257,7 +257,7 @@ static void settle(struct node *n, u8 epoch, uint32_t copy, u8 last)
                 record_change(s, &actions.items[0]);
 }
 
-/* Of a move that was broken off. */
+/* Deletes states of a move that was broken off. */
 static void drop_void(struct world *w, uint32_t node, u8 stands)
 {
         for (uint32_t e = 0; e < PLACEMENTS; e++)
@@ -353,7 +353,7 @@ static const struct partition *partition_of(uint32_t n_owners)
         return partitions[n_owners];
 }
 
-/* The holders that give anything, a bit each; 0: some of it is nowhere. */
+/* Bits of the holders that a fill reads; 0: no holder has some of the shards. */
 static u8 sources_of(const struct placement *from, u8 readable, const struct placement *to,
                      uint32_t holder)
 {
@@ -400,7 +400,7 @@ static void job_fill(struct world *w, uint32_t node, const struct message *m)
                 filled(w, node, m->copy, ZERO_ECONFLICT);
 }
 
-/* fill_source_find(): is it the state that is meant, and can it be reached? */
+/* As fill_source_find(): whether the state is the expected one and within reach. */
 static u8 source_status(struct world *w, uint32_t node, const struct filling *f, uint32_t holder)
 {
         uint32_t at = holder_node(&placements[f->from], holder);

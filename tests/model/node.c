@@ -1,6 +1,6 @@
 /*
  * A daemon's part of the job.  The rules are those of daemon/job/owner.h; here messages become
- * events, and actions change what a node holds and what is on its way.
+ * events, and actions change a node's records and the messages on their way.
  */
 #include "world.h"
 

@@ -5,18 +5,18 @@
  * that loses its disk, and of one that dies and is declared dead.
  *
  * A message may come at any time, also after those that were sent later, or never; some come twice.
- * What can change nothing any more is taken off the network.  A node that lost its disk starts on
- * new connections, so nothing that was on its way to it comes any more.
+ * Messages that can no longer change anything are removed.  A node that lost its disk starts with
+ * new connections, so earlier messages never reach it.
  *
  * In every state: of each epoch one placement is known to be chosen, the same to all, for ever, and
- * one that somebody proposed; epochs are known one after the other; records make sense; the
- * proposer is told the truth about who won.  From every sixteenth state: where nothing fails any
- * more, any one node that proposes alone comes to an end.
+ * one that a node proposed; epochs are known one after the other; records make sense; the proposer
+ * hears the truth about who won.  From every sixteenth state: where nothing fails any more, any one
+ * node that proposes alone comes to an end.
  *
  * explore-paxos NAME... searches within the bounds of that name; without a name it lists them.
  * The shortest way to a fault is printed, event by event.
  *
- * It finds what it should.  Each of these, done to paxos.c, ends in a violation:
+ * Each of these changes to paxos.c ends in a violation:
  *
  *   a quorum one smaller, without or with dead; hear_prepare() promises below a promise;
  *   hear_accept() accepts below a promise, or does not raise it; accept_collect() proposes what is
@@ -27,7 +27,7 @@
  */
 #include "paxos.h"
 
-/* All that can happen comes to an end: each of it so often. */
+/* Every world comes to its end, because each event may happen only so often. */
 static bool is_done(const void *world)
 {
         return true;

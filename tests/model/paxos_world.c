@@ -6,7 +6,8 @@
 
 struct bounds bounds;
 
-/* Of ret only what is written here is ever other than zero; so large structs are not cleared. */
+/* Only the fields of ret that are written here are ever not zero, so large structs need no
+ * clearing. */
 static void placement_fill(struct placement *ret, u8 id, uint64_t epoch)
 {
         ret->epoch = epoch;
@@ -54,7 +55,7 @@ static void record_fill(struct paxos_record *ret, const struct record *s)
 static struct record record_small(const struct paxos_record *r)
 {
         if (!paxos_record_sane(r, bounds.n_nodes))
-                violate("a record makes no sense");
+                violate("a record that no cluster of this size can have");
         return (struct record){ .voter = r->voter,
                                 .epoch = (u8)r->chosen.epoch,
                                 .chosen = placement_small(&r->chosen),
@@ -99,7 +100,7 @@ static void chosen_is_true(struct world *w, const struct record *r)
         *truth = r->chosen;
 }
 
-/* What does not count any more is left out, so that equal states look equal. */
+/* Clears what no longer counts, so that equal states have equal bytes. */
 static void store(struct world *w, uint32_t n, const struct paxos *r)
 {
         struct node *s = &w->nodes[n];
@@ -183,7 +184,7 @@ static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct p
                 violate("the proposer was told wrong who won");
 }
 
-/* Links that are new: both ends say where they stand. */
+/* New links: both ends say where they stand. */
 static void meet(struct world *w, uint32_t n)
 {
         for (uint32_t to = 0; to < bounds.n_nodes; to++) {
@@ -260,7 +261,7 @@ static void die(struct world *w, uint32_t n)
                         take(w, i);
 }
 
-/* Nothing would come of it, now or ever. */
+/* Whether a message can change nothing, now or later. */
 static bool message_void(const struct world *w, const struct message *m)
 {
         const struct node *to = &w->nodes[m->to];
@@ -370,7 +371,7 @@ uint32_t events(const void *world, struct event *ret)
 
 /* ---- alone ---- */
 
-/* All that is under way arrives, in order, once. */
+/* All messages arrive once, in order. */
 static bool settle(struct world *w)
 {
         for (uint32_t i = 0; i < ALONE_MAX; i++) {
@@ -397,7 +398,7 @@ static void alone_one(const struct world *from, uint32_t n)
         if (!settle(&w))
                 violate("talk without end");
         epoch = w.nodes[n].record.epoch;
-        if (w.nodes[n].dead != w.gone) /* a person's word comes with a new proposal */
+        if (w.nodes[n].dead != w.gone) /* the person declares the dead with a new proposal */
                 w.nodes[n].phase = PAXOS_IDLE;
         for (int tries = 0; tries < 3 && w.nodes[n].record.epoch == epoch; tries++) {
                 if (w.nodes[n].phase == PAXOS_IDLE)

@@ -72,7 +72,7 @@ void ranks_answer(struct world *w, uint32_t node, bool decided)
         }
 }
 
-/* Nothing here is ever refused by the rules: a refusal that reaches a trainer is a fault. */
+/* The rules never refuse a call here: a refusal that reaches a trainer is a fault. */
 void ranks_refuse_step(struct world *w, uint32_t node, int status)
 {
         struct node *n = &w->nodes[node];
@@ -287,7 +287,7 @@ bool proc_can_push(const struct world *w, uint32_t p)
                n->gathered == proc->version + 1 || fetched(w, p);
 }
 
-/* What local ranks have all pushed is offered to every owner. */
+/* Offers to every owner what all local ranks have pushed. */
 static void reduce_advance(struct world *w, uint32_t node)
 {
         struct node *n = &w->nodes[node];

@@ -90,7 +90,7 @@ static void table_put(uint64_t h)
         table[i] = h;
 }
 
-/* It is read at random: in large pages, where there are any, that costs half. */
+/* Accesses to the table are random, and cost half in huge pages. */
 static void *table_new(size_t n)
 {
         void *p = aligned_alloc(HUGE_PAGE, n);
@@ -115,7 +115,7 @@ static void table_grow(void)
         free(old);
 }
 
-/* Two states of one hash count as one: once in 10^5 runs of 10^7 states. */
+/* Two states with one hash count as one, which happens once in 10^5 runs of 10^7 states. */
 static bool seen_new(uint64_t h, uint32_t parent, struct event event)
 {
         uint64_t i;
@@ -146,7 +146,7 @@ static void seen_forget(void)
 
 /* ---- the way to a state ---- */
 
-/* last: what happened in it then; NULL: it is the state that is wrong. */
+/* last: the event that went wrong in that state; NULL: the state itself is wrong. */
 static void trace(const struct search *s, uint32_t state, const struct event *last)
 {
         struct event *way = allocate(NULL, (n_seen + 1) * sizeof *way);
@@ -172,7 +172,7 @@ static void trace(const struct search *s, uint32_t state, const struct event *la
 
 /* ---- the search ---- */
 
-/* Worlds that are to be gone on from, each behind its length. */
+/* Worlds to continue from, each behind its length. */
 struct frontier {
         u8 *bytes;
         uint32_t *ids;
@@ -196,7 +196,7 @@ static void frontier_add(struct frontier *f, const struct search *s, const void 
         f->ids[f->n++] = n_seen - 1;
 }
 
-/* A world with the size of what is in use of it; what is behind is zero. */
+/* A world and the number of its bytes in use; the others are zero. */
 struct buffer {
         u8 *world;
         uint16_t used;
@@ -215,7 +215,7 @@ static struct buffer buffer_new(const struct search *s)
         return (struct buffer){ memset(allocate(NULL, s->size), 0, s->size), 0 };
 }
 
-/* The world at *at, which goes on to the next one. */
+/* The world at *at; moves *at on to the next one. */
 static void frontier_get(const struct frontier *f, size_t *at, struct buffer *ret)
 {
         uint16_t n;
@@ -228,8 +228,8 @@ static void frontier_get(const struct frontier *f, size_t *at, struct buffer *re
 static uint64_t n_events, n_ends;
 
 /*
- * The world that an event made.  Whether it is a new one is found out while the next event happens,
- * for the memory that tells takes longer to come than most events to happen.
+ * The world that an event made.  The search looks it up during the next event, because the table's
+ * memory takes longer to arrive than most events take.
  */
 static struct made {
         struct buffer buffer;

@@ -2,7 +2,7 @@
  * search.h - a breadth-first search over all that can happen to a small world.
  *
  * A world is plain bytes: equal states have equal bytes, so that it can be copied, hashed and
- * compared as it is.  Of a state that was seen only a hash is kept, and how the search reached it.
+ * compared as it is.  The search keeps only a hash of each state, and how it reached the state.
  */
 #pragma once
 
@@ -22,13 +22,14 @@ struct search {
         size_t size;                    /* of a world, at most */
         size_t (*bytes)(const void *w); /* of this world; the bytes behind are zero */
         void (*init)(void *w);
-        /* Lists everything that can happen except faults; returns how many.  An event that changes
-         * nothing does not count. */
+        /* Lists everything that can happen except faults; returns the number of events.  An event
+         * that changes nothing does not count. */
         uint32_t (*ordinary)(const void *w, struct event *ret);
         /* Appends faults to n events. */
         void (*faults)(const void *w, struct event *ret, uint32_t *n);
         void (*happen)(void *w, struct event e);
-        bool (*done)(const void *w); /* nothing ordinary can happen: whether that is a good end */
+        bool (*done)(const void *w); /* whether the world may end like this, when only faults can
+                                        happen */
         /* Checks that a world without further faults comes to an end; NULL: no such check. */
         void (*alone)(const void *w);
         uint32_t every; /* alone() checks one state in so many */

@@ -133,7 +133,7 @@ void deliver(struct world *w, uint32_t from, uint32_t to)
 
 /* ---- links ---- */
 
-/* Who does not coordinate anything does nothing with it. */
+/* Only the coordinator gets the message: other nodes ignore it. */
 static void links_tell(struct world *w, uint32_t node)
 {
         u8 all = (u8)((1u << bounds.n_nodes) - 1);
@@ -176,7 +176,7 @@ void link_down(struct world *w, uint32_t node, uint32_t to)
         link_connect(w, node, to);
 }
 
-/* What an end has received it may still read before it sees that the link is broken. */
+/* An end may still read what it has received before it sees that the link is broken. */
 void link_cut(struct world *w, uint32_t a, uint32_t b)
 {
         w->connected[a] &= (u8) ~(1 << b);

@@ -1,6 +1,6 @@
 /*
  * world.h - one state of a small cluster that trains one job: everything that daemons and trainers
- * know, the messages between them, and what the explorer remembers to judge the state.
+ * know, the messages between them, and the explorer's memory by which it judges the state.
  *
  * A world is plain bytes: equal states have equal bytes (unused ones are zero), so that it can be
  * copied, hashed and compared as it is.  The daemon's own machines decide: job/coordinator.c for
@@ -29,11 +29,11 @@ struct bounds {
         bool mirror;
         u8 micro_batches, steps;
         bool overflow; /* the gradient of the first step is not finite at first */
-        /* The most of each kind, and of all faults.  A crash may also come between the two records
-         * of a node.  A wipe is a crash after which the node holds nothing; only if there is
-         * another copy of everything. */
+        /* The most faults of each kind, and of all kinds.  A crash may also come between the two
+         * records of a node.  A wipe is a crash after which the node holds nothing; only if there
+         * is another copy of everything. */
         u8 crashes, wipes, cuts, kills, moves, faults;
-        u8 less; /* what is left out: LESS_* */
+        u8 less; /* orders that are left out: LESS_* */
 };
 
 /*
@@ -215,7 +215,7 @@ void daemon_start(struct world *w, uint32_t node);
 void deliver(struct world *w, uint32_t from, uint32_t to);
 /* The cluster at rest: the job exists, all links stand, no trainer has come. */
 void world_init(void *world);
-/* What must hold in every state. */
+/* Checks what must hold in every state. */
 void world_check(const struct world *w);
 bool world_done(const void *world);
 
@@ -226,7 +226,7 @@ void job_resume(struct world *w, uint32_t node);
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* One of the node's records has the decision, then the daemon is killed. */
 void job_tear(struct world *w, uint32_t node, uint32_t copy);
-/* Something that the replica's vote waits for may have come. */
+/* Votes if all that the replica's vote waits for has come. */
 void replica_summed(struct world *w, uint32_t node, uint32_t copy);
 void update_finish(struct world *w, uint32_t node, uint32_t copy);
 
@@ -235,7 +235,7 @@ void update_finish(struct world *w, uint32_t node, uint32_t copy);
 void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* Offers of attempts that have not begun are lost with the link. */
 void accumulator_lose(struct world *w, uint32_t node, uint32_t from);
-/* For a new attempt. */
+/* Clears the sums for a new attempt. */
 void accumulator_reset(struct world *w, uint32_t node);
 /* Whether all that the replica sums in this attempt has come. */
 bool accumulator_complete(const struct world *w, uint32_t node, uint32_t copy);
@@ -304,7 +304,7 @@ void truth_decide(struct world *w, u8 attempt, u8 version, u8 decision);
 void truth_rank_slots(const struct world *w);
 /* A process was told that its zero_step() of an attempt came to this. */
 void truth_told(struct world *w, uint32_t p, u8 attempt, u8 version, u8 decision);
-/* ... or that it is to be replayed at a version. */
+/* A process was told to replay a step at a version. */
 void truth_aborted(struct world *w, uint32_t p, u8 attempt, u8 version);
-/* ... or where the job stands. */
+/* A process was told where the job stands. */
 void truth_stands(struct world *w, uint32_t p, u8 version);

@@ -136,7 +136,8 @@ static uint32_t how_many(const json_t *command, const char *name)
         return n < 0 ? ZERO_ALL : (uint32_t)n;
 }
 
-/* Where the client stands: what it was given with the version it is at, and what it owes no more.
+/* Where the client stands: its version, what it was given with that version, and the pushes that
+ * were accepted before.
  */
 static int do_version(struct actor *actor, const json_t *command, json_t *ret)
 {
@@ -176,7 +177,7 @@ static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
         return r || observer ? r : do_version(actor, command, ret);
 }
 
-/* Comes and goes "count" times, as "connect" and, if it is described, "attach" say. */
+/* Connects and disconnects "count" times; attaches in between if a layout is described. */
 static int do_churn(struct actor *actor, const json_t *command, json_t *ret)
 {
         uint64_t count = field_count(command, "count", 1);
@@ -243,7 +244,7 @@ static int do_release(struct actor *actor, const json_t *command, json_t *ret)
         return r;
 }
 
-/* Writes over a held group's view, as only a private one allows. */
+/* Writes over a held group's view, which only a private view allows. */
 static int do_scribble(struct actor *actor, const json_t *command, json_t *ret)
 {
         uint32_t group = group_of(command);

@@ -1,12 +1,11 @@
 /*
- * An actor whose windows are on a GPU: its numbers are made and looked at in host memory, and
- * copied.
+ * An actor whose windows are on a GPU: it computes in host memory and copies.
  *
  * {"do": "attach", "device": "cuda:0"}: as zero_needs.device.  From then on the actor's views and
  * gradients are copies of its own; a fetch copies a group down, a push copies it up.  Release,
  * push and step name the stream of these copies, unless they say "sync": false.
- * {"do": "push", "late": MS} writes the gradient only so long after the push was begun: who does
- * not wait for the event has the daemon read what was there before.
+ * {"do": "push", "late": MS} writes the gradient only MS after the push began: a daemon that does
+ * not wait for the event reads the old memory.
  *
  * The copies go through the plugin that libzero has loaded.
  */
@@ -41,7 +40,7 @@ static size_t view_bytes(const struct actor *actor, uint32_t group)
         return group_bytes(actor, group, zero_layout_group_dtype(actor_known_layout(actor), group));
 }
 
-/* A failure here is one of the test's machine. */
+/* A failure here is the test machine's. */
 static void must(int r, const char *what)
 {
         if (r == 0)

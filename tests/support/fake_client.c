@@ -1,7 +1,7 @@
 /*
- * What trainers ask: their view of a window is memory like any other, and an event is a word that
- * says when it will be done.  Handles are names of descriptors of the process that made
- * them: nothing is left behind by one that is killed.
+ * The trainers' half: their view of a window is ordinary memory, and an event is a word with the
+ * time at which it is done.  Handles name descriptors of the process that made them, so a killed
+ * process leaves nothing behind.
  */
 #include "tests/support/fake_gpu.h"
 

@@ -1,6 +1,6 @@
 /*
- * NCCL of the fake GPUs: what is enqueued is done when comm_done() is asked the second time, and
- * not before; where it fails, it leaves other bytes than were to come.
+ * NCCL of the fake GPUs: enqueued work is done at the second comm_done() and not before; work that
+ * fails leaves wrong bytes.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -37,7 +37,7 @@ static int fail(int r, const char *text)
         return r;
 }
 
-/* This call, or one before it, is the one that the variable names. */
+/* Whether this call, or one before it, is the call that the variable names. */
 static bool reached(const char *variable, uint64_t call)
 {
         uint64_t from = fake_setting(variable, 0);

@@ -3,10 +3,9 @@
  * host kernels.
  *
  *   fake_memory.c  "GPU memory": a daemon that touches it by the CPU dies of SIGSEGV
- *   fake_stream.c  work is done when it is waited for and not before, so that a missing wait shows
- *   fake_client.c  what trainers map, and their events
- *   fake_collective.c  NCCL
- *   fake_loop.c    a daemon that may wait for a GPU on its loop thread dies
+ *   fake_stream.c  work is done when somebody waits for it and not before, so that a missing wait
+ * shows fake_client.c  what trainers map, and their events fake_collective.c  NCCL fake_loop.c    a
+ * daemon that may wait for a GPU on its loop thread dies
  *
  * The environment:
  *   FAKE_GPUS=N         how many there are (1); 0: as on a machine without a driver
@@ -25,7 +24,7 @@
  *   FAKE_GPU_NCCL_HANGS=N    ... is never done
  *   FAKE_GPU_COPIES_ON_LOOP=1  copies may come from the loop thread, as they do where something
  *                             stands in for UCX
- *   FAKE_GPU_GATE=FILE  while there is such a file, memory that is to be exported is waited for;
+ *   FAKE_GPU_GATE=FILE  while the file exists, an allocation of memory for export waits;
  *                             FILE.reached is made then
  *   FAKE_GPU_ABI=N, FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
  *   FAKE_GPU_MAJOR=N    compute capability N.0 (9)

@@ -14,11 +14,12 @@ enum { FAKE_GPUS_MAX = 8 };
 /* A number in the environment. */
 uint64_t fake_setting(const char *name, uint64_t otherwise);
 uint32_t fake_gpus(void);
-/* A misuse that CUDA would answer with a fault, or with wrong bytes, ends the process. */
+/* Ends the process for a misuse that CUDA would answer with a fault or with wrong bytes. */
 _Noreturn void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* 0, or -EIO once the GPU has failed: see $FAKE_GPU_FAULT. */
 int fake_state(void);
-/* Of every call that CUDA may let wait: it does not come from a loop (fake_loop.c). */
+/* For every call that may wait in CUDA: checks that the call does not come from the loop
+ * (fake_loop.c). */
 void fake_off_loop(const char *call);
 /* Of those that a copy is made of: unless $FAKE_GPU_COPIES_ON_LOOP. */
 void fake_copy_off_loop(const char *call);
@@ -78,7 +79,7 @@ int fake_comm_done(void *comm, void *const *streams);
 
 /* ---- what trainers ask (fake_client.c) ---- */
 
-/* What tests ask, by dlsym(): a trainer's event is done at that time (CLOCK_MONOTONIC) instead. */
+/* For tests, by dlsym(): sets the time (CLOCK_MONOTONIC) at which a trainer's event is done. */
 typedef void fake_event_until_fn(void *event, uint64_t done_ns);
 
 int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);

@@ -1,7 +1,6 @@
 /*
- * The loop thread never blocks, and calls of the driver do: one that comes from inside uv_run() on
- * the process's first thread ends it.  What a daemon asks before its loop runs, and after it, may
- * block.
+ * The loop thread must never block, and calls of the driver may.  A call from inside uv_run() on
+ * the process's first thread ends the process.  Calls before and after the loop may block.
  */
 #include "tests/support/fake_gpu.h"
 

@@ -1,6 +1,6 @@
 /*
- * "GPU memory": address space without any access, which is what the daemon knows of; the bytes
- * are a memfd that the plugin has mapped elsewhere.
+ * "GPU memory": the daemon gets address space without access; the bytes are in a memfd that the
+ * plugin maps elsewhere.
  */
 #include "tests/support/fake_gpu.h"
 
@@ -233,7 +233,7 @@ static struct block *find(const void *p)
                 if (at >= b->address && at < b->address + b->bytes)
                         break;
         pthread_mutex_unlock(&mutex);
-        return b; /* whoever uses it does not free it meanwhile */
+        return b; /* the caller does not free the memory meanwhile */
 }
 
 int fake_gpu_of(const void *memory)

@@ -1,6 +1,6 @@
 /*
- * Streams: what is enqueued is run by whoever waits for it, in order.  Until then nothing has
- * happened, so what reads too early reads old bytes, and what writes too early spoils them.
+ * Streams: the thread that waits runs the enqueued work, in order.  Until then nothing happens, so
+ * a reader that comes too early gets old bytes, and a writer that comes too early spoils them.
  */
 #include "tests/support/fake_gpu.h"
 
