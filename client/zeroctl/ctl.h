@@ -58,6 +58,7 @@ struct command {
         int (*run)(struct ctl *ctl);
         void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer);
         bool of_job; /* the connection observes the job that is named */
+        bool alone;  /* without a job it needs no connection */
 };
 
 /* Asks the daemon; says on standard error what went wrong.  CTL_OK or CTL_FAILED. */

@@ -250,6 +250,8 @@ static int execute(struct ctl *ctl, const struct arguments *a)
                 .rank = ZERO_OBSERVER,
                 .timeout_ms = a->timeout_ms,
         };
+        if (a->command->alone && !ctl->argument)
+                return a->command->run(ctl);
         r = zero_connect(&ctl->options, &ctl->client);
         if (r == ZERO_ECLOSED) { /* the daemon may be restarting with other owners */
                 progress_nap(ANEW_MS);

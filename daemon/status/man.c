@@ -29,7 +29,7 @@ STATUS_RECORDS(ROWS)
 static struct record records[] = { STATUS_RECORDS(RECORD) };
 
 /* Answers that no record of fields.h describes: those of daemon/rpc/checksum.c and of zeroctl's
- * export and import. */
+ * export, import and plan. */
 static const struct row checksum_rows[] = {
         { "text", NULL, "job", "name" },
         { "number", NULL, "version", "optimizer step of the values" },
@@ -45,8 +45,64 @@ static const struct row file_rows[] = {
         { "number", NULL, "tensors", "tensors in the file" },
         { "number", NULL, "bytes", "bytes of their values" },
 };
-static const struct record checksum_record = { NULL, checksum_rows, 6, false };
-static const struct record file_record = { NULL, file_rows, 5, false };
+static const struct row plan_rows[] = {
+        { "object", NULL, "model",
+          "numbers: parameters; elements, gaps between tensors included; trainable elements; "
+          "groups; "
+          "largest_group, its elements; tensors_left_out, which are whole numbers" },
+        { "object", NULL, "rank",
+          "bytes of each rank: push_window, activations (0: not known); and its stage" },
+        { "object", NULL, "zero_formula",
+          "what the paper predicts of a process of its own: bytes_per_parameter; rank_bytes of "
+          "model "
+          "states (section 3.1); rank_elements that a process moves in a step (section 7)" },
+        { "list of objects", NULL, "nodes", "all, in order; see below" },
+        { "object", NULL, "step",
+          "seconds: link_s, update_s, copy_s and compute_s, null if not given; at_least_s, the "
+          "longest of them; bound_by, its name" },
+        { "flag", NULL, "fits", "the memory given suffices; null: none was given" },
+        { "object", NULL, "largest",
+          "parameters and layers of the largest model that fits; layers null: all tensors are "
+          "taken "
+          "in proportion; null: no memory was given" },
+        { "list of texts", NULL, "advice", "single changes that make the model fit" },
+};
+static const struct row plan_node_rows[] = {
+        { "number", NULL, "node", "number, from 0" },
+        { "flag", NULL, "owner", "the node holds shards" },
+        { "object", NULL, "planes", "bytes of each plane, mirrors included, as status has them" },
+        { "object", NULL, "gather", "window_bytes and slots, as status has them" },
+        { "number", NULL, "push_windows", "bytes of all ranks' push windows" },
+        { "object", NULL, "buffers", "most bytes of sums, and of offers to receive" },
+        { "number", NULL, "host_bytes", "bytes of host memory in total" },
+        { "number", NULL, "gpu_bytes", "bytes of the GPU that holds most" },
+        { "object", NULL, "sent", "bytes a step to other nodes: gather and reduce" },
+        { "object", NULL, "received", "bytes a step from other nodes: gather and reduce" },
+        { "number", NULL, "gather_elements_received", "elements of parameters a step" },
+        { "number", NULL, "reduce_elements_sent",
+          "elements of gradients a step, without mirrors'" },
+        { "number", NULL, "update_bytes", "bytes that an update reads and writes" },
+        { "number", NULL, "copy_bytes", "bytes a step that are copied within the node" },
+};
+static const struct row paper_rows[] = {
+        { "list of objects", NULL, "table1",
+          "model, processes and stage; gb of model states by formula, and paper_gb" },
+        { "list of objects", NULL, "table2",
+          "model_parallel, gpus and stage (0: none); billions of parameters by formula, and "
+          "paper_billions" },
+        { "list of objects", NULL, "table3",
+          "configuration, its parts and stage; billions of parameters by model states alone, and "
+          "paper_billions as measured; null: not in the paper" },
+};
+#define OWN_RECORD(name)                                                                         \
+        static const struct record name##_record = { NULL, name##_rows,                          \
+                                                     sizeof name##_rows / sizeof name##_rows[0], \
+                                                     false }
+OWN_RECORD(checksum);
+OWN_RECORD(file);
+OWN_RECORD(plan);
+OWN_RECORD(plan_node);
+OWN_RECORD(paper);
 
 enum { RECORDS = sizeof records / sizeof records[0], PREFIX = sizeof "status_" - 1 };
 
@@ -79,6 +135,9 @@ static const struct {
         { "zeroctl config", "status_config", NULL },
         { "zeroctl checksum", NULL, &checksum_record },
         { "zeroctl export, import", NULL, &file_record },
+        { "zeroctl plan", NULL, &plan_record },
+        { "zeroctl plan: each of nodes", NULL, &plan_node_record },
+        { "zeroctl plan --paper", NULL, &paper_record },
 };
 
 static struct record *record_find(const char *type)

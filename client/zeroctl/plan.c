@@ -1,0 +1,420 @@
+/* zeroctl plan: says beforehand what a model takes of a cluster, and whether it fits. */
+#include "plan.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool paper, mirror;
+static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *states = "host";
+static const char *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
+static long layers, hidden, vocab, seq, batch;
+static long nodes = 1, owners, devices = 1, ranks = 1, gpus, stage = 3, hold = 4, push = 2;
+static long micro_batches = 1;
+
+static const struct command_option options[] = {
+        { "model", "FILE",
+          "a safetensors file, an index of safetensors files (model.safetensors.index.json), or a "
+          "config.json of Hugging Face whose model_type is gpt2, bert, llama, mistral or qwen2",
+          .text = &model },
+        { "layers", "N", "a decoder as GPT-2, with so many layers", .count = &layers },
+        { "hidden", "N", "its hidden size", .count = &hidden },
+        { "vocab", "N", "tokens of its vocabulary", .count = &vocab },
+        { "seq", "N", "tokens of a sequence, and its positions (default: 1024)", .count = &seq },
+        { "batch", "N", "sequences of a rank in a micro-batch; counts checkpoints of activations",
+          .count = &batch },
+        { "nodes", "N", "nodes, 1 to 64 (default: 1)", .count = &nodes },
+        { "owners", "N", "nodes that hold shards (default: all)", .count = &owners },
+        { "devices", "N", "devices that a node divides its shards over, 1 to 8 (default: 1)",
+          .count = &devices },
+        { "ranks", "N", "ranks of each node (default: 1)", .count = &ranks },
+        { "gpus", "N", "GPUs of each node, where trainers have their windows (default: 0)",
+          .count = &gpus },
+        { "states", "host|gpu", "where master weights, moments and gradients lie (default: host)",
+          .text = &states },
+        { "mirror", NULL, "a second copy of all shards, as zerod's option mirror",
+          .flag = &mirror },
+        { "stage", "1|2|3", "ZeRO stage of the trainers (default: 3)", .count = &stage },
+        { "hold", "N", "groups that a rank holds at once at stage 3 (default: 4)", .count = &hold },
+        { "push", "N",
+          "gradients of a rank in flight at stages 2 and 3 (default: 2); at stage 1 all",
+          .count = &push },
+        { "micro-batches", "N", "micro-batches of a step (default: 1)", .count = &micro_batches },
+        { "dtype", "DTYPE",
+          "of the parameters that trainers fetch: fp32, bf16 or fp16 (default: the model's)",
+          .text = &dtype },
+        { "grad-dtype", "DTYPE", "of the gradients that trainers push (default: the parameters')",
+          .text = &grad_dtype },
+        { "reduce-dtype", "DTYPE", "of gradients between nodes (default: the gradients')",
+          .text = &reduce_dtype },
+        { "optimizer", "NAME",
+          "adamw, adam, lion, sgd or sgd-momentum (default: the job's, or adamw)",
+          .text = &optimizer },
+        { "host-memory", "SIZE", "memory of each node: bytes, or with a suffix K, M, G, T",
+          .text = &host_memory },
+        { "gpu-memory", "SIZE", "memory of each GPU", .text = &gpu_memory },
+        { "link", "GB/S", "what a node sends, and receives, in 10^9 bytes a second",
+          .text = &link_rate },
+        { "update", "GB/S", "what an update reads and writes on a node, or on a GPU with states",
+          .text = &update_rate },
+        { "copy", "GB/S", "what a node copies between shards, windows and sums",
+          .text = &copy_rate },
+        { "compute", "SECONDS", "what a step of the trainer takes by itself", .text = &compute },
+        { "paper", NULL, "print tables of the ZeRO paper from its formulas, and its numbers",
+          .flag = &paper },
+        { 0 },
+};
+
+/* ---- what is asked --------------------------------------------------------------- */
+
+static int usage(const char *option, const char *needed, long value)
+{
+        ctl_error("plan: --%s is %s, not %ld", option, needed, value);
+        return CTL_USAGE;
+}
+
+static int take_dtype(const char *option, const char *text, enum zero_dtype *ret)
+{
+        if (!text)
+                return CTL_OK;
+#define X(name, code, bytes, words)     \
+        if (strcmp(text, words) == 0) { \
+                *ret = ZERO_##name;     \
+                return CTL_OK;          \
+        }
+        ZERO_DTYPE_MAP(X)
+#undef X
+        ctl_error("plan: --%s is fp32, bf16 or fp16, not '%s'", option, text);
+        return CTL_USAGE;
+}
+
+/* A number above 0 and up to `most`, perhaps with one of the suffixes, each 1024 times the last. */
+static int take_number(const char *option, const char *text, const char *suffixes, double most,
+                       double *ret)
+{
+        const char *suffix;
+        char *end;
+        double x;
+
+        if (!text)
+                return CTL_OK;
+        x = strtod(text, &end);
+        suffix = *end ? strchr(suffixes, *end) : NULL;
+        if (suffix)
+                x = ldexp(x, 10 * (int)(suffix + 1 - suffixes));
+        if (end == text || end[suffix != NULL] || !(x > 0 && x <= most)) {
+                ctl_error("plan: --%s is a number above 0 and up to %s, not '%s'", option,
+                          *suffixes ? "1048576T, perhaps with a suffix K, M, G or T" : "1000000000",
+                          text);
+                return CTL_USAGE;
+        }
+        *ret = x;
+        return CTL_OK;
+}
+
+static int take_size(const char *option, const char *text, int64_t *ret)
+{
+        double x = 0;
+        int r = take_number(option, text, "KMGT", 0x1p60, &x);
+
+        *ret = (int64_t)x;
+        return r;
+}
+
+static int check_counts(void)
+{
+        const struct {
+                const char *option;
+                long value, most;
+        } bounds[] = {
+                { "nodes", nodes, ZERO_NODE_MAX },
+                { "owners", owners ? owners : nodes, nodes },
+                { "devices", devices, 8 },
+                { "ranks", ranks, ZERO_RANK_MAX },
+                { "stage", stage, 3 },
+                { "hold", hold, ZERO_GROUP_MAX },
+                { "push", push, ZERO_GROUP_MAX },
+                { "micro-batches", micro_batches, COUNT_MAX },
+        };
+
+        for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++) {
+                char needed[32];
+
+                snprintf(needed, sizeof(needed), "1 to %ld", bounds[i].most);
+                if (bounds[i].value < 1 || bounds[i].value > bounds[i].most)
+                        return usage(bounds[i].option, needed, bounds[i].value);
+        }
+        if (gpus > ranks)
+                return usage("gpus", "at most --ranks: a rank has one GPU", gpus);
+        if ((owners ? owners : nodes) * devices > ZERO_NODE_MAX)
+                return usage("devices", "such that all owners have at most 64", devices);
+        if (nodes * ranks > ZERO_RANK_MAX)
+                return usage("ranks", "such that all nodes have at most 4096", ranks);
+        return CTL_OK;
+}
+
+static int check_model(const struct ctl *ctl)
+{
+        bool by_sizes = layers || hidden || vocab;
+
+        if (!!ctl->argument + !!model + by_sizes + paper != 1) {
+                ctl_error(
+                        "plan: of which model? name a JOB, --model FILE, or --layers, --hidden and "
+                        "--vocab; or ask for --paper");
+                return CTL_USAGE;
+        }
+        if (by_sizes && !(layers && hidden && vocab)) {
+                ctl_error("plan: --layers, --hidden and --vocab belong together, each 1 or more");
+                return CTL_USAGE;
+        }
+        return CTL_OK;
+}
+
+static struct plan_cluster cluster;
+
+static int check_places(void)
+{
+        cluster.states_on_gpu = strcmp(states, "gpu") == 0;
+        if (!cluster.states_on_gpu && strcmp(states, "host") != 0) {
+                ctl_error("plan: --states is host or gpu, not '%s'", states);
+                return CTL_USAGE;
+        }
+        if (cluster.states_on_gpu && devices > gpus)
+                return usage("gpus", "as many as --devices or more, with --states gpu", gpus);
+        if (gpu_memory && !gpus)
+                return usage("gpus", "1 or more with --gpu-memory", gpus);
+        cluster.optimizer = optimizer ? plan_optimizer(optimizer) : NULL;
+        if (optimizer && !cluster.optimizer) {
+                ctl_error("plan: --optimizer is %s, not '%s'", plan_optimizer_names(), optimizer);
+                return CTL_USAGE;
+        }
+        return CTL_OK;
+}
+
+static int check_values(void)
+{
+        const struct {
+                const char *option, *text;
+                enum zero_dtype *ret;
+        } dtypes[] = {
+                { "dtype", dtype, &cluster.dtype },
+                { "grad-dtype", grad_dtype, &cluster.grad_dtype },
+                { "reduce-dtype", reduce_dtype, &cluster.reduce_dtype },
+        };
+        const struct {
+                const char *option, *text;
+                double *ret;
+        } rates[] = {
+                { "link", link_rate, &cluster.link },
+                { "update", update_rate, &cluster.update },
+                { "copy", copy_rate, &cluster.copy },
+                { "compute", compute, &cluster.compute },
+        };
+        int r = take_size("host-memory", host_memory, &cluster.host_memory);
+
+        if (r == CTL_OK)
+                r = take_size("gpu-memory", gpu_memory, &cluster.gpu_memory);
+        for (size_t i = 0; r == CTL_OK && i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
+                r = take_dtype(dtypes[i].option, dtypes[i].text, dtypes[i].ret);
+        for (size_t i = 0; r == CTL_OK && i < sizeof(rates) / sizeof(rates[0]); i++)
+                r = take_number(rates[i].option, rates[i].text, "", 1e9, rates[i].ret);
+        return r;
+}
+
+static int check(const struct ctl *ctl)
+{
+        int r = check_model(ctl);
+
+        if (r == CTL_OK)
+                r = check_counts();
+        if (r == CTL_OK)
+                r = check_places();
+        return r == CTL_OK ? check_values() : r;
+}
+
+static void fill_cluster(void)
+{
+        cluster.nodes = nodes;
+        cluster.owners = owners ? owners : nodes;
+        cluster.devices = devices;
+        cluster.ranks = ranks;
+        cluster.gpus = gpus;
+        cluster.stage = stage;
+        cluster.hold = hold;
+        cluster.push = push;
+        cluster.micro_batches = micro_batches;
+        cluster.batch = batch;
+        cluster.seq = seq ? seq : 1024;
+        cluster.mirror = mirror;
+        cluster.link *= 1e9;
+        cluster.update *= 1e9;
+        cluster.copy *= 1e9;
+}
+
+/* ---- the answer ------------------------------------------------------------------- */
+
+static json_t *number(int64_t n)
+{
+        return json_integer((json_int_t)n);
+}
+
+static json_t *seconds(double s)
+{
+        return s > 0 ? json_real(s) : json_null();
+}
+
+/* Named as in the answer to status. */
+static json_t *planes_json(const struct plan *p, const struct plan_node *n)
+{
+        const char *names[PLAN_PLANES] = { "master", p->moments[0], p->moments[1], "grad",
+                                           "serve" };
+        json_t *j = json_object();
+
+        for (int i = 0; i < PLAN_PLANES; i++)
+                if (names[i])
+                        json_object_set_new(j, names[i], number(n->planes[i]));
+        return j;
+}
+
+static json_t *node_json(const struct plan *p, int64_t i)
+{
+        const struct plan_node *n = &p->nodes[i];
+
+        return json_pack("{s:I, s:b, s:o, s:{s:I, s:I}, s:I, s:{s:I, s:I}, s:I, s:I,"
+                         " s:{s:I, s:I}, s:{s:I, s:I}, s:I, s:I, s:I, s:I}",
+                         "node", (json_int_t)i, "owner", n->owner, "planes", planes_json(p, n),
+                         "gather", "window_bytes", (json_int_t)n->gather_window, "slots",
+                         (json_int_t)n->slots, "push_windows",
+                         (json_int_t)(p->push_window * cluster.ranks), "buffers", "sums",
+                         (json_int_t)n->sums, "receive", (json_int_t)n->receive, "host_bytes",
+                         (json_int_t)n->host, "gpu_bytes", (json_int_t)n->gpu, "sent", "gather",
+                         (json_int_t)n->step.gather_sent, "reduce", (json_int_t)n->step.reduce_sent,
+                         "received", "gather", (json_int_t)n->step.gather_received, "reduce",
+                         (json_int_t)n->step.reduce_received, "gather_elements_received",
+                         (json_int_t)n->step.gather_elements, "reduce_elements_sent",
+                         (json_int_t)n->step.reduce_elements, "update_bytes",
+                         (json_int_t)n->step.update, "copy_bytes", (json_int_t)n->step.copy);
+}
+
+/* Model states of a process, and elements of a process and step, by the paper's formulas: sections
+ * 3.1 and 7. */
+static json_t *paper_json(const struct plan *p)
+{
+        int64_t moments = 0, n = cluster.nodes * cluster.ranks;
+        int64_t whole = stage == 1 ? 4 : stage == 2 ? 2 : 0;
+
+        for (int i = 0; i < PLAN_MOMENTS; i++)
+                moments += p->moments[i] != NULL;
+        int64_t all = 8 + 4 * moments;
+
+        return json_pack("{s:I, s:I, s:I}", "bytes_per_parameter", (json_int_t)all, "rank_bytes",
+                         (json_int_t)((double)p->elements *
+                                      ((double)whole + (double)(all - whole) / (double)n)),
+                         "rank_elements", (json_int_t)((stage == 3 ? 3 : 2) * p->elements));
+}
+
+static json_t *step_json(const struct plan *p)
+{
+        json_t *j = json_object();
+        char name[16];
+
+        for (int i = 0; i < PLAN_BOUNDS; i++) {
+                snprintf(name, sizeof(name), "%s_s", plan_bounds[i]);
+                json_object_set_new(j, name, seconds(p->bounds[i]));
+        }
+        json_object_set_new(j, "at_least_s",
+                            p->bound < 0 ? json_null() : seconds(p->bounds[p->bound]));
+        json_object_set_new(j, "bound_by",
+                            p->bound < 0 ? json_null() : json_string(plan_bounds[p->bound]));
+        return j;
+}
+
+static json_t *answer_json(const struct plan_model *m, const struct plan *p)
+{
+        bool limits = cluster.host_memory || cluster.gpu_memory, fit = plan_fits(&cluster, p);
+        json_t *list = json_array();
+
+        for (int64_t i = 0; i < cluster.nodes; i++)
+                json_array_append_new(list, node_json(p, i));
+        return json_pack("{s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I}, s:o, s:o, s:o, "
+                         "s:o, s:o, s:o}",
+                         "model", "parameters", (json_int_t)p->parameters, "elements",
+                         (json_int_t)p->elements, "trainable", (json_int_t)p->trainable, "groups",
+                         (json_int_t)p->groups, "largest_group", (json_int_t)p->largest_group,
+                         "tensors_left_out", (json_int_t)m->tensors_left_out, "rank", "push_window",
+                         (json_int_t)p->push_window, "activations", (json_int_t)p->activations,
+                         "stage", (json_int_t)stage, "zero_formula", paper_json(p), "nodes", list,
+                         "step", step_json(p), "fits", limits ? json_boolean(fit) : json_null(),
+                         "largest", plan_largest(m, &cluster, p), "advice",
+                         limits && !fit ? plan_advice(m, &cluster) : json_array());
+}
+
+/* ---- run --------------------------------------------------------------------------- */
+
+static int take_model(struct ctl *ctl, struct plan_model *ret)
+{
+        if (ctl->argument)
+                return plan_model_job(ctl, ret);
+        if (model)
+                return plan_model_file(model, ret);
+        return plan_model_sizes(layers, hidden, vocab, cluster.seq, ret);
+}
+
+static int run(struct ctl *ctl)
+{
+        struct plan_model m = { 0 };
+        struct plan *p;
+        const char *flaw;
+        int r;
+
+        if (paper)
+                return ctl_show(ctl, plan_paper(), plan_paper_show);
+        fill_cluster();
+        r = take_model(ctl, &m);
+        p = calloc(1, sizeof(*p));
+        if (r == CTL_OK && p) {
+                r = plan_make(&m, &cluster, p, &flaw);
+                if (r == CTL_OK)
+                        r = ctl_show(ctl, answer_json(&m, p), plan_show);
+                else
+                        ctl_error("plan: %s", flaw);
+        }
+        free(p);
+        plan_model_free(&m);
+        return r;
+}
+
+const struct command command_plan = {
+        .name = "plan",
+        .arguments = "[JOB]",
+        .summary = "what a model takes of a cluster, before there is one",
+        .description =
+                "Computes what a model takes of a cluster that need not exist: for each node the "
+                "bytes of planes, windows and buffers, and what travels between nodes in a step. "
+                "The "
+                "model is that of a job, of *--model*, or of *--layers*, *--hidden* and *--vocab*. "
+                "Only a job needs a daemon. Tensors of a layer, whose names begin alike up to a "
+                "number, are one group, and those outside the layers the last one, as "
+                "zerod.torch.shard() makes them.\n"
+                "At stage 3 a node gathers every group forward and backward, less those that the "
+                "window still has; at stages 1 and 2 once. However many ranks a node has, it "
+                "gathers "
+                "and sends a gradient once. ZeRO's own figures stand beside: 2, 2 and 3 elements a "
+                "parameter, for each rank (section 7 of arXiv 1910.02054). Windows and planes are "
+                "what *status* counts; the buffers are the most that zerod takes. Not counted are "
+                "tables of state files, below 1 % of the planes and 1.3 MiB, and what a trainer "
+                "allocates beside its windows, but for one checkpoint of activations a layer (2 "
+                "bytes an element; section 6.1).\n"
+                "A step takes at least the longest of: what the busiest node sends or receives, by "
+                "*--link*; what its update reads and writes, by *--update*; what it copies, by "
+                "*--copy*; and *--compute*. What is not given does not count.\n"
+                "With *--host-memory* or *--gpu-memory* it says whether the model fits, the "
+                "largest that does (of what zerod takes, 262144 tensors), and single changes that "
+                "make it "
+                "fit.",
+        .options = options,
+        .check = check,
+        .run = run,
+        .of_job = true,
+        .alone = true,
+};

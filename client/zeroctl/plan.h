@@ -1,0 +1,116 @@
+/*
+ * plan.h - shared by the files of zeroctl plan, which computes what a model takes of a cluster
+ * before there is one.
+ *
+ * zeroctl does not see the daemon, so plan_bytes.c has the rules of proto/partition.h,
+ * proto/slots.h and daemon/store/plan.h a second time.  tests/integration/plan.py compares both.
+ *
+ * Numbers are bytes or elements in int64_t, as JSON has them.
+ */
+#pragma once
+
+#include "ctl.h"
+
+enum { PLAN_PLANES = 5, PLAN_MOMENTS = 2, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
+
+struct plan_optimizer {
+        const char *name;
+        const char *moments[PLAN_MOMENTS]; /* NULL: it has no more */
+};
+/* NULL: there is none of that name. */
+const struct plan_optimizer *plan_optimizer(const char *name);
+const char *plan_optimizer_names(void);
+
+/* ---- the model (plan_model.c, plan_family.c) ---- */
+
+struct plan_model {
+        const struct zero_layout *layout;
+        struct zero_layout *own;                  /* the layout, unless a client owns it */
+        const struct plan_optimizer **optimizers; /* [group]; NULL: adamw */
+        const struct plan_family *family;         /* NULL: not made from sizes */
+        int64_t sizes[PLAN_FAMILY_SIZES];         /* of the family */
+        int64_t tensors_left_out;                 /* of types that are never trained */
+};
+
+void plan_model_free(struct plan_model *m);
+/* An empty layout for the model; CTL_OK or, silently, CTL_FAILED. */
+int plan_model_init(struct plan_model *m);
+/* Says on standard error why the model has no layout; CTL_FAILED. */
+int plan_model_flaw(const struct plan_model *m);
+/* All of these: CTL_OK, or CTL_FAILED and a sentence on standard error.  The caller frees *ret. */
+int plan_model_job(struct ctl *ctl, struct plan_model *ret);
+/* A safetensors file, its index, or a config.json of Hugging Face. */
+int plan_model_file(const char *path, struct plan_model *ret);
+/* A decoder with learned positions, as GPT-2. */
+int plan_model_sizes(int64_t layers, int64_t hidden, int64_t vocab, int64_t seq,
+                     struct plan_model *ret);
+/* config: what the file has; path: for errors. */
+int plan_model_config(const json_t *config, const char *path, struct plan_model *ret);
+/* Another model of the same family that has so many layers; silent if zerod takes no such model. */
+int plan_model_layers(const struct plan_model *m, int64_t layers, struct plan_model *ret);
+/* 0: not known. */
+int64_t plan_layers(const struct plan_model *m);
+int64_t plan_hidden(const struct plan_model *m);
+
+/* ---- the cluster ---- */
+
+struct plan_cluster {
+        int64_t nodes, owners, devices; /* owners: nodes that hold shards, the first ones */
+        int64_t ranks, gpus;            /* of each node */
+        int64_t stage, hold, push, micro_batches, batch, seq;
+        bool mirror, states_on_gpu;
+        enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */
+        const struct plan_optimizer *optimizer;          /* NULL: as the model has it */
+        int64_t host_memory, gpu_memory;                 /* bytes; 0: not given */
+        double link, update, copy;                       /* bytes a second; 0: not given */
+        double compute;                                  /* seconds; 0: not given */
+};
+
+/* ---- what the model takes of the cluster (plan_bytes.c) ---- */
+
+struct plan_node {
+        bool owner;
+        int64_t planes[PLAN_PLANES];  /* master, moments, grad, serve */
+        int64_t gather_window, slots; /* all windows of the node together */
+        int64_t sums, receive;        /* the most that buffers take */
+        int64_t host, gpu;            /* together; gpu: of the GPU that has most to hold */
+        struct {
+                int64_t gather_sent, gather_received, reduce_sent, reduce_received; /* bytes */
+                int64_t gather_elements, reduce_elements; /* received; sent */
+                int64_t update, copy;                     /* bytes that are read and written */
+        } step;
+};
+
+struct plan {
+        int64_t parameters, elements, trainable; /* parameters: without the gaps of alignment */
+        int64_t groups, largest_group;           /* largest_group: elements */
+        int64_t push_window, activations;        /* of each rank; activations 0: not known */
+        const char *moments[PLAN_MOMENTS];
+        struct plan_node nodes[ZERO_NODE_MAX];
+        int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
+        double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */
+        int bound;                  /* the largest of them; -1: none is known */
+};
+extern const char *const plan_bounds[PLAN_BOUNDS];
+
+/* CTL_OK, or CTL_FAILED and a sentence in *ret_flaw. */
+int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
+              const char **ret_flaw);
+bool plan_fits(const struct plan_cluster *c, const struct plan *p);
+
+/* ---- for people (plan_show.c) ---- */
+
+void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer);
+
+/* ---- advice (plan_advice.c) ---- */
+
+/* The largest model that fits, by JSON; null if no memory is given. */
+json_t *plan_largest(const struct plan_model *m, const struct plan_cluster *c,
+                     const struct plan *p);
+/* Each single change that makes the model fit, as an option of zeroctl plan. */
+json_t *plan_advice(const struct plan_model *m, const struct plan_cluster *c);
+
+/* ---- the paper's tables (plan_paper.c) ---- */
+
+json_t *plan_paper(void);
+void plan_paper_show(const struct ctl *ctl, FILE *out, const json_t *answer);

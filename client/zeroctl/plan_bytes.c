@@ -1,0 +1,457 @@
+/*
+ * What a model takes of a cluster: bytes of each node, and what travels in a step.
+ *
+ * Pure.  Sums are checked: a cluster whose bytes do not fit int64_t has no plan.
+ */
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+        ALIGN = 128,        /* elements between tensors, and the unit of a shard */
+        PAGE = 4096,        /* bytes; slots, and the shards of the serve plane */
+        SLICE_MIN = 65536,  /* bytes of a shard */
+        GPU_UNIT = 2 << 20, /* bytes that CUDA shares with trainers at once */
+        TRANSFER = 4 << 20, /* bytes of a session that are no slots */
+        BUFFERS = 4,        /* sums, and offers of each node, that a node keeps room for */
+        MASTER = 0,
+        MOMENT = 1,
+        GRAD = 3,
+        SERVE = 4,
+};
+
+static const struct plan_optimizer optimizers[] = {
+        { "adamw", { "exp_avg", "exp_avg_sq" } },
+        { "adam", { "exp_avg", "exp_avg_sq" } },
+        { "lion", { "exp_avg" } },
+        { "sgd", { NULL } },
+        { "sgd-momentum", { "momentum_buffer" } },
+};
+
+const char *const plan_bounds[PLAN_BOUNDS] = { "link", "update", "copy", "compute" };
+
+const struct plan_optimizer *plan_optimizer(const char *name)
+{
+        for (size_t i = 0; i < sizeof(optimizers) / sizeof(optimizers[0]); i++)
+                if (strcmp(optimizers[i].name, name) == 0)
+                        return &optimizers[i];
+        return NULL;
+}
+
+const char *plan_optimizer_names(void)
+{
+        return "adamw, adam, lion, sgd or sgd-momentum";
+}
+
+/* What an owner holds and moves, over all groups. */
+struct owner {
+        int64_t planes[PLAN_PLANES];
+        int64_t fetched, fetched_bytes;  /* its shards, as often as a node gathers them in a step */
+        int64_t reduced;                 /* its shards of groups that are trained, each push */
+        int64_t update;                  /* bytes */
+        int64_t largest, largest_moment; /* elements of a shard; of its trainable part */
+};
+
+struct work {
+        const struct plan_model *m;
+        const struct plan_cluster *c;
+        struct plan *p;
+        struct owner owners[ZERO_NODE_MAX];
+        int64_t n_owners;
+        bool overflow;
+};
+
+/* sum += a * b */
+static void add(struct work *w, int64_t *sum, int64_t a, int64_t b)
+{
+        int64_t product = 0;
+
+        w->overflow |= __builtin_mul_overflow(a, b, &product) ||
+                       __builtin_add_overflow(*sum, product, sum);
+}
+
+static int64_t up(int64_t n, int64_t unit)
+{
+        return (n + unit - 1) / unit * unit;
+}
+
+/* ---- a group --------------------------------------------------------------------- */
+
+static int64_t elements(const struct work *w, uint32_t group)
+{
+        return (int64_t)zero_layout_group_elements(w->m->layout, group);
+}
+
+static enum zero_dtype group_dtype(const struct work *w, uint32_t group)
+{
+        return w->c->dtype ? w->c->dtype : zero_layout_group_dtype(w->m->layout, group);
+}
+
+static int64_t group_size(const struct work *w, uint32_t group)
+{
+        return (int64_t)zero_dtype_size(group_dtype(w, group));
+}
+
+static int64_t grad_size(const struct work *w)
+{
+        return w->c->grad_dtype ? (int64_t)zero_dtype_size(w->c->grad_dtype) : group_size(w, 0);
+}
+
+static int64_t reduce_size(const struct work *w)
+{
+        return w->c->reduce_dtype ? (int64_t)zero_dtype_size(w->c->reduce_dtype) : grad_size(w);
+}
+
+static const struct plan_optimizer *group_optimizer(const struct work *w, uint32_t group)
+{
+        if (w->c->optimizer)
+                return w->c->optimizer;
+        return w->m->optimizers ? w->m->optimizers[group] : &optimizers[0];
+}
+
+/* Elements of a part of the group that are trained, with the gaps behind their tensors. */
+static int64_t trainable(const struct work *w, uint32_t group, int64_t first, int64_t count)
+{
+        const struct zero_layout *l = w->m->layout;
+        uint32_t tensor, n = zero_layout_group_tensors(l, group, &tensor);
+        int64_t sum = 0;
+
+        for (uint32_t end = tensor + n; tensor < end; tensor++) {
+                int64_t from = (int64_t)zero_layout_offset(l, tensor);
+                int64_t to = from + up((int64_t)zero_layout_tensor_elements(l, tensor), ALIGN);
+
+                from = from < first ? first : from;
+                to = to > first + count ? first + count : to;
+                if (to > from && !zero_layout_tensor_frozen(l, tensor))
+                        sum += to - from;
+        }
+        return sum;
+}
+
+static int64_t pushes(const struct work *w)
+{
+        return w->c->stage == 1 ? 1 : w->c->micro_batches;
+}
+
+/* Ranks that share a window. */
+static int64_t sharers(const struct work *w)
+{
+        int64_t windows = w->c->gpus ? w->c->gpus : 1;
+
+        return (w->c->ranks + windows - 1) / windows;
+}
+
+/* Groups that a window holds. */
+static int64_t window_slots(const struct work *w)
+{
+        int64_t n = w->p->groups, held = w->c->hold * sharers(w);
+
+        return w->c->stage == 3 && held < n ? held : n;
+}
+
+/*
+ * How often a node gathers the group in a step.  Forward passes go through the groups in order,
+ * backward passes against it.  At a turn the window still has the last groups it took.
+ */
+static int64_t gathers(const struct work *w, uint32_t group)
+{
+        int64_t n = w->p->groups, m = w->c->micro_batches, slots = window_slots(w);
+
+        return slots == n ? 1 : 1 + m * (group < n - slots) + (m - 1) * (group >= slots);
+}
+
+/* ---- shards ---------------------------------------------------------------------- */
+
+static void add_shard(struct work *w, uint32_t group, struct owner *o, int64_t first, int64_t count)
+{
+        const struct plan_optimizer *optimizer = group_optimizer(w, group);
+        int64_t trained = trainable(w, group, first, count), size = group_size(w, group);
+        int64_t planes = 1; /* that an update changes */
+
+        add(w, &o->planes[MASTER], count, sizeof(float));
+        add(w, &o->planes[GRAD], trained, sizeof(float));
+        for (int i = 0; i < PLAN_MOMENTS && optimizer->moments[i]; i++, planes++)
+                add(w, &o->planes[MOMENT + i], trained, sizeof(float));
+        if (group_dtype(w, group) != ZERO_FP32)
+                add(w, &o->planes[SERVE], up(count * size, PAGE), 1);
+        add(w, &o->update, trained, (2 * planes + 1) * (int64_t)sizeof(float));
+        if (group_dtype(w, group) != ZERO_FP32)
+                add(w, &o->update, trained, size);
+        add(w, &o->fetched, count, gathers(w, group));
+        add(w, &o->fetched_bytes, count * size, gathers(w, group));
+        if (trainable(w, group, 0, elements(w, group)))
+                add(w, &o->reduced, count, pushes(w));
+        o->largest = count > o->largest ? count : o->largest;
+        o->largest_moment = trained > o->largest_moment ? trained : o->largest_moment;
+}
+
+/* As proto/partition.c cuts the groups. */
+static void cut_groups(struct work *w)
+{
+        int64_t start = 0;
+
+        for (uint32_t g = 0; g < w->p->groups; g++) {
+                int64_t units = elements(w, g) / ALIGN;
+                int64_t n = elements(w, g) * group_size(w, g) / SLICE_MIN;
+
+                n = units == 0 ? 0 : n < 1 ? 1 : n < w->n_owners ? n : w->n_owners;
+                for (int64_t i = 0; i < n; i++) {
+                        int64_t first = units * i / n, end = units * (i + 1) / n;
+
+                        add_shard(w, g, &w->owners[(start + i) % w->n_owners], first * ALIGN,
+                                  (end - first) * ALIGN);
+                }
+                start = (start + n) % w->n_owners;
+        }
+}
+
+/* Whether a node sums its ranks' gradients in a buffer.  Owners that have no other node to wait for
+ * read them where they are, and one rank's may travel as they are. */
+static bool sums(const struct work *w)
+{
+        if (w->c->nodes == 1 && w->c->states_on_gpu == (w->c->gpus > 0))
+                return false;
+        return w->c->ranks > 1 || grad_size(w) != reduce_size(w);
+}
+
+/* ---- windows --------------------------------------------------------------------- */
+
+/* As proto/slots.c cuts a window.  size 0: each group in its own dtype. */
+static int64_t window_bytes(struct work *w, int64_t wanted, int64_t size, bool gather, bool mapped)
+{
+        int64_t largest = 0, sum = 0;
+
+        for (uint32_t g = 0; g < w->p->groups; g++) {
+                bool skip = gather ? mapped && group_dtype(w, g) != ZERO_FP32
+                                   : !trainable(w, g, 0, elements(w, g));
+                int64_t bytes = up(elements(w, g) * (size ? size : group_size(w, g)), PAGE);
+
+                if (skip)
+                        continue;
+                add(w, &sum, bytes, 1);
+                largest = bytes > largest ? bytes : largest;
+        }
+        if (wanted >= w->p->groups)
+                return sum;
+        sum = 0;
+        add(w, &sum, largest, wanted);
+        return sum;
+}
+
+static void make_windows(struct work *w, int64_t node)
+{
+        const struct plan_cluster *c = w->c;
+        struct plan_node *ret = &w->p->nodes[node];
+        int64_t windows = c->gpus ? c->gpus : 1, readers = sharers(w);
+        int64_t *window_memory = c->gpus ? &ret->gpu : &ret->host;
+        /* trainers map the serve plane of the only owner where they are in its place */
+        bool mapped = node == 0 && w->n_owners == 1 &&
+                      (c->gpus ? c->states_on_gpu && c->gpus == 1 : !c->states_on_gpu);
+        int64_t bytes = window_bytes(w, window_slots(w), 0, true, mapped);
+
+        add(w, &ret->gather_window, bytes, windows);
+        ret->slots = window_slots(w) * windows;
+        add(w, window_memory, c->gpus ? up(bytes, GPU_UNIT) : bytes, 1);
+        add(w, window_memory, w->p->push_window - TRANSFER, readers);
+        add(w, window_memory, w->p->activations, readers);
+        add(w, &ret->host, TRANSFER, c->ranks);
+}
+
+/* ---- nodes ----------------------------------------------------------------------- */
+
+/* The node that mirrors an owner's shards; -1: none. */
+static int64_t mirror_of(const struct work *w, int64_t owner)
+{
+        if (!w->c->mirror || w->c->owners < 2)
+                return -1;
+        return (owner / w->c->devices + 1) % w->c->owners;
+}
+
+static void add_replica(struct work *w, const struct owner *o, int64_t node, bool mirror)
+{
+        struct plan_node *n = &w->p->nodes[node];
+        int64_t offer =
+                mirror ? o->largest_moment * (int64_t)sizeof(float) : o->largest * reduce_size(w);
+
+        n->owner |= !mirror;
+        for (int i = 0; i < PLAN_PLANES; i++) {
+                add(w, &n->planes[i], o->planes[i], 1);
+                if (!w->c->states_on_gpu)
+                        add(w, &n->host, o->planes[i], 1);
+        }
+        if (w->c->nodes > 1)
+                add(w, &n->receive, offer, BUFFERS * w->c->nodes);
+        add(w, &n->step.update, o->update, 1);
+}
+
+/* Owners' planes lie on their own devices: the device that holds most counts. */
+static void add_states_on_gpu(struct work *w, int64_t node)
+{
+        int64_t most = 0;
+
+        for (int64_t d = 0; d < w->c->devices; d++) {
+                int64_t sum = 0;
+
+                for (int64_t o = d; o < w->n_owners; o += w->c->devices)
+                        for (int i = 0; i < PLAN_PLANES; i++)
+                                add(w, &sum,
+                                    i == SERVE ? up(w->owners[o].planes[i], GPU_UNIT)
+                                               : w->owners[o].planes[i],
+                                    (o / w->c->devices == node) + (mirror_of(w, o) == node));
+                most = sum > most ? sum : most;
+        }
+        add(w, &w->p->nodes[node].gpu, most, 1);
+}
+
+/* What node `to` takes of an owner's shards in a step, and gives back as gradients. */
+static void add_traffic(struct work *w, int64_t owner, int64_t to)
+{
+        const struct owner *o = &w->owners[owner];
+        int64_t at = owner / w->c->devices, mirror = mirror_of(w, owner);
+        struct plan_node *from = &w->p->nodes[at], *n = &w->p->nodes[to];
+
+        if (to != at && to != mirror) {
+                add(w, &from->step.gather_sent, o->fetched_bytes, 1);
+                add(w, &n->step.gather_received, o->fetched_bytes, 1);
+                add(w, &n->step.gather_elements, o->fetched, 1);
+        } else if (w->c->gpus == 0 && n->gather_window) {
+                add(w, &n->step.copy, o->fetched_bytes, 1);
+        }
+        if (to != at) {
+                add(w, &n->step.reduce_sent, o->reduced, reduce_size(w));
+                add(w, &from->step.reduce_received, o->reduced, reduce_size(w));
+                add(w, &n->step.reduce_elements, o->reduced, 1);
+        }
+        if (to == mirror) { /* the sum, in fp32 */
+                add(w, &from->step.reduce_sent, o->planes[GRAD], 1);
+                add(w, &n->step.reduce_received, o->planes[GRAD], 1);
+        }
+        if (w->c->gpus) /* into the windows of all GPUs */
+                add(w, &n->step.copy, o->fetched_bytes, w->c->gpus);
+        if (sums(w))
+                add(w, &n->step.copy, o->reduced, w->c->ranks * grad_size(w) + reduce_size(w));
+}
+
+static void add_buffers(struct work *w, struct plan_node *n)
+{
+        if (sums(w))
+                add(w, &n->sums, w->p->largest_group, BUFFERS * reduce_size(w));
+        add(w, &n->host, n->sums, 1);
+        add(w, &n->host, n->receive, 1);
+}
+
+static void make_nodes(struct work *w)
+{
+        struct plan *p = w->p;
+
+        for (int64_t o = 0; o < w->n_owners; o++) {
+                add_replica(w, &w->owners[o], o / w->c->devices, false);
+                if (mirror_of(w, o) >= 0)
+                        add_replica(w, &w->owners[o], mirror_of(w, o), true);
+        }
+        for (int64_t n = 0; n < w->c->nodes; n++) {
+                make_windows(w, n);
+                add_buffers(w, &p->nodes[n]);
+                if (w->c->states_on_gpu)
+                        add_states_on_gpu(w, n);
+                for (int64_t o = 0; o < w->n_owners; o++)
+                        add_traffic(w, o, n);
+                p->host = p->nodes[n].host > p->host ? p->nodes[n].host : p->host;
+                p->gpu = p->nodes[n].gpu > p->gpu ? p->nodes[n].gpu : p->gpu;
+        }
+}
+
+/* ---- time ------------------------------------------------------------------------ */
+
+static double larger(double a, double b)
+{
+        return a > b ? a : b;
+}
+
+/* Everything may overlap, so that a step takes at least the longest of these. */
+static void make_bounds(struct plan *p, const struct plan_cluster *c)
+{
+        double link = 0, update = 0, copy = 0;
+
+        for (int64_t i = 0; i < c->nodes; i++) {
+                const struct plan_node *n = &p->nodes[i];
+
+                link = larger(link, (double)n->step.gather_sent + (double)n->step.reduce_sent);
+                link = larger(link,
+                              (double)n->step.gather_received + (double)n->step.reduce_received);
+                update = larger(update, (double)n->step.update);
+                copy = larger(copy, (double)n->step.copy);
+        }
+        if (c->states_on_gpu) /* each GPU has a memory of its own */
+                update /= (double)c->devices;
+        p->bounds[0] = c->link > 0 ? link / c->link : 0;
+        p->bounds[1] = c->update > 0 ? update / c->update : 0;
+        p->bounds[2] = c->copy > 0 ? copy / c->copy : 0;
+        p->bounds[3] = c->compute;
+        p->bound = -1;
+        for (int i = 0; i < PLAN_BOUNDS; i++)
+                if (p->bounds[i] > (p->bound < 0 ? 0 : p->bounds[p->bound]))
+                        p->bound = i;
+}
+
+/* ---- all of it ------------------------------------------------------------------- */
+
+static void count(struct work *w)
+{
+        const struct zero_layout *l = w->m->layout;
+        struct plan *p = w->p;
+
+        p->groups = zero_layout_groups(l);
+        for (uint32_t t = 0; t < zero_layout_tensors(l); t++)
+                add(w, &p->parameters, (int64_t)zero_layout_tensor_elements(l, t), 1);
+        for (uint32_t g = 0; g < p->groups; g++) {
+                const struct plan_optimizer *optimizer = group_optimizer(w, g);
+
+                add(w, &p->elements, elements(w, g), 1);
+                add(w, &p->trainable, trainable(w, g, 0, elements(w, g)), 1);
+                if (elements(w, g) > p->largest_group)
+                        p->largest_group = elements(w, g);
+                for (int i = 0; i < PLAN_MOMENTS; i++)
+                        p->moments[i] =
+                                optimizer->moments[i] ? optimizer->moments[i] : p->moments[i];
+        }
+        /* one checkpoint a layer, 2 bytes an element (ZeRO-R, section 6.1 of the paper) */
+        p->activations = 2;
+        for (int64_t *by = (int64_t[]){ w->c->batch, w->c->seq, plan_hidden(w->m),
+                                        plan_layers(w->m), -1 };
+             *by >= 0; by++)
+                w->overflow |= __builtin_mul_overflow(p->activations, *by, &p->activations);
+}
+
+int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
+              const char **ret_flaw)
+{
+        struct work *w = calloc(1, sizeof(*w));
+        int64_t slots;
+
+        if (!w) {
+                *ret_flaw = "out of memory";
+                return CTL_FAILED;
+        }
+        *ret = (struct plan){ 0 };
+        *w = (struct work){ .m = m, .c = c, .p = ret, .n_owners = c->owners * c->devices };
+        count(w);
+        cut_groups(w);
+        slots = window_bytes(w, c->stage == 1 ? ret->groups : c->push, grad_size(w), false, false);
+        ret->push_window = TRANSFER;
+        add(w, &ret->push_window, c->gpus ? up(slots, GPU_UNIT) : slots, 1);
+        make_nodes(w);
+        make_bounds(ret, c);
+        if (w->overflow)
+                *ret_flaw = "the model takes more than 2^63 bytes: give smaller numbers";
+        bool overflow = w->overflow;
+        free(w);
+        return overflow ? CTL_FAILED : CTL_OK;
+}
+
+bool plan_fits(const struct plan_cluster *c, const struct plan *p)
+{
+        return (!c->host_memory || p->host <= c->host_memory) &&
+               (!c->gpu_memory || p->gpu <= c->gpu_memory);
+}

@@ -1,0 +1,269 @@
+/*
+ * The model that zeroctl plan is asked about, as a layout: from a job, or from the headers of
+ * safetensors files.
+ */
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "safetensors.h"
+
+enum { NAME_BYTES = 256, DTYPES = 3 };
+
+static const char *const dtype_names[DTYPES + 1] = { NULL, "F32", "BF16", "F16" };
+
+void plan_model_free(struct plan_model *m)
+{
+        zero_layout_free(m->own);
+        free(m->optimizers);
+}
+
+int plan_model_init(struct plan_model *m)
+{
+        int r = zero_layout_new(&m->own);
+
+        m->layout = m->own;
+        return r ? CTL_FAILED : CTL_OK;
+}
+
+int plan_model_flaw(const struct plan_model *m)
+{
+        ctl_error("zerod has no job of this model: %s",
+                  m->own ? zero_layout_error(m->own) : "out of memory");
+        return CTL_FAILED;
+}
+
+/* ---- a job ----------------------------------------------------------------------- */
+
+int plan_model_job(struct ctl *ctl, struct plan_model *ret)
+{
+        json_t *answer = NULL, *groups;
+        int r = ctl_attach(ctl);
+
+        *ret = (struct plan_model){ 0 };
+        if (r == CTL_OK)
+                r = ctl_ask(ctl, "shards", &answer);
+        if (r != CTL_OK)
+                return r;
+        ret->layout = zero_client_layout(ctl->client);
+        ret->optimizers = calloc(zero_layout_groups(ret->layout), sizeof(*ret->optimizers));
+        groups = json_object_get(json_array_get(json_object_get(answer, "jobs"), 0), "groups");
+        for (uint32_t g = 0; ret->optimizers && g < zero_layout_groups(ret->layout); g++) {
+                const char *name = field_text(json_array_get(groups, g), "optimizer");
+
+                ret->optimizers[g] = plan_optimizer(name);
+                if (ret->optimizers[g])
+                        continue;
+                ctl_error("job %s: optimizer '%.20s' is not known; give --optimizer", ctl->argument,
+                          name);
+                r = CTL_FAILED;
+                break;
+        }
+        json_decref(answer);
+        return r;
+}
+
+/* ---- safetensors ----------------------------------------------------------------- */
+
+/* A tensor that belongs to a group: those of one layer, or those outside the layers, of one dtype.
+ */
+struct member {
+        char group[NAME_BYTES + 8];
+        char name[NAME_BYTES];
+        enum zero_dtype dtype;
+        uint32_t ndim;
+        uint64_t shape[SAFETENSORS_DIM_MAX];
+};
+
+struct members {
+        struct member *items;
+        size_t n;
+};
+
+static enum zero_dtype find_dtype(const char *name)
+{
+        for (int i = ZERO_FP32; i <= DTYPES; i++)
+                if (strcmp(dtype_names[i], name) == 0)
+                        return (enum zero_dtype)i;
+        return (enum zero_dtype)0;
+}
+
+/* The name up to its first number, "model.layers.12"; "" if there is none. */
+static int layer_of(const char *name)
+{
+        for (const char *p = name; *p; p += strcspn(p, "."), p += *p == '.') {
+                size_t n = strcspn(p, ".");
+
+                if (n && strspn(p, "0123456789") == n)
+                        return (int)(p + n - name);
+        }
+        return 0;
+}
+
+static int add_file(struct members *all, const struct safetensors *file, const char *path,
+                    int64_t *left_out)
+{
+        struct member *items = realloc(all->items, (all->n + file->n + 1) * sizeof(*items));
+
+        if (!items) {
+                ctl_error("out of memory");
+                return CTL_FAILED;
+        }
+        all->items = items;
+        for (size_t i = 0; i < file->n; i++) {
+                const struct safetensor *t = &file->tensors[i];
+                struct member *m = &all->items[all->n];
+
+                *m = (struct member){ .dtype = find_dtype(t->dtype), .ndim = t->ndim };
+                if (!m->dtype && strchr("IUB", t->dtype[0])) {
+                        ++*left_out; /* counts and masks */
+                        continue;
+                }
+                if (!m->dtype || strlen(t->name) >= NAME_BYTES) {
+                        ctl_error("%s: tensor '%.100s' of %s cannot be planned: a name has at most "
+                                  "255 bytes, and parameters are F32, BF16 or F16",
+                                  path, t->name, t->dtype);
+                        return CTL_FAILED;
+                }
+                memcpy(m->shape, t->shape, sizeof(m->shape));
+                strcpy(m->name, t->name);
+                snprintf(m->group, sizeof(m->group), "%.*s.%s", layer_of(t->name), t->name,
+                         t->dtype);
+                all->n++;
+        }
+        return CTL_OK;
+}
+
+/* Layers by number, those outside the layers last. */
+static int compare_members(const void *a, const void *b)
+{
+        const struct member *x = a, *y = b;
+        bool outside = x->group[0] == '.';
+
+        if (outside != (y->group[0] == '.'))
+                return outside ? 1 : -1;
+        int r = strverscmp(x->group, y->group);
+
+        return r ? r : strcmp(x->name, y->name);
+}
+
+static int make_layout(struct members *all, const char *path, struct plan_model *m)
+{
+        uint32_t g = 0, t;
+
+        if (all->n == 0) {
+                ctl_error("%s has no parameters: no tensor is F32, BF16 or F16", path);
+                return CTL_FAILED;
+        }
+        if (plan_model_init(m) != CTL_OK)
+                return plan_model_flaw(m);
+        qsort(all->items, all->n, sizeof(*all->items), compare_members);
+        for (size_t i = 0; i < all->n; i++) {
+                const struct member *x = &all->items[i];
+                struct zero_tensor tensor = { .name = x->name, .ndim = x->ndim, .shape = x->shape };
+
+                if (i == 0 || strcmp(x->group, x[-1].group) != 0)
+                        if (zero_layout_group(m->own, x->group, x->dtype, NULL, 0, 0, &g))
+                                return plan_model_flaw(m);
+                if (i > 0 && strcmp(x->name, x[-1].name) == 0) {
+                        ctl_error("%s: tensor '%.200s' is in two files", path, x->name);
+                        return CTL_FAILED;
+                }
+                if (zero_layout_tensor(m->own, g, &tensor, &t))
+                        return plan_model_flaw(m);
+        }
+        return CTL_OK;
+}
+
+static int read_file(const char *path, struct members *all, int64_t *left_out)
+{
+        char error[SAFETENSORS_ERROR];
+        struct safetensors file;
+        int r;
+
+        if (safetensors_open(path, &file, error)) {
+                ctl_error("%s cannot be read as safetensors: %s", path, error);
+                return CTL_FAILED;
+        }
+        r = add_file(all, &file, path, left_out);
+        safetensors_close(&file);
+        return r;
+}
+
+/* Opens each file of a weight_map once: its tensors name files beside the index. */
+static int read_index(const json_t *map, const char *path, struct members *all, int64_t *left_out)
+{
+        const char *slash = strrchr(path, '/'), *key;
+        json_t *seen = json_object(), *value;
+        int r = CTL_OK;
+
+        json_object_foreach((json_t *)map, key, value)
+        {
+                const char *file = json_string_value(value);
+                char beside[4096];
+
+                if (!file || !*file || strchr(file, '/')) {
+                        ctl_error("%s: weight_map names no file beside it for '%.100s'", path, key);
+                        r = CTL_FAILED;
+                        break;
+                }
+                if (json_object_get(seen, file))
+                        continue;
+                json_object_set_new(seen, file, json_true());
+                snprintf(beside, sizeof(beside), "%.*s%s", slash ? (int)(slash + 1 - path) : 0,
+                         path, file);
+                r = read_file(beside, all, left_out);
+                if (r != CTL_OK)
+                        break;
+        }
+        json_decref(seen);
+        return r;
+}
+
+static int model_json(const char *path, struct members *all, struct plan_model *m)
+{
+        json_error_t why;
+        json_t *j = json_load_file(path, JSON_REJECT_DUPLICATES, &why), *map;
+        int r;
+
+        if (!json_is_object(j)) {
+                ctl_error("%s is not a JSON object: %s", path,
+                          j ? "it is another value" : why.text);
+                json_decref(j);
+                return CTL_FAILED;
+        }
+        map = json_object_get(j, "weight_map");
+        if (map) {
+                r = read_index(map, path, all, &m->tensors_left_out);
+                if (r == CTL_OK)
+                        r = make_layout(all, path, m);
+        } else if (json_object_get(j, "model_type")) {
+                r = plan_model_config(j, path, m);
+        } else {
+                ctl_error("%s has neither \"weight_map\", as an index of safetensors files, nor "
+                          "\"model_type\", as a config.json",
+                          path);
+                r = CTL_FAILED;
+        }
+        json_decref(j);
+        return r;
+}
+
+int plan_model_file(const char *path, struct plan_model *ret)
+{
+        size_t n = strlen(path);
+        struct members all = { 0 };
+        int r;
+
+        *ret = (struct plan_model){ 0 };
+        if (n > 5 && strcmp(path + n - 5, ".json") == 0) {
+                r = model_json(path, &all, ret);
+        } else {
+                r = read_file(path, &all, &ret->tensors_left_out);
+                if (r == CTL_OK)
+                        r = make_layout(&all, path, ret);
+        }
+        free(all.items);
+        return r;
+}

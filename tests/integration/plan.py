@@ -1,0 +1,424 @@
+#!/usr/bin/env python3
+"""zeroctl plan predicts what zeroctl status counts on real clusters: planes and windows to the byte, bytes between
+nodes within 10 %.  Sizes of known models; the paper's tables; bad input is refused by name."""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import REPLY_S, SETS, Cluster, Tools, finish_all, group, tensor, until  # noqa: E402
+from fake_gpu import environment, plugin  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+
+STEPS = 3
+
+
+def zeroctl(*arguments):
+    """Without a daemon: there is no socket of this name."""
+    return subprocess.run([Tools.zeroctl, "--socket", "/nonexistent", *map(str, arguments)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=REPLY_S, check=False)
+
+
+def plan(*arguments):
+    r = zeroctl("--json", "plan", *arguments)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout)
+
+
+def refused(words, *arguments, code=1):
+    r = zeroctl("plan", *arguments)
+    assert r.returncode == code and not r.stdout, (r.returncode, r.stdout, r.stderr)
+    for word in words:
+        assert word in r.stderr, f"'{word}' is not in: {r.stderr}"
+
+
+# ---- what daemons count ----
+
+def model(dtype, blocks=10, width=192, **more):
+    """Groups of two sizes, tensors that need padding, and a frozen one."""
+    groups = [group("embed", tensor("wte", 301, width), tensor("wpe", 64, width, frozen=True), dtype=dtype, **more)]
+    return groups + [group(f"block{i}", tensor(f"b{i}.w", width, 4 * width + 5), tensor(f"b{i}.b", 4 * width + 5),
+                           dtype=dtype, **more) for i in range(blocks)]
+
+
+CLUSTERS = {
+    "2_nodes_stage_3": {"nodes": 2, "stage": 3, "dtype": "fp32"},
+    "4_nodes_stage_3": {"nodes": 4, "stage": 3, "dtype": "bf16"},
+    "ranks_share_a_window": {"nodes": 2, "stage": 3, "dtype": "bf16", "ranks": 2},
+    "2_nodes_stage_2": {"nodes": 2, "stage": 2, "dtype": "bf16", "ranks": 2},
+    "4_nodes_stage_2": {"nodes": 4, "stage": 2, "dtype": "fp32"},
+    "stage_1": {"nodes": 2, "stage": 1, "dtype": "fp32"},
+    "one_node": {"nodes": 1, "stage": 3, "dtype": "fp32", "ranks": 2},
+    "one_owner": {"nodes": 2, "stage": 3, "dtype": "bf16", "owners": 1},
+    "mirrors": {"nodes": 3, "stage": 3, "dtype": "fp32", "mirror": True},
+    "devices": {"nodes": 2, "stage": 2, "dtype": "fp32", "devices": 2},
+    "micro_batches": {"nodes": 2, "stage": 3, "dtype": "fp32", "micro_batches": 3},
+    "lion_reduces_bf16": {"nodes": 2, "stage": 3, "dtype": "fp32", "reduce": "bf16", "optimizer": "lion"},
+}
+LION = [["lion", 1e-4, 0.9, 0.99, 0.1]]
+
+
+def counted(daemon):
+    """What the node has sent and received, and what its job counts."""
+    status, job = daemon.status(), daemon.job("plan")
+    peers = [p for p in status["peers"] if not p["self"]]
+    bytes_of = {way: {kind: sum(p[way][kind] for p in peers) for kind in ("gather", "reduce")}
+                for way in ("sent", "received")}
+    return {**bytes_of, "elements": {"gather": job["gather"]["elements_received"],
+                                     "reduce": job["reduce"]["elements_sent"]}}
+
+
+def near(planned, seen, what):
+    assert abs(planned - seen) <= 0.1 * seen, f"{what}: {planned} planned, {seen} counted"
+
+
+def check_node(planned, daemon, before, after, each_rank):
+    job, state = daemon.job("plan"), daemon.status()["memory"]["state_used"]
+    assert planned["planes"] == job["planes"], (planned, job["planes"])
+    assert sum(planned["planes"].values()) <= state <= 1.01 * sum(planned["planes"].values()) + (5 << 18) * 4, state
+    assert planned["gather"]["window_bytes"] == job["gather"]["window_bytes"], (planned, job["gather"])
+    assert {s["push_window"] for s in job["sessions"]} == {each_rank["push_window"]}, (job["sessions"], each_rank)
+    assert planned["push_windows"] == sum(s["push_window"] for s in job["sessions"])
+    for way in ("sent", "received"):
+        for kind in ("gather", "reduce"):
+            seen = (after[way][kind] - before[way][kind]) / STEPS
+            print(f"# {daemon.name} {way} {kind}: {planned[way][kind]} planned, {seen:.0f} counted a step")
+            near(planned[way][kind], seen, f"{daemon.name} {way} {kind}")
+    for kind, name in (("gather", "gather_elements_received"), ("reduce", "reduce_elements_sent")):
+        near(planned[name], (after["elements"][kind] - before["elements"][kind]) / STEPS, f"{daemon.name} {name}")
+
+
+@cases_of(CLUSTERS)
+def counts(name):
+    what = CLUSTERS[name]
+    nodes, stage, devices, ranks = what["nodes"], what["stage"], what.get("devices", 1), what.get("ranks", 1)
+    more = {"optimizer": what["optimizer"]} if "optimizer" in what else {}
+    hold = -1 if stage < 3 else 3
+    placement = [n for n in range(nodes) for _ in range(ranks)]
+    names = [f"n{i}" for i in range(what.get("owners", nodes))]
+    with Cluster(nodes, owners=" ".join(f"{n}*{devices}" for n in names), mirror=int(what.get("mirror", False))) as c:
+        actors = c.ranks("plan", model(what["dtype"], **more), placement, hold=hold, push=-1 if stage == 1 else 2,
+                         grad=what["dtype"], reduce=what.get("reduce", what["dtype"]))
+
+        def steps(n):
+            for a in actors:
+                a.start("train", steps=n, stage=stage, micro_batches=what.get("micro_batches", 1),
+                        sets=LION if more else SETS)
+            finish_all(actors)
+            until(lambda: [counted(d) for d in c.daemons] == [counted(d) for d in c.daemons], what="the step's end")
+        steps(1)
+        before = [counted(d) for d in c.daemons]
+        steps(STEPS)
+        after = [counted(d) for d in c.daemons]
+        options = ["--nodes", nodes, "--owners", len(names), "--devices", devices, "--ranks", ranks, "--stage", stage,
+                   "--hold", 3, "--push", 2, "--reduce-dtype", what.get("reduce", what["dtype"]),
+                   "--micro-batches", what.get("micro_batches", 1), *(["--mirror"] if what.get("mirror") else [])]
+        said = c[0].ctl("plan", "plan", *map(str, options))
+        assert said["model"]["elements"] == c[0].job("plan")["parameters"]
+        for planned, d, b, a in zip(said["nodes"], c.daemons, before, after):
+            check_node(planned, d, b, a, said["rank"])
+
+
+@cases_of(["host", "device"], "with_states_on_the_{}")
+def gpus(place):
+    """Each GPU has a window for its share of the ranks; only its session's transfer area is in host memory."""
+    with environment(FAKE_GPUS=2), Cluster(2, owners="n0*2 n1*2", device="cuda", cuda_plugin=plugin(),
+                                           optimizer=place) as c, environment(ZEROD_CUDA_PLUGIN=plugin()):
+        actors = [c.rank("plan", model("bf16"), [0, 0, 1, 1], rank, hold=3, push=2, grad="bf16", reduce="bf16",
+                         device=f"cuda:{rank % 2}") for rank in range(4)]
+        for a in actors:
+            finish_all([a, a, a])
+        states = ["--states", "gpu"] if place == "device" else []
+        options = "--nodes 2 --devices 2 --ranks 2 --gpus 2 --hold 3 --push 2".split()
+        for planned, d in zip(c[0].ctl("plan", "plan", *options, *states)["nodes"], c.daemons):
+            job = d.job("plan")
+            assert planned["planes"] == job["planes"], (planned, job["planes"])
+            assert job["planes_on_gpu"] == (sum(job["planes"].values()) if states else 0), job
+            assert planned["gather"] == {k: job["gather"][k] for k in ("window_bytes", "slots")}, (planned, job)
+            assert planned["push_windows"] == sum(s["push_window"] for s in job["sessions"]), (planned, job["sessions"])
+            near(planned["gpu_bytes"], max(sum(a["bytes"] for a in gpu["allocations"]) for gpu in d.status()["gpus"]),
+                 f"{d.name} GPU")
+
+
+# ---- models from files ----
+
+def write_safetensors(path, tensors, spoil=b""):
+    header, at = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = {"F32": 4, "BF16": 2, "I64": 8}.get(dtype, 1)
+        for extent in shape:
+            size *= extent
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + spoil)
+        f.truncate(8 + len(text) + at)
+
+
+def block(i):
+    return {f"h.{i}.w": ("BF16", [256, 300]), f"h.{i}.b": ("BF16", [300])}
+
+
+@case
+def safetensors_and_their_index():
+    with tempfile.TemporaryDirectory() as d:
+        one, two, index = f"{d}/1.safetensors", f"{d}/2.safetensors", f"{d}/model.safetensors.index.json"
+        write_safetensors(one, {"wte": ("BF16", [1000, 256]), "ids": ("I64", [512]), **block(0)})
+        write_safetensors(two, {**block(1), **block(10), **block(2)})
+        with open(index, "w", encoding="utf-8") as f:
+            json.dump({"weight_map": {"wte": "1.safetensors", "h.0.w": "1.safetensors", "h.1.w": "2.safetensors"}}, f)
+        size = 256 * 300 + 300
+        m = plan("--model", one)["model"]
+        assert (m["parameters"], m["groups"], m["tensors_left_out"]) == (256000 + size, 2, 1), m
+        m = plan("--model", index)["model"]
+        assert (m["parameters"], m["groups"], m["largest_group"]) == (256000 + 4 * size, 5, 256000), m
+        assert plan("--model", index, "--dtype", "fp32")["nodes"][0]["planes"]["serve"] == 0
+        assert plan("--model", index, "--host-memory", "1M")["largest"]["layers"] is None
+        os.rename(two, f"{d}/elsewhere")
+        refused(["2.safetensors", "No such file"], "--model", index)
+        write_safetensors(two, {"h.0.w": ("BF16", [1])})
+        refused(["h.0.w", "in two files"], "--model", index)
+
+
+@case
+def exported_job():
+    """The file of a job has the job's tensors."""
+    with Cluster(1) as c, tempfile.TemporaryDirectory() as d:
+        c.ranks("plan", model("fp32"), [0], hold=1, push=1)
+        c[0].ctl("export", "plan", f"{d}/x.safetensors")
+        of_job, of_file = c[0].ctl("plan", "plan")["model"], plan("--model", f"{d}/x.safetensors")["model"]
+        assert of_job["parameters"] == of_file["parameters"] == of_file["trainable"] - (
+            of_file["elements"] - of_file["parameters"])
+        assert of_job["trainable"] == of_job["elements"] - 64 * 192, of_job
+        assert c[0].ctl_run("plan", "nobody").returncode == 1
+    assert zeroctl("plan", "nobody").returncode == 3
+
+
+BERT = {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "vocab_size": 30522,
+        "max_position_embeddings": 512, "type_vocab_size": 2}
+
+
+def gated(hidden, layers, inner, vocab, heads, kv, **more):
+    return {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": inner, "vocab_size": vocab,
+            "num_attention_heads": heads, "num_key_value_heads": kv, **more}
+
+
+def gpt2(hidden, layers):
+    return {"n_embd": hidden, "n_layer": layers, "n_positions": 1024, "vocab_size": 50257, "n_inner": None}
+
+
+# the numbers of parameters that transformers counts
+CONFIGS = {
+    "gpt2": ("gpt2", gpt2(768, 12), 124439808),
+    "gpt2_xl": ("gpt2", gpt2(1600, 48), 1557611200),
+    "bert_base": ("bert", BERT, 109482240),
+    "llama_2_7b": ("llama", gated(4096, 32, 11008, 32000, 32, 32), 6738415616),
+    "llama_3_8b": ("llama", gated(4096, 32, 14336, 128256, 32, 8, tie_word_embeddings=False), 8030261248),
+    "llama_3_2_1b": ("llama", gated(2048, 16, 8192, 128256, 32, 8, tie_word_embeddings=True, head_dim=64), 1235814400),
+    "mistral_7b": ("mistral", gated(4096, 32, 14336, 32000, 32, 8), 7241732096),
+    "qwen2_7b": ("qwen2", gated(3584, 28, 18944, 152064, 28, 4), 7615616512),
+    "qwen2_half_b": ("qwen2", gated(896, 24, 4864, 151936, 14, 2, tie_word_embeddings=True), 494032768),
+}
+
+
+def configured(config, check):
+    with tempfile.TemporaryDirectory() as d:
+        path = f"{d}/config.json"
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(config if isinstance(config, str) else json.dumps(config))
+        check("--model", path)
+
+
+@cases_of(CONFIGS)
+def config(name):
+    family, sizes, parameters = CONFIGS[name]
+
+    def check(*arguments):
+        m = plan(*arguments)["model"]
+        assert m["parameters"] == parameters, m
+    configured({"model_type": family, **sizes}, check)
+
+
+BAD_CONFIGS = {
+    "family": ({"model_type": "mamba"}, ["mamba", "gpt2, bert, llama, mistral and qwen2", "safetensors"]),
+    "no_key": ({"model_type": "gpt2", "n_embd": 8}, ["config.json", "gpt2", "vocab_size", "--layers"]),
+    "text": ({"model_type": "gpt2", **gpt2("768", 12)}, ["n_embd", "whole number"]),
+    "negative": ({"model_type": "gpt2", **gpt2(-768, 12)}, ["n_embd", "1 to 1000000000"]),
+    "absurd": ({"model_type": "gpt2", **gpt2(1000000000, 2)}, ["layer0", "2^40"]),
+    "layers": ({"model_type": "gpt2", **gpt2(1, 1000000000)}, ["no job of this model", "262144 tensors"]),
+    "heads": ({"model_type": "llama", **gated(100, 2, 8, 8, 7, 7)}, ["hidden_size", "num_attention_heads"]),
+    "bias": ({"model_type": "llama", **gated(64, 2, 8, 8, 8, 8, attention_bias=True)}, ["attention_bias"]),
+    "neither": ({"architectures": []}, ["weight_map", "model_type"]),
+    "no_object": ("[]", ["not a JSON object"]),
+    "no_json": ("{", ["not a JSON object", "expected"]),
+    "outside": ({"weight_map": {"w": "../x.safetensors"}}, ["weight_map", "'w'"]),
+}
+
+
+@cases_of(BAD_CONFIGS)
+def bad_config(name):
+    text, words = BAD_CONFIGS[name]
+    configured(text, lambda *arguments: refused(words, *arguments))
+
+
+@case
+def bad_safetensors():
+    with tempfile.TemporaryDirectory() as d:
+        path = f"{d}/x.safetensors"
+        with open(path, "w", encoding="ascii") as f:
+            f.write("this is no safetensors file")
+        refused([path, "not a safetensors file"], "--model", path)
+        write_safetensors(path, {"w": ("F8_E4M3", [4])})
+        refused(["'w'", "F8_E4M3", "BF16"], "--model", path)
+        write_safetensors(path, {"w": ("I64", [4])})
+        refused(["no parameters"], "--model", path)
+        refused(["/nowhere", "No such file"], "--model", "/nowhere")
+        refused(["not a regular file"], "--model", d)
+
+
+SIZES = ["--layers", 4, "--hidden", 256, "--vocab", 1000]
+BAD_OPTIONS = {
+    "no_model": ([], ["JOB", "--model", "--layers", "--paper"]),
+    "two_models": ([*SIZES, "--paper"], ["of which model"]),
+    "part": (["--layers", 4], ["--hidden", "belong together"]),
+    "zero_nodes": ([*SIZES, "--nodes", 0], ["--nodes is 1 to 64, not 0"]),
+    "nodes": ([*SIZES, "--nodes", 65], ["--nodes is 1 to 64, not 65"]),
+    "owners": ([*SIZES, "--nodes", 2, "--owners", 3], ["--owners is 1 to 2, not 3"]),
+    "devices": ([*SIZES, "--nodes", 64, "--devices", 2], ["--devices"]),
+    "ranks": ([*SIZES, "--nodes", 2, "--ranks", 4096], ["--ranks", "4096"]),
+    "stage": ([*SIZES, "--stage", 4], ["--stage is 1 to 3, not 4"]),
+    "gpus": ([*SIZES, "--gpus", 2], ["--gpus", "--ranks"]),
+    "states": ([*SIZES, "--states", "gpu"], ["--gpus", "--states gpu"]),
+    "place": ([*SIZES, "--states", "disk"], ["host or gpu", "disk"]),
+    "dtype": ([*SIZES, "--dtype", "fp8"], ["--dtype is fp32, bf16 or fp16, not 'fp8'"]),
+    "optimizer": ([*SIZES, "--optimizer", "adagrad"], ["adagrad", "lion"]),
+    "size": ([*SIZES, "--host-memory", "80GB"], ["--host-memory", "suffix", "'80GB'"]),
+    "negative": ([*SIZES, "--link", "-1"], ["--link", "above 0", "'-1'"]),
+    "too_large": ([*SIZES, "--host-memory", "1048577T"], ["--host-memory", "up to 1048576T"]),
+    "rate": ([*SIZES, "--copy", "1e300"], ["--copy", "up to 1000000000"]),
+    "nan": ([*SIZES, "--link", "nan"], ["--link", "above 0"]),
+    "gpu_memory": ([*SIZES, "--gpu-memory", "80G"], ["--gpus", "--gpu-memory"]),
+}
+
+
+@cases_of(BAD_OPTIONS)
+def bad_option(name):
+    arguments, words = BAD_OPTIONS[name]
+    refused(words, *arguments, code=2)
+
+
+@case
+def absurd_numbers():
+    """No sum wraps round: what does not fit is refused."""
+    most = ["--layers", 8000, "--hidden", 200000, "--vocab", 1000000]
+    assert plan(*most)["model"]["parameters"] > 1 << 51
+    refused(["2^63", "smaller numbers"], *most, "--nodes", 64, "--micro-batches", 1000000000)
+    refused(["2^63"], *SIZES, "--batch", 1000000000, "--seq", 1000000000)
+    refused(["2^40"], "--layers", 1, "--hidden", 1000000000, "--vocab", 1000000000)
+
+
+# ---- what fits ----
+
+@case
+def the_largest_model_fits_and_one_layer_more_does_not():
+    options = ["--hidden", 1024, "--vocab", 50257, "--nodes", 2, "--host-memory", "24G"]
+    said = plan("--layers", 12, *options)
+    assert said["fits"] is True and not said["advice"]
+    largest = said["largest"]
+    assert largest["layers"] > 12
+    again = plan("--layers", largest["layers"], *options)
+    assert again["fits"] and again["model"]["parameters"] == largest["parameters"]
+    over = plan("--layers", largest["layers"] + 1, *options)
+    assert over["fits"] is False and over["largest"] == largest
+
+
+@case
+def advice_makes_it_fit():
+    options = ["--layers", 48, "--hidden", 2048, "--vocab", 50257, "--nodes", 2, "--ranks", 4, "--gpus", 4,
+               "--gpu-memory", "12G", "--host-memory", "60G", "--stage", 2, "--mirror", "--states", "gpu"]
+    said = plan(*options, "--gpu-memory", "28G")
+    assert said["fits"] is False and said["advice"], said["advice"]
+    for change in said["advice"]:
+        changed = [o for o in options if o != "--mirror"] if change == "no --mirror" else [*options, *change.split()]
+        if change.startswith("--nodes"):
+            n = int(change.split()[1])
+            assert plan(*options, "--gpu-memory", "28G", "--nodes", n - 1)["fits"] is False
+        assert plan(*changed, "--gpu-memory", "28G")["fits"], change
+    assert "--nodes" in " ".join(said["advice"]), said["advice"]
+
+
+@case
+def a_step_is_bound_by_the_slowest():
+    options = ["--layers", 12, "--hidden", 1024, "--vocab", 50257, "--nodes", 2]
+    assert plan(*options)["step"]["bound_by"] is None
+    said = plan(*options, "--link", 1, "--update", 100, "--compute", 0.1)
+    node, step = said["nodes"][0], said["step"]
+    moved = max(node[way]["gather"] + node[way]["reduce"] for way in ("sent", "received"))
+    assert abs(step["link_s"] - moved / 1e9) < 0.02 * step["link_s"]
+    # reads four planes and writes three, in fp32, and writes the parameters in bf16
+    assert abs(step["update_s"] - 30 * said["model"]["elements"] / 2 / 1e11) < 0.02 * step["update_s"]
+    assert step["bound_by"] == "link" and step["at_least_s"] == step["link_s"] and step["copy_s"] is None
+    assert plan(*options, "--link", 1, "--compute", 60)["step"]["bound_by"] == "compute"
+
+
+@case
+def activations():
+    """2 bytes for each element of a checkpoint a layer."""
+    options = ["--layers", 12, "--hidden", 1024, "--vocab", 50257]
+    assert plan(*options, "--batch", 8, "--seq", 512)["rank"]["activations"] == 2 * 8 * 512 * 1024 * 12
+    assert plan(*options)["rank"]["activations"] == 0
+
+
+# ---- the paper ----
+
+def same_digits(value, printed):
+    """Whether the paper prints the value so: rounded or cut, to the digits that it has."""
+    digit = 10.0 ** -len(f"{printed:g}".partition(".")[2])
+    return abs(value - printed) <= digit
+
+
+@case
+def paper_table_1():
+    rows = plan("--paper")["table1"]
+    assert len(rows) == 54
+    for row in rows:
+        assert same_digits(row["gb"], row["paper_gb"]), row
+    assert {(r["model"], r["processes"], r["stage"]): r["gb"] for r in rows}["7.5B", 64, 3] == 1.875
+
+
+@case
+def paper_table_2():
+    """The paper doubles the rounded number of the row before."""
+    rows = plan("--paper")["table2"]
+    assert len(rows) == 20
+    for row in rows:
+        assert abs(row["billions"] - row["paper_billions"]) <= 0.025 * row["billions"], row
+
+
+@case
+def paper_table_3():
+    """A model that ran fits by its model states alone."""
+    rows = plan("--paper")["table3"]
+    assert [r["configuration"] for r in rows] == ["C1", "C2", "C3", "C4", "C5"]
+    assert [r["paper_billions"] for r in rows] == [40, 60, None, 140, 150]
+    assert all(r["billions"] > (r["paper_billions"] or 0) for r in rows)
+
+
+@case
+def text():
+    for arguments, words in {
+            ("--paper",): ["Table 1", "Table 2", "Table 3", "arXiv 1910.02054", "C5"],
+            ("--layers", 12, "--hidden", 768, "--vocab", 50257, "--host-memory", "1G"):
+                ["124.4 M parameters", "exp_avg_sq", "does not fit", "--nodes"]}.items():
+        r = zeroctl("plan", *arguments)
+        assert r.returncode == 0 and not r.stderr, r.stderr
+        for word in words:
+            assert word in r.stdout, f"'{word}' is not in: {r.stdout}"
+
+
+if __name__ == "__main__":
+    main()
