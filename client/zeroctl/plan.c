@@ -8,8 +8,9 @@
 static bool paper, mirror;
 static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *states = "host";
 static const char *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
-static long layers, hidden, vocab, seq, batch;
-static long nodes = 1, owners, devices = 1, ranks = 1, gpus, stage = 3, hold = 4, push = 2;
+static long layers, hidden, vocab, seq = 1024, batch;
+/* -1: not given */
+static long nodes = 1, owners = -1, devices = 1, ranks = 1, gpus, stage = 3, hold = -1, push = 2;
 static long micro_batches = 1;
 
 static const struct command_option options[] = {
@@ -35,7 +36,11 @@ static const struct command_option options[] = {
         { "mirror", NULL, "a second copy of all shards, as zerod's option mirror",
           .flag = &mirror },
         { "stage", "1|2|3", "ZeRO stage of the trainers (default: 3)", .count = &stage },
-        { "hold", "N", "groups that a rank holds at once at stage 3 (default: 4)", .count = &hold },
+        { "hold", "N",
+          "groups that a rank holds at once at stage 3 (default, as zerod.torch.shard(): 4, or all "
+          "if "
+          "4 of the largest are more than the model)",
+          .count = &hold },
         { "push", "N",
           "gradients of a rank in flight at stages 2 and 3 (default: 2); at stage 1 all",
           .count = &push },
@@ -128,11 +133,12 @@ static int check_counts(void)
                 long value, most;
         } bounds[] = {
                 { "nodes", nodes, ZERO_NODE_MAX },
-                { "owners", owners ? owners : nodes, nodes },
+                { "owners", owners < 0 ? nodes : owners, nodes },
                 { "devices", devices, 8 },
                 { "ranks", ranks, ZERO_RANK_MAX },
                 { "stage", stage, 3 },
-                { "hold", hold, ZERO_GROUP_MAX },
+                { "hold", hold < 0 ? 1 : hold, ZERO_GROUP_MAX },
+                { "seq", seq, COUNT_MAX },
                 { "push", push, ZERO_GROUP_MAX },
                 { "micro-batches", micro_batches, COUNT_MAX },
         };
@@ -146,7 +152,7 @@ static int check_counts(void)
         }
         if (gpus > ranks)
                 return usage("gpus", "at most --ranks: a rank has one GPU", gpus);
-        if ((owners ? owners : nodes) * devices > ZERO_NODE_MAX)
+        if ((owners < 0 ? nodes : owners) * devices > ZERO_NODE_MAX)
                 return usage("devices", "such that all owners have at most 64", devices);
         if (nodes * ranks > ZERO_RANK_MAX)
                 return usage("ranks", "such that all nodes have at most 4096", ranks);
@@ -235,16 +241,16 @@ static int check(const struct ctl *ctl)
 static void fill_cluster(void)
 {
         cluster.nodes = nodes;
-        cluster.owners = owners ? owners : nodes;
+        cluster.owners = owners < 0 ? nodes : owners;
         cluster.devices = devices;
         cluster.ranks = ranks;
         cluster.gpus = gpus;
         cluster.stage = stage;
-        cluster.hold = hold;
+        cluster.hold = hold < 0 ? 0 : hold;
         cluster.push = push;
         cluster.micro_batches = micro_batches;
         cluster.batch = batch;
-        cluster.seq = seq ? seq : 1024;
+        cluster.seq = seq;
         cluster.mirror = mirror;
         cluster.link *= 1e9;
         cluster.update *= 1e9;

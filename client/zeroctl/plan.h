@@ -57,7 +57,7 @@ int64_t plan_hidden(const struct plan_model *m);
 struct plan_cluster {
         int64_t nodes, owners, devices; /* owners: nodes that hold shards, the first ones */
         int64_t ranks, gpus;            /* of each node */
-        int64_t stage, hold, push, micro_batches, batch, seq;
+        int64_t stage, hold /* 0: not given */, push, micro_batches, batch, seq;
         bool mirror, states_on_gpu;
         enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */
         const struct plan_optimizer *optimizer;          /* NULL: as the model has it */

@@ -122,7 +122,7 @@ json_t *plan_advice(const struct plan_model *m, const struct plan_cluster *c)
         try(list, m, &other, "--dtype bf16 --grad-dtype bf16 --reduce-dtype bf16");
         other = *c;
         other.hold = 1;
-        if (c->stage == 3 && c->hold > 1)
+        if (c->stage == 3 && c->hold != 1)
                 try(list, m, &other, "--hold 1");
         other = *c;
         other.states_on_gpu = false;

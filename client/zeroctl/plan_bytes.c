@@ -15,6 +15,8 @@ enum {
         GPU_UNIT = 2 << 20, /* bytes that CUDA shares with trainers at once */
         TRANSFER = 4 << 20, /* bytes of a session that are no slots */
         BUFFERS = 4,        /* sums, and offers of each node, that a node keeps room for */
+        HOLD = 4, /* groups, as zerod.torch.shard() holds them: outside the layers, the one in
+                     use, the one before and the one ahead */
         MASTER = 0,
         MOMENT = 1,
         GRAD = 3,
@@ -145,8 +147,11 @@ static int64_t sharers(const struct work *w)
 /* Groups that a window holds. */
 static int64_t window_slots(const struct work *w)
 {
-        int64_t n = w->p->groups, held = w->c->hold * sharers(w);
+        int64_t n = w->p->groups, held = (w->c->hold ? w->c->hold : HOLD) * sharers(w);
 
+        /* equal slots would take more than the model */
+        if (!w->c->hold && HOLD * w->p->largest_group >= w->p->elements)
+                return n;
         return w->c->stage == 3 && held < n ? held : n;
 }
 

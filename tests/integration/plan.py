@@ -288,6 +288,9 @@ BAD_OPTIONS = {
     "zero_nodes": ([*SIZES, "--nodes", 0], ["--nodes is 1 to 64, not 0"]),
     "nodes": ([*SIZES, "--nodes", 65], ["--nodes is 1 to 64, not 65"]),
     "owners": ([*SIZES, "--nodes", 2, "--owners", 3], ["--owners is 1 to 2, not 3"]),
+    "zero_owners": ([*SIZES, "--owners", 0], ["--owners is 1 to 1, not 0"]),
+    "hold": ([*SIZES, "--hold", 0], ["--hold is 1 to 65536, not 0"]),
+    "seq": ([*SIZES, "--seq", 0], ["--seq"]),
     "devices": ([*SIZES, "--nodes", 64, "--devices", 2], ["--devices"]),
     "ranks": ([*SIZES, "--nodes", 2, "--ranks", 4096], ["--ranks", "4096"]),
     "stage": ([*SIZES, "--stage", 4], ["--stage is 1 to 3, not 4"]),
@@ -363,6 +366,16 @@ def a_step_is_bound_by_the_slowest():
     assert abs(step["update_s"] - 30 * said["model"]["elements"] / 2 / 1e11) < 0.02 * step["update_s"]
     assert step["bound_by"] == "link" and step["at_least_s"] == step["link_s"] and step["copy_s"] is None
     assert plan(*options, "--link", 1, "--compute", 60)["step"]["bound_by"] == "compute"
+
+
+@case
+def a_rank_holds_what_a_torch_trainer_holds():
+    """Four groups, or all where the embedding is so large that four slots of its size are more than the model."""
+    for layers, slots in ((12, 13), (48, 4)):
+        said = plan("--layers", layers, "--hidden", 1024, "--vocab", 50257, "--nodes", 2)
+        assert said["nodes"][0]["gather"]["slots"] == slots, said["nodes"][0]["gather"]
+    assert plan("--layers", 12, "--hidden", 1024, "--vocab", 50257, "--nodes", 2, "--hold", 4)["nodes"][0]["gather"][
+        "slots"] == 4
 
 
 @case
