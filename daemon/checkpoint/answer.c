@@ -14,10 +14,9 @@ void snapshot_answer(struct engine *x, uint32_t node, uint64_t call, Zero__Snaps
 void snapshot_send_progress(struct engine *x, const char *job, uint32_t node, uint64_t id,
                             uint32_t owner, uint64_t bytes)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(job);
         Zero__SnapshotProgress p = ZERO__SNAPSHOT_PROGRESS__INIT;
 
-        m.job = (char *)job;
         p.id = id;
         p.bytes = bytes;
         p.owner = owner;

@@ -186,9 +186,8 @@ void operation_enter(struct operation *op, enum operation_phase phase)
 
 static Zero__LinkMessage message_of(const struct operation *op)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(op->job);
 
-        m.job = (char *)op->job;
         m.body_case = ZERO__LINK_MESSAGE__BODY_SNAPSHOT;
         return m;
 }

@@ -11,7 +11,7 @@
 
 static void decision_to(struct coordinated *c, uint32_t node, Zero__Decision *d)
 {
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
 
         m.body_case = ZERO__LINK_MESSAGE__BODY_DECISION;
         m.decision = d;
@@ -100,12 +100,11 @@ static size_t start_kept(struct coordinated *c)
 static void start(struct coordinated *c)
 {
         const struct step *s = &c->state.step;
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
         Zero__Start start = ZERO__START__INIT;
         Zero__Decision last;
 
         crash_point(CRASH_COORDINATOR_STARTING);
-        start.epoch = s->epoch;
         start.version = s->version;
         start.attempt = s->attempt;
         start.loss_scale = s->loss_scale;
@@ -125,7 +124,7 @@ static void start(struct coordinated *c)
 static void prepare(struct coordinated *c)
 {
         const struct step *s = &c->state.step;
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
         Zero__Prepare prepare = ZERO__PREPARE__INIT;
         struct step_params_message params;
 
@@ -161,7 +160,7 @@ static void resized(struct coordinated *c, uint32_t before)
 static void answer_to(struct coordinated *c, uint32_t node, uint64_t call,
                       const struct fault *fault)
 {
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
 
         m.call = call;
         answer(c->x, node, &m, fault->status, fault->text);
@@ -175,11 +174,10 @@ static void join_over(struct coordinated *c, struct join *j)
 
 static void part_send(struct coordinated *c, const struct coordinator_action *a, Zero__Part *part)
 {
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
 
         part->rank = a->rank;
         part->told = true;
-        m.epoch = a->epoch;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = part;
         if (part->fenced)
@@ -270,7 +268,7 @@ static void unknown(struct coordinated *c, uint32_t node, bool waited)
 /* Deletes the job on the node at once, so that new ranks may come. */
 static void discard(struct coordinated *c, uint32_t node)
 {
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
         Zero__Drop drop = ZERO__DROP__INIT;
 
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;

@@ -18,15 +18,6 @@ struct coordinated *coordinated_find(const struct engine *x, const char *name)
         return NULL;
 }
 
-Zero__LinkMessage coordinated_message(const struct coordinated *c)
-{
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
-
-        m.job = (char *)c->name;
-        m.epoch = c->state.step.epoch;
-        return m;
-}
-
 /* ---- coming and going -------------------------------------------------------------------- */
 
 static void coordinated_free(struct coordinated *c)

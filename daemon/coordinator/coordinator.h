@@ -46,12 +46,10 @@ struct coordinated {
         char displaced[ZERO_NAME_MAX + 1]; /* the last of these jobs */
 };
 
-/* coordinated_find() takes no reference.  coordinated_message() starts a message with the job's
- * name and epoch. */
+/* Takes no reference. */
 struct coordinated *coordinated_find(const struct engine *x, const char *name);
 void coordinated_ref(struct coordinated *c);
 void coordinated_unref(struct coordinated *c);
-Zero__LinkMessage coordinated_message(const struct coordinated *c);
 /* name, x and layout must be set; false: out of memory. */
 bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t return_until_ms);
 /* Allocates `handed` and its messages for that many ranks.  -ENOMEM. */

@@ -14,7 +14,7 @@ static int layouts_agree(const struct coordinated *c, uint32_t rank, const layou
 
         if (layout_equal(l, c->layout, text, sizeof text))
                 return 0;
-        if (c->state.step.epoch == 0 && !list_empty(joins))
+        if (!c->state.step.started && !list_empty(joins))
                 return fault_set(fault, ZERO_ELAYOUT,
                                  "the layout of rank %u differs from that of rank %u, which came "
                                  "to job '%s' before: %s",

@@ -158,7 +158,7 @@ static Zero__Move *move_message(struct coordinated *c, Zero__Move *ret)
 
 void coordinated_tell(struct coordinated *c)
 {
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
         struct progress_message message;
         struct wait_lines waits = { 0 };
         Zero__Progress *progress = &message.progress;

@@ -201,7 +201,7 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
 
 void opening_ask(struct coordinated *c, uint32_t node, bool create)
 {
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
         Zero__Open open = ZERO__OPEN__INIT;
         struct opening *o = malloc(sizeof *o);
 

@@ -43,7 +43,7 @@ static void settle_answered(void *arg, int status, const char *text, const Zero_
 void placing_settle(struct coordinated *c, uint32_t node)
 {
         const uint64_t epoch = c->state.old_placement->placement.epoch;
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
         Zero__Settle settle = ZERO__SETTLE__INIT;
         Zero__Decision last;
 
@@ -109,7 +109,7 @@ void placing_fill(struct coordinated *c, const struct coordinator_action *action
 
 void placing_placed(struct coordinated *c, uint32_t node)
 {
-        Zero__LinkMessage m = coordinated_message(c);
+        Zero__LinkMessage m = job_message(c->name);
         Zero__Placed placed = ZERO__PLACED__INIT;
 
         placed.epoch = c->state.step.placement.epoch;

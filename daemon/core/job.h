@@ -46,7 +46,7 @@ struct job {
 
         /* The step, as far as this node has heard. */
         bool started; /* all ranks are there (Start) */
-        uint64_t epoch, version, attempt;
+        uint64_t version, attempt;
         struct step_result last;  /* also for ranks that ask again */
         uint32_t *node_of_rank;   /* [rank]: its node at the last start */
         struct rank_state *ranks; /* [rank] */

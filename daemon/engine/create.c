@@ -34,7 +34,7 @@ static void opened_add(Zero__Opened *opened, const struct replica *h,
 static void opened_answer(struct engine *x, uint32_t node, uint64_t call, const struct job *job,
                           bool created)
 {
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         Zero__Opened opened = ZERO__OPENED__INIT;
         struct standing_message standings[STATES_MAX];
         Zero__Standing *pointers[STATES_MAX];

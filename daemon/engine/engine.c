@@ -18,7 +18,7 @@
 /* Tells the job's coordinator who is late on this node. */
 static void progress_send(struct job *job)
 {
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         struct progress_message progress;
         struct wait_lines waits = { 0 };
         bool waiting = false;

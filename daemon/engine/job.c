@@ -72,7 +72,6 @@ static void job_started(struct job *job, const Zero__Start *start)
         job->started = true;
         job->progress->finished_ms = 0;
         job->progress->lost = RANK_ABSENT;
-        job->epoch = start->epoch;
         job->last.loss_scale = start->loss_scale;
         if (start->last)
                 job_remember(job, start->last);

@@ -185,7 +185,7 @@ static void claim_answered(void *arg, int status, const char *text, const Zero__
 
 static void job_claim(struct job *job)
 {
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         Zero__Join join = ZERO__JOIN__INIT;
 
         if (layout_to_message(job->layout, &join.layout))

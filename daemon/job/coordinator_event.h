@@ -71,18 +71,18 @@ struct coordinator_event {
 };
 
 enum coordinator_action_kind {
-        COORDINATOR_ASK,         /* node, flag: create what it lacks; OPENED answers */
-        COORDINATOR_JOIN_END,    /* join: answer it with join->fault, and free it */
-        COORDINATOR_TELL_BACK,   /* rank: tells all that it is in the running attempt again */
-        COORDINATOR_TELL_LEFT,   /* rank, node, flag: orderly; tells all */
-        COORDINATOR_TELL_FENCED, /* node, rank, session */
-        COORDINATOR_RESIZED,     /* rank: the world size before */
-        COORDINATOR_START,       /* tells all: step.{epoch, version, attempt}, the last decision */
-        COORDINATOR_ANSWER,      /* node, call: a Ready; coordinator.note */
-        COORDINATOR_PREPARE,     /* asks the nodes of all holders to vote */
-        COORDINATOR_DECIDE,      /* tells all: step.{decision, decided_attempt} */
-        COORDINATOR_NORM,        /* tells all: step.norm */
-        COORDINATOR_REFUSE,      /* tells all: step.refusal */
+        COORDINATOR_ASK,           /* node, flag: create what it lacks; OPENED answers */
+        COORDINATOR_JOIN_END,      /* join: answer it with join->fault, and free it */
+        COORDINATOR_TELL_BACK,     /* rank: tells all that it is in the running attempt again */
+        COORDINATOR_TELL_LEFT,     /* rank, node, flag: orderly; tells all */
+        COORDINATOR_TELL_FENCED,   /* node, rank, session */
+        COORDINATOR_RESIZED,       /* rank: the world size before */
+        COORDINATOR_START,         /* tells all: step.{version, attempt}, the last decision */
+        COORDINATOR_ANSWER,        /* node, call: a Ready; coordinator.note */
+        COORDINATOR_PREPARE,       /* asks the nodes of all holders to vote */
+        COORDINATOR_DECIDE,        /* tells all: step.{decision, decided_attempt} */
+        COORDINATOR_NORM,          /* tells all: step.norm */
+        COORDINATOR_REFUSE,        /* tells all: step.refusal */
         COORDINATOR_TELL_DECISION, /* node: the last decision; it ignores one that it knows */
         COORDINATOR_STANDS,        /* where the job stands is known */
         COORDINATOR_SETTLE,        /* node: carries out decisions on old states; SETTLED answers */
@@ -104,7 +104,6 @@ struct coordinator_action {
         enum coordinator_action_kind kind;
         uint32_t node, rank, holder;
         bool flag;
-        uint64_t epoch; /* of the job when it gave the action */
         uint64_t attempt, session, call;
         struct join *join;
 };

@@ -31,7 +31,7 @@ static void open_fail(struct coordinator *c, int status, const char *text)
 
 void open_clash(struct coordinator *c)
 {
-        bool forming = c->step.epoch == 0, created = false;
+        bool forming = !c->step.started, created = false;
 
         if (c->dead || !c->clash.status)
                 return;

@@ -5,7 +5,7 @@
 
 /* ---- coordinator_rank_slots.c: joins, slots, starts ---- */
 
-/* Appends an action; fills in the job's epoch. */
+/* Appends an action. */
 void act(struct coordinator *c, struct coordinator_action action);
 static inline void act_node(struct coordinator *c, enum coordinator_action_kind kind, uint32_t node)
 {

@@ -34,7 +34,6 @@ void act(struct coordinator *c, struct coordinator_action action)
                 if (!a->items)
                         abort(); /* some bytes: nothing sensible is left to do */
         }
-        action.epoch = c->step.epoch;
         a->items[a->n++] = action;
 }
 
@@ -237,7 +236,7 @@ int join_check(const struct coordinator *c, struct join *j)
 
         if (j->world_size == coming || (j->world_size == c->step.world_size && runs))
                 return 0;
-        if (!list_empty(&c->joins) || (occupied && c->step.epoch == 0))
+        if (!list_empty(&c->joins) || (occupied && !c->step.started))
                 return fault_set(&j->fault, ZERO_ECONFLICT,
                                  "the rank has world size %u, but others have %u in job '%s' "
                                  "(zeroctl drop ends the job)",

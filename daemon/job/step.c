@@ -178,7 +178,7 @@ bool step_startable(const struct step *s)
 
 void step_start(struct step *s)
 {
-        s->epoch++;
+        s->started = true;
         step_heard(s, s->attempt);
         s->attempt = s->heard + 1;
         s->normed = false;

@@ -40,7 +40,8 @@ struct step {
         uint32_t world_size, n_nodes;
         struct placement placement;
         bool fail_on_lost; /* a lost rank voids the attempt: nobody waits for a successor */
-        uint64_t epoch, version, attempt;
+        bool started;      /* an attempt has begun */
+        uint64_t version, attempt;
         uint64_t heard;             /* the highest attempt that any node knows of */
         uint32_t *node_of_rank;     /* [rank]; RANK_ABSENT where the slot is empty */
         enum rank_slot *rank_slots; /* [rank] */
@@ -99,7 +100,7 @@ void step_links(struct step *s, uint32_t node, uint64_t cut);
 /* Whether everything that the job needs is there, and the last decision is carried out
  * everywhere. */
 bool step_startable(const struct step *s);
-/* Begins a new attempt in a new epoch. */
+/* Begins a new attempt. */
 void step_start(struct step *s);
 
 /* All ranks of a node have called zero_norm() (params NULL) or zero_step(). */

@@ -36,12 +36,11 @@ static void rank_free(struct rank *rank)
 static void rank_part(const struct rank *rank, bool orderly)
 {
         struct engine *x = rank->x;
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(rank->job_name);
         Zero__Part part = ZERO__PART__INIT;
 
         if (x->leaving) /* the end of the link will say so for all ranks */
                 return;
-        m.job = (char *)rank->job_name;
         part.rank = rank->rank;
         part.session = rank->session;
         part.orderly = orderly;
@@ -318,7 +317,7 @@ void ranks_admit(struct job *job)
 /* Without a deadline while the session lasts: its own calls have deadlines. */
 static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(rank->job_name);
         Zero__Join join = ZERO__JOIN__INIT;
 
         join.uid = rank->needs.uid;
@@ -331,7 +330,6 @@ static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
         join.resume = resume;
         join.fail_on_lost = rank->needs.fail_on_lost;
         join.pid = rank->pid;
-        m.job = rank->job_name;
         m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
         m.join = &join;
         rank->calling = true;

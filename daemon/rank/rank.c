@@ -275,7 +275,7 @@ static size_t blobs_fill(const struct job *job, Zero__RankBlob *kept, Zero__Rank
 /* Tells the coordinator that every local rank waits for the same thing. */
 static void ready_send(struct job *job, const struct rank *last)
 {
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         Zero__Ready ready = ZERO__READY__INIT;
         Zero__RankBlob *kept = calloc(job->world_size, sizeof *kept);
         Zero__RankBlob **pointers = calloc(job->world_size, sizeof *pointers);

@@ -52,7 +52,7 @@ static void mirror_offer(struct replica *h, uint32_t group)
         const struct job *job = h->job;
         const struct placement *placement = &job->placement;
         size_t bytes = (job->layout->groups[group].n_tensors + 7) / 8;
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         Zero__Offer offer = ZERO__OFFER__INIT;
         bool some;
 
@@ -214,7 +214,7 @@ static void vote_send(const struct replica *h, struct exact_sum *sum, bool finit
                       struct fault *fault)
 {
         const struct job *job = h->job;
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         Zero__Prepared vote = ZERO__PREPARED__INIT;
 
         vote.status = (uint32_t)fault->status;

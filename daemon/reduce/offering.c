@@ -10,7 +10,7 @@
 static void offer_send(struct job *job, uint32_t group, uint32_t owner, uint32_t micro_batch,
                        bool last, struct node_gradient *p)
 {
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         Zero__Offer offer = ZERO__OFFER__INIT;
 
         offer.attempt = job->attempt;

@@ -292,7 +292,7 @@ static void question_answered(void *arg, int status, const char *text, const Zer
 static void question_send(struct fill_target *f, uint32_t holder, bool kept)
 {
         const struct fill_source g = source_of(f, holder);
-        Zero__LinkMessage m = job_message(f->job);
+        Zero__LinkMessage m = job_message(f->job->name);
         Zero__FillInfo info = ZERO__FILL_INFO__INIT;
         struct question *q = malloc(sizeof *q);
 

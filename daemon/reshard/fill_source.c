@@ -147,7 +147,7 @@ static void tables_send(const struct replica *h, uint32_t node, const Zero__Link
 {
         const struct state *state = h->state;
         uint32_t n_ranks = m->fill_info->kept ? state_blob_ranks(state) : 0;
-        Zero__LinkMessage a = job_message(h->job);
+        Zero__LinkMessage a = job_message(h->job->name);
         Zero__FillTables tables = ZERO__FILL_TABLES__INIT;
         CLEANUP(cleanup_free) Zero__RankBlob *kept = calloc(n_ranks + 1, sizeof *kept);
         CLEANUP(cleanup_free) Zero__RankBlob **pointers = calloc(n_ranks + 1, sizeof *pointers);

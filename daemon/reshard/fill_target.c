@@ -172,7 +172,7 @@ static int name_draft(struct fill_target *f, struct state *old, struct fault *fa
 
 static void tell_filled(struct fill_target *f, const struct state *state)
 {
-        Zero__LinkMessage m = job_message(f->job);
+        Zero__LinkMessage m = job_message(f->job->name);
         Zero__Filled filled = ZERO__FILLED__INIT;
         struct standing_message standing;
 
@@ -345,7 +345,7 @@ void fill_target_message(struct engine *x, uint32_t node, const Zero__LinkMessag
 
 static void tell_progress(struct fill_target *f)
 {
-        Zero__LinkMessage m = job_message(f->job);
+        Zero__LinkMessage m = job_message(f->job->name);
         Zero__FillProgress progress = ZERO__FILL_PROGRESS__INIT;
 
         progress.id = f->id;

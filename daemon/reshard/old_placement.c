@@ -68,7 +68,7 @@ static void settle(struct replica *h, const Zero__Decision *last, uint64_t call)
 
 static void settled(struct job *job, uint64_t call)
 {
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
 
         m.call = call;
         if (!settles(job, call))

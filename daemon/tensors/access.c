@@ -87,7 +87,7 @@ static void access_part_called(void *arg, int status, const char *text, const Ze
 static void access_dirty(struct access *a)
 {
         struct engine *x = a->job->x;
-        Zero__LinkMessage m = job_message(a->job);
+        Zero__LinkMessage m = job_message(a->job->name);
         Zero__Dirty dirty = ZERO__DIRTY__INIT;
 
         dirty.group = a->job->layout->tensors[a->tensor].group;
@@ -203,7 +203,7 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
 static void part_put(struct access *a, struct work *w, uint32_t holder)
 {
         const struct placement *placement = &a->job->placement;
-        Zero__LinkMessage m = job_message(a->job);
+        Zero__LinkMessage m = job_message(a->job->name);
         Zero__PutRange range = ZERO__PUT_RANGE__INIT;
 
         range.put = a->id;

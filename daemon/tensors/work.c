@@ -323,7 +323,7 @@ void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
 
 static void remote_put_end(struct work *w, int status)
 {
-        Zero__LinkMessage m = job_message(w->job);
+        Zero__LinkMessage m = job_message(w->job->name);
 
         m.call = w->call;
         if (status > 0)

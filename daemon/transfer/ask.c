@@ -80,7 +80,7 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
              void *p, size_t n)
 {
         struct engine *x = job->x;
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         int r = ask_announced(ask, job, node, kind, fabric_transfer(x->fabric, node), p, n);
 
         if (r)
@@ -121,7 +121,7 @@ void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m)
 
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text)
 {
-        Zero__LinkMessage m = job_message(job);
+        Zero__LinkMessage m = job_message(job->name);
         Zero__Refuse refuse = ZERO__REFUSE__INIT;
 
         refuse.transfer = transfer;

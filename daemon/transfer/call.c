@@ -128,12 +128,11 @@ void answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int sta
         fabric_send(x->fabric, node, &a);
 }
 
-Zero__LinkMessage job_message(const struct job *job)
+Zero__LinkMessage job_message(const char *job)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
-        m.job = (char *)job->name;
-        m.epoch = job->epoch;
+        m.job = (char *)job;
         return m;
 }
 

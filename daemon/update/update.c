@@ -164,7 +164,7 @@ static void update_tell(struct replica *h)
 
 static void done_tell(struct replica *h)
 {
-        Zero__LinkMessage m = job_message(h->job);
+        Zero__LinkMessage m = job_message(h->job->name);
         Zero__Done done = ZERO__DONE__INIT;
 
         done.attempt = h->update->attempt;

@@ -187,7 +187,6 @@ static void a_session_ends_when_its_rank_starts_on_another_node(void)
         session_attach(&s);
         job = net_job(&s.net, 1, "zoo");
         start = (Zero__Start){ .base = start.base,
-                               .epoch = job->epoch,
                                .version = job->version,
                                .attempt = job->attempt + 1,
                                .loss_scale = job->last.loss_scale,

@@ -177,8 +177,7 @@ static void print_join_end(struct join *j)
 
 static void print_start(void)
 {
-        fprintf(out, "start epoch %llu, version %llu, attempt %llu",
-                (unsigned long long)c.step.epoch, (unsigned long long)c.step.version,
+        fprintf(out, "start version %llu, attempt %llu", (unsigned long long)c.step.version,
                 (unsigned long long)c.step.attempt);
         if (c.step.decided_attempt)
                 fprintf(out, ", attempt %llu was decided last",
