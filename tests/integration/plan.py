@@ -71,11 +71,13 @@ def counted(daemon):
                                      "reduce": job["reduce"]["elements_sent"]}}
 
 
-def near(planned, seen, what):
-    assert abs(planned - seen) <= 0.1 * seen, f"{what}: {planned} planned, {seen} counted"
+def near(planned, seen, what, most=1):
+    """most: how many times what is planned may be counted."""
+    assert 0.9 * seen <= most * planned and planned <= 1.1 * seen, f"{what}: {planned} planned, {seen} counted"
 
 
-def check_node(planned, daemon, before, after, each_rank):
+def check_node(planned, daemon, before, after, each_rank, gathers):
+    """gathers: of a group in a pass, at most.  A rank that falls behind may find it gone from the window."""
     job, state = daemon.job("plan"), daemon.status()["memory"]["state_used"]
     assert planned["planes"] == job["planes"], (planned, job["planes"])
     assert sum(planned["planes"].values()) <= state <= 1.01 * sum(planned["planes"].values()) + (5 << 18) * 4, state
@@ -86,9 +88,10 @@ def check_node(planned, daemon, before, after, each_rank):
         for kind in ("gather", "reduce"):
             seen = (after[way][kind] - before[way][kind]) / STEPS
             print(f"# {daemon.name} {way} {kind}: {planned[way][kind]} planned, {seen:.0f} counted a step")
-            near(planned[way][kind], seen, f"{daemon.name} {way} {kind}")
+            near(planned[way][kind], seen, f"{daemon.name} {way} {kind}", gathers if kind == "gather" else 1)
     for kind, name in (("gather", "gather_elements_received"), ("reduce", "reduce_elements_sent")):
-        near(planned[name], (after["elements"][kind] - before["elements"][kind]) / STEPS, f"{daemon.name} {name}")
+        near(planned[name], (after["elements"][kind] - before["elements"][kind]) / STEPS, f"{daemon.name} {name}",
+             gathers if kind == "gather" else 1)
 
 
 @cases_of(CLUSTERS)
@@ -119,7 +122,7 @@ def counts(name):
         said = c[0].ctl("plan", "plan", *map(str, options))
         assert said["model"]["elements"] == c[0].job("plan")["parameters"]
         for planned, d, b, a in zip(said["nodes"], c.daemons, before, after):
-            check_node(planned, d, b, a, said["rank"])
+            check_node(planned, d, b, a, said["rank"], ranks if stage == 3 else 1)
 
 
 @cases_of(["host", "device"], "with_states_on_the_{}")
