@@ -286,20 +286,19 @@ static json_t *node_json(const struct plan *p, int64_t i)
 {
         const struct plan_node *n = &p->nodes[i];
 
-        return json_pack("{s:I, s:b, s:o, s:{s:I, s:I}, s:I, s:{s:I, s:I}, s:I, s:I,"
-                         " s:{s:I, s:I}, s:{s:I, s:I}, s:I, s:I, s:I, s:I}",
-                         "node", (json_int_t)i, "owner", n->owner, "planes", planes_json(p, n),
-                         "gather", "window_bytes", (json_int_t)n->gather_window, "slots",
-                         (json_int_t)n->slots, "push_windows",
-                         (json_int_t)(p->push_window * cluster.ranks), "buffers", "sums",
-                         (json_int_t)n->sums, "receive", (json_int_t)n->receive, "host_bytes",
-                         (json_int_t)n->host, "gpu_bytes", (json_int_t)n->gpu, "sent", "gather",
-                         (json_int_t)n->step.gather_sent, "reduce", (json_int_t)n->step.reduce_sent,
-                         "received", "gather", (json_int_t)n->step.gather_received, "reduce",
-                         (json_int_t)n->step.reduce_received, "gather_elements_received",
-                         (json_int_t)n->step.gather_elements, "reduce_elements_sent",
-                         (json_int_t)n->step.reduce_elements, "update_bytes",
-                         (json_int_t)n->step.update, "copy_bytes", (json_int_t)n->step.copy);
+        return json_pack(
+                "{s:I, s:b, s:o, s:{s:I, s:I}, s:I, s:{s:I, s:I}, s:I, s:I,"
+                " s:{s:I, s:I}, s:{s:I, s:I}, s:I, s:I, s:I, s:I}",
+                "node", (json_int_t)i, "owner", n->owner, "planes", planes_json(p, n), "gather",
+                "window_bytes", (json_int_t)n->gather_window, "slots", (json_int_t)n->slots,
+                "push_windows", (json_int_t)n->push_windows, "buffers", "sums", (json_int_t)n->sums,
+                "receive", (json_int_t)n->receive, "host_bytes", (json_int_t)n->host, "gpu_bytes",
+                (json_int_t)n->gpu, "sent", "gather", (json_int_t)n->step.gather_sent, "reduce",
+                (json_int_t)n->step.reduce_sent, "received", "gather",
+                (json_int_t)n->step.gather_received, "reduce", (json_int_t)n->step.reduce_received,
+                "gather_elements_received", (json_int_t)n->step.gather_elements,
+                "reduce_elements_sent", (json_int_t)n->step.reduce_elements, "update_bytes",
+                (json_int_t)n->step.update, "copy_bytes", (json_int_t)n->step.copy);
 }
 
 /* Model states of a process, and elements of a process and step, by the paper's formulas: sections
@@ -376,9 +375,13 @@ static int run(struct ctl *ctl)
         if (paper)
                 return ctl_show(ctl, plan_paper(), plan_paper_show);
         fill_cluster();
-        r = take_model(ctl, &m);
         p = calloc(1, sizeof(*p));
-        if (r == CTL_OK && p) {
+        if (!p) {
+                ctl_error("out of memory");
+                return CTL_FAILED;
+        }
+        r = take_model(ctl, &m);
+        if (r == CTL_OK) {
                 r = plan_make(&m, &cluster, p, &flaw);
                 if (r == CTL_OK)
                         r = ctl_show(ctl, answer_json(&m, p), plan_show);

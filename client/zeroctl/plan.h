@@ -72,6 +72,7 @@ struct plan_node {
         bool owner;
         int64_t planes[PLAN_PLANES];  /* master, moments, grad, serve */
         int64_t gather_window, slots; /* all windows of the node together */
+        int64_t push_windows;         /* of all its ranks */
         int64_t sums, receive;        /* the most that buffers take */
         int64_t host, gpu;            /* together; gpu: of the GPU that has most to hold */
         struct {

@@ -256,6 +256,7 @@ static void make_windows(struct work *w, int64_t node)
         int64_t bytes = window_bytes(w, window_slots(w), 0, true, mapped);
 
         add(w, &ret->gather_window, bytes, windows);
+        add(w, &ret->push_windows, w->p->push_window, c->ranks);
         ret->slots = window_slots(w) * windows;
         add(w, window_memory, c->gpus ? up(bytes, GPU_UNIT) : bytes, 1);
         add(w, window_memory, w->p->push_window - TRANSFER, readers);

@@ -48,17 +48,21 @@ int plan_model_job(struct ctl *ctl, struct plan_model *ret)
                 return r;
         ret->layout = zero_client_layout(ctl->client);
         ret->optimizers = calloc(zero_layout_groups(ret->layout), sizeof(*ret->optimizers));
+        if (!ret->optimizers) {
+                ctl_error("out of memory");
+                r = CTL_FAILED;
+        }
         groups = json_object_get(json_array_get(json_object_get(answer, "jobs"), 0), "groups");
-        for (uint32_t g = 0; ret->optimizers && g < zero_layout_groups(ret->layout); g++) {
+        for (uint32_t g = 0; r == CTL_OK && g < zero_layout_groups(ret->layout); g++) {
                 const char *name = field_text(json_array_get(groups, g), "optimizer");
 
                 ret->optimizers[g] = plan_optimizer(name);
                 if (ret->optimizers[g])
                         continue;
-                ctl_error("job %s: optimizer '%.20s' is not known; give --optimizer", ctl->argument,
-                          name);
+                ctl_error("job %s: this zeroctl does not know the optimizer '%.20s': use the one "
+                          "that came with the daemon",
+                          ctl->argument, name);
                 r = CTL_FAILED;
-                break;
         }
         json_decref(answer);
         return r;
@@ -89,7 +93,7 @@ static enum zero_dtype find_dtype(const char *name)
         return (enum zero_dtype)0;
 }
 
-/* The name up to its first number, "model.layers.12"; "" if there is none. */
+/* Bytes of the name up to its first number, "model.layers.12"; 0 if there is none. */
 static int layer_of(const char *name)
 {
         for (const char *p = name; *p; p += strcspn(p, "."), p += *p == '.') {

@@ -105,11 +105,11 @@ static json_t *table2(void)
 
 enum { MP = 16, CONFIGURATION_GPUS = 400 };
 
-/* The paper gives no largest model of C3. */
+/* The paper's text names no largest model of C3. */
 static const struct {
         const char *name, *parts;
         int stage;
-        double billions; /* measured, figure 6; 0: not printed */
+        double billions; /* measured, figure 6; 0: not named in the text */
 } configurations[ROWS] = {
         { "C1", "Pos, CB+MD", 1, 40 },
         { "C2", "Pos, CB+MD, Pa", 1, 60 },

@@ -92,7 +92,7 @@ static const struct row paper_rows[] = {
           "paper_billions" },
         { "list of objects", NULL, "table3",
           "configuration, its parts and stage; billions of parameters by model states alone, and "
-          "paper_billions as measured; null: not in the paper" },
+          "paper_billions as measured; null: not in the paper's text" },
 };
 #define OWN_RECORD(name)                                                                         \
         static const struct record name##_record = { NULL, name##_rows,                          \
