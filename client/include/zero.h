@@ -53,6 +53,7 @@ extern "C" {
 
 struct zero_client;
 struct zero_layout;
+struct zero_stash;
 
 /* As a number of groups: all of the model. */
 #define ZERO_ALL UINT32_MAX
@@ -199,6 +200,7 @@ struct zero_needs {
         enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */
         const char *device;           /* of views and gradients; NULL: host memory; "cuda:N": this
                                        * process's N-th GPU, if the daemon has it too */
+        const struct zero_stash *stash; /* activation checkpoints; NULL: none */
 };
 
 /*
@@ -401,6 +403,53 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
  */
 int zero_step(struct zero_client *client, const struct zero_step *step,
               struct zero_result *ret_result);
+
+/* ---- stash: activation checkpoints -------------------------------------- */
+
+/*
+ * The service keeps what the backward pass needs again: inputs of blocks that are computed a second time
+ * (activation checkpointing).  Ranks that hold the same bytes, such as those of a tensor-parallel group, are
+ * a set, and keep each byte once: each rank writes its part, and reads the whole.  That is P_a of ZeRO-R (SC20,
+ * section 6.1): the bytes of all checkpoints divided by the ranks of the set.  Ranks of one node map one copy.
+ * Parts on other nodes come once a node when somebody reads, and the entry that was written before the one
+ * that is read comes with it: the backward pass reads in the opposite order.
+ * The stash lies in host memory, which zero_attach() reserves; blocks of it never fail while as many bytes
+ * are free (M_D, section 6.3).  An entry takes whole units of 4096 bytes, or of bytes / 32768 if that is more.
+ * What is stashed ends with the step, and with ZERO_EABORTED.
+ */
+
+/* What a rank stashes; the same on all ranks of the set.  Copied by zero_attach(). */
+struct zero_stash {
+        const uint32_t *ranks; /* the set, ascending, this rank among them; NULL: this rank alone.  No
+                                * rank is in two sets.  If a rank of a set of several is lost, the step
+                                * cannot end without it: ZERO_LOST_FAIL */
+        uint32_t n_ranks;
+        uint64_t bytes;        /* of all entries at once, each of them whole */
+        uint64_t entry_bytes;  /* of the largest entry; 0: bytes.  Where ranks of the set are on
+                                * several nodes, each node keeps room for two whole entries more */
+        bool unchecked;        /* by default all ranks of a set hash their bytes in the first step, and
+                                * a difference is ZERO_ECONFLICT, which names two ranks */
+};
+
+/*
+ * Writes this rank's part of an entry; src is the whole entry of that many bytes, at least 1, in host
+ * memory. [blocks]  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how
+ * many bytes the stash needs; nothing was written.  ZERO_ECONFLICT if another rank of the set has written
+ * another number of bytes, or, in the first step, other bytes.
+ */
+int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes);
+/*
+ * Returns a read-only view of an entry that this rank has written. [blocks] until all ranks of the set
+ * have written theirs.  Valid until zero_stash_release(), zero_step() or ZERO_EABORTED; read again only after
+ * the release.  ZERO_EORDER: this rank has not written it in this step, or has released it for the last time.
+ */
+int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_view,
+                    uint64_t *ret_bytes);
+/*
+ * Ends a view; does not wait.  last: this rank does not read the entry again, and may be true without a read.
+ * The memory is free when all ranks of the set have said so; the key may then be written again.
+ */
+int zero_stash_release(struct zero_client *client, uint64_t key, bool last);
 
 /* ---- reading and writing state ---------------------------------------- */
 

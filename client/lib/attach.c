@@ -17,6 +17,7 @@
 
 struct windows {
         struct mapping session, slots, gather, serve;
+        struct stash *stash;
 };
 
 static void windows_deinit(struct windows *w)
@@ -25,6 +26,7 @@ static void windows_deinit(struct windows *w)
         mapping_deinit(&w->slots);
         mapping_deinit(&w->gather);
         mapping_deinit(&w->serve);
+        stash_free(w->stash);
 }
 
 static int map_failed(struct zero_client *c, int error, uint64_t bytes, const char *what)
@@ -99,12 +101,26 @@ static int map_all_in_host_memory(struct zero_client *c, const Zero__AttachReply
         return r;
 }
 
+static int open_stash(struct zero_client *c, unsigned index, uint64_t bytes, struct stash **ret)
+{
+        int fd = wire_take_fd(&c->wire, index), r;
+        struct stat st;
+
+        if (fd < 0 || fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes) {
+                cleanup_close(&fd);
+                return client_shut(c, "zerod did not pass the stash of %llu bytes",
+                                   (unsigned long long)bytes);
+        }
+        r = stash_open(fd, bytes, ret);
+        return r ? map_failed(c, r, bytes, "stash") : 0;
+}
+
 /* How many descriptors come with the reply. */
 static unsigned descriptors(const Zero__AttachReply *a)
 {
         return 1u + (a->push_bytes > 0 && a->push_handle.len == 0) +
                (a->gather_bytes > 0 && a->gather_handle.len == 0) +
-               (a->serve_bytes > 0 && a->serve_handle.len == 0);
+               (a->serve_bytes > 0 && a->serve_handle.len == 0) + (a->stash_bytes > 0);
 }
 
 static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool private_views,
@@ -124,8 +140,11 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool p
                        "session window", &ret->session);
         if (r)
                 return r;
-        return c->gpu ? map_all_on_gpu(c, a, ret)
-                      : map_all_in_host_memory(c, a, private_views, ret);
+        r = c->gpu ? map_all_on_gpu(c, a, ret)
+                   : map_all_in_host_memory(c, a, private_views, ret);
+        if (r == 0 && a->stash_bytes > 0)
+                r = open_stash(c, n - 1, a->stash_bytes, &ret->stash);
+        return r;
 }
 
 static int take_windows(struct zero_client *c, struct windows *w)
@@ -138,6 +157,8 @@ static int take_windows(struct zero_client *c, struct windows *w)
                 r = mapping_replace(&c->gather, &w->gather);
         if (r == 0)
                 r = mapping_replace(&c->serve, &w->serve);
+        if (r == 0)
+                r = stash_replace(&c->stash, &w->stash);
         return r ? client_shut(c, "cannot map a window: %s", strerror(-r)) : 0;
 }
 
@@ -159,6 +180,20 @@ static int keep_groups(struct zero_client *c, const layout *l)
         return c->groups && c->present ? 0 : -ENOMEM;
 }
 
+static int keep_stash_needs(struct zero_client *c, const struct zero_stash *stash)
+{
+        uint32_t *ranks = calloc(stash->n_ranks + 1, sizeof(*ranks));
+
+        if (!ranks)
+                return out_of_memory(c, -ENOMEM);
+        if (stash->n_ranks)
+                memcpy(ranks, stash->ranks, stash->n_ranks * sizeof(*ranks));
+        c->stash_needs = *stash;
+        c->stash_needs.ranks = ranks;
+        c->needs.stash = &c->stash_needs;
+        return 0;
+}
+
 static int keep_rank(struct zero_client *c, const layout *l, const struct zero_needs *needs)
 {
         int r = push_init(&c->push, l, needs->push_groups ? needs->push_groups : 1,
@@ -174,7 +209,7 @@ static int keep_rank(struct zero_client *c, const layout *l, const struct zero_n
                 return out_of_memory(c, r);
         c->needs = *needs;
         c->needs.device = NULL; /* the string is the caller's, and the device is open */
-        return 0;
+        return needs->stash ? keep_stash_needs(c, needs->stash) : 0;
 }
 
 static int keep_observer(struct zero_client *c, const Zero__AttachReply *a)
@@ -226,6 +261,8 @@ static void adopt(struct zero_client *c, const Zero__AttachReply *a)
         c->blob_bytes = a->blob.len;
         if (a->blob.len > 0)
                 memcpy(c->blob, a->blob.data, a->blob.len);
+        if (c->stash)
+                c->stash->compares = !c->stash_needs.unchecked;
         for (size_t g = 0; g < a->n_accepted; g++)
                 c->groups[g].accepted = a->accepted[g];
 }
@@ -255,7 +292,7 @@ static int keep(struct zero_client *c, const layout *l, const struct zero_needs 
  */
 static bool lost_something(const struct zero_client *c, const Zero__AttachReply *a)
 {
-        if (c->void_attempt || push_in_use(&c->push))
+        if (c->void_attempt || push_in_use(&c->push) || (c->stash && c->stash->used))
                 return true;
         for (uint32_t g = 0; g < c->layout->n_groups; g++)
                 if (c->groups[g].held > 0 || c->groups[g].micro_batches > 0)
@@ -302,12 +339,15 @@ void client_detach(struct zero_client *c)
         mapping_deinit(&c->slots);
         mapping_deinit(&c->gather);
         mapping_deinit(&c->serve);
+        stash_free(STEAL(c->stash));
+        free((uint32_t *)STEAL(c->stash_needs.ranks));
 }
 
 /* ---- asking ------------------------------------------------------------ */
 
+/* stash: room for its part of the message. */
 static int make_message(struct zero_client *c, const layout *l, const struct zero_needs *needs,
-                        Zero__Attach *message)
+                        Zero__StashNeeds *stash, Zero__Attach *message)
 {
         message->incarnation = c->incarnation;
         if (!l)
@@ -317,6 +357,13 @@ static int make_message(struct zero_client *c, const layout *l, const struct zer
         message->grad_dtype = needs->grad_dtype;
         message->reduce_dtype = needs->reduce_dtype;
         message->on_lost_rank = needs->on_lost_rank;
+        if (needs->stash) {
+                stash->ranks = (uint32_t *)needs->stash->ranks;
+                stash->n_ranks = needs->stash->n_ranks;
+                stash->bytes = needs->stash->bytes;
+                stash->entry_bytes = needs->stash->entry_bytes;
+                message->stash = stash;
+        }
         if (layout_to_message(l, &message->layout) < 0)
                 return client_fail(c, ZERO_ENOMEM, "out of memory");
         return 0;
@@ -335,10 +382,11 @@ static void name_gpu(const struct gpu *gpu, ProtobufCBinaryData events[static ZE
 int client_join(struct zero_client *c, const layout *l, const struct zero_needs *needs, bool resume)
 {
         ProtobufCBinaryData events[ZERO_GPU_EVENTS];
+        Zero__StashNeeds stash = ZERO__STASH_NEEDS__INIT;
         Zero__Attach attach = ZERO__ATTACH__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
-        int r = make_message(c, l, needs, &attach);
+        int r = make_message(c, l, needs, &stash, &attach);
 
         if (r)
                 return r;

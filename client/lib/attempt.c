@@ -28,6 +28,7 @@ void client_new_attempt(struct zero_client *c, const Zero__StepReply *step)
                 (void)client_drop_view(c, g); /* a failure has closed the connection */
         memset(c->groups, 0, c->layout->n_groups * sizeof(*c->groups));
         push_reset(&c->push);
+        stash_new_attempt(c->stash);
 }
 
 struct zero_result client_result(const Zero__StepReply *step)

@@ -26,6 +26,8 @@ static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
                 return ZERO__REPLY__BODY_NORM;
         case ZERO__REQUEST__BODY_STEP:
                 return ZERO__REPLY__BODY_STEP;
+        case ZERO__REQUEST__BODY_STASH:
+                return ZERO__REPLY__BODY_STASH;
         case ZERO__REQUEST__BODY_QUERY:
                 return ZERO__REPLY__BODY_QUERY;
         default:

@@ -9,7 +9,7 @@
  *   attach.c   the request to attach, and what its reply brings
  *   connect.c  connecting, greeting, closing
  *   session.c  the rank's stay in its job: a lost connection is resumed, a request repeated
- *   stream_order.c, step.c, state.c: the public calls
+ *   stream_order.c, step.c, stash_calls.c, state.c: the public calls
  *
  * Every public call begins by reporting what went wrong since the last one: a closed
  * connection, or the refusal of a request that nobody waited for (client_begin()).
@@ -28,6 +28,7 @@
 #include "gpu.h"
 #include "mapping.h"
 #include "push.h"
+#include "stash.h"
 #include "views.h"
 #include "wire.h"
 #include "zero.h"
@@ -91,6 +92,8 @@ struct zero_client {
         uint64_t transfer_bytes;
         struct gpu *gpu; /* the GPU with the windows; NULL: they are in host memory */
         struct mapping session, gather, serve;
+        struct zero_stash stash_needs; /* where needs.stash is a copy */
+        struct stash *stash;           /* NULL: none */
         struct mapping slots; /* of gradients, on a GPU; in host memory they are in session */
         struct views views;   /* private views */
         struct push push;

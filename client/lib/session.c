@@ -158,6 +158,12 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
                 return client_fail(c, ZERO_EINVAL,
                                    "private_views need host memory: leave them out with a "
                                    "device, and copy what you want to write to");
+        if (needs->stash && needs->stash->n_ranks && !needs->stash->ranks)
+                return client_fail(c, ZERO_EINVAL, "stash.ranks is NULL, and stash.n_ranks is %u",
+                                   (unsigned)needs->stash->n_ranks);
+        if (needs->stash && needs->stash->n_ranks > ZERO_RANK_MAX)
+                return client_fail(c, ZERO_ERANK, "the set of a stash has at most %d ranks, not %u",
+                                   ZERO_RANK_MAX, (unsigned)needs->stash->n_ranks);
         r = layout_check(l, &c->error);
         return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
 }

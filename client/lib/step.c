@@ -405,6 +405,8 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
                 r = ask_step(client, step, &reply);
         if (r == ZERO_OK) {
                 result = client_result(reply->step);
+                if (client->stash)
+                        client->stash->compared = client->stash->compared || client->stash->used;
                 client_new_attempt(client, reply->step);
                 keep_blob(client, step);
         } else if (r == ZERO_EABORTED && client->last_attempt == attempt) {

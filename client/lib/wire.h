@@ -14,7 +14,7 @@
 
 #include "proto/frame.h"
 
-enum { WIRE_FDS = 4, WIRE_READ = 16384, WIRE_FRAME_MAX = 64 << 20 };
+enum { WIRE_FDS = 5, WIRE_READ = 16384, WIRE_FRAME_MAX = 64 << 20 };
 
 struct wire {
         int fd; /* owned; -1: none */

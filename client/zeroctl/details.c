@@ -71,6 +71,19 @@ static void show_traffic(FILE *out, const json_t *job)
                 unit_count(field_number(json_object_get(job, "reduce"), "elements_sent")).text);
 }
 
+static void show_stash(FILE *out, const json_t *job)
+{
+        const json_t *stash = json_object_get(job, "stash");
+
+        if (!json_is_object(stash))
+                return;
+        fprintf(out, "  stash    %s of %s in use, at most %s so far, %s received\n",
+                unit_bytes(field_number(stash, "used")).text,
+                unit_bytes(field_number(stash, "reserved")).text,
+                unit_bytes(field_number(stash, "peak")).text,
+                unit_bytes(field_number(stash, "received")).text);
+}
+
 static void show_planes(FILE *out, const json_t *job)
 {
         json_t *planes = json_object_get(job, "planes"), *plane;
@@ -121,6 +134,7 @@ void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job)
         show_move(out, job);
         show_sessions(out, job);
         show_traffic(out, job);
+        show_stash(out, job);
         show_planes(out, job);
 }
 

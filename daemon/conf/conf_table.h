@@ -93,6 +93,9 @@
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
           "ranks hold, and the gradients that they push. 0: as much as the GPU has.")              \
+        N("State and memory", stash_limit, SIZE, "bytes", "0", 0, 1ull << 50,                      \
+          "Most host memory for the stashes (activation checkpoints) of one user's jobs on this "  \
+          "node. 0: no limit.")                                                                    \
         N("State and memory", reduce_buffers, SIZE, "bytes", "0", 0, 1ull << 50,                   \
           "Buffers of a job for sums and accumulators of gradients, in host memory and on GPUs. "  \
           "0: what the largest group needs.")                                                      \

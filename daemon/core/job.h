@@ -12,6 +12,7 @@
 #include "proto/partition.h"
 
 struct job_reshard;
+struct job_stash;
 struct progress;
 struct reduce;
 
@@ -55,6 +56,7 @@ struct job {
         struct list gathers;       /* windows of local ranks */
         struct progress *progress; /* core/progress.h */
         /* What the folders of these names keep (module.h). */
+        struct job_stash *stash;
         struct reduce *reduce;
         struct job_reshard *reshard;
 };

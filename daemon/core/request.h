@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "proto/extents.h"
 #include "proto/fault.h"
 #include "proto/list.h"
 
@@ -54,6 +55,11 @@ struct request {
                         bool skipped;
                         double grad_norm, loss_scale;
                 } step;
+                struct {
+                        const struct extent *extents; /* until finish() returns */
+                        uint32_t n;
+                        uint64_t skip, first, bytes; /* StashReply has them */
+                } stash;
         } result;
 };
 

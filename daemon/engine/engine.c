@@ -135,6 +135,7 @@ static const struct shard_observer engine_observer = { .settled = engine_settled
 
 static const struct module *const modules[] = {
         &drop_module,        &transfer_module,    &shard_module,         &gather_module,
+        &stash_module,
         &reduce_module,      &update_module,      &tensors_module,       &checkpoint_module,
         &rank_module,        &fill_target_module, &old_placement_module, &membership_module,
         &coordinator_module, &engine_module,
@@ -218,6 +219,9 @@ static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
         case ZERO__PULL__KIND__PARAM:
                 shard_pull_message(job, node, pull);
                 break;
+        case ZERO__PULL__KIND__STASH:
+                stash_pull_message(job, node, pull);
+                break;
         case ZERO__PULL__KIND__GRAD:
                 reduce_pull_message(job, node, pull);
                 break;
@@ -294,6 +298,9 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                 break;
         case ZERO__LINK_MESSAGE__BODY_OFFER:
                 offer_message(job, node, m->offer);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_STASH_DONE:
+                stash_done_message(job, node, m->stash_done);
                 break;
         case ZERO__LINK_MESSAGE__BODY_FILL_INFO:
                 fill_source_info_message(job, node, m);

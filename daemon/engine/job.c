@@ -44,6 +44,7 @@ static void job_begin_attempt(struct job *job, bool decided)
                 if (job->ranks[r].session)
                         rank_begin_attempt(job->ranks[r].session, decided);
         rank_states_reset(job, decided);
+        stash_begin_attempt(job, decided);
         reduce_reset(job, decided);
         for_replicas (job, h)
                 accumulator_reset(h);

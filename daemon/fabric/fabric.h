@@ -24,7 +24,7 @@ enum { FABRIC_PROBE_MS = 10000 };
 struct fabric;
 
 /* Traffic is counted by kind. */
-enum traffic { TRAFFIC_GATHER, TRAFFIC_REDUCE, TRAFFIC_STATE, TRAFFIC_CONTROL, TRAFFIC_KINDS };
+enum traffic { TRAFFIC_GATHER, TRAFFIC_REDUCE, TRAFFIC_STASH, TRAFFIC_STATE, TRAFFIC_CONTROL, TRAFFIC_KINDS };
 
 struct fabric_events {
         void (*up)(void *arg, uint32_t node);

@@ -29,6 +29,7 @@ static void rank_free(struct rank *rank)
         push_window_unref(rank->window);
         event_waits_drop(rank->x->event_waits, rank->stream_events);
         free(rank->holds);
+        free(rank->needs.stash.ranks);
         free(rank);
 }
 
@@ -180,6 +181,14 @@ static int rank_windows(struct rank *rank, struct job *job, struct fault *fault)
                             &rank->gather, fault);
 }
 
+/* Memory for what the rank stashes. */
+static int rank_stash_admit(struct rank *rank, struct job *job, struct fault *fault)
+{
+        if (!rank->needs.stash.n_ranks || rank->stash)
+                return 0;
+        return stash_admit(job, rank->rank, &rank->needs.stash, &rank->stash, fault);
+}
+
 /* The rank, which has its windows, enters the job. */
 static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
 {
@@ -209,6 +218,8 @@ static void windows_give(struct rank *rank)
 {
         if (rank->gather)
                 gather_leave(STEAL(rank->gather), rank->hold_groups);
+        stash_leave(STEAL(rank->stash), rank->rank);
+        rank->stash_reserved = false;
         push_window_unref(STEAL(rank->window));
 }
 
@@ -219,12 +230,21 @@ static void rank_turned_away(struct rank *rank, int status, const char *text)
         attach_refused(rank, status, text);
 }
 
-/* The rank has all that it needs to enter. */
+static void rank_equipped(struct rank *rank, int status, const char *text);
+
+/* The rank has its windows: it enters when the memory of its stash is taken, too. */
 static void rank_entering(struct rank *rank, struct job *job)
 {
         struct fault fault = { 0 };
-        int status = rank_enter(rank, job, &fault);
+        int status = rank_stash_admit(rank, job, &fault);
 
+        if (!status && rank->stash && !rank->stash_reserved) {
+                if (rank_reserve_stash(rank, job, rank_equipped) == 0)
+                        return;
+                status = fault_set(&fault, ZERO_ENOMEM, "out of memory");
+        }
+        if (!status)
+                status = rank_enter(rank, job, &fault);
         if (status) {
                 rank_turned_away(rank, status, fault.text);
                 return;
@@ -235,7 +255,7 @@ static void rank_entering(struct rank *rank, struct job *job)
                 attach_end(rank, ZERO_OK, "");
 }
 
-/* The GPU setup has ended.  Nobody needs the windows if the setup failed or took too long. */
+/* The setup has ended.  Nobody needs the windows if the setup failed or took too long. */
 static void rank_equipped(struct rank *rank, int status, const char *text)
 {
         struct job *job = rank->gather ? gather_job(rank->gather) : NULL;
@@ -573,6 +593,7 @@ void rank_leave(struct rank *rank, bool orderly)
         rank_release_all(rank);
         job->n_attached--;
         gather_leave(rank->gather, rank->hold_groups);
+        stash_leave(STEAL(rank->stash), rank->rank);
         if (job->n_attached == 0) {
                 reduce_vacate(job->reduce);
                 for_replicas (job, h)

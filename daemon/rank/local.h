@@ -34,6 +34,8 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
                      rank_made *made);
 /* Makes rank->window, and room in rank->gather, on the rank's GPU; -ENOMEM. */
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
+/* Takes the memory of rank->stash, and sets rank->stash_reserved; -ENOMEM. */
+int rank_reserve_stash(struct rank *rank, struct job *job, rank_made *made);
 /* The job that the windows are for; NULL: the setup opens events. */
 struct job *rank_setup_job(const struct rank_setup *m);
 /* Ranks of the job that have joined and wait for their windows. */

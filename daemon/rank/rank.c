@@ -144,6 +144,35 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
         return 0;
 }
 
+int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
+{
+        int status = group_check(rank, 0, fault);
+
+        if (!status)
+                status = attempt_check(rank, m->attempt, fault);
+        if (status)
+                return status;
+        if (!rank->stash)
+                return fault_set(fault, ZERO_EORDER, "rank %u declared no stash at attach", rank->rank);
+        switch (m->op) {
+        case ZERO__STASH__OP__WRITE:
+                return stash_write(rank->stash, rank->rank, m->key, m->bytes, m->hash, r, fault);
+        case ZERO__STASH__OP__READ:
+                return stash_read(rank->stash, rank->rank, m->key, r, fault);
+        case ZERO__STASH__OP__WRITTEN:
+                status = stash_written(rank->stash, rank->rank, m->key, fault);
+                break;
+        case ZERO__STASH__OP__RELEASE:
+                status = stash_release(rank->stash, rank->rank, m->key, m->last, fault);
+                break;
+        default:
+                status = fault_set(fault, ZERO_EPROTO, "this daemon does not know that use of a stash");
+        }
+        if (!status)
+                request_end(r, ZERO_OK, NULL);
+        return status;
+}
+
 int job_lost(const struct job *job, struct fault *fault)
 {
         if (job->progress->lost == RANK_ABSENT)

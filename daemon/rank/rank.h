@@ -4,6 +4,7 @@
 #include "daemon/core/progress.h"
 #include "daemon/core/push_window.h"
 #include "daemon/gather/gather.h"
+#include "daemon/stash/stash.h"
 
 struct place_events;
 struct rank_setup;
@@ -25,6 +26,7 @@ struct rank_needs {
         uint32_t windows;                                /* the place of its windows */
         const uint8_t (*event_handles)[ZERO_GPU_HANDLE]; /* of the GPU that its windows are on */
         uint32_t n_events;
+        struct stash_needs stash; /* rank_attach() takes it over in any case */
 };
 
 /* Tells a session, unasked, that it is no longer the rank's.  ZERO_ECLOSED: its client may attach
@@ -63,6 +65,8 @@ struct rank {
         enum hold *holds;           /* [group] */
         struct push_window *window;
         struct gather *gather; /* the window that it maps; set together with job */
+        struct stash *stash;   /* NULL: it declared none; set together with job */
+        bool stash_reserved;   /* its memory is taken */
         struct list ordered;   /* messages that wait for the GPU (stream_order.c) */
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits in zero_attach() */
@@ -93,6 +97,7 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
 /* The fetch has ended; ok: the rank holds the group. */
 void rank_fetched(struct rank *rank, uint32_t group, bool ok);
 void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
+int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, struct fault *fault);
 /*
  * These take effect and are answered when the rank's GPU has reached the event that they name, in
  * the order in which they came.

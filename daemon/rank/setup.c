@@ -1,7 +1,7 @@
 /*
  * Sets up a rank's GPU: opens the rank's events before it joins, and makes its windows after it has
  * joined.  The driver may wait for the GPU then, so threads that may block call it (blocking.h),
- * not the compute threads.  Meanwhile the session may have ended, its deadline passed or the job
+ * not the compute threads.  The memory of a stash is taken so, too: the kernel zeroes it first.  Meanwhile the session may have ended, its deadline passed or the job
  * been dropped: then everything is given back.
  *
  * Windows on a GPU are made for one rank after the other, in the order of joining.  So a job has
@@ -33,6 +33,7 @@ struct rank_setup {
         struct job *job;       /* NULL: opens events; holds the job */
         struct gather *gather; /* has room for the rank; NULL: not yet */
         struct rank_window windows[N_WINDOWS];
+        const struct segment *stash; /* for the memory of a stash */
         /* for events */
         struct place_events *events;
         uint32_t n_handles;
@@ -238,6 +239,44 @@ int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
         return 0;
 }
 
+/* ---- the stash ------------------------------------------------------------------- */
+
+static void stash_run(struct blocking_work *work)
+{
+        struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
+        int r = segment_reserve(m->stash->fd, m->stash->bytes);
+
+        if (r)
+                m->status = fault_set(&m->fault, ZERO_ESHM,
+                                      "the stash of rank %u needs %llu bytes of shared memory: %s",
+                                      m->rank->rank, (unsigned long long)m->stash->bytes, strerror(-r));
+}
+
+static void stash_done(struct blocking_work *work)
+{
+        struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
+
+        m->rank->stash_reserved = m->status == 0;
+        rank_setup_end(m);
+}
+
+int rank_reserve_stash(struct rank *rank, struct job *job, rank_made *made)
+{
+        struct rank_setup *m = rank_setup_new(rank, 0, made);
+
+        if (!m)
+                return -ENOMEM;
+        m->job = job;
+        m->place = 0;
+        m->stash = stash_segment(rank->stash);
+        m->work.run = stash_run;
+        m->work.done = stash_done;
+        m->begun = true;
+        job_hold(job);
+        blocking_submit(rank->x->loop, &m->work);
+        return 0;
+}
+
 /* ---- names ------------------------------------------------------------------------- */
 
 struct job *rank_setup_job(const struct rank_setup *m)
@@ -250,7 +289,9 @@ void rank_setup_describe(const struct rank_setup *m, struct wait_line *ret)
         snprintf(ret->who, sizeof ret->who, "%s%s", m->job ? "memory of " : "",
                  place_name(m->place).text);
         snprintf(ret->what, sizeof ret->what,
-                 m->job ? "the windows of rank %u" : "to open the events of rank %u",
+                 m->stash ? "the stash of rank %u"
+                 : m->job ? "the windows of rank %u"
+                          : "to open the events of rank %u",
                  m->rank->rank);
 }
 

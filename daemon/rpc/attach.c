@@ -50,7 +50,7 @@ static uint64_t reply_pass(const struct segment *s, ProtobufCBinaryData *handle,
 {
         if (!s || !s->bytes)
                 return 0;
-        if (s->fd >= 0)
+        if (s->fd >= 0 || !handle)
                 fds[(*n)++] = s->fd;
         else
                 *handle = (ProtobufCBinaryData){ sizeof s->handle, (uint8_t *)s->handle };
@@ -81,6 +81,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         attach.push_bytes = reply_pass(&rank->window->apart, &attach.push_handle, fds, &n);
         attach.gather_bytes = reply_pass(gather, &attach.gather_handle, fds, &n);
         attach.serve_bytes = reply_pass(serve, &attach.serve_handle, fds, &n);
+        attach.stash_bytes = reply_pass(stash_segment(rank->stash), NULL, fds, &n);
         attach.no_events = rank->no_events;
         reply->body_case = ZERO__REPLY__BODY_ATTACH;
         reply->attach = &attach;
@@ -177,6 +178,19 @@ static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE
         return 0;
 }
 
+/*
+ * What the rank stashes.  Nobody can repeat the part of a set's dead rank alone, since the others go on with
+ * what it stashed: the attempt is void.
+ */
+static int attach_stash(const Zero__StashNeeds *m, struct rank_needs *needs, struct fault *fault)
+{
+        if (!m)
+                return 0;
+        needs->fail_on_lost = needs->fail_on_lost || m->n_ranks > 1;
+        return stash_needs_new(needs->rank, needs->world_size, m->ranks, m->n_ranks, m->bytes,
+                               m->entry_bytes, &needs->stash, fault);
+}
+
 /* The session is not attached. */
 static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct rank_needs *needs,
                        struct fault *fault)
@@ -186,6 +200,8 @@ static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct 
         uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
         int r = attach_place(m, handles, needs, fault);
 
+        if (!r)
+                r = attach_stash(m->stash, needs, fault);
         if (r)
                 return r;
         return rank_attach(s->rpc->x, s->job_name, m->layout, needs, &events, &call->request,

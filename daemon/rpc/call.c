@@ -9,6 +9,32 @@
 
 /* ---- replies --------------------------------------------------------------- */
 
+static void reply_stash(struct pending_call *call, Zero__Reply *reply)
+{
+        const struct request *r = &call->request;
+        uint32_t n = r->result.stash.n;
+        CLEANUP(cleanup_free) Zero__Extent *extents = calloc(n + 1, sizeof *extents);
+        CLEANUP(cleanup_free) Zero__Extent **pointers = calloc(n + 1, sizeof(Zero__Extent *));
+        Zero__StashReply stash = ZERO__STASH_REPLY__INIT;
+
+        for (uint32_t i = 0; extents && pointers && i < n; i++) {
+                zero__extent__init(&extents[i]);
+                extents[i].offset = r->result.stash.extents[i].offset;
+                extents[i].bytes = r->result.stash.extents[i].bytes;
+                pointers[i] = &extents[i];
+        }
+        if (extents && pointers) { /* else the client finds the answer too short */
+                stash.n_extents = n;
+                stash.extents = pointers;
+        }
+        stash.skip = r->result.stash.skip;
+        stash.first = r->result.stash.first;
+        stash.bytes = r->result.stash.bytes;
+        reply->body_case = ZERO__REPLY__BODY_STASH;
+        reply->stash = &stash;
+        session_reply(call->session, reply, NULL, 0);
+}
+
 static void reply_ok(struct pending_call *call, Zero__Reply *reply)
 {
         const struct request *r = &call->request;
@@ -42,6 +68,9 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
                 reply->body_case = ZERO__REPLY__BODY_STEP;
                 reply->step = &step;
                 break;
+        case ZERO__REQUEST__BODY_STASH:
+                reply_stash(call, reply);
+                return;
         case ZERO__REQUEST__BODY_QUERY:
                 query.json = call->json;
                 reply->body_case = ZERO__REPLY__BODY_QUERY;
@@ -196,6 +225,8 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
                 return rank_push(rank, m->push, &call->request, fault);
         case ZERO__REQUEST__BODY_NORM:
                 return rank_norm(rank, m->norm, &call->request, fault);
+        case ZERO__REQUEST__BODY_STASH:
+                return rank_stash(rank, m->stash, &call->request, fault);
         case ZERO__REQUEST__BODY_STEP:
                 return rank_step(rank, m->step, &call->request, fault);
         default:
@@ -218,6 +249,8 @@ static const char *call_name(Zero__Request__BodyCase kind)
                 return "zero_norm";
         case ZERO__REQUEST__BODY_STEP:
                 return "zero_step";
+        case ZERO__REQUEST__BODY_STASH:
+                return "zero_stash_*";
         case ZERO__REQUEST__BODY_PUT:
                 return "zero_put";
         case ZERO__REQUEST__BODY_GET:

@@ -20,7 +20,7 @@
 #include "proto/frame.h"
 #include "proto/list.h"
 
-enum { CONN_FDS_MAX = 4, CONN_UNREAD = 256 << 10, CONN_STALL_MS = 10000 };
+enum { CONN_FDS_MAX = 5, CONN_UNREAD = 256 << 10, CONN_STALL_MS = 10000 };
 /* What a nanosecond of loop time costs a user: ranks pay less, so that their steps come first. */
 enum { PRICE_RANK = 1, PRICE_OTHERS = 4 };
 

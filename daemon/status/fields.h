@@ -36,6 +36,12 @@
         F(number, elements_sent, "elements of gradients, to other nodes")                          \
         F(number, deferred, "sums of groups that the update computed itself")
 
+#define STATUS_STASH(F, R)                                                                         \
+        F(number, reserved, "bytes of memory for activation checkpoints on this node")             \
+        F(number, used, "bytes in use")                                                            \
+        F(number, peak, "most bytes in use at once")                                               \
+        F(number, received, "bytes from other nodes")
+
 #define STATUS_FORMULA(F, R)                                                                       \
         F(number, bytes_per_parameter, "16 with two moments (ZeRO, SC20, section 3.1)")            \
         F(number, stage3_bytes, "bytes that one owner holds")
@@ -81,6 +87,7 @@
         R(list, status_wait, waiting, "who keeps the job waiting")                                 \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
+        R(maybe, status_stash, stash, "activation checkpoints; null: no rank stashes here")         \
         F(counts, planes, "bytes of each plane on this node")                                      \
         F(number, planes_on_gpu, "bytes of planes in GPU memory")                                  \
         R(record, status_formula, zero_formula, "what the paper predicts")                         \
@@ -330,6 +337,7 @@
         X(status_wait, STATUS_WAIT)                                                                \
         X(status_gather, STATUS_GATHER)                                                            \
         X(status_reduce, STATUS_REDUCE)                                                            \
+        X(status_stash, STATUS_STASH)                                                              \
         X(status_formula, STATUS_FORMULA)                                                          \
         X(status_session, STATUS_SESSION)                                                          \
         X(status_move, STATUS_MOVE)                                                                \

@@ -62,6 +62,18 @@ static void report_gather(struct arena *arena, const struct job *job, struct sta
         };
 }
 
+static void report_stash(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        struct stash_info info;
+
+        stash_info(job, &info);
+        if (info.most || info.reserved)
+                ret->stash = arena_new(arena, sizeof *ret->stash);
+        if (ret->stash)
+                *ret->stash = (struct status_stash){ info.reserved, info.used, info.most,
+                                                     info.received };
+}
+
 static uint64_t state_plane_bytes(const struct state *state, enum zero_plane plane,
                                   uint64_t *on_gpu)
 {
@@ -186,6 +198,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->checkpoint = report_checkpoint(arena, job->x, job->name);
         report_waiting(arena, job, ret);
         report_gather(arena, job, &ret->gather);
+        report_stash(arena, job, ret);
         ret->reduce.elements_sent = reduce_elements_sent(job->reduce);
         ret->reduce.deferred = reduce_deferred(job->reduce);
         report_planes(arena, job, ret);

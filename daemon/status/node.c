@@ -6,7 +6,8 @@
 
 #include "proto/cleanup.h"
 
-static const char *const traffic_names[TRAFFIC_KINDS] = { "gather", "reduce", "state", "control" };
+static const char *const traffic_names[TRAFFIC_KINDS] = { "gather", "reduce", "stash", "state",
+                                                             "control" };
 
 static void report_traffic(struct arena *arena, const uint64_t bytes[TRAFFIC_KINDS],
                            struct record_counts *ret)

@@ -165,8 +165,14 @@ static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
                                     lost && strcmp(lost, "fail") == 0 ? ZERO_LOST_FAIL
                                                                       : ZERO_LOST_WAIT,
                                     field_text(command, "device") };
+        uint32_t ranks[64];
+        struct zero_stash stash = { .ranks = ranks };
         bool observer = json_is_true(json_object_get(command, "observer"));
-        int r = zero_attach(actor->client, observer ? NULL : actor->layout,
+        int r;
+
+        if (actor_stash_needs(command, &stash))
+                needs.stash = &stash;
+        r = zero_attach(actor->client, observer ? NULL : actor->layout,
                             observer ? NULL : &needs);
 
         actor->grad_dtype = needs.grad_dtype;
@@ -470,6 +476,9 @@ static const struct deed {
         { "train", actor_train, true },    { "smear", do_smear, true },
         { "churn", do_churn, false },      { "fork", do_fork, true },
         { "finish", do_finish, true },
+        { "stash_write", do_stash_write, true },
+        { "stash_read", do_stash_read, true },
+        { "stash_release", do_stash_release, true },
 };
 
 static int perform(struct actor *actor, const json_t *command, json_t *ret)

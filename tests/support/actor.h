@@ -28,6 +28,14 @@ int actor_grad(struct actor *actor, uint32_t group, void **ret_grad);
 int actor_push(struct actor *actor, uint32_t group, const uint8_t *present, bool last,
                const json_t *command);
 
+/* ---- actor_stash.c ---- */
+
+/* What an attach declares to stash, into ret->ranks too; false: nothing. */
+bool actor_stash_needs(const json_t *command, struct zero_stash *ret);
+int do_stash_write(struct actor *actor, const json_t *command, json_t *ret);
+int do_stash_read(struct actor *actor, const json_t *command, json_t *ret);
+int do_stash_release(struct actor *actor, const json_t *command, json_t *ret);
+
 /* ---- the rest ---- */
 
 /* A number of a command, or what stands in for it. */

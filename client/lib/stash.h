@@ -1,0 +1,41 @@
+/*
+ * stash.h - what the client knows of its stash: the memory, and the entries that it reads.
+ */
+#pragma once
+
+#include "mapping.h"
+#include "proto/extents.h"
+
+/* An entry that the caller reads. */
+struct stash_view {
+        uint64_t key;
+        void *base; /* of the extents */
+        struct extent *extents;
+        uint32_t n;
+};
+
+struct stash {
+        struct mapping memory; /* for reading; parts are written through fd */
+        int fd;
+        bool used;     /* in this attempt */
+        bool compares; /* bytes with those of other ranks */
+        bool compared; /* the ranks of the set stash the same: a step has shown that */
+        struct stash_view *views;
+        uint32_t n_views, room;
+};
+
+/* Takes the descriptor over in any case; -errno. */
+int stash_open(int fd, uint64_t bytes, struct stash **ret);
+void stash_free(struct stash *s);
+/* Puts next in the place of *s, which may be NULL, as mapping_replace(), and empties *next. */
+int stash_replace(struct stash **s, struct stash **next);
+/* What was read goes: the attempt is over. */
+void stash_new_attempt(struct stash *s);
+/* Writes the extents' bytes from src on; -errno. */
+int stash_pwrite(const struct stash *s, const struct extent *extents, uint32_t n, const void *src);
+/* Takes the extents over in any case; -errno. */
+int stash_view(struct stash *s, uint64_t key, struct extent *extents, uint32_t n, void **ret);
+/* False: the entry is not read. */
+bool stash_unview(struct stash *s, uint64_t key);
+/* Of some bytes, never 0.  It finds a difference that nobody has planned. */
+uint64_t stash_hash(const void *p, uint64_t bytes);

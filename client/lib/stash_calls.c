@@ -1,0 +1,145 @@
+/* Activation checkpoints: written, read, released. */
+#include "client.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+static int begin(struct zero_client *c)
+{
+        int r = client_begin(c);
+
+        if (r == 0)
+                r = client_check_group(c, 0);
+        if (r == 0 && !c->stash)
+                r = client_fail(c, ZERO_EORDER,
+                                "the rank has no stash: declare one in zero_needs.stash");
+        return r;
+}
+
+static void request_init(const struct zero_client *c, Zero__Stash__Op op, uint64_t key,
+                         Zero__Stash *stash, Zero__Request *request)
+{
+        zero__stash__init(stash);
+        zero__request__init(request);
+        stash->op = op;
+        stash->key = key;
+        stash->attempt = c->attempt;
+        request->body_case = ZERO__REQUEST__BODY_STASH;
+        request->stash = stash;
+}
+
+/* The reply's bytes as extents, which the caller frees; they are where zerod says, and complete. */
+static int take_extents(struct zero_client *c, const Zero__StashReply *reply, bool cut,
+                        struct extent **ret, uint32_t *ret_n)
+{
+        uint32_t n = (uint32_t)reply->n_extents;
+        CLEANUP(cleanup_free) struct extent *all = calloc(n + 1, sizeof(*all));
+        CLEANUP(cleanup_free) struct extent *some = calloc(n + 1, sizeof(*some));
+        uint64_t bytes = 0;
+
+        if (!all || !some)
+                return client_fail(c, ZERO_ENOMEM, "out of memory");
+        for (uint32_t i = 0; i < n; i++)
+                all[i] = (struct extent){ reply->extents[i]->offset, reply->extents[i]->bytes };
+        *ret_n = extents_cut(all, n, reply->skip, reply->bytes, some);
+        for (uint32_t i = 0; i < *ret_n; i++)
+                bytes += some[i].bytes;
+        if (bytes != reply->bytes)
+                return client_shut(c, "zerod named %llu bytes of the stash instead of %llu",
+                                   (unsigned long long)bytes, (unsigned long long)reply->bytes);
+        if (!cut) /* whole pages, to be mapped */
+                *ret_n = n;
+        *ret = cut ? STEAL(some) : STEAL(all);
+        return 0;
+}
+
+static int write_part(struct zero_client *c, const Zero__StashReply *reply, const uint8_t *src,
+                      uint64_t bytes)
+{
+        CLEANUP(cleanup_free) struct extent *extents = NULL;
+        uint32_t n;
+        int r = take_extents(c, reply, true, &extents, &n);
+
+        if (r)
+                return r;
+        if (reply->first > bytes || reply->bytes > bytes - reply->first)
+                return client_shut(c, "zerod wants a part beyond the entry's %llu bytes",
+                                   (unsigned long long)bytes);
+        r = stash_pwrite(c->stash, extents, n, src + reply->first);
+        return r ? client_shut(c, "cannot write to the stash: %s", strerror(-r)) : 0;
+}
+
+int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes)
+{
+        const Zero__Reply *reply;
+        Zero__Request request;
+        Zero__Stash stash;
+        int r = begin(client);
+
+        if (r)
+                return r;
+        if (!src)
+                return client_fail(client, ZERO_EINVAL, "entry %llu has no bytes",
+                                   (unsigned long long)key);
+        request_init(client, ZERO__STASH__OP__WRITE, key, &stash, &request);
+        stash.bytes = bytes;
+        if (client->stash->compares && !client->stash->compared)
+                stash.hash = stash_hash(src, bytes);
+        r = client_call(client, &request, &reply);
+        if (r)
+                return r;
+        client->stash->used = true;
+        r = write_part(client, reply->stash, src, bytes);
+        if (r)
+                return r;
+        request_init(client, ZERO__STASH__OP__WRITTEN, key, &stash, &request);
+        return client_send(client, &request, PUSH_NONE);
+}
+
+int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_view,
+                    uint64_t *ret_bytes)
+{
+        struct extent *extents = NULL;
+        const Zero__Reply *reply;
+        Zero__Request request;
+        Zero__Stash stash;
+        void *view;
+        uint32_t n;
+        int r = begin(client);
+
+        if (r)
+                return r;
+        request_init(client, ZERO__STASH__OP__READ, key, &stash, &request);
+        r = client_call(client, &request, &reply);
+        if (r == 0)
+                r = take_extents(client, reply->stash, false, &extents, &n);
+        if (r)
+                return r;
+        r = stash_view(client->stash, key, extents, n, &view);
+        if (r)
+                return client_shut(client, "cannot map entry %llu of the stash: %s",
+                                   (unsigned long long)key, strerror(-r));
+        *ret_view = view;
+        *ret_bytes = reply->stash->bytes;
+        return 0;
+}
+
+int zero_stash_release(struct zero_client *client, uint64_t key, bool last)
+{
+        Zero__Request request;
+        Zero__Stash stash;
+        int r = client_begin_aborted(client);
+
+        if (r == 0)
+                r = client_check_group(client, 0);
+        if (r)
+                return r;
+        if (!client->stash || (!stash_unview(client->stash, key) && !last))
+                return client_fail(client, ZERO_ENOTHELD, "entry %llu of the stash is not read",
+                                   (unsigned long long)key);
+        request_init(client, ZERO__STASH__OP__RELEASE, key, &stash, &request);
+        stash.last = last;
+        return client_send(client, &request, PUSH_NONE);
+}

@@ -1,0 +1,106 @@
+/*
+ * entry.h - shared by the sets (stash.c), their entries (entry.c), and what entries get from other nodes
+ * (assemble.c).
+ */
+#pragma once
+
+#include "daemon/stash/stash.h"
+#include "daemon/transfer/transfer.h"
+
+/* What the job keeps on this node. */
+struct job_stash {
+        struct list sets;
+        struct list pulls; /* of parts that are not written yet (assemble.c) */
+        uint32_t n_pulls;
+        uint64_t most; /* bytes used at once */
+        uint64_t received;
+};
+
+/* A set, as this node holds it. */
+struct stash {
+        struct list link; /* job_stash.sets */
+        struct job *job;
+        uint32_t *ranks, n_ranks; /* a member is an index here */
+        bool *here;               /* [member]: its rank is on this node */
+        bool *admitted;           /* [member]: it has a session */
+        uint32_t n_here;
+        uint64_t others; /* bit n: node n has members, and is not this one */
+        uint64_t bytes, entry_bytes; /* as declared */
+        struct segment segment;
+        struct pages pages;
+        struct list entries; /* in the order of writing */
+};
+
+enum part { PART_NONE, PART_WRITING, PART_WRITTEN, PART_HELD, PART_DONE };
+
+struct stash_entry {
+        struct list link; /* stash.entries */
+        struct stash *stash;
+        uint64_t key, bytes, hash;
+        uint32_t first_rank;
+        struct block own;   /* the parts of this node's members, which may be all */
+        void *own_at;
+        struct block whole; /* put together from all nodes; n 0: own is the whole, or it is not there */
+        void *whole_at;
+        bool assembled;
+        struct list waiting; /* struct request.wait; their group is the member */
+        uint64_t done;       /* bit n: node n needs this node's parts no more */
+        uint32_t busy;       /* payloads and copies in progress */
+        bool past; /* of an attempt that is over; stays while busy, or while a rank that has not heard
+                    * of the end may touch the memory */
+        /* Bringing the parts together (assemble.c). */
+        struct list pieces;  /* that are under way */
+        uint32_t n_pieces, member; /* member: whose part comes next */
+        uint64_t brought;    /* bytes of that part that are here or under way */
+        bool failed;         /* a link went down: the pieces come again */
+        int refused;         /* a node refused a part: that of `refuser` */
+        uint32_t refuser;
+        enum part parts[]; /* [member] */
+};
+
+/* ---- entry.c ---- */
+
+uint64_t part_begin(const struct stash_entry *e, uint32_t member);
+uint64_t part_bytes(const struct stash_entry *e, uint32_t member);
+/* Where a member's part lies among the parts of this node. */
+uint64_t part_own(const struct stash_entry *e, uint32_t member);
+struct stash_entry *entry_find(const struct stash *s, uint64_t key);
+/* Answers what can be answered, and gets what other nodes have. */
+void entry_advance(struct stash_entry *e);
+/* Whether a member on this node writes or reads it. */
+bool entry_touched(const struct stash_entry *e);
+/* Whether all members on this node have released the entry for the last time. */
+bool entry_unneeded(const struct stash_entry *e);
+/* Memory that only a reader needs goes. */
+void entry_drop_whole(struct stash_entry *e);
+/* At once; nobody touches it. */
+void entry_free(struct stash_entry *e);
+/* The entry is over: waiting requests end, memory goes as soon as nobody touches it. */
+void entry_end(struct stash_entry *e, int status, const char *text);
+/* Frees an entry of the past if nobody touches it any more; then it does not exist. */
+void entry_settle(struct stash_entry *e);
+/* Memory of a set, at one address; as pages_take(). */
+int stash_take(struct stash *s, uint64_t bytes, struct block *ret, void **ret_at);
+void stash_give(struct stash *s, struct block *b, void **at);
+uint32_t stash_member(const struct stash *s, uint32_t rank);
+/* All entries of a set end. */
+void set_end(struct stash *s, int status, const char *text);
+/* Frees the set if it has no ranks and no entries. */
+void stash_vacate(struct stash *s);
+
+/* ---- assemble.c ---- */
+
+/* Brings all parts to one place, unless that is done or there is no room now. */
+void entry_assemble(struct stash_entry *e);
+/* Why another node has refused its part; returns e->refused. */
+int assembly_fault(const struct stash_entry *e, struct fault *fault);
+/* What is under way ends soon. */
+void entry_forget(struct stash_entry *e);
+/* The member's part is written: sends it to the nodes that have asked. */
+void pulls_serve(struct stash_entry *e, uint32_t member);
+/* Refuses all pulls that wait, of attempts before the job's, or of all. */
+void pulls_refuse(struct job *job, bool all, int status, const char *text);
+/* The node is away: nobody waits for what it has asked for. */
+void pulls_forget(struct job *job, uint32_t node);
+/* This node's members need the entry no more. */
+void entry_tell_done(const struct stash_entry *e);
