@@ -140,8 +140,7 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool p
                        "session window", &ret->session);
         if (r)
                 return r;
-        r = c->gpu ? map_all_on_gpu(c, a, ret)
-                   : map_all_in_host_memory(c, a, private_views, ret);
+        r = c->gpu ? map_all_on_gpu(c, a, ret) : map_all_in_host_memory(c, a, private_views, ret);
         if (r == 0 && a->stash_bytes > 0)
                 r = open_stash(c, n - 1, a->stash_bytes, &ret->stash);
         return r;

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "daemon/base/memory.h"
 #include "proto/cleanup.h"
 
 enum { TRIAL_BYTES = 128 << 20, PAGE = 4096, SLOTS_MIN = SLOTS_PROBED };
@@ -26,21 +27,6 @@ struct slot {
 };
 
 /* ---- memory ------------------------------------------------------------------------- */
-
-/* Memory that the machine can spare; UINT64_MAX: unknown. */
-static uint64_t memory_available(void)
-{
-        FILE *f = fopen("/proc/meminfo", "re");
-        unsigned long long kib = 0;
-        char line[128];
-
-        while (f && fgets(line, sizeof line, f))
-                if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
-                        break;
-        if (f)
-                fclose(f);
-        return kib ? kib * 1024 : UINT64_MAX;
-}
 
 static uint64_t slots_for(const struct capture *t)
 {

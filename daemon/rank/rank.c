@@ -153,7 +153,8 @@ int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struc
         if (status)
                 return status;
         if (!rank->stash)
-                return fault_set(fault, ZERO_EORDER, "rank %u declared no stash at attach", rank->rank);
+                return fault_set(fault, ZERO_EORDER, "rank %u declared no stash at attach",
+                                 rank->rank);
         switch (m->op) {
         case ZERO__STASH__OP__WRITE:
                 return stash_write(rank->stash, rank->rank, m->key, m->bytes, m->hash, r, fault);
@@ -166,7 +167,8 @@ int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struc
                 status = stash_release(rank->stash, rank->rank, m->key, m->last, fault);
                 break;
         default:
-                status = fault_set(fault, ZERO_EPROTO, "this daemon does not know that use of a stash");
+                status = fault_set(fault, ZERO_EPROTO,
+                                   "this daemon does not know that use of a stash");
         }
         if (!status)
                 request_end(r, ZERO_OK, NULL);

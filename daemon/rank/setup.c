@@ -1,8 +1,9 @@
 /*
  * Sets up a rank's GPU: opens the rank's events before it joins, and makes its windows after it has
  * joined.  The driver may wait for the GPU then, so threads that may block call it (blocking.h),
- * not the compute threads.  The memory of a stash is taken so, too: the kernel zeroes it first.  Meanwhile the session may have ended, its deadline passed or the job
- * been dropped: then everything is given back.
+ * not the compute threads.  The memory of a stash is taken so, too: the kernel zeroes it first.
+ * Meanwhile the session may have ended, its deadline passed or the job been dropped: then
+ * everything is given back.
  *
  * Windows on a GPU are made for one rank after the other, in the order of joining.  So a job has
  * one gather window there even if two ranks come at once, and a user's memory is counted correctly.
@@ -247,9 +248,10 @@ static void stash_run(struct blocking_work *work)
         int r = segment_reserve(m->stash->fd, m->stash->bytes);
 
         if (r)
-                m->status = fault_set(&m->fault, ZERO_ESHM,
-                                      "the stash of rank %u needs %llu bytes of shared memory: %s",
-                                      m->rank->rank, (unsigned long long)m->stash->bytes, strerror(-r));
+                m->status =
+                        fault_set(&m->fault, ZERO_ESHM,
+                                  "the stash of rank %u needs %llu bytes of shared memory: %s",
+                                  m->rank->rank, (unsigned long long)m->stash->bytes, strerror(-r));
 }
 
 static void stash_done(struct blocking_work *work)

@@ -179,8 +179,8 @@ static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE
 }
 
 /*
- * What the rank stashes.  Nobody can repeat the part of a set's dead rank alone, since the others go on with
- * what it stashed: the attempt is void.
+ * What the rank stashes.  Nobody can repeat the part of a set's dead rank alone, since the others
+ * go on with what it stashed: the attempt is void.
  */
 static int attach_stash(const Zero__StashNeeds *m, struct rank_needs *needs, struct fault *fault)
 {

@@ -1,9 +1,10 @@
 /*
- * Parts of entries go between nodes: a node that reads an entry asks each other node for the parts of its
- * ranks, once, in pieces of at most engine.part_bytes.  A part that is not written yet is sent when it is.
+ * Parts of entries go between nodes: a node that reads an entry asks each other node for the parts
+ * of its ranks, once, in pieces of at most engine.part_bytes.  A part that is not written yet is
+ * sent when it is.
  *
- * Invariants: at most one assembly of an entry is under way; a pull that waits is of the job's attempt, or of
- * one that this node has not heard of yet.
+ * Invariants: at most one assembly of an entry is under way; a pull that waits is of the job's
+ * attempt, or of one that this node has not heard of yet.
  */
 #include "daemon/stash/entry.h"
 
@@ -41,8 +42,9 @@ int assembly_fault(const struct stash_entry *e, struct fault *fault)
         return fault_set(fault, e->refused, "entry %llu of the stash: rank %u and rank %u %s",
                          (unsigned long long)e->key, s->ranks[here], s->ranks[e->refuser],
                          e->refused == ZERO_ECONFLICT ? "of one set have stashed different bytes"
-                         : e->refused == ZERO_ERANK   ? "name different sets"
-                                                      : "are on nodes of which the second refuses its part");
+                         : e->refused == ZERO_ERANK
+                                 ? "name different sets"
+                                 : "are on nodes of which the second refuses its part");
 }
 
 /* All that came has to come again, or the parts do not fit together. */
@@ -130,12 +132,11 @@ static int piece_ask(struct piece *p, uint32_t member, uint64_t first)
         pull.hash = e->hash;
         pull.first = first;
         pull.count = p->bytes;
-        pull.set = s->ranks;
-        pull.n_set = s->n_ranks;
+        pull.set = set_hash(s->ranks, s->n_ranks);
         p->ask.done = piece_landed;
         p->ask.status = 0;
-        return ask_send(&p->ask, s->job, s->job->node_of_rank[s->ranks[member]], TRAFFIC_STASH, &pull,
-                        p->dst, p->bytes);
+        return ask_send(&p->ask, s->job, s->job->node_of_rank[s->ranks[member]], TRAFFIC_STASH,
+                        &pull, p->dst, p->bytes);
 }
 
 /* Begins to bring the next piece; false: not now. */
@@ -200,7 +201,8 @@ static void wholes_drop(struct stash *s)
 void entry_assemble(struct stash_entry *e)
 {
         struct stash *s = e->stash;
-        int r = e->whole.n || e->refused ? -EALREADY : stash_take(s, e->bytes, &e->whole, &e->whole_at);
+        int r = e->whole.n || e->refused ? -EALREADY
+                                         : stash_take(s, e->bytes, &e->whole, &e->whole_at);
 
         if (r == -ENOSPC && !list_empty(&e->waiting)) {
                 wholes_drop(s);
@@ -228,9 +230,7 @@ struct part_pull {
         struct job *job;
         struct stash_entry *entry; /* being sent from there */
         uint32_t node, rank;
-        uint64_t transfer, attempt, key, bytes, hash, first, count;
-        uint32_t n_set;
-        uint32_t set[];
+        uint64_t transfer, attempt, key, bytes, hash, set, first, count;
 };
 
 static void pull_end(struct part_pull *p, int status, const char *text)
@@ -264,6 +264,10 @@ static void pull_serve(struct part_pull *p, struct stash_entry *e)
         uint32_t m = stash_member(s, p->rank);
         struct job *job = p->job;
 
+        if (p->set != set_hash(s->ranks, s->n_ranks)) {
+                pull_end(p, ZERO_ERANK, "the rank stashes with other ranks");
+                return;
+        }
         if (p->bytes != e->bytes || (p->hash && e->hash && p->hash != e->hash)) {
                 pull_end(p, ZERO_ECONFLICT, "different bytes");
                 return;
@@ -333,17 +337,14 @@ static struct stash *set_of(const struct job *job, uint32_t rank)
 static int pull_check(const struct job *job, const struct stash *s, const Zero__Pull *m,
                       const char **ret_text)
 {
-        *ret_text = "the rank stashes with other ranks";
-        if (m->rank >= job->world_size || m->n_set > job->world_size)
+        *ret_text = "the rank has no stash";
+        if (m->rank >= job->world_size)
                 return ZERO_EPROTO;
         if (m->attempt < job->attempt) {
                 *ret_text = "the attempt is over";
                 return ZERO_EABORTED;
         }
         if (m->attempt == job->attempt && !s && job->ranks[m->rank].session)
-                return ZERO_ERANK; /* the rank is here, and has no stash */
-        if (s && (s->n_ranks != m->n_set ||
-                  memcmp(s->ranks, m->set, m->n_set * sizeof *s->ranks) != 0))
                 return ZERO_ERANK;
         if (job->stash->n_pulls >= PULLS_WAITING) {
                 *ret_text = "too many parts are waited for";
@@ -372,6 +373,7 @@ void stash_pull_message(struct job *job, uint32_t node, const Zero__Pull *m)
                                  .key = m->key,
                                  .bytes = m->bytes,
                                  .hash = m->hash,
+                                 .set = m->set,
                                  .first = m->first,
                                  .count = m->count };
         list_insert(&job->stash->pulls, &p->link);
@@ -408,8 +410,9 @@ void entry_tell_done(const struct stash_entry *e)
 
 void stash_done_message(struct job *job, uint32_t node, const Zero__StashDone *m)
 {
-        struct stash *s =
-                m->attempt == job->attempt && m->rank < job->world_size ? set_of(job, m->rank) : NULL;
+        struct stash *s = m->attempt == job->attempt && m->rank < job->world_size
+                                  ? set_of(job, m->rank)
+                                  : NULL;
         struct stash_entry *e = s ? entry_find(s, m->key) : NULL;
 
         if (!e)

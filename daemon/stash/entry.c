@@ -1,11 +1,12 @@
 /*
  * Entries of a set: written by its ranks, each one its part, and read by all of them.
  *
- * An entry of ranks of one node is written once, in place, and all of them map it.  For ranks of several
- * nodes each node keeps its ranks' parts, and puts the whole together while somebody reads it.
+ * An entry of ranks of one node is written once, in place, and all of them map it.  For ranks of
+ * several nodes each node keeps its ranks' parts, and puts the whole together while somebody reads
+ * it.
  *
- * Invariants: a member writes each key once and reads only what it has written, so all members ask for the
- * same; own and whole memory of an entry do not change while a member holds it.
+ * Invariants: a member writes each key once and reads only what it has written, so all members ask
+ * for the same; own and whole memory of an entry do not change while a member holds it.
  */
 #include "daemon/stash/entry.h"
 
@@ -142,8 +143,8 @@ int stash_take(struct stash *s, uint64_t bytes, struct block *ret, void **ret_at
 
         if (r)
                 return r;
-        r = extents_map(s->segment.fd, s->segment.data, ret->extents, ret->n, PROT_READ | PROT_WRITE,
-                        ret_at);
+        r = extents_map(s->segment.fd, s->segment.data, ret->extents, ret->n,
+                        PROT_READ | PROT_WRITE, ret_at);
         if (r)
                 pages_give(&s->pages, ret);
         else if (s->pages.used * s->pages.unit > s->job->stash->most)
@@ -173,13 +174,15 @@ static int no_room(const struct stash *s, uint64_t bytes, int r, struct fault *f
         if (r != -ENOSPC)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         list_for_each ((struct list *)&s->entries, item) {
-                wanted += pages_round(&s->pages, CONTAINER_OF(item, struct stash_entry, link)->bytes);
+                wanted +=
+                        pages_round(&s->pages, CONTAINER_OF(item, struct stash_entry, link)->bytes);
         }
-        return fault_set(fault, ZERO_EWINDOW,
-                         "the stash of rank %u has no room for %llu bytes more: it was declared with %llu "
-                         "bytes, and the step needs %llu so far",
-                         s->ranks[0], (unsigned long long)bytes, (unsigned long long)s->bytes,
-                         (unsigned long long)wanted);
+        return fault_set(
+                fault, ZERO_EWINDOW,
+                "the stash of rank %u has no room for %llu bytes more: it was declared with %llu "
+                "bytes, and the step needs %llu so far",
+                s->ranks[0], (unsigned long long)bytes, (unsigned long long)s->bytes,
+                (unsigned long long)wanted);
 }
 
 static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes,
@@ -342,7 +345,8 @@ static int read_describe(const struct request *r, struct wait_line *ret)
         return status;
 }
 
-/* The backward pass reads in the reverse order of the forward pass, so the entry before comes next. */
+/* The backward pass reads in the reverse order of the forward pass, so the entry before comes next.
+ */
 static void entry_prefetch(struct stash_entry *e)
 {
         struct stash *s = e->stash;

@@ -1,6 +1,6 @@
 /*
- * entry.h - shared by the sets (stash.c), their entries (entry.c), and what entries get from other nodes
- * (assemble.c).
+ * entry.h - shared by the sets (stash.c), their entries (entry.c), and what entries get from other
+ * nodes (assemble.c).
  */
 #pragma once
 
@@ -24,7 +24,7 @@ struct stash {
         bool *here;               /* [member]: its rank is on this node */
         bool *admitted;           /* [member]: it has a session */
         uint32_t n_here;
-        uint64_t others; /* bit n: node n has members, and is not this one */
+        uint64_t others;             /* bit n: node n has members, and is not this one */
         uint64_t bytes, entry_bytes; /* as declared */
         struct segment segment;
         struct pages pages;
@@ -38,24 +38,25 @@ struct stash_entry {
         struct stash *stash;
         uint64_t key, bytes, hash;
         uint32_t first_rank;
-        struct block own;   /* the parts of this node's members, which may be all */
+        struct block own; /* the parts of this node's members, which may be all */
         void *own_at;
-        struct block whole; /* put together from all nodes; n 0: own is the whole, or it is not there */
+        struct block
+                whole; /* put together from all nodes; n 0: own is the whole, or it is not there */
         void *whole_at;
         bool assembled;
         struct list waiting; /* struct request.wait; their group is the member */
         uint64_t done;       /* bit n: node n needs this node's parts no more */
         uint32_t busy;       /* payloads and copies in progress */
-        bool past; /* of an attempt that is over; stays while busy, or while a rank that has not heard
-                    * of the end may touch the memory */
+        bool past; /* of an attempt that is over; stays while busy, or while a rank that has not
+                    * heard of the end may touch the memory */
         /* Bringing the parts together (assemble.c). */
-        struct list pieces;  /* that are under way */
+        struct list pieces;        /* that are under way */
         uint32_t n_pieces, member; /* member: whose part comes next */
-        uint64_t brought;    /* bytes of that part that are here or under way */
-        bool failed;         /* a link went down: the pieces come again */
-        int refused;         /* a node refused a part: that of `refuser` */
+        uint64_t brought;          /* bytes of that part that are here or under way */
+        bool failed;               /* a link went down: the pieces come again */
+        int refused;               /* a node refused a part: that of `refuser` */
         uint32_t refuser;
-        enum part parts[]; /* [member] */
+        uint8_t parts[]; /* [member]: enum part */
 };
 
 /* ---- entry.c ---- */
@@ -83,6 +84,8 @@ void entry_settle(struct stash_entry *e);
 int stash_take(struct stash *s, uint64_t bytes, struct block *ret, void **ret_at);
 void stash_give(struct stash *s, struct block *b, void **at);
 uint32_t stash_member(const struct stash *s, uint32_t rank);
+/* Differs between sets of different ranks. */
+uint64_t set_hash(const uint32_t *ranks, uint32_t n);
 /* All entries of a set end. */
 void set_end(struct stash *s, int status, const char *text);
 /* Frees the set if it has no ranks and no entries. */

@@ -63,7 +63,8 @@ static void pages_mark(struct pages *p, const struct extent *e, bool taken)
         memset(p->taken + e->offset / p->unit, taken, e->bytes / p->unit);
 }
 
-/* Takes gaps in the order of their addresses; there are enough units.  ret NULL: counts gaps only. */
+/* Takes gaps in the order of their addresses; there are enough units.  ret NULL: counts gaps only.
+ */
 static uint32_t pages_gather(struct pages *p, uint32_t wanted, struct extent *ret)
 {
         uint32_t used = 0, n = 0;
@@ -97,7 +98,8 @@ int pages_take(struct pages *p, uint64_t bytes, struct block *ret)
                 pages_gather(p, (uint32_t)wanted, ret->extents);
         for (uint32_t i = 0; i < ret->n; i++)
                 pages_mark(p, &ret->extents[i], true);
-        p->at = (uint32_t)((ret->extents[ret->n - 1].offset + ret->extents[ret->n - 1].bytes) / p->unit);
+        p->at = (uint32_t)((ret->extents[ret->n - 1].offset + ret->extents[ret->n - 1].bytes) /
+                           p->unit);
         p->used += (uint32_t)wanted;
         p->most = p->used > p->most ? p->used : p->most;
         return 0;

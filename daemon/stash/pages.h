@@ -1,8 +1,10 @@
 /*
- * pages.h - blocks out of one region, in units of whole pages (M_D of ZeRO-R, SC20, section 6.3).  Pure.
+ * pages.h - blocks out of one region, in units of whole pages (M_D of ZeRO-R, SC20, section 6.3).
+ * Pure.
  *
- * A block is one extent where a gap is large enough for it, and otherwise lies in several gaps.  So a block
- * fails only if fewer units are free than it needs, whatever was taken and given back before.
+ * A block is one extent where a gap is large enough for it, and otherwise lies in several gaps.  So
+ * a block fails only if fewer units are free than it needs, whatever was taken and given back
+ * before.
  */
 #pragma once
 
@@ -14,9 +16,10 @@
 enum { PAGES_UNITS = 32768, PAGES_SMALLEST = 4096 };
 
 struct pages {
-        uint64_t unit;              /* bytes, a power of two */
-        uint32_t n, used, most, at; /* units; most: at once, ever; at: where the next search begins */
-        bool *taken;                /* [n] */
+        uint64_t unit; /* bytes, a power of two */
+        uint32_t n, used, most,
+                at;  /* units; most: at once, ever; at: where the next search begins */
+        bool *taken; /* [n] */
 };
 
 struct block {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/memory.h"
 #include "proto/cleanup.h"
 
 /* ---- what a rank declares ---------------------------------------------------------- */
@@ -24,13 +25,15 @@ int stash_needs_new(uint32_t rank, uint32_t world_size, const uint32_t *ranks, s
         for (size_t i = 0; i < n; i++) {
                 member = member || ranks[i] == rank;
                 if (ranks[i] >= world_size || (i && ranks[i] <= ranks[i - 1]))
-                        return fault_set(fault, ZERO_ERANK,
-                                         "the set of a stash names its ranks in ascending order, below the "
-                                         "world size %u",
-                                         world_size);
+                        return fault_set(
+                                fault, ZERO_ERANK,
+                                "the set of a stash names its ranks in ascending order, below the "
+                                "world size %u",
+                                world_size);
         }
         if (!member)
-                return fault_set(fault, ZERO_ERANK, "rank %u is not in the set of its own stash", rank);
+                return fault_set(fault, ZERO_ERANK, "rank %u is not in the set of its own stash",
+                                 rank);
         ret->n_ranks = n ? (uint32_t)n : 1;
         ret->ranks = calloc(ret->n_ranks, sizeof *ret->ranks);
         if (!ret->ranks)
@@ -39,6 +42,15 @@ int stash_needs_new(uint32_t rank, uint32_t world_size, const uint32_t *ranks, s
         ret->bytes = bytes;
         ret->entry_bytes = entry_bytes ? entry_bytes : bytes;
         return 0;
+}
+
+uint64_t set_hash(const uint32_t *ranks, uint32_t n)
+{
+        uint64_t hash = n;
+
+        for (uint32_t i = 0; i < n; i++)
+                hash = (hash ^ ranks[i]) * 0x9e3779b97f4a7c15;
+        return hash;
 }
 
 static bool same_set(const struct stash *s, const struct stash_needs *needs)
@@ -67,16 +79,18 @@ static int set_find(const struct job *job, uint32_t rank, const struct stash_nee
                 if (common == UINT32_MAX)
                         continue;
                 if (!same_set(s, needs))
-                        return fault_set(fault, ZERO_ECONFLICT,
-                                         "rank %u is in two sets that stash: that of rank %u has %u ranks, "
-                                         "that of another rank %u",
-                                         common, rank, needs->n_ranks, s->n_ranks);
+                        return fault_set(
+                                fault, ZERO_ECONFLICT,
+                                "rank %u is in two sets that stash: that of rank %u has %u ranks, "
+                                "that of another rank %u",
+                                common, rank, needs->n_ranks, s->n_ranks);
                 if (s->bytes != needs->bytes || s->entry_bytes != needs->entry_bytes)
-                        return fault_set(fault, ZERO_ECONFLICT,
-                                         "ranks of one set declare the same stash: rank %u has %" PRIu64
-                                         " bytes in entries of %" PRIu64 ", the others %" PRIu64 " and %" PRIu64,
-                                         rank, needs->bytes, needs->entry_bytes, s->bytes,
-                                         s->entry_bytes);
+                        return fault_set(
+                                fault, ZERO_ECONFLICT,
+                                "ranks of one set declare the same stash: rank %u has %" PRIu64
+                                " bytes in entries of %" PRIu64 ", the others %" PRIu64
+                                " and %" PRIu64,
+                                rank, needs->bytes, needs->entry_bytes, s->bytes, s->entry_bytes);
                 *ret = s;
         }
         return 0;
@@ -117,8 +131,8 @@ static void set_locate(struct stash *s)
 }
 
 /*
- * Entries of ranks of one node lie here whole.  Of others their parts do, and beside them two whole entries:
- * the one that is read, and the one that is read next.
+ * Entries of ranks of one node lie here whole.  Of others their parts do, and beside them two whole
+ * entries: the one that is read, and the one that is read next.
  */
 static uint64_t set_bytes(const struct stash *s)
 {
@@ -126,7 +140,8 @@ static uint64_t set_bytes(const struct stash *s)
 
         if (!s->others)
                 return s->bytes;
-        return (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit + 2 * (s->entry_bytes + unit);
+        return (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit +
+               2 * (s->entry_bytes + unit);
 }
 
 static uint64_t user_bytes(const struct engine *x, uint32_t uid)
@@ -149,18 +164,26 @@ static uint64_t user_bytes(const struct engine *x, uint32_t uid)
 static int set_memory(struct stash *s, struct fault *fault)
 {
         uint64_t bytes = set_bytes(s), used = user_bytes(s->job->x, s->job->uid);
-        uint64_t most = s->job->x->conf->stash_limit;
+        uint64_t most = s->job->x->conf->stash_limit, available = memory_available();
 
         if (most && (used > most || bytes > most - used))
-                return fault_set(fault, ZERO_EQUOTA,
-                                 "no memory for the stash of rank %u of job '%s': %.1f MiB are needed; user "
-                                 "%u's stashes have %.1f on this node, and stash_limit allows %.1f",
-                                 s->ranks[0], s->job->name, (double)bytes / 0x1p20, s->job->uid,
-                                 (double)used / 0x1p20, (double)most / 0x1p20);
+                return fault_set(
+                        fault, ZERO_EQUOTA,
+                        "no memory for the stash of rank %u of job '%s': %.1f MiB are needed; user "
+                        "%u's stashes have %.1f on this node, and stash_limit allows %.1f",
+                        s->ranks[0], s->job->name, (double)bytes / 0x1p20, s->job->uid,
+                        (double)used / 0x1p20, (double)most / 0x1p20);
+        if (bytes > available)
+                return fault_set(
+                        fault, ZERO_ESHM,
+                        "the stash of rank %u of job '%s' needs %.1f MiB of shared memory: this "
+                        "node can spare %.1f",
+                        s->ranks[0], s->job->name, (double)bytes / 0x1p20,
+                        (double)available / 0x1p20);
         if (pages_init(&s->pages, bytes))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        return segment_new("zerod-stash", s->pages.n * s->pages.unit, SEGMENT_SHARED | SEGMENT_SPARSE,
-                           &s->segment, fault);
+        return segment_new("zerod-stash", s->pages.n * s->pages.unit,
+                           SEGMENT_SHARED | SEGMENT_SPARSE, &s->segment, fault);
 }
 
 static int set_new(struct job *job, const struct stash_needs *needs, struct stash **ret,
@@ -257,7 +280,8 @@ const struct segment *stash_segment(const struct stash *s)
 void set_end(struct stash *s, int status, const char *text)
 {
         list_for_each (&s->entries, item) {
-                CONTAINER_OF(item, struct stash_entry, link)->past = true; /* none gets another's memory */
+                CONTAINER_OF(item, struct stash_entry, link)->past =
+                        true; /* none gets another's memory */
         }
         list_for_each (&s->entries, item) {
                 entry_end(CONTAINER_OF(item, struct stash_entry, link), status, text);

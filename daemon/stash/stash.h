@@ -1,6 +1,6 @@
 /*
- * stash.h - activation checkpoints of this node's ranks, which the backward pass needs again (P_a of ZeRO-R,
- * SC20, section 6.1).
+ * stash.h - activation checkpoints of this node's ranks, which the backward pass needs again (P_a
+ * of ZeRO-R, SC20, section 6.1).
  *
  * The ranks of a set stash the same bytes: each one writes its part, and reads the whole.
  */
@@ -13,13 +13,14 @@
 struct stash;
 
 struct stash_needs {
-        uint32_t *ranks; /* ascending; freed with the needs */
-        uint32_t n_ranks;  /* 0: the rank has no stash */
+        uint32_t *ranks;  /* ascending; freed with the needs */
+        uint32_t n_ranks; /* 0: the rank has no stash */
         uint64_t bytes, entry_bytes;
 };
 /* Over all sets of the job on this node. */
 struct stash_info {
-        uint64_t reserved, used, most, received; /* bytes; most: used at once; received: from other nodes */
+        uint64_t reserved, used, most,
+                received; /* bytes; most: used at once; received: from other nodes */
 };
 
 /* *ret_n ranks of a set, which may be the rank alone (n 0). */
@@ -34,13 +35,15 @@ void stash_leave(struct stash *s, uint32_t rank);
 const struct segment *stash_segment(const struct stash *s);
 
 /*
- * The calls of a rank in the job's current attempt.  A write and a read end r with r->result.stash: the
- * write at once, the read when the whole is here.  hash: of all bytes; 0: they are not compared.
+ * The calls of a rank in the job's current attempt.  A write and a read end r with r->result.stash:
+ * the write at once, the read when the whole is here.  hash: of all bytes; 0: they are not
+ * compared.
  */
 int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, uint64_t hash,
                 struct request *r, struct fault *fault);
 int stash_written(struct stash *s, uint32_t rank, uint64_t key, struct fault *fault);
-int stash_read(struct stash *s, uint32_t rank, uint64_t key, struct request *r, struct fault *fault);
+int stash_read(struct stash *s, uint32_t rank, uint64_t key, struct request *r,
+               struct fault *fault);
 int stash_release(struct stash *s, uint32_t rank, uint64_t key, bool last, struct fault *fault);
 
 /* The attempt is over, decided or not: what was stashed goes. */

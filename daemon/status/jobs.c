@@ -70,8 +70,8 @@ static void report_stash(struct arena *arena, const struct job *job, struct stat
         if (info.most || info.reserved)
                 ret->stash = arena_new(arena, sizeof *ret->stash);
         if (ret->stash)
-                *ret->stash = (struct status_stash){ info.reserved, info.used, info.most,
-                                                     info.received };
+                *ret->stash =
+                        (struct status_stash){ info.reserved, info.used, info.most, info.received };
 }
 
 static uint64_t state_plane_bytes(const struct state *state, enum zero_plane plane,

@@ -6,6 +6,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
+from relay import Wires  # noqa: E402
 
 MIB = 1 << 20
 
@@ -57,6 +58,252 @@ def every_rank_reads_what_all_wrote(placement):
             step_all(ranks, sets=SETS)
         received = [c[n].job("job")["stash"]["received"] for n in range(nodes)]
         assert (sum(received) == 0) == (nodes == 1), received
+
+
+@case
+def sets_do_not_mix():
+    """Two sets, each on both nodes, use the same keys for different bytes."""
+    with Cluster(2) as c:
+        ranks = stashing(c, [0, 0, 1, 1], [[0, 2], [1, 3]], bytes=4 * MIB, entry_bytes=MIB)
+        for key in range(3):
+            write([ranks[0], ranks[2]], key, 70_000 + key, seed=1)
+            write([ranks[1], ranks[3]], key, 90_000 + key, seed=2)
+        for key in (2, 0, 1):
+            read([ranks[1], ranks[3]], key, 90_000 + key, seed=2)
+            read([ranks[0], ranks[2]], key, 70_000 + key, seed=1)
+
+
+@cases_of([[0, 0], [0, 1]])
+def a_block_finds_room_between_others(placement):
+    """With every second entry gone, an entry of all the bytes that are free still fits, and reads back whole."""
+    size = 128 << 10
+    with Cluster(max(placement) + 1) as c:
+        ranks = stashing(c, placement, [[0, 1]], bytes=16 * size, entry_bytes=8 * size)
+        for key in range(16):
+            write(ranks, key, size, seed=key)
+        for key in range(0, 16, 2):
+            read(ranks, key, size, seed=key)
+        write(ranks, 100, 8 * size, seed=100)
+        read(ranks, 100, 8 * size, seed=100, last=False)
+        for key in range(1, 16, 2):
+            read(ranks, key, size, seed=key)
+        read(ranks, 100, 8 * size, seed=100)
+
+
+# ---- what does not fit -----------------------------------------------------------------
+
+@case
+def order_is_checked():
+    with Cluster() as c:
+        a, b = stashing(c, [0, 0], [[0, 1]], bytes=MIB)
+        a.refused("EORDER", "stash_read", "rank 0", "7", key=7)
+        a.refused("ENOTHELD", "stash_release", "7", key=7)
+        a.refused("EINVAL", "stash_write", "no bytes", key=7, bytes=0)
+        write([a, b], 7, 1000)
+        a.refused("EORDER", "stash_write", "rank 0", "already", key=7, bytes=1000)
+        a.do("stash_read", key=7)
+        a.refused("EORDER", "stash_read", "not released", key=7)
+        a.do("stash_release", key=7, last=True)
+        a.refused("EORDER", "stash_read", "last time", key=7)
+        read([b], 7, 1000)
+        write([a, b], 7, 2000)
+        read([a, b], 7, 2000)
+        loner = c.ranks("other", small_layout(), [0], hold=1, push=1)[0]
+        loner.refused("EORDER", "stash_write", "zero_needs.stash", key=1, bytes=10)
+
+
+@case
+def a_full_stash_says_what_the_step_needs():
+    """Nothing is lost by the refusal, and a stash of the bytes that it names is large enough."""
+    sizes = [300_000, 5000, 700_000]
+    with Cluster() as c:
+        a, = stashing(c, [0], [[0]], bytes=512 << 10)
+        for key, size in enumerate(sizes[:2]):
+            write([a], key, size, seed=key)
+        text = a.ask("stash_write", key=2, bytes=sizes[2])["text"]
+        assert "rank 0" in text and str(512 << 10) in text, text
+        needed = int(text.split("needs ")[1].split(" ")[0])
+        read([a], 0, sizes[0], seed=0)
+        c.dismiss(a)
+        b, = stashing(c, [0], [[0]], bytes=needed)
+        for key, size in enumerate(sizes):
+            write([b], key, size, seed=key)
+        b.refused("EWINDOW", "stash_write", "no room", key=3, bytes=5000)
+
+
+@cases_of([[0, 0], [0, 1]])
+def ranks_of_a_set_agree(placement):
+    """Other sizes, and in the first step other bytes, are refused with the names of two ranks."""
+    with Cluster(max(placement) + 1) as c:
+        a, b = stashing(c, placement, [[0, 1]], bytes=MIB)
+
+        def disagree(key, *words, size=5000, seed=0, refused="ECONFLICT"):
+            a.do("stash_write", key=key, bytes=5000, seed=0)
+            told = b.ask("stash_write", key=key, bytes=size, seed=seed)
+            if told["status"] == "OK":
+                told = b.ask("stash_read", key=key, seed=seed)
+            expect(told, refused, "rank", "0", "1", *words)
+        disagree(1, size=5001)
+        disagree(2, seed=1)
+        step_all([a, b], sets=SETS)
+        a.do("stash_write", key=3, bytes=5000, seed=0)
+        b.do("stash_write", key=3, bytes=5000, seed=1)
+        assert b.do("stash_read", key=3, seed=1)["differs"] >= 0
+
+
+def refused_sets(c, placement, sets, *words, **stash):
+    actors = [c.caller("job", small_layout(), placement, rank, timeout_ms=3000) for rank in range(len(placement))]
+    finish_all(actors), finish_all(actors)
+    for a, ranks in zip(actors, sets):
+        a.start("attach", hold=1, push=1, stash={"ranks": ranks, "bytes": MIB, **stash})
+    told = [a.finish() for a in actors]
+    said = [t for t in told if t["status"] not in ("OK", "EDEADLINE", "ELOSTRANK")]
+    assert said and all(all(w in t["text"] for w in words) for t in said), told
+    for a in actors:
+        c.dismiss(a)
+
+
+@case
+def a_set_is_refused_by_name():
+    with Cluster(stash_limit=64 * MIB) as c:
+        refused_sets(c, [0, 0], [[0, 1], [1]], "rank", "two sets")
+        refused_sets(c, [0], [[1]], "world size 1")
+        refused_sets(c, [0, 0], [[1], [0]], "not in the set of its own stash")
+        refused_sets(c, [0, 0], [[1, 0], [1, 0]], "ascending")
+        refused_sets(c, [0], [[0]], "2^50", bytes=0)
+        refused_sets(c, [0], [[0]], "no entry has more", entry=2 * MIB)
+        refused_sets(c, [0], [[0]], "stash_limit", "64.0", bytes=65 * MIB)
+        before = c[0].memory()
+        refused_sets(c, [0], [[0]], "stash_limit", bytes=1 << 45)
+        assert stashing(c, [0, 0], [[0], [1]], bytes=32 * MIB) and c[0].memory() >= before
+    with Cluster() as c:
+        refused_sets(c, [0], [[0]], "can spare", bytes=1 << 45)
+
+
+@case
+def sets_of_nodes_agree():
+    """A rank that names another set, or none, on another node: whoever reads learns both names."""
+    for sets in ([[0, 1], [1]], [[0, 1], None]):
+        with Cluster(2) as c:
+            actors = [c.caller("job", small_layout(), [0, 1], rank) for rank in (0, 1)]
+            finish_all(actors), finish_all(actors)
+            for a, ranks in zip(actors, sets):
+                a.start("attach", hold=1, push=1, **({"stash": {"ranks": ranks, "bytes": MIB}} if ranks else {}))
+            finish_all(actors)
+            actors[0].do("stash_write", key=1, bytes=5000)
+            if sets[1]:
+                actors[1].do("stash_write", key=1, bytes=5000)
+            actors[0].refused("ERANK", "stash_read", "rank 0", "rank 1", "different sets", key=1)
+
+
+@cases_of([[0, 0], [0, 1]])
+def a_read_names_whom_it_waits_for(placement):
+    with Cluster(max(placement) + 1) as c:
+        actors = [c.caller("job", small_layout(), placement, rank, timeout_ms=1500) for rank in (0, 1)]
+        finish_all(actors), finish_all(actors)
+        for a in actors:
+            a.start("attach", hold=1, push=1, stash={"ranks": [0, 1], "bytes": MIB})
+        a, b = actors
+        finish_all(actors)
+        a.do("stash_write", key=5, bytes=9000, seed=5)
+        told = a.ask("stash_read", key=5, seed=5)
+        expect(told, "EDEADLINE", "rank 1" if placement == [0, 0] else "the parts", "5")
+        b.do("stash_write", key=5, bytes=9000, seed=5)
+        read([a, b], 5, 9000, seed=5)
+
+
+# ---- deaths ------------------------------------------------------------------------------
+
+def ends_aborted(reply):
+    return reply["status"] in ("ELOSTRANK", "EABORTED")
+
+
+@cases_of([[0, 0], [0, 1]])
+def a_lost_rank_of_a_set_voids_the_attempt(placement):
+    """What was stashed goes; the step is replayed with the successor."""
+    nodes = max(placement) + 1
+    with Cluster(nodes) as c:
+        a, b = stashing(c, placement, [[0, 1]], bytes=2 * MIB)
+        write([a, b], 1, MIB, seed=1)
+        a.do("stash_read", key=1, seed=1)
+        a.do("stash_write", key=2, bytes=5000, seed=1)
+        b.kill(), c.actors.remove(b)
+        until(lambda: ends_aborted(a.ask("step", sets=SETS)), what="the loss to be told")
+        b = c.caller("job", small_layout(), placement, 1)
+        b.finish(), b.finish()
+        b.start("attach", hold=1, push=2, stash={"ranks": [0, 1], "bytes": 2 * MIB})
+        b.good(b.finish())
+        until(lambda: a.ask("stash_write", key=1, bytes=MIB, seed=9)["status"] == "OK", what="the next attempt")
+        b.do("stash_write", key=1, bytes=MIB, seed=9)
+        read([a, b], 1, MIB, seed=9)
+        step_all([a, b], sets=SETS)
+        assert used(c, nodes) == [0] * nodes
+
+
+@case
+def a_lost_rank_alone_is_replaced_in_the_same_attempt():
+    with Cluster() as c:
+        a, b = stashing(c, [0, 0], [[0], [1]], bytes=MIB)
+        write([a, b], 1, 50_000, seed=1)
+        b.kill(), c.actors.remove(b)
+        b = c.caller("job", small_layout(), [0, 0], 1)
+        b.finish(), b.finish()
+        b.start("attach", hold=1, push=2, stash={"ranks": [1], "bytes": MIB})
+        b.good(b.finish())
+        write([b], 1, 50_000, seed=1)
+        read([a, b], 1, 50_000, seed=1)
+        step_all([a, b], sets=SETS)
+
+
+@cases_of([[0, 0], [0, 1]])
+def a_lost_daemon_takes_the_stash_along(placement):
+    """The step is replayed when the daemon is back."""
+    with Cluster(max(placement) + 1) as c:
+        ranks = stashing(c, placement, [[0, 1]], bytes=2 * MIB)
+        step_all(ranks, sets=SETS)
+        write(ranks, 1, MIB, seed=1)
+        c[0].kill()
+        c[0].restart()
+        for a in ranks:
+            a.start("stash_read", key=1)
+        for a in ranks:
+            expect(a.finish(), "EABORTED")
+        write(ranks, 1, MIB, seed=2)
+        read(ranks, 1, MIB, seed=2)
+        step_all(ranks, sets=SETS)
+
+
+@case
+def a_lost_link_is_waited_for():
+    with Wires(2, owners=1) as c:
+        a, b = stashing(c, [0, 1], [[0, 1]], bytes=2 * MIB)
+        write([a, b], 1, MIB, seed=1)
+        c.relays[0].cut()
+        a.start("stash_read", key=1, seed=1)
+        assert not a.ready(1)
+        c.relays[0].mend()
+        told = a.finish()
+        if not ends_aborted(told):
+            assert a.good(told)["differs"] == -1, told
+
+
+@case
+def memory_returns():
+    """With the last rank of a set its memory goes, whatever the rank had open."""
+    with Cluster() as c:
+        keep, = c.ranks("keep", small_layout(), [0], hold=1, push=1)
+        before = c[0].mappings()
+        for kill in (False, True, False):
+            a, b = stashing(c, [0, 0], [[0, 1]], bytes=8 * MIB)
+            write([a, b], 1, MIB, seed=1)
+            a.do("stash_read", key=1, seed=1)
+            for actor in (a, b):
+                if kill:
+                    actor.kill(), c.actors.remove(actor)
+                else:
+                    c.dismiss(actor)
+            until(lambda: c[0].mappings() == before, what="the memory to be freed")
+        assert keep.do("version")["version"] == 0
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ int do_stash_write(struct actor *actor, const json_t *command, json_t *ret)
         return r;
 }
 
-/* {"key", "seed"}: says how many bytes there are, and at which one they differ from the seed's (-1: none). */
+/* {"key", "seed"}: says how many bytes there are, and at which one they differ from the seed's (-1:
+ * none). */
 int do_stash_read(struct actor *actor, const json_t *command, json_t *ret)
 {
         uint64_t bytes = 0, seed = field_count(command, "seed", 0), i = 0;
