@@ -262,11 +262,13 @@ static void conn_read(struct conn *conn)
 /* A held connection continues where it stopped, if it may. */
 static void conn_resume(struct conn *conn)
 {
+        const uint8_t *left =
+                conn->left ? conn->left + conn->left_at : NULL; /* a hold may have none */
         size_t taken = 0;
         int r;
 
         conn_let_go(conn);
-        r = conn_feed(conn, conn->left + conn->left_at, conn->left_end - conn->left_at, &taken);
+        r = conn_feed(conn, left, conn->left_end - conn->left_at, &taken);
         if (r) {
                 conn_end(conn, conn_why(r));
                 return;

@@ -214,7 +214,10 @@ static void say_attach(int fd, bool observer)
 {
         Zero__Request m = ZERO__REQUEST__INIT;
         Zero__Attach attach = ZERO__ATTACH__INIT;
+        Zero__StashNeeds stash = ZERO__STASH_NEEDS__INIT;
 
+        stash.bytes = 1 << 20;
+        attach.stash = observer ? NULL : &stash;
         attach.layout = observer ? NULL : node.layout;
         attach.hold_groups = 2;
         attach.push_groups = 3;
@@ -255,6 +258,8 @@ static void make_current(Zero__Request *m, const struct job *job)
                 attempt = &m->norm->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_STEP)
                 attempt = &m->step->attempt;
+        else if (m->body_case == ZERO__REQUEST__BODY_STASH)
+                attempt = &m->stash->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_FETCH && m->fetch->version == 0)
                 m->fetch->version = job->version;
         if (attempt && *attempt == 0)

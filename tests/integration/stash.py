@@ -2,6 +2,7 @@
 """Activation checkpoints: sets of ranks that keep the same bytes once, on one node and on several."""
 import os
 import sys
+from random import Random
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
@@ -88,6 +89,35 @@ def a_block_finds_room_between_others(placement):
         for key in range(1, 16, 2):
             read(ranks, key, size, seed=key)
         read(ranks, 100, 8 * size, seed=100)
+
+
+@cases_of([[0, 0, 0], [0, 1, 2], [0, 0, 1, 2]])
+def random_steps(placement):
+    """Each rank goes at its own pace through entries of random sizes; memory for what is put together is scarce."""
+    random = Random(len(placement))
+    nodes = max(placement) + 1
+    with Cluster(nodes, delay_ms=3) as c:
+        ranks = stashing(c, placement, [list(range(len(placement)))], bytes=6 * MIB, entry_bytes=MIB)
+        for step in range(4):
+            sizes = [random.choice([1, 5000, random.randrange(1, MIB)]) for _ in range(10)]
+            plans = []
+            for a in ranks:
+                order = list(reversed(range(len(sizes))))
+                if step % 2:
+                    random.shuffle(order)
+                plans.append([("stash_write", key, size) for key, size in enumerate(sizes)])
+                for key in order:
+                    plans[-1] += [("stash_read", key, sizes[key]), ("stash_release", key, None)]
+            for a, plan in zip(ranks, plans):
+                for do, key, size in plan:
+                    a.start(do, key=key, last=True, seed=step + key, **({"bytes": size} if do == "stash_write" else {}))
+            for a, plan in zip(ranks, plans):
+                for do, key, size in plan:
+                    told = a.good(a.finish(), f"{do} {key}")
+                    if do == "stash_read":
+                        assert told["bytes"] == size and told["differs"] == -1, (key, told)
+            step_all(ranks, sets=SETS)
+        assert used(c, nodes) == [0] * nodes
 
 
 # ---- what does not fit -----------------------------------------------------------------
