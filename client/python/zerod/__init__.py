@@ -6,7 +6,7 @@ on it.
 """
 
 from ._library import ALL, OBSERVER
-from .client import AdamSet, AdamWSet, Client, LionSet, SGDSet, StepResult, connect, drop
+from .client import AdamSet, AdamWSet, Client, LionSet, SGDSet, Stash, StepResult, connect, drop
 from .errors import (
     Aborted,
     Busy,
@@ -50,6 +50,7 @@ __all__ = [
     "Layout",
     "LionSet",
     "SGDSet",
+    "Stash",
     "StepResult",
     "connect",
     "drop",

@@ -73,6 +73,18 @@ class Options(Structure):
     ]
 
 
+class Stash(Structure):
+    """struct zero_stash"""
+
+    _fields_ = [
+        ("ranks", POINTER(c_uint32)),
+        ("n_ranks", c_uint32),
+        ("bytes", c_uint64),
+        ("entry_bytes", c_uint64),
+        ("unchecked", c_bool),
+    ]
+
+
 class Needs(Structure):
     """struct zero_needs"""
 
@@ -84,6 +96,7 @@ class Needs(Structure):
         ("private_views", c_bool),
         ("on_lost_rank", c_int),
         ("device", c_char_p),
+        ("stash", POINTER(Stash)),
     ]
 
 
@@ -190,6 +203,9 @@ PROTOTYPES = {
     "zero_put": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_query": (c_int, _client, c_char_p, c_char_p, POINTER(c_void_p)),
     "zero_release": (c_int, _client, c_uint32, POINTER(Sync)),
+    "zero_stash_read": (c_int, _client, c_uint64, POINTER(c_void_p), POINTER(c_uint64)),
+    "zero_stash_release": (c_int, _client, c_uint64, c_bool),
+    "zero_stash_write": (c_int, _client, c_uint64, c_void_p, c_uint64),
     "zero_status_name": (c_char_p, c_int),
     "zero_status_text": (c_char_p, c_int),
     "zero_step": (c_int, _client, POINTER(Step), POINTER(Result)),

@@ -76,6 +76,22 @@ class SGDSet(NamedTuple):
         return "sgd-momentum" if self.momentum else "sgd"
 
 
+class Stash(NamedTuple):
+    """What a rank stashes (:meth:`Client.stash_write`); the same on all ranks of the set.
+
+    bytes: of all entries at once, each of them whole.  An entry takes whole units of 4096 bytes, or of
+    bytes / 32768 if that is more.  ranks: the set, which keeps each byte once; None: this rank alone.  No
+    rank is in two sets.  entry_bytes: of the largest entry; 0: bytes.  Where ranks of the set are on several
+    nodes, each node keeps room for two whole entries more.  unchecked: by default the ranks of a set compare
+    what they stash in the first step.
+    """
+
+    bytes: int
+    ranks: Sequence[int] | None = None
+    entry_bytes: int = 0
+    unchecked: bool = False
+
+
 class StepResult(NamedTuple):
     """The outcome of a step."""
 
@@ -188,6 +204,7 @@ class Client(Conversation):
         private_views: bool = False,
         on_lost_rank: str = "wait",
         device: str | None = None,
+        stash: Stash | int | None = None,
     ) -> None:
         """Joins the job as this client's rank, and creates the job if it is new; waits until all
         ranks have attached.  The layout is copied.
@@ -202,11 +219,14 @@ class Client(Conversation):
         names the rank; "fail": LostRank at once, for the whole job if any rank says so.
         device: of parameters and gradients; None: host memory; "cuda:N": this process's N-th GPU,
         and fetch() and grad() return addresses there, without private_views.
+        stash: room for activation checkpoints, a :class:`Stash` or its bytes, in host memory that
+        attach() reserves; None: none.
         An observer (rank zerod.OBSERVER) passes nothing.
 
         Raises LayoutMismatch with the first difference, Rank, Window with the size needed, Quota,
         Deadline with the ranks that are missing, Gpu if the device cannot be used, Conflict if
-        other ranks of the job on this node have another grad_dtype.
+        other ranks of the job on this node have another grad_dtype, or other ranks of the set declare
+        another stash.
         """
         self._may_have_job = True
         if layout is None:
@@ -222,6 +242,7 @@ class Client(Conversation):
                 bool(private_views),
                 code_of(lib.ON_LOST, on_lost_rank, "on_lost_rank"),
                 None if device is None else name_of(device, "device"),
+                _stash_of(stash),
             )
             with layout.lend() as borrowed:
                 self._wait(self._library.zero_attach, borrowed, ctypes.byref(needs))
@@ -348,6 +369,37 @@ class Client(Conversation):
             number(growth_interval, "growth_interval", 0, lib.ALL),
         )
 
+    # ---- activation checkpoints ----------------------------------------------------------------
+
+    def stash_write(self, key: int, buffer: Any) -> None:
+        """Writes this rank's part of an entry; buffer: the whole entry, contiguous, in host memory, at
+        least one byte.  Each rank of the set writes each key once a step, and the same bytes.  What is
+        stashed ends with step() and with Aborted.
+
+        Raises Window with the bytes that the stash needs, and nothing was written; Order for a key
+        that is written, or without attach(stash=...); Conflict, which names two ranks of the set, if
+        they write different numbers of bytes, or, in the first step, different bytes; Aborted.
+        """
+        size = memoryview(buffer).nbytes
+        self._call(self._library.zero_stash_write, self._key(key), _memory(buffer, size, False), size)
+
+    def stash_read(self, key: int) -> memoryview:
+        """A read-only view of an entry that this rank has written; waits until all ranks of the set have
+        written theirs.  Valid until stash_release(), step() or Aborted, and touched no more after it: that
+        is a segmentation fault.  Read again only after the release.  Raises Order, Deadline with who is
+        waited for, Aborted."""
+        view, size = ctypes.c_void_p(), ctypes.c_uint64()
+        self._call(self._library.zero_stash_read, self._key(key), ctypes.byref(view), ctypes.byref(size))
+        return memoryview((ctypes.c_char * size.value).from_address(view.value)).cast("B").toreadonly()
+
+    def stash_release(self, key: int, last: bool = True) -> None:
+        """Ends a view; does not wait.  last: this rank reads the entry no more, and may not have read it
+        at all.  The memory is free when all ranks of the set have said so.  Raises NotHeld."""
+        self._call(self._library.zero_stash_release, self._key(key), bool(last))
+
+    def _key(self, key):
+        return number(key, "key", 0, 2**64 - 1)
+
     # ---- state -------------------------------------------------------------------------------
 
     def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
@@ -472,6 +524,21 @@ def _set_of(given):
 def _sync(stream):
     """struct zero_sync; None if there is nothing to order."""
     return None if stream is None else lib.Sync(number(stream, "stream", 0, 2**64 - 1))
+
+
+def _stash_of(stash):
+    """struct zero_stash, with what it points to; None if there is none."""
+    if stash is None:
+        return None
+    size, ranks, entry_bytes, unchecked = stash if isinstance(stash, Stash) else Stash(stash)
+    ranks = [number(r, "a rank of the stash", 0, lib.RANK_MAX - 1) for r in ranks or ()]
+    return ctypes.pointer(lib.Stash(
+        (ctypes.c_uint32 * len(ranks))(*ranks) if ranks else None,
+        len(ranks),
+        number(size, "stash", 1, 2**64 - 1),
+        number(entry_bytes, "entry_bytes", 0, 2**64 - 1),
+        bool(unchecked),
+    ))
 
 
 def _memory(buffer, size, writes):
