@@ -275,7 +275,7 @@ BROKEN = {
 def broken_files_are_refused():
     def run(_, path):
         zt, model = zero(make())
-        from zerod.torch.checkpoint import CheckpointError
+        from zerod.torch.checkpoints import CheckpointError
         job = model.sharded.client.job
         before = model.sharded.client.query("checksum", job)
         for name, (data, words) in BROKEN.items():
@@ -298,7 +298,7 @@ def broken_files_are_refused():
 def broken_indexes_are_refused():
     def run(_, path):
         zt, model = zero(make())
-        from zerod.torch.checkpoint import CheckpointError
+        from zerod.torch.checkpoints import CheckpointError
         zt.save_safetensors(model, path, max_shard_size=60000)
         name = f"{path}/model.safetensors.index.json"
         with open(name, encoding="utf-8") as f:
@@ -470,7 +470,7 @@ def checkpoints_that_do_not_fit_are_refused():
 @cases_of(["adam", "sgd", "sgd-momentum"])
 def torchs_optimizer_goes_on_from_the_file(name):
     def run(_, path):
-        from zerod.torch.checkpoint import load_plain, save_plain
+        from zerod.torch.checkpoints import load_plain, save_plain
         _, model, optimizer = optimized(name, make())
         theirs, (kind, arguments) = make(), KINDS[name]
         kind = getattr(torch.optim, kind)
@@ -497,7 +497,7 @@ def torchs_optimizer_goes_on_from_the_file(name):
 @cases_of([torch.float32, torch.bfloat16])
 def torch_loads_the_optimizers_file(dtype):
     def run(_, path):
-        from zerod.torch.checkpoint import load_plain, save_plain
+        from zerod.torch.checkpoints import load_plain, save_plain
         small_pieces()
         model = make(dtype=dtype, tied=True)
         model.register_parameter("none", nn.Parameter(torch.empty(0, 3, dtype=dtype)))

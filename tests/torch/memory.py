@@ -113,7 +113,7 @@ PIECE = 1 << 20
 def written_and_loaded(_rank):
     """The most bytes while a checkpoint is written and loaded, and the size of the optimizer's file."""
     import zerod.torch as zt
-    from zerod.torch import checkpoint, files
+    from zerod.torch import checkpoints, files
     files.PIECE = PIECE
     warm_up()
     model = zt.shard(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))))
@@ -123,8 +123,8 @@ def written_and_loaded(_rank):
     sharded, defaults = model.sharded, torch.optim.AdamW([torch.zeros(0)]).defaults
     with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         def there_and_back(name):
-            checkpoint.save_plain(f"{directory}/{name}", optimizer, defaults)
-            checkpoint.load_plain(f"{directory}/{name}", optimizer)
+            checkpoints.save_plain(f"{directory}/{name}", optimizer, defaults)
+            checkpoints.load_plain(f"{directory}/{name}", optimizer)
         there_and_back("first")  # what is loaded and mapped once and for all
         peak = Peak()
         for name, call in (("read", sharded.read), ("write", sharded.write)):

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 import zerod.torch as zt  # noqa: E402
 import zerod.transformers  # noqa: E402
-from zerod.torch.checkpoint import load_plain  # noqa: E402
+from zerod.torch.checkpoints import load_plain  # noqa: E402
 
 VOCABULARY, LENGTH = 61, 16
 STEPS, SAVE_AT = 16, 8

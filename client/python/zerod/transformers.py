@@ -35,7 +35,7 @@ import zerod
 
 from . import _replay
 from . import torch as zt
-from .torch.checkpoint import OPTIMIZER_FILE, PLAIN_FILE, load_plain, save_plain
+from .torch.checkpoints import OPTIMIZER_FILE, PLAIN_FILE, load_plain, save_plain
 from .torch.files import INDEX_SUFFIX
 from .torch.place import place_of
 from .torch.plan import Groups

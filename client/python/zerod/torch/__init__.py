@@ -12,7 +12,7 @@ Run with PyTorch 2.15.0; no other version is claimed.
 """
 from zerod import drop
 
-from .checkpoint import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
+from .checkpoints import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
