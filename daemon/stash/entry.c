@@ -137,6 +137,15 @@ void entry_end(struct stash_entry *e, int status, const char *text)
         entry_settle(e);
 }
 
+static void note_used(struct job *job)
+{
+        struct stash_info info;
+
+        stash_info(job, &info);
+        if (info.used > info.most)
+                job->stash->most = info.used;
+}
+
 int stash_take(struct stash *s, uint64_t bytes, struct block *ret, void **ret_at)
 {
         int r = pages_take(&s->pages, bytes, ret);
@@ -147,8 +156,8 @@ int stash_take(struct stash *s, uint64_t bytes, struct block *ret, void **ret_at
                         PROT_READ | PROT_WRITE, ret_at);
         if (r)
                 pages_give(&s->pages, ret);
-        else if (s->pages.used * s->pages.unit > s->job->stash->most)
-                s->job->stash->most = s->pages.used * s->pages.unit;
+        else
+                note_used(s->job);
         return r;
 }
 

@@ -68,6 +68,15 @@ static uint32_t common_rank(const struct stash *s, const struct stash_needs *nee
         return UINT32_MAX;
 }
 
+static uint32_t first_admitted(const struct stash *s)
+{
+        uint32_t m = 0;
+
+        while (m + 1 < s->n_ranks && !s->admitted[m])
+                m++;
+        return s->ranks[m];
+}
+
 /* The rank's set, if another rank has made it; sets of one job share no rank. */
 static int set_find(const struct job *job, uint32_t rank, const struct stash_needs *needs,
                     struct stash **ret, struct fault *fault)
@@ -88,9 +97,10 @@ static int set_find(const struct job *job, uint32_t rank, const struct stash_nee
                         return fault_set(
                                 fault, ZERO_ECONFLICT,
                                 "ranks of one set declare the same stash: rank %u has %" PRIu64
-                                " bytes in entries of %" PRIu64 ", the others %" PRIu64
-                                " and %" PRIu64,
-                                rank, needs->bytes, needs->entry_bytes, s->bytes, s->entry_bytes);
+                                " bytes in entries of %" PRIu64 ", rank %u %" PRIu64
+                                " bytes in entries of %" PRIu64,
+                                rank, needs->bytes, needs->entry_bytes, first_admitted(s), s->bytes,
+                                s->entry_bytes);
                 *ret = s;
         }
         return 0;

@@ -336,5 +336,17 @@ def memory_returns():
         assert keep.do("version")["version"] == 0
 
 
+@case
+def the_peak_counts_all_sets():
+    """Sets of one node use memory at once."""
+    with Cluster(1) as c:
+        ranks = stashing(c, [0, 0, 0], [[0], [1, 2]], bytes=MIB)
+        write(ranks, 0, 4096)
+        write(ranks, 1, 8192)
+        step_all(ranks, sets=SETS)
+        stash = c[0].job("job")["stash"]
+        assert stash["used"] == 0 and stash["peak"] == 2 * (4096 + 8192), stash
+
+
 if __name__ == "__main__":
     main()

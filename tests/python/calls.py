@@ -183,6 +183,37 @@ def private_views_stay_and_may_be_written():
 
 
 @case
+def a_stash_keeps_what_is_written():
+    with attached(stash=zerod.Stash(1 << 20, ranks=[0], entry_bytes=1 << 16)) as (_, client):
+        client.stash_write(7, array.array("I", range(1000)))
+        client.stash_write(8, b"read-only")
+        view = client.stash_read(7)
+        assert view.readonly and view.nbytes == 4000 and view == array.array("I", range(1000)).tobytes()
+        raises(zerod.Order, "not released yet", client.stash_read, 7)
+        client.stash_release(7, last=False)
+        assert client.stash_read(7)[4] == 1 and bytes(client.stash_read(8)) == b"read-only"
+        raises(zerod.NotHeld, "not read", client.stash_release, 9, last=False)
+        client.stash_release(7)
+        client.stash_release(8)
+        raises(zerod.Order, "has not stashed", client.stash_read, 7)
+        raises(zerod.Window, str(1 << 20), client.stash_write, 1, bytes((1 << 20) + 1))
+        client.stash_write(1, b"x")
+        client.step([])
+        raises(zerod.Order, "has not stashed", client.stash_read, 1)
+
+
+@case
+def what_a_stash_cannot_be():
+    with attached() as (_, client):
+        raises(zerod.Order, "declare one", client.stash_write, 1, b"x")
+        raises(ValueError, "not contiguous", client.stash_write, 1, memoryview(b"abcd")[::2])
+        for stash, kind in (("much", TypeError), (0, ValueError), (zerod.Stash(1, [-1]), ValueError)):
+            raises(kind, "", client.attach, client.layout, stash=stash)
+    for stash in (zerod.Stash(4096, [1]), zerod.Stash(4096, [0, 5]), zerod.Stash(4096, entry_bytes=8192)):
+        raises((zerod.Rank, zerod.Invalid), "", attached(stash=stash).__enter__)
+
+
+@case
 def a_step_on_a_gpu():
     """The GPU is the fake one, whose memory this process can read."""
     plugin = os.path.join(os.path.dirname(Tools.actor), "zerod-fake-gpu.so")

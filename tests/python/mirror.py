@@ -16,7 +16,7 @@ MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
            "zero_set": _library.Set, "zero_step": _library.Step, "zero_result": _library.Result,
-           "zero_sync": _library.Sync}
+           "zero_sync": _library.Sync, "zero_stash": _library.Stash}
 STRUCT_OF = {"adamw": "zero_adamw", "adam": "zero_adamw", "lion": "zero_lion", "sgd": "zero_sgd", "sgd-momentum": "zero_sgd"}
 for optimizer, names in _library.HYPERPARAMETERS.items():
     STRUCTS[STRUCT_OF[optimizer]] = type(optimizer, (ctypes.Structure,),

@@ -4,12 +4,10 @@ once and done again, and the result is the same to the bit.  And the loop around
 import contextlib
 import itertools
 import os
-import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
-from cluster import Cluster  # noqa: E402
 from harness import cases_of, case  # noqa: E402
 
 import torch  # noqa: E402
@@ -19,39 +17,7 @@ import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
-
-CALLS = ("fetch", "prefetch", "release", "grad", "push", "norm", "step", "get", "put")
-
-
-class Scene:
-    """A job of one rank, and its daemon, which dies on demand."""
-
-    def __init__(self, model=None, stage=3, **options):
-        self.cluster = Cluster(1)
-        client = zerod.connect("job", 0, 1, socket=self.cluster[0].socket, timeout=120)
-        self.model = zt.shard(model or make(), stage, client=client, **options)
-        self.client = client
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.client.close()
-        self.cluster.__exit__(*error)
-
-    def restart(self):
-        daemon = self.cluster[0]
-        daemon.process.send_signal(signal.SIGKILL)
-        daemon.process.wait()
-        daemon.start()
-
-    def watch(self, before):
-        """before(name) is called ahead of each call of the client."""
-        for name in CALLS:
-            def watched(*arguments, call=getattr(self.client, name), name=name, **named):
-                before(name)
-                return call(*arguments, **named)
-            setattr(self.client, name, watched)
+from scene import Scene  # noqa: E402
 
 
 def alone(function):

@@ -12,6 +12,7 @@ Run with PyTorch 2.15.0; no other version is claimed.
 """
 from zerod import drop
 
+from .activations import checkpoint, checkpoint_blocks
 from .checkpoints import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
@@ -26,7 +27,7 @@ from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
     "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
-    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "clip_grad_norm_", "drop", "full_params",
-    "fully_shard", "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint",
-    "save_safetensors", "shard", "sharded_of", "steps",
+    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "checkpoint",
+    "checkpoint_blocks", "clip_grad_norm_", "drop", "full_params", "fully_shard",
+    "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps",
 ]

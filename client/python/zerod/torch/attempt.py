@@ -6,7 +6,8 @@ handles an abort (a daemon, a node or a rank was lost).
 Rules
 - If an abort finds no gradient of this rank, and the same version, the trainer does not notice: the
   groups it held are fetched again, at the same addresses and with the same values.  If values were
-  copied out of the window, the trainer does notice: the copy may have come too late.
+  copied out of the window, the trainer does notice: the copy may have come too late.  If activations were
+  stashed, it does too: they are gone.
 - Any other abort raises zerod.Aborted exactly once.  Before that everything of the attempt is
   forgotten, so that the next forward pass begins anew.  If another error is being raised already,
   the next call raises the abort.
@@ -77,6 +78,18 @@ class Attempt:
             except zerod.Error:
                 pass
 
+    def stash_write(self, key: int, buffer: Any) -> None:
+        """As Client.stash_write()."""
+        self._unless_begun(self.client.stash_write, key, buffer)
+
+    def stash_read(self, key: int) -> memoryview:
+        """As Client.stash_read()."""
+        return self._of_step(self.client.stash_read, key)
+
+    def stash_release(self, key: int, last: bool) -> None:
+        """As Client.stash_release()."""
+        self._of_step(self.client.stash_release, key, last)
+
     def get(self, *arguments: Any) -> None:
         """As Client.get()."""
         self._unless_begun(self.client.get, *arguments)
@@ -111,7 +124,7 @@ class Attempt:
     @property
     def _begun(self) -> bool:
         """Whether what this rank did so far is lost with the attempt."""
-        return self._copied or self.sharded.has_gradients
+        return self._copied or self.sharded.has_gradients or self.sharded.activations.any
 
     # ---- calls of a step that has begun --------------------------------------------------
 
@@ -164,6 +177,7 @@ class Attempt:
         self._held.clear()
         self._copied = False
         self.version = self.client.version
+        self.sharded.activations.end_attempt()
 
     @property
     def steps_made(self) -> int:

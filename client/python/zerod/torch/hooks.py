@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ from .unit import ShardedParam, Unit
 
 if TYPE_CHECKING:
     from .sharded import Sharded
+
+
+_passes = itertools.count(1)
 
 
 def graph_task() -> int:
@@ -84,6 +88,7 @@ class Hooks:
     def __init__(self, sharded: "Sharded"):
         self.sharded = sharded
         self.holds = sharded.stage < 3  # until the step
+        self.pass_number = 0  # of the newest forward pass among those of all models
         self.depth = 0  # forwards of units that have not returned
         self.forward_order, self.backward_order = Order(), Order()
         self.task = -1  # the backward pass whose end the engine will report
@@ -140,6 +145,7 @@ class Hooks:
 
     def begin_pass(self) -> None:
         """Clears what a failed backward pass left behind."""
+        self.pass_number = next(_passes)
         self.task = -1
         for unit in list(self.in_backward):
             self.let_go(unit)
@@ -281,6 +287,7 @@ class Hooks:
 
     def _after_backward(self) -> None:
         self.task = -1
+        self.sharded.activations.release_unneeded()
         self.sharded.gradients.push_groups(self.sharded.groups)
         for unit in self.sharded.units:
             unit.arrived.clear()

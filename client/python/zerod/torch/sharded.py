@@ -15,6 +15,7 @@ from .unit import Group, ShardedParam, Unit, WrittenInPlace
 if TYPE_CHECKING:
     import zerod
 
+    from .activations import Activations
     from .attempt import Attempt
     from .gradients import Gradients
     from .hooks import Hooks
@@ -58,6 +59,7 @@ class Sharded:
         self.optimizer: "weakref.ref[torch.optim.Optimizer] | None" = None
         self.optimized: set[ShardedParam] | None = None
         self.pending = Pending()
+        self.activations: Activations
         self.optimizer_name = optimizer_name
         self.goes_on = False
         self.hold_groups = 0

@@ -22,6 +22,7 @@ import zerod
 from zerod.environment import incarnation
 
 from . import initialize, state
+from .activations import Activations
 from .attempt import Attempt
 from .clip_grad import clip_grad_norm_
 from .gradients import Gradients
@@ -196,7 +197,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
-          keep: bool = True, optimizer: str = "adamw") -> nn.Module:
+          keep: bool = True, optimizer: str = "adamw",
+          stash: zerod.Stash | int | None = None) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
@@ -234,6 +236,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     its status.
     optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
     "sgd", or "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
+    stash: room for the inputs of checkpointed blocks (:func:`checkpoint`), a zerod.Stash or its bytes: those of
+    all inputs that one step has at once.  None: no room.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
@@ -270,7 +274,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     needs = _needs(sharded, layout)
     sharded.hold_groups = needs["hold_groups"]
     sharded.client.attach(layout, **needs, grad_dtype=DTYPES[grad_dtype],
-                          reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank)
+                          reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank,
+                          stash=stash)
+    sharded.activations = Activations(sharded, stash)
     sharded.attempt, sharded.keep = Attempt(sharded), keep
     _find_standing(sharded, resume)
     _move_buffers(model, place.device)

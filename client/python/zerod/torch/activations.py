@@ -1,0 +1,251 @@
+"""Activation checkpoints in the service: what a checkpointed block needs to run again (P_a of ZeRO-R, SC20,
+section 6.1).
+
+torch.utils.checkpoint does all of the checkpointing.  It hands the inputs of a block to the hooks for saved
+tensors, which write them to the stash and, when the block runs again, read them.
+
+Rules
+- Entries have the numbers of a step's writes, so that all ranks of a set, which run the same blocks in the
+  same order, number them alike.
+- An entry lives as long as autograd may ask for it.  Its last release comes from a destructor, in any thread
+  and in the middle of any call, so that it is only noted there, and made before the next call.
+- A tensor that is read is a copy: blocks write to their inputs in place, or keep them beyond the step.
+"""
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint as plain
+from torch.utils.weak import WeakIdKeyDictionary
+
+import zerod
+
+from .sharded import sharded_of
+
+if TYPE_CHECKING:
+    from .sharded import Sharded
+
+SETTINGS = ("preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop",
+            "respect_saved_tensors_hooks")
+DECLARE = "zerod.torch.shard(model, stash=zerod.Stash(bytes)), with the bytes of all inputs of blocks in a step"
+
+_all: "weakref.WeakSet[Activations]" = weakref.WeakSet()
+
+
+class Entry:
+    """What autograd keeps in the place of a tensor."""
+
+    def __init__(self, owner: "Activations", tensor: torch.Tensor):
+        like = torch.empty_like(tensor, device="meta")  # dense, in the tensor's order of dimensions
+        self.owner, self.attempt, self.key = owner, owner.attempt, owner.next_key
+        self.shape, self.stride = like.shape, like.stride()
+        self.dtype, self.device = tensor.dtype, tensor.device
+        self.written = False
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Memory for it, whose order is that of the entry's bytes."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+
+    def __del__(self) -> None:
+        if self.written:
+            self.owner.unneeded.append((self.attempt, self.key))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+class Activations:
+    """The stash of one sharded model.
+
+    declared: as of :func:`shard`.  attempt: counts steps and attempts, whose entries end with them.
+    """
+
+    def __init__(self, sharded: "Sharded", declared: zerod.Stash | int | None):
+        self.sharded, self.declared = sharded, declared
+        self.attempt = self.next_key = 0
+        self.unneeded: collections.deque[tuple[int, int]] = collections.deque()  # (attempt, key)
+        self.of_tensor = WeakIdKeyDictionary()  # (version, weak entry): an input of several blocks
+        _all.add(self)
+
+    @property
+    def any(self) -> bool:
+        """Whether this attempt has stashed something."""
+        return self.next_key > 0
+
+    def end_attempt(self) -> None:
+        """What was stashed is gone."""
+        self.attempt += 1
+        self.next_key = 0
+        self.unneeded.clear()
+        self.of_tensor.clear()
+
+    def release_unneeded(self) -> None:
+        """Frees what autograd has dropped."""
+        while self.unneeded:
+            attempt, key = self.unneeded.popleft()
+            if attempt == self.attempt:
+                self.sharded.attempt.stash_release(key, True)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | Entry:
+        """The hook for a tensor that autograd saves: what later blocks do not share goes to the stash."""
+        if (not tensor.requires_grad or tensor.is_leaf or tensor.numel() == 0 or type(tensor) is not torch.Tensor
+                or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg()
+                or tensor.device.type not in ("cpu", "cuda")):
+            return tensor
+        version, known = self.of_tensor.get(tensor, (None, None))
+        entry = known() if version == tensor._version else None  # pylint: disable=protected-access
+        return entry or self._write(tensor)
+
+    @torch.no_grad()
+    def _write(self, tensor: torch.Tensor) -> Entry:
+        self.release_unneeded()
+        entry = Entry(self, tensor)
+        host = tensor
+        if tensor.device.type != "cpu" or tensor.stride() != entry.stride:
+            host = entry.empty("cpu").copy_(tensor)
+        memory = (ctypes.c_char * (host.numel() * host.itemsize)).from_address(host.data_ptr())
+        self.sharded.attempt.stash_write(entry.key, memory)
+        # an abort that the trainer does not notice began another attempt
+        entry.attempt, entry.written = self.attempt, True
+        self.next_key += 1
+        self.of_tensor[tensor] = tensor._version, weakref.ref(entry)  # pylint: disable=protected-access
+        return entry
+
+    @torch.no_grad()
+    def unpack(self, saved: torch.Tensor | Entry) -> torch.Tensor:
+        """The hook for a tensor that autograd needs again."""
+        if isinstance(saved, torch.Tensor):
+            return saved
+        if saved.attempt != self.attempt:
+            raise RuntimeError("the inputs of a checkpointed block are gone: its step is over, or was aborted, since "
+                               "the forward pass. Run forward and backward in one step, and repeat the step from its "
+                               "beginning after zerod.Aborted")
+        self.release_unneeded()
+        view = self.sharded.attempt.stash_read(saved.key)
+        tensor = saved.empty(saved.device)
+        _flat(tensor).copy_(torch.frombuffer(view.obj, dtype=saved.dtype))
+        self.sharded.attempt.stash_release(saved.key, False)
+        return tensor
+
+
+def _current() -> Activations:
+    """Of the model whose forward pass runs, else of the only one there is; RuntimeError without a stash."""
+    there = [a for a in _all if not a.sharded.client.closed]
+    running = [a for a in there if a.sharded.hooks.depth]
+    if running:
+        there = [max(running, key=lambda a: a.sharded.hooks.pass_number)]
+    if len(there) != 1:
+        raise RuntimeError(f"zerod.torch.checkpoint() is called outside of the forward pass of a sharded model, and "
+                           f"this process has {len(there)} of them: shard the model by {DECLARE}")
+    if there[0].declared is None:
+        raise RuntimeError(f"the model has no stash: shard it by {DECLARE}")
+    return there[0]
+
+
+def _checkpointing() -> bool:
+    """Whether a checkpointed function runs now: it saves inputs of the functions inside."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pylint: disable=protected-access
+    return hooks is not None and getattr(hooks[0], "_checkpoint_internal", False)
+
+
+def _check_settings(use_reentrant: bool | None) -> None:
+    if use_reentrant:
+        raise ValueError("zerod.torch.checkpoint() has no reentrant variant: leave use_reentrant out, or pass False")
+
+
+def checkpoint(function: Callable[..., Any] | None = None, *args: Any, use_reentrant: bool | None = None,
+               **kwargs: Any) -> Any:
+    """Calls the function, whose inner activations are computed again in the backward pass; as
+    torch.utils.checkpoint.checkpoint(use_reentrant=False), with the same arguments, settings and results.
+
+    Its inputs go to the service (``shard(model, stash=...)``), divided among the ranks of the stash's set:
+    tensors that require a gradient and are results themselves, also inside lists, tuples, dicts and keyword
+    arguments, of any shape, dtype and device.  Other tensors, such as masks, stay where they are.  All ranks
+    of a set call it with equal inputs, in the same order.  A checkpointed function inside of another one
+    stashes nothing.  What was stashed ends with the step.
+
+    Errors: ValueError for use_reentrant=True; RuntimeError if the model has no stash; zerod.Window with the
+    bytes that the stash needs; zerod.Conflict if ranks of the set differ; zerod.Aborted.
+    """
+    _check_settings(use_reentrant)
+    if function is None:
+        return functools.partial(_decorated, kwargs)
+    settings = {name: kwargs.pop(name) for name in SETTINGS if name in kwargs}
+    if not torch.is_grad_enabled() or _checkpointing():
+        return plain.checkpoint(function, *args, use_reentrant=False, **settings, **kwargs)
+    activations = _current()
+    while isinstance(function, functools.partial):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.func
+    flat, shape = pytree.tree_flatten((args, kwargs))
+    first = [(args, kwargs)]  # the caller's own containers, which the function may fill
+
+    def run(*flat: Any) -> Any:
+        positional, named = first.pop() if first else pytree.tree_unflatten(flat, shape)
+        return function(*positional, **named)
+
+    with torch.autograd.graph.saved_tensors_hooks(activations.pack, activations.unpack):
+        return plain.checkpoint(run, *flat, use_reentrant=False, **settings)
+
+
+def _decorated(settings: dict[str, Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(function, *args, **settings, **kwargs)
+    return checkpointed
+
+
+def checkpoint_blocks(model: nn.Module, blocks: Iterable[nn.Module | str] | None = None, *,
+                      use_reentrant: bool | None = None, **settings: Any) -> None:
+    """Has blocks of a sharded model run by :func:`checkpoint` while they train.
+
+    blocks: modules, or their names; None: those that a Hugging Face model names itself
+    (``activation_checkpointing_enable()``).  settings: of :func:`checkpoint`.
+
+    Errors: TypeError if the model is not sharded or names no blocks, ValueError for what is no block of the
+    model or is checkpointed already, and the errors of :func:`checkpoint`.
+    """
+    _check_settings(use_reentrant)
+    if unknown := set(settings) - set(SETTINGS):
+        raise TypeError(f"checkpoint() has no setting {', '.join(sorted(unknown))}: there are {', '.join(SETTINGS)}")
+    if sharded_of(model).activations.declared is None:
+        raise RuntimeError(f"the model has no stash: shard it by {DECLARE}")
+    if blocks is None:
+        if not hasattr(model, "activation_checkpointing_enable"):
+            raise TypeError(f"{type(model).__name__} does not say what its blocks are: name them, "
+                            "checkpoint_blocks(model, blocks)")
+        model.activation_checkpointing_enable()
+        model._set_gradient_checkpointing(True, functools.partial(checkpoint, **settings))
+        return
+    names = {module: name for name, module in model.named_modules()}
+    modules = dict(model.named_modules())
+    found = [modules.get(b) if isinstance(b, str) else b for b in blocks]
+    for block, module in zip(blocks, found):
+        if module not in names:
+            raise ValueError(f"{block!r} is no module of the model")
+        if getattr(module.forward, "zerod_checkpoints", False):
+            raise ValueError(f"module '{names[module]}' is checkpointed already")
+    for module in found:
+        _checkpoint_block(module, settings)
+
+
+def _checkpoint_block(module: nn.Module, settings: dict[str, Any]) -> None:
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def zerod_checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if not module.training:
+            return forward(*args, **kwargs)
+        return checkpoint(functools.partial(forward, **kwargs), *args, **settings)
+
+    zerod_checkpointed.zerod_checkpoints = True
+    module.forward = torch.compiler.disable(zerod_checkpointed, recursive=False)
