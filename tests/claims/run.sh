@@ -1,0 +1,51 @@
+#!/bin/bash
+# Counts what the papers claim in real runs of the release build: daemons on loopback, and their trainers.
+# Prints one table, a row a claim: the value of the paper's formula, the counted one, and whether they agree.
+#
+#   tests/claims/run.sh [--quick] [--write] [--known]
+#
+#   --quick   fewer nodes and smaller models: less than a minute; the whole takes two
+#   --write   keeps the table as tests/claims/RESULTS.md
+#   --known   a row that says no because zerod differs by design, as its note tells, does not count for the
+#             exit status while the difference is the one that the row knows
+#
+# The rows of L2L need PyTorch, as tests/run.sh makes it, and are left out without.  The last line is
+# "claims: N yes, N no".  Exit status: 0, 1 if a row says no, 2 for a wrong command line.
+set -uo pipefail
+# shellcheck source=deploy/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
+
+tree=$root/build
+
+usage() {
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+}
+
+main() {
+        local options=(buildtype=release examples=enabled tests=enabled) arg
+        for arg; do
+                case $arg in
+                --quick | --write | --known) ;;
+                -h | --help)
+                        usage
+                        exit 0
+                        ;;
+                *)
+                        echo "run.sh: $arg: no such option; see --help" >&2
+                        exit 2
+                        ;;
+                esac
+        done
+        packages_install build test || exit 1
+        [[ -z ${CI:-} ]] || options+=(werror=true)
+        tree_setup "$tree" "${options[@]}" || exit 1
+        tree_build "$tree" >/dev/null || exit 1
+        if TESTS_PYTHON=$(python_environment); then
+                export TESTS_PYTHON
+        else
+                unset TESTS_PYTHON
+        fi
+        exec python3 -B "$root/tests/claims/main.py" "$tree" "$@" </dev/null
+}
+
+main "$@"
