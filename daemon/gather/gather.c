@@ -254,6 +254,8 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
         struct job *job = g->job;
         struct entry *e = &g->entries[group];
 
+        for_replicas (job, h)
+                shard_use(h, group, version);
         r->describe = gather_describe;
         r->subject = g;
         r->group = group;

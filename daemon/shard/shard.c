@@ -9,6 +9,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
 
@@ -71,6 +72,24 @@ static void pull_send(struct pull *p)
                 pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 
+void shard_use(struct replica *h, uint32_t group, uint64_t version)
+{
+        uint32_t n = h->job->layout->n_groups, at;
+
+        if (version < h->used_version)
+                return; /* frozen: never updated */
+        if (version > h->used_version)
+                h->n_used = 0;
+        h->used_version = version;
+        for (at = h->n_used; at < n && h->order[at] != group; at++)
+                ;
+        if (at == n)
+                return;
+        memmove(&h->order[h->n_used + 1], &h->order[h->n_used],
+                (at - h->n_used) * sizeof *h->order);
+        h->order[h->n_used++] = group;
+}
+
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         struct replica *h = replica_find(job, request->owner);
@@ -100,6 +119,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                             .range = range };
         list_init(&p->link);
         job_ref(job);
+        shard_use(h, p->group, p->version);
         if (h->shard_version[p->group] == p->version)
                 pull_send(p);
         else if (h->shard_version[p->group] > p->version)

@@ -1,11 +1,12 @@
 /*
  * Updates this owner's chunks after a decision.
  *
- * Groups are updated in layout order, in which the next forward pass wants them.  A group whose old
- * bytes somebody still reads (pins) is passed over until the last reader has gone.  Each worker
- * commits chunk by chunk through its undo slot.  On a GPU a group is updated in place (launch.h),
- * also from contributions whose sum was deferred.  A group is at the new version as soon as its
- * last chunk is; the record is finished after the last group.
+ * Groups are updated in the order in which ranks used them in the step before, so that the next
+ * forward pass waits for its first group alone.  A group whose old bytes somebody still reads (pins)
+ * is passed over until the last reader has gone.  Each worker commits chunk by chunk through its
+ * undo slot.  On a GPU a group is updated in place (launch.h), also from contributions whose sum was
+ * deferred.  A group is at the new version as soon as its last chunk is; the record is finished after
+ * the last group.
  */
 #include "daemon/update/launch.h"
 
@@ -206,6 +207,8 @@ static void group_finish(struct replica *h, uint32_t group)
         struct update *u = h->update;
         bool last = --u->unfinished == 0, saved = u->groups[group].save_from != UINT64_MAX;
 
+        log_debug("job %s: owner %u has updated group '%s'", h->job->name, h->owner,
+                  h->job->layout->groups[group].name);
         u->groups[group].phase = GROUP_FINISHED;
         h->unread[group] = false;
         deferred_release(STEAL(u->groups[group].deferred));
@@ -274,13 +277,13 @@ static bool group_submit(struct replica *h, uint32_t group)
 static void update_advance(struct replica *h)
 {
         struct update *u = h->update;
-        uint32_t limit = offload_workers(h->job->x->offload) + 1, group = 0;
+        uint32_t limit = offload_workers(h->job->x->offload) + 1, i = 0;
 
         if (!h->updating)
                 return;
-        while (u->in_flight < limit && group < h->job->layout->n_groups)
-                if (!group_submit(h, group))
-                        group++;
+        while (u->in_flight < limit && i < h->job->layout->n_groups)
+                if (!group_submit(h, h->order[i]))
+                        i++;
 }
 
 /* ---- the decision -------------------------------------------------------------------- */

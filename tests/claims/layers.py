@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""L2L (arXiv 2002.05645): weights that come to the trainer in a step, layer by layer and by plain accumulation.
+"""L2L (arXiv 2002.05645): weights that come to the trainer in a step, layer by layer and by plain accumulation; the
+trainer's memory as the model gets deeper.
 
 usage: layers.py ZEROD ZEROCTL ACTOR GPT FILE full|quick: writes its rows into FILE.
 """
+import ctypes
+import gc
 import os
+import statistics
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -11,11 +15,17 @@ sys.path[:0] = [HERE] + [os.path.join(HERE, "..", folder) for folder in ("suppor
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
 from cluster import Tools  # noqa: E402
 
+import torch  # noqa: E402
+
 import zerod.torch as zt  # noqa: E402
-from gpt import batch_of, make  # noqa: E402
+from gpt import GPT, batch_of, make  # noqa: E402
 from table import Table  # noqa: E402
 
 LAYERS, STEPS = 100, 2
+DEPTHS = [12, 24, 48, 96, 192, 384]
+WIDTH, CONTEXT, BATCH, PARTS = 128, 64, 32, 2
+BERT_LARGE = {"layers": 24, "width": 1024, "heads": 16, "vocabulary": 30522, "context": 128}
+INPUTS = BATCH * CONTEXT * WIDTH * 4  # bytes of a block's inputs in a step
 
 
 def train(_rank, cluster, parts, layerwise):
@@ -41,6 +51,115 @@ def train(_rank, cluster, parts, layerwise):
     return seen["parameters"], (seen["gather"]["elements_received"] - before) / STEPS
 
 
+def own():
+    """Bytes of memory that are this process's own."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status", encoding="utf-8") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("RssAnon:"))
+
+
+def peak(_rank, depth, stashed):
+    """The most memory of a trainer in a step, above what it has between steps."""
+    stash = depth * (INPUTS + PARTS * (4096 + depth * INPUTS // 16384)) if stashed else None
+    model = zt.shard(make(layers=depth, width=WIDTH, heads=2, context=CONTEXT), optimizer="sgd", stash=stash)
+    optimizer = zt.SGD(model, lr=1e-3)
+    layers = zt.LayerByLayer(model, model.blocks, micro_batches=PARTS)
+    seen = []
+
+    def step(t, size):
+        layers.forward_backward(lambda m, part: m(part) / PARTS, batch_of(t, size, context=CONTEXT))
+        optimizer.step()
+    step(0, PARTS)
+    before = own()
+    for block in model.blocks:
+        block.ln2.register_forward_pre_hook(lambda *_: seen.append(own()))
+    step(1, BATCH)
+    return max(seen) - before
+
+
+def deeper(table, cluster, quick):
+    depths = DEPTHS[:3] if quick else DEPTHS
+    for stashed in (False, True):
+        peaks = [ranks.run(peak, [0], cluster, arguments=(d, stashed))[0] for d in depths]
+        slope = statistics.linear_regression(depths, peaks).slope
+        note = "peaks: " + ", ".join(f"{d} blocks {p:,}" for d, p in zip(depths, peaks))
+        if stashed:
+            table.row("L2L", "layer by layer, inputs in the stash: growth of the trainer's peak a block, bytes",
+                      "0, of the block's inputs", 0, slope, -0.01, 0.01, of=INPUTS, note=note)
+        else:
+            table.row("L2L", "layer by layer, inputs in the trainer: growth of the trainer's peak a block, bytes",
+                      "the block's inputs", INPUTS, slope, least=0.95, most=1.05, note=note)
+
+
+def pss(pid):
+    """Bytes of memory of a process; of pages that several have, its part."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("Pss:"))
+
+
+class Peaks:
+    """The most memory of the trainer, and of the trainer and the daemon, above what they had at first."""
+
+    def __init__(self, daemon=None):
+        self.pids = [os.getpid()] + [daemon] * (daemon is not None)
+        self.first, self.most = None, [0, 0]
+        self.look()
+
+    def look(self, *_):
+        seen = [pss(pid) for pid in self.pids]
+        self.first = self.first or seen
+        above = [now - first for now, first in zip(seen, self.first)]
+        self.most = [max(self.most[0], above[0]), max(self.most[1], sum(above))]
+
+    def train(self, model, forward_backward, update):
+        torch.set_num_threads(2)
+        for block in model.blocks:
+            block.ln2.register_forward_pre_hook(self.look)
+            block.down.register_full_backward_pre_hook(self.look)
+        for t in range(STEPS):
+            forward_backward(batch_of(t, 2, BERT_LARGE["vocabulary"], BERT_LARGE["context"]))
+            self.look()
+            update()
+            self.look()
+        return self.most
+
+
+def bert_by_zerod(_rank, daemon):
+    peaks = Peaks(daemon)
+    with torch.device("meta"):
+        model = GPT(**BERT_LARGE)
+    inputs = 24 * 2 * 128 * 1024 * 4
+    zt.shard(model, stash=inputs + 24 * 2 * 4096)
+    optimizer = zt.AdamW(model, lr=1e-4)
+    layers = zt.LayerByLayer(model, model.blocks, micro_batches=2)
+    return peaks.train(model, lambda batch: layers.forward_backward(lambda m, part: m(part) / 2, batch), optimizer.step)
+
+
+def bert_by_torch(_rank):
+    peaks = Peaks()
+    model = GPT(**BERT_LARGE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def update():
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*peaks.train(model, lambda batch: model(batch).backward(), update), sum(p.numel() for p in model.parameters())]
+
+
+def bert(table, cluster):
+    """At equal batch: two sequences of 128 tokens."""
+    trainer, both = ranks.run(bert_by_zerod, [0], cluster, arguments=(cluster[0].process.pid,))[0]
+    plain, _, size = ranks.run(bert_by_torch, [0], cluster)[0]
+    what = "BERT-Large's shape, 2 x 128 tokens: most bytes of"
+    table.row("L2L", f"{what} the trainer", "at most 0.55 x plain PyTorch", 0.55 * plain, trainer, least=0,
+              most=1, note=f"plain PyTorch {plain:,}")
+    table.row("L2L", f"{what} trainer and daemon", "at most plain PyTorch", plain, both, least=0, most=1)
+    others = 12 * size  # gradients and two moments, in fp32
+    table.row("L2L", f"{what} trainer and daemon, without gradients and moments", "at most plain PyTorch", plain - others,
+              both - others, least=0, most=1, note="weights and activations, and buffers")
+
+
 def fill(table, quick):
     with ranks.Cluster(2, owners=1) as cluster:
         for parts in (1, 4) if quick else (1, 2, 4, 8):
@@ -51,6 +170,10 @@ def fill(table, quick):
                 table.row("L2L", f"{what}, {parts} micro-batches: elements of weights a step to the trainer",
                           "2 x model" if layerwise else "2 u x model", times * size, moved, least=0.97,
                           note="what the window still has does not come again")
+        deeper(table, cluster, quick)
+    if not quick:
+        with ranks.Cluster(1) as cluster:
+            bert(table, cluster)
 
 
 if __name__ == "__main__":

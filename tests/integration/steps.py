@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Hyperparameter sets, pushes in any order, skipped steps and private views."""
 import os
+import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import WAIT, Cluster, expect, finish_all, group, step_all, tensor  # noqa: E402
+from cluster import WAIT, Cluster, expect, finish_all, group, step_all, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 LAYOUT = [group("a", tensor("wa", 30000), tensor("still", 10, frozen=True)),
@@ -102,6 +103,31 @@ def wrong_puts_of_sets():
         b.do("put", tensor=WA, plane="set", values=[1])
         step_all([a, b], sets=[STILL, STRONG])
         a.do("put", tensor=WA, plane="set", values=[0])
+
+# ---- the order of updates ------------------------------------------------------------------
+
+
+@cases_of([1, 2], "{}_owners")
+def groups_are_updated_in_the_order_in_which_ranks_use_them(owners):
+    """Also where no rank is, and from the first step on: the forward pass waits for its first group alone."""
+    n = 6
+    with Cluster(owners, log_level="debug") as c:
+        a, = c.ranks("j", [group(f"g{i}", tensor(f"t{i}", 100000)) for i in range(n)], [0], hold=n, push=n)
+        for step, order in enumerate([[3, 0, 5, 1, 4, 2], [2, 5, 0, 3, 1, 4], [2, 5, 0]]):
+            for g in order + order[::-1]:
+                a.do("fetch", group=g)
+                a.do("release", group=g)
+            push_all([a], n)
+            step_all([a], sets=[STRONG, STRONG])
+            expected = (order + [g for g in [2, 5, 0, 3, 1, 4] if g not in order])[:n]
+            for d in c.daemons:
+                until(lambda d=d, step=step: len(updated(d)) == n * (step + 1), what="the updates")
+                assert updated(d)[-n:] == expected, (updated(d), expected)
+
+
+def updated(daemon):
+    return [int(g) for g in re.findall(r"has updated group 'g(\d)'", daemon.log())]
+
 
 # ---- pushes --------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ MODEL = ["--context", "32", "--width", "64", "--heads", "2", "--layers", "2", "-
 VARIANTS = {"stage_1": ["--stage", "1"], "stage_3": [],
             "put": ["--init", "put"],
             "micro_batches_added_by_owners": ["--micro-batches", "2", "--accumulate", "owner"],
+            "layer_by_layer": ["--micro-batches", "2", "--schedule", "layerwise"],
             "fp16": ["--dtype", "fp16", "--loss-scale", "1e9"]}
 
 

@@ -19,7 +19,7 @@ from common import raises  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
 from net import Net, fetched, in_rank, tokens  # noqa: E402
 
-STEPS, LARGE = 3, {"layers": 9}
+STEPS, LARGE, STASH = 3, {"layers": 9}, 1 << 20
 
 
 def accumulate(model, loss_of, batch, parts):
@@ -105,6 +105,11 @@ def bits_where_embedding_and_head_are_groups():
     same_bits([0, 1], LARGE, 4, 3, None, {"groups": ["wte", "wpe", "head", "Block"]})
 
 
+@cases_of([{"dropout": 0.2, **LARGE}, {"tied": True, "dropout": 0.2}, {"dtype": torch.bfloat16}], "{}")
+def bits_with_inputs_in_the_stash(options):
+    same_bits([0, 1], options, 4, 3, None, {"stash": STASH})
+
+
 @case
 def losses_where_later_blocks_use_what_was_before_the_first():
     def loss_of(model, part):
@@ -148,30 +153,31 @@ def a_block_is_fetched_twice_and_pushed_once(parts):
     assert root == [(1, 1)], units
 
 
-def live_inputs(_rank):
-    """Tensors of a block's input shape that are there in the middle of the forward pass."""
+def live_inputs(_rank, stash):
+    """Tensors of the shapes of a block's inner activations and of its input that are there when the last block begins."""
     import gc
-    model = zt.shard(make(layers=9))
+    model = zt.shard(make(layers=9), stash=stash)
     zt.AdamW(model)
     layers = zt.LayerByLayer(model, model.blocks, micro_batches=2)
     seen = []
 
     def look(*_):
         gc.collect()
-        shapes = collections.Counter()
-        for t in gc.get_objects():
-            if isinstance(t, torch.Tensor) and t.shape == (4, 16, 192):  # the wide inner activations
-                shapes[t.untyped_storage().data_ptr()] += 1
-        seen.append(len(shapes))
+        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+        seen.append(tuple(len({t.untyped_storage().data_ptr() for t in tensors if t.shape == (4, 16, width)})
+                          for width in (192, 48)))
     model.blocks[8].ln1.register_forward_pre_hook(look)
     layers.forward_backward(lambda m, part: m(part) / 2, batch_of(0, 8))
     return seen
 
 
-@case
-def inner_activations_of_blocks_before_are_not_kept():
-    seen, = ranks.run(live_inputs, [0], ranks.shared(1))
-    assert seen and set(seen) == {0}, seen
+@cases_of([None, STASH], "{}")
+def inner_activations_of_blocks_before_are_not_kept(stash):
+    """Nor their inputs, if they are in the stash: each micro-batch has those of the last block and of the one before."""
+    seen, = ranks.run(live_inputs, [0], ranks.shared(1), arguments=(stash,))
+    assert seen and {inner for inner, _ in seen} == {0}, seen
+    inputs = {inputs for _, inputs in seen}
+    assert max(inputs) <= 4 if stash else min(inputs) >= 2 * 8, seen
 
 
 # ---- what goes wrong ----------------------------------------------------------------------
@@ -230,7 +236,7 @@ def grows():
     model = nn.Sequential(nn.Linear(8, 8), Grows(8, 8))
     zt.shard(model, groups=[nn.Linear, Grows])
     layers = zt.LayerByLayer(model, model, micro_batches=1)
-    cache = []
+    cache = collections.UserList()
     error = raises(RuntimeError, [], layers.forward_backward,
                    lambda m, part: m[1](m[0](part), cache).square().mean(), torch.ones(1, 8))
     assert any("block '1'" in note and "cache" in note for note in error.__notes__), error.__notes__

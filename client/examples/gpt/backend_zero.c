@@ -260,6 +260,29 @@ static int remote_push(struct seam *seam, uint32_t group, bool last)
         return r;
 }
 
+static int remote_keep(struct seam *seam, uint64_t key, const real *values, size_t n)
+{
+        struct remote *remote = remote_of(seam);
+        return settle(remote, zero_stash_write(remote->client, key, values, n * sizeof(*values)));
+}
+
+static int remote_kept(struct seam *seam, uint64_t key, const real **ret_values)
+{
+        struct remote *remote = remote_of(seam);
+        const void *view;
+        uint64_t bytes;
+        int r = settle(remote, zero_stash_read(remote->client, key, &view, &bytes));
+        if (!r)
+                *ret_values = view;
+        return r;
+}
+
+static int remote_let_go(struct seam *seam, uint64_t key)
+{
+        struct remote *remote = remote_of(seam);
+        return settle(remote, zero_stash_release(remote->client, key, true));
+}
+
 static bool keeps(const struct remote *remote, uint64_t *ret_decided)
 {
         size_t bytes;
@@ -317,7 +340,17 @@ static void remote_free(struct backend *backend)
         free(remote);
 }
 
-static struct zero_needs needs_of(const struct backend_zero_options *options)
+/* Room for all that is kept, each rounded up to the stash's unit: 4096 bytes, or a part in 32768 of the
+ * whole. */
+static struct zero_stash stash_of(const struct backend_zero_options *options)
+{
+        uint64_t unit = 4096 + options->kept * (options->kept_bytes + 4096) / 16384;
+        return (struct zero_stash){ .bytes = options->kept * (options->kept_bytes + unit),
+                                    .entry_bytes = options->kept_bytes };
+}
+
+static struct zero_needs needs_of(const struct backend_zero_options *options,
+                                  const struct zero_stash *stash)
 {
         bool keeps_gradients =
                 options->stage == 1 ||
@@ -329,6 +362,7 @@ static struct zero_needs needs_of(const struct backend_zero_options *options)
                 .reduce_dtype = options->dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_FP32,
                 .on_lost_rank = options->on_lost_rank,
                 .device = options->device,
+                .stash = options->kept ? stash : NULL,
         };
 }
 
@@ -374,7 +408,8 @@ static int start(struct remote *remote)
 
 static int join(struct remote *remote)
 {
-        struct zero_needs needs = needs_of(&remote->options);
+        struct zero_stash stash = stash_of(&remote->options);
+        struct zero_needs needs = needs_of(&remote->options, &stash);
         int r = zero_connect(&remote->options.connection, &remote->client);
         if (r)
                 return fault_set(&remote->backend.fault, r, "%s: %s", zero_status_name(r),
@@ -392,6 +427,9 @@ static const struct seam_ops seam_ops = {
         .release = remote_release,
         .grad = remote_grad,
         .push = remote_push,
+        .keep = remote_keep,
+        .kept = remote_kept,
+        .let_go = remote_let_go,
 };
 
 static const struct backend_ops backend_ops = {

@@ -30,6 +30,9 @@ static const struct choice inits[] = { { "layout", GPT_INIT_LAYOUT },
 static const struct choice losses[] = { { "wait", ZERO_LOST_WAIT },
                                         { "fail", ZERO_LOST_FAIL },
                                         { 0 } };
+static const struct choice schedules[] = { { "plain", GPT_SCHEDULE_PLAIN },
+                                           { "layerwise", GPT_SCHEDULE_LAYERWISE },
+                                           { 0 } };
 static const struct choice logs[] = { { "text", GPT_LOG_TEXT }, { "json", GPT_LOG_JSON }, { 0 } };
 
 struct entry {
@@ -84,6 +87,10 @@ static const struct entry entries[] = {
           "parts in which the batch is computed", .standard = "1" },
         { "accumulate", CHOICE, AT(accumulate), .doc = "who adds up micro-batches",
           .choices = accumulates, .standard = "trainer" },
+        { "schedule", CHOICE, AT(schedule),
+          .doc = "micro-batches pass the model one by one, or each block together, whose inputs "
+                 "zerod keeps",
+          .choices = schedules, .standard = "plain" },
         { "lr", NUMBER, AT(lr), 0, 10, "learning rate", .standard = "1e-3" },
         { "min-lr", NUMBER, AT(min_lr), 0, 10, "its value at the end of the cosine",
           .standard = "1e-4" },
@@ -240,6 +247,10 @@ static int check(const struct options *o, struct fault *fault)
                 return fault_set(fault, ZERO_EINVAL,
                                  "--batch: %u is no multiple of --micro-batches %u", o->batch,
                                  o->micro_batches);
+        if (o->local && o->schedule == GPT_SCHEDULE_LAYERWISE)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "--schedule layerwise: zerod keeps the inputs of blocks; leave "
+                                 "out --local");
         if (o->local && o->dtype != ZERO_FP32)
                 return fault_set(fault, ZERO_EINVAL, "--dtype: --local is fp32 only");
         if (!o->local && o->rank >= o->world_size)

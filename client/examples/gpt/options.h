@@ -9,6 +9,7 @@
 #include "proto/fault.h"
 
 enum gpt_accumulate { GPT_ACCUMULATE_TRAINER, GPT_ACCUMULATE_OWNER };
+enum gpt_schedule { GPT_SCHEDULE_PLAIN, GPT_SCHEDULE_LAYERWISE };
 enum gpt_init { GPT_INIT_LAYOUT, GPT_INIT_PUT };
 enum gpt_log { GPT_LOG_TEXT, GPT_LOG_JSON };
 
@@ -20,7 +21,7 @@ struct options {
         uint32_t eval_every, eval_windows, log_every;
         uint64_t seed;
         double lr, min_lr, beta1, beta2, eps, weight_decay, clip, loss_scale;
-        uint32_t accumulate, dtype, init, log, on_lost_rank; /* enum gpt_*, enum zero_* */
+        uint32_t accumulate, dtype, init, log, on_lost_rank, schedule; /* enum gpt_*, enum zero_* */
         bool local, bigram, help;
 };
 

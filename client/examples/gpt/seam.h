@@ -26,6 +26,11 @@ struct seam_ops {
         /* This micro-batch's gradient of the group is complete; last: no micro-batch follows.
          * Groups come in descending order. */
         int (*push)(struct seam *seam, uint32_t group, bool last);
+        /* Keeps n values for the backward: the input of a block, which runs again there. */
+        int (*keep)(struct seam *seam, uint64_t key, const real *values, size_t n);
+        /* What was kept, until let_go(), after which it is gone. */
+        int (*kept)(struct seam *seam, uint64_t key, const real **ret_values);
+        int (*let_go)(struct seam *seam, uint64_t key);
 };
 
 struct seam {

@@ -23,7 +23,8 @@ struct trainer {
         struct backend *backend;
         struct report report;
         uint32_t sequences; /* of a micro-batch */
-        uint8_t *inputs, *targets;
+        uint8_t *inputs, *targets; /* of all micro-batches */
+        struct gpt_batch *batches;
         double loss_scale;
 };
 
@@ -35,31 +36,39 @@ static double learning_rate(const struct options *o, uint32_t step)
         return o->min_lr + (o->lr - o->min_lr) * (1 + cos(M_PI * progress)) / 2;
 }
 
-static void fill(struct trainer *t, uint32_t step, uint32_t micro)
+static struct gpt_batch fill(struct trainer *t, uint32_t step, uint32_t micro)
 {
         const struct options *o = t->options;
+        size_t at = (size_t)micro * t->sequences * o->context;
         for (uint32_t i = 0; i < t->sequences; i++) {
                 struct corpus_sequence which = {
                         .seed = o->seed,
                         .step = step,
                         .index = (uint64_t)o->rank * o->batch + micro * t->sequences + i,
                 };
-                corpus_sample(t->text, which, o->context, t->inputs + (size_t)i * o->context,
-                              t->targets + (size_t)i * o->context);
+                corpus_sample(t->text, which, o->context, t->inputs + at + (size_t)i * o->context,
+                              t->targets + at + (size_t)i * o->context);
         }
+        return (struct gpt_batch){ t->sequences, t->inputs + at, t->targets + at };
+}
+
+/* How many micro-batches go layer by layer together. */
+static uint32_t parts_of(const struct options *o)
+{
+        return o->schedule == GPT_SCHEDULE_LAYERWISE ? o->micro_batches : 0;
 }
 
 /* Forward and backward of all micro-batches. */
 static int compute(struct trainer *t, uint32_t step, double *ret_loss)
 {
-        uint32_t n = t->options->micro_batches;
+        uint32_t n = t->options->micro_batches, some = parts_of(t->options) ? n : 1;
         double sum = 0;
-        for (uint32_t micro = 0; micro < n; micro++) {
-                fill(t, step, micro);
-                struct gpt_batch batch = { t->sequences, t->inputs, t->targets };
+        for (uint32_t micro = 0; micro < n; micro++)
+                t->batches[micro] = fill(t, step, micro);
+        for (uint32_t micro = 0; micro < n; micro += some) {
                 double loss;
-                int r = gpt_train(t->gpt, &t->backend->seam, &batch, t->loss_scale / n,
-                                  micro == n - 1, &loss);
+                int r = gpt_train(t->gpt, &t->backend->seam, &t->batches[micro],
+                                  t->loss_scale / n, micro + some == n, &loss);
                 if (r)
                         return r;
                 sum += loss;
@@ -205,7 +214,10 @@ static int connect_backend(struct trainer *t, struct fault *fault)
                 .on_lost_rank = (enum zero_on_lost)o->on_lost_rank,
                 .device = o->device,
                 .stage = o->stage,
-                .accumulate = o->micro_batches > 1 && o->accumulate == GPT_ACCUMULATE_TRAINER,
+                .accumulate = o->micro_batches > 1 && !parts_of(o) &&
+                              o->accumulate == GPT_ACCUMULATE_TRAINER,
+                .kept = (uint64_t)o->layers * parts_of(o),
+                .kept_bytes = (uint64_t)t->sequences * o->context * o->width * sizeof(real),
                 .put = o->init == GPT_INIT_PUT,
                 .seed = o->seed,
         };
@@ -221,9 +233,11 @@ static int trainer_init(struct trainer *t, struct fault *fault)
         if (r)
                 return fault_set(fault, r, "layout: %s", zero_status_text(r));
         t->sequences = o->batch / o->micro_batches;
-        t->inputs = malloc((size_t)t->sequences * o->context);
-        t->targets = malloc((size_t)t->sequences * o->context);
-        if (!t->inputs || !t->targets || gpt_new(&t->spec, t->sequences, &t->gpt))
+        t->inputs = malloc((size_t)o->batch * o->context);
+        t->targets = malloc((size_t)o->batch * o->context);
+        t->batches = calloc(o->micro_batches, sizeof(*t->batches));
+        if (!t->inputs || !t->targets || !t->batches ||
+            gpt_new(&t->spec, t->sequences, parts_of(o), &t->gpt))
                 return fault_errno(fault, -ENOMEM, "activations");
         r = report_init(o, fault, &t->report);
         if (r)
@@ -237,6 +251,7 @@ static void trainer_deinit(struct trainer *t)
         backend_free(t->backend);
         report_deinit(&t->report);
         gpt_free(t->gpt);
+        free(t->batches);
         free(t->targets);
         free(t->inputs);
         gpt_spec_deinit(&t->spec);

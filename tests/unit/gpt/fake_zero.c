@@ -17,6 +17,13 @@ struct fake_group {
         bool pushed, complete;
 };
 
+enum { STASHED = 16 };
+struct fake_entry {
+        void *values; /* NULL: free */
+        size_t bytes;
+        bool read;
+};
+
 struct zero_client {
         const struct zero_layout *layout;
         struct fake_group *groups;
@@ -26,6 +33,8 @@ struct zero_client {
         uint8_t blob[ZERO_BLOB_MAX];
         size_t blob_bytes;
         enum zero_dtype grad_dtype;
+        struct fake_entry stash[STASHED];
+        uint64_t stash_bytes, stashed;
 };
 
 static struct zero_client *left; /* the client of a trainer that has ended before the job */
@@ -68,8 +77,20 @@ static void end_grad(struct zero_client *c, struct fake_group *g)
         c->open--;
 }
 
+static void end_entry(struct zero_client *c, struct fake_entry *e)
+{
+        if (!e->values)
+                return;
+        memset(e->values, 0xff, e->bytes);
+        free(e->values);
+        c->stashed -= e->bytes;
+        *e = (struct fake_entry){ 0 };
+}
+
 static void end_step(struct zero_client *c)
 {
+        for (uint32_t i = 0; i < STASHED; i++)
+                end_entry(c, &c->stash[i]);
         for (uint32_t i = 0; i < c->n_groups; i++) {
                 end_view(c, &c->groups[i]);
                 end_grad(c, &c->groups[i]);
@@ -121,6 +142,7 @@ int zero_attach(struct zero_client *c, const struct zero_layout *layout,
 {
         c->layout = layout;
         c->grad_dtype = needs->grad_dtype;
+        c->stash_bytes = needs->stash ? needs->stash->bytes : 0;
         fake_zero.hold_groups = needs->hold_groups;
         fake_zero.push_groups = needs->push_groups;
         if (c->groups)
@@ -226,6 +248,38 @@ int zero_push(struct zero_client *c, uint32_t group, const uint8_t *present, boo
         g->complete = last;
         c->pushes++;
         fake_zero.pushes++;
+        return ZERO_OK;
+}
+
+int zero_stash_write(struct zero_client *c, uint64_t key, const void *src, uint64_t bytes)
+{
+        struct fake_entry *e = &c->stash[key];
+        if (aborts(c))
+                return ZERO_EABORTED;
+        assert(key < STASHED && !e->values);
+        c->stashed += bytes;
+        assert(c->stashed <= c->stash_bytes);
+        *e = (struct fake_entry){ .values = malloc(bytes), .bytes = bytes };
+        memcpy(e->values, src, bytes);
+        return ZERO_OK;
+}
+
+int zero_stash_read(struct zero_client *c, uint64_t key, const void **ret_view, uint64_t *ret_bytes)
+{
+        struct fake_entry *e = &c->stash[key];
+        if (aborts(c))
+                return ZERO_EABORTED;
+        assert(key < STASHED && e->values && !e->read);
+        e->read = true;
+        *ret_view = e->values;
+        *ret_bytes = e->bytes;
+        return ZERO_OK;
+}
+
+int zero_stash_release(struct zero_client *c, uint64_t key, bool last)
+{
+        assert(key < STASHED && c->stash[key].read && last);
+        end_entry(c, &c->stash[key]);
         return ZERO_OK;
 }
 

@@ -14,9 +14,9 @@ struct fake_zero {
         uint32_t most_held, most_open;     /* groups held, gradients asked for and not pushed */
         uint32_t fetches, prefetches, pushes, puts;
         uint32_t pushes_before_fetch; /* the most in a step before a fetch of the same step */
-        uint32_t abort_at; /* the call of zero_step() or zero_fetch() that aborts; 0: none */
+        uint32_t abort_at; /* the call that aborts, of those that are counted; 0: none */
         uint32_t skipped;  /* steps skipped because a gradient was not finite */
-        uint32_t calls;    /* calls of zero_step() and zero_fetch() */
+        uint32_t calls;    /* of zero_step(), zero_fetch(), zero_stash_write() and zero_stash_read() */
         bool outlives;     /* the job outlives its trainer; the next zero_attach() finds the job */
 };
 extern struct fake_zero fake_zero;

@@ -22,7 +22,7 @@ static void setup(void)
 {
         struct gpt_config config = { CONTEXT, 2, 2, 6 };
         cr_assert_eq(gpt_spec_init(&config, ZERO_FP32, false, 1, &spec), 0);
-        cr_assert_eq(gpt_new(&spec, SEQUENCES, &gpt), 0);
+        cr_assert_eq(gpt_new(&spec, SEQUENCES, 0, &gpt), 0);
         memory_seam_init(&memory, &spec, 7);
         for (int i = 0; i < TOKENS; i++) {
                 inputs[i] = (uint8_t)random_below(3, (uint64_t)i, 256);

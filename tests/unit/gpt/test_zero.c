@@ -98,6 +98,37 @@ Test(gpt_zero, micro_batches_added_by_the_owner_or_the_trainer_learn_the_same)
         expect_same(trainer, owner, 1e-3);
 }
 
+Test(gpt_zero, layer_by_layer_has_the_bits_of_plain_accumulation_and_fetches_a_block_twice)
+{
+        double plain[RUN_STEPS], layerwise[RUN_STEPS];
+        for (options.micro_batches = 1; options.micro_batches <= 8; options.micro_batches *= 2) {
+                options.schedule = GPT_SCHEDULE_PLAIN;
+                fake_zero = (struct fake_zero){ 0 };
+                run(&options, plain);
+                options.schedule = GPT_SCHEDULE_LAYERWISE;
+                fake_zero = (struct fake_zero){ 0 };
+                run(&options, layerwise);
+                expect_same(plain, layerwise, 0);
+                cr_assert_eq(fake_zero.pushes, GROUPS * RUN_STEPS);
+                cr_assert_eq(fake_zero.most_open, 1);
+                /* and the two validations */
+                cr_assert_leq(fake_zero.fetches, FETCHES_3 * RUN_STEPS + 2 * GROUPS * 2);
+        }
+}
+
+Test(gpt_zero, an_attempt_aborted_layer_by_layer_is_computed_again)
+{
+        double losses[RUN_STEPS], expected[RUN_STEPS];
+        options.schedule = GPT_SCHEDULE_LAYERWISE;
+        options.micro_batches = 2;
+        run(&options, expected);
+        for (uint32_t call = 30; call < 30 + FETCHES_3 + 2 * 2 * 2 + 1; call++) {
+                fake_zero = (struct fake_zero){ .abort_at = call };
+                run(&options, losses);
+                expect_same(losses, expected, 0);
+        }
+}
+
 Test(gpt_zero, micro_batches_work_at_every_stage_and_dtype)
 {
         double losses[RUN_STEPS];

@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,12 @@ class Activations:
         if tensor.device.type != "cpu" or tensor.stride() != entry.stride:
             host = entry.empty("cpu").copy_(tensor)
         memory = (ctypes.c_char * (host.numel() * host.itemsize)).from_address(host.data_ptr())
-        self.sharded.attempt.stash_write(entry.key, memory)
+        try:
+            self.sharded.attempt.stash_write(entry.key, memory)
+        except zerod.Window:  # an error's traceback may hold a graph, in a cycle
+            gc.collect()
+            self.release_unneeded()
+            self.sharded.attempt.stash_write(entry.key, memory)
         # an abort that the trainer does not notice began another attempt
         entry.attempt, entry.written = self.attempt, True
         self.next_key += 1

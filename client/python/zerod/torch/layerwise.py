@@ -41,19 +41,36 @@ class _Stop(BaseException):
     """Ends the thread of a micro-batch that is not needed any more."""
 
 
+class _Gradients:
+    """Gradients that come back to a cut, one for each tensor, as far as they have come."""
+
+    def __init__(self, n: int):
+        self.so_far: list[torch.Tensor | None] = [None] * n
+
+    def add(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Takes gradients; those of several uses add up."""
+        self.so_far = [have if new is None else new if have is None else have + new
+                       for have, new in zip(self.so_far, gradients)]
+
+
 class _Cut(torch.autograd.Function):  # pylint: disable=abstract-method
-    """Outputs of a block, without the graph behind them; keeps the gradients that come to them."""
+    """Tensors without the graph behind them; keeps the gradients that come to them."""
 
     @staticmethod
-    def forward(ctx: Any, run: "_Run", _anchor: torch.Tensor, *outputs: torch.Tensor) -> Any:  # pylint: disable=arguments-differ
-        ctx.run = run
+    def forward(ctx: Any, gradients: _Gradients, _anchor: torch.Tensor, *tensors: torch.Tensor) -> Any:  # pylint: disable=arguments-differ
+        ctx.gradients = gradients
         ctx.set_materialize_grads(False)
-        return tuple(o.detach() for o in outputs)
+        return tuple(t.detach() for t in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        ctx.run.add(gradients)
+        ctx.gradients.add(gradients)
         return None, None, *(None for _ in gradients)
+
+
+def _cut(tensors: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], _Gradients]:
+    gradients = _Gradients(len(tensors))
+    return _Cut.apply(gradients, torch.empty(0, requires_grad=True), *tensors) if tensors else (), gradients
 
 
 def _autocasts(device: torch.device) -> list[Any]:
@@ -88,40 +105,64 @@ class _Random:
 
 
 class _Run:
-    """One run of a block by one micro-batch, to be run again.  outputs: which of its outputs have a gradient;
-    gradients: of those, as far as they have come."""
+    """One run of a block by one micro-batch, to be run again.
 
-    def __init__(self, unit: Unit, args: Any, kwargs: Any, random: _Random):
-        self.unit, self.args, self.kwargs, self.random = unit, args, kwargs, random
+    args: its arguments, flat; in the place of those that are in the stash, the entries.  edges: where the gradients
+    of those go on.  outputs: which of its outputs have a gradient.
+    """
+
+    def __init__(self, unit: Unit, random: _Random):
+        self.unit, self.random = unit, random
         self.autocasts = _autocasts(unit.sharded.place.device)
-        self.versions = [t._version for t in tensors_in((args, kwargs))]  # pylint: disable=protected-access
+        self.args: list[Any] = []
+        self.shape: Any = None
+        self.versions: list[int] = []
+        self.edges: dict[int, Any] = {}
         self.outputs: list[int] = []
-        self.gradients: list[torch.Tensor | None] = []
+        self.gradients = _Gradients(0)
 
-    def add(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Takes gradients of the outputs; those of several uses add up."""
-        self.gradients = [have if new is None else new if have is None else have + new
-                          for have, new in zip(self.gradients, gradients)]
-
-    def forward(self) -> Any:
+    def forward(self, args: Any, kwargs: Any) -> Any:
         """The first time: without autograd; the outputs are cut."""
-        needed = torch.is_grad_enabled() and (
-            any(t.requires_grad for t in tensors_in((self.args, self.kwargs)))
-            or any(p.placeholder.requires_grad for p in self.unit.params))
+        self.args, self.shape = pytree.tree_flatten((args, kwargs))
+        tensors = list(tensors_in(self.args))
+        needed = torch.is_grad_enabled() and (any(t.requires_grad for t in tensors)
+                                              or any(p.placeholder.requires_grad for p in self.unit.params))
+        before = self._versions(tensors)
+        if needed:
+            self._stash()
         with torch.no_grad():
-            output = self.unit.forward(*self.args, **self.kwargs)
+            output = self.unit.forward(*args, **kwargs)
+        self._check_unchanged(before, tensors)
+        self.versions = self._versions(tensors_in(self.args))
         if self.random.unchanged():
             self.random = None
         flat, shape = pytree.tree_flatten(output)
         self._check_no_parameter(flat)
         if needed:
             self.outputs = [i for i, t in enumerate(flat) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-            self.gradients = [None] * len(self.outputs)
-            anchor = torch.empty(0, requires_grad=True)
-            cut = _Cut.apply(self, anchor, *(flat[i] for i in self.outputs)) if self.outputs else ()
-            for i, t in zip(self.outputs, cut):
+            outputs, self.gradients = _cut([flat[i] for i in self.outputs])
+            for i, t in zip(self.outputs, outputs):
                 flat[i] = t
         return pytree.tree_unflatten(flat, shape)
+
+    def _stash(self) -> None:
+        """Moves the arguments that a block before has made to the stash, if the model has one."""
+        activations = self.unit.sharded.activations
+        if activations.declared is None:
+            return
+        for i, arg in enumerate(self.args):
+            entry = activations.pack(arg) if isinstance(arg, torch.Tensor) else arg
+            if entry is not arg:
+                self.args[i], self.edges[i] = entry, torch.autograd.graph.get_gradient_edge(arg)
+
+    @staticmethod
+    def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+        return [t._version for t in tensors]  # pylint: disable=protected-access
+
+    def _check_unchanged(self, before: list[int], tensors: Iterable[torch.Tensor]) -> None:
+        if before != self._versions(tensors):
+            raise RuntimeError(f"an input of block '{self.unit.name}' was changed in place after the block had read it: "
+                               "the block cannot run again for its backward; change a copy")
 
     def _check_no_parameter(self, outputs: list[Any]) -> None:
         if any(isinstance(t, torch.Tensor) and self.unit.has_memory_of(t) for t in outputs):
@@ -130,24 +171,34 @@ class _Run:
 
     def backward(self) -> None:
         """Runs the block again, with autograd, and goes back from its outputs to the cuts before."""
-        if not any(g is not None for g in self.gradients):
+        if not any(g is not None for g in self.gradients.so_far):
             return
-        if self.versions != [t._version for t in tensors_in((self.args, self.kwargs))]:  # pylint: disable=protected-access
-            raise RuntimeError(f"an input of block '{self.unit.name}' was changed in place after the block had read it: "
-                               "the block cannot run again for its backward; change a copy")
+        self._check_unchanged(self.versions, tensors_in(self.args))
+        activations = self.unit.sharded.activations
+        inputs, arriving = _cut([activations.unpack(self.args[i]) for i in self.edges])
+        for i, t in zip(self.edges, inputs):
+            self.args[i] = t
         if self.random is not None:
             self.random.restore()
+        args, kwargs = pytree.tree_unflatten(self.args, self.shape)
         try:
             with torch.enable_grad(), _autocast(self.autocasts):
-                flat, _ = pytree.tree_flatten(self.unit.forward(*self.args, **self.kwargs))
+                flat, _ = pytree.tree_flatten(self.unit.forward(*args, **kwargs))
         except Exception as error:
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(f"block '{self.unit.name}' ran again, for its backward: it must find its arguments as they "
                                "were, so that a cache among them must be off (use_cache=False)")
             raise
-        pairs = [(flat[i], g) for i, g in zip(self.outputs, self.gradients) if g is not None and flat[i].requires_grad]
-        if pairs:  # what is between blocks may be passed again: by another block, or another output
-            torch.autograd.backward(*map(list, zip(*pairs)), retain_graph=True)
+        self._go_back((flat[i], g) for i, g in zip(self.outputs, self.gradients.so_far) if flat[i].requires_grad)
+        self._go_back(zip(self.edges.values(), arriving.so_far))
+
+    @staticmethod
+    def _go_back(pairs: Iterable[tuple[Any, torch.Tensor | None]]) -> None:
+        """From tensors, or edges of the graph, with their gradients.  What is between blocks may be passed again: by
+        another block, or another output."""
+        found = [(at, gradient) for at, gradient in pairs if gradient is not None]
+        if found:
+            torch.autograd.backward(*map(list, zip(*found)), retain_graph=True)
 
 
 class _MicroBatch:
@@ -224,8 +275,12 @@ class LayerByLayer:
     ``torch.manual_seed(n + i)``.  Plain accumulation that does the same has the same dropout.  Python's and NumPy's
     generators are left alone: a block must not draw from them, for it runs twice.
 
-    A block's inputs must not be changed in place after the call, a block must not return its own parameters,
-    and hooks of the block module itself (not of modules inside) see its first run only.
+    What is kept of a micro-batch are the inputs of blocks: with ``shard(model, stash=...)`` in the service, else in
+    this process.  The stash needs the bytes of all inputs of all blocks in a step.
+
+    A block's inputs must not be changed in place after the call (by nobody, or, if they are in the stash, by the
+    block), a block must not return its own parameters, and hooks of the block module itself (not of modules inside)
+    see its first run only.
 
     Errors: TypeError if the model is not sharded; ValueError, naming the module, for a block that is no group of its
     own, or for micro_batches below 1.
@@ -358,11 +413,11 @@ class LayerByLayer:
                                    "one another; name the outer ones alone")
             assert micro is not None
             micro.meet(unit)
-            run = _Run(unit, args, kwargs, _Random(self.sharded.place))
+            run = _Run(unit, _Random(self.sharded.place))
             self.runs.append(run)
             self.inside = unit
             try:
-                return run.forward()
+                return run.forward(args, kwargs)
             finally:
                 self.inside = None
         return forward
