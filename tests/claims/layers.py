@@ -23,7 +23,7 @@ from table import Table  # noqa: E402
 
 LAYERS, STEPS = 100, 2
 DEPTHS = [12, 24, 48, 96, 192, 384]
-WIDTH, CONTEXT, BATCH, PARTS = 128, 64, 32, 2
+WIDTH, CONTEXT, BATCH, PARTS = 128, 64, 64, 2
 BERT_LARGE = {"layers": 24, "width": 1024, "heads": 16, "vocabulary": 30522, "context": 128}
 INPUTS = BATCH * CONTEXT * WIDTH * 4  # bytes of a block's inputs in a step
 
@@ -72,18 +72,17 @@ def peak(_rank, depth, stashed):
         optimizer.step()
     step(0, PARTS)
     before = own()
-    for block in model.blocks:
-        block.ln2.register_forward_pre_hook(lambda *_: seen.append(own()))
+    for i in (0, depth // 2, depth - 1):  # a look takes as long as a block
+        model.blocks[i].ln2.register_forward_pre_hook(lambda *_: seen.append(own()))
     step(1, BATCH)
     return max(seen) - before
 
 
-def deeper(table, cluster, quick):
-    depths = DEPTHS[:3] if quick else DEPTHS
+def deeper(table, cluster):
     for stashed in (False, True):
-        peaks = [ranks.run(peak, [0], cluster, arguments=(d, stashed))[0] for d in depths]
-        slope = statistics.linear_regression(depths, peaks).slope
-        note = "peaks: " + ", ".join(f"{d} blocks {p:,}" for d, p in zip(depths, peaks))
+        peaks = [ranks.run(peak, [0], cluster, arguments=(d, stashed))[0] for d in DEPTHS]
+        slope = statistics.linear_regression(DEPTHS, peaks).slope
+        note = "peaks: " + ", ".join(f"{d} blocks {p:,}" for d, p in zip(DEPTHS, peaks))
         if stashed:
             table.row("L2L", "layer by layer, inputs in the stash: growth of the trainer's peak a block, bytes",
                       "0, of the block's inputs", 0, slope, -0.01, 0.01, of=INPUTS, note=note)
@@ -170,7 +169,8 @@ def fill(table, quick):
                 table.row("L2L", f"{what}, {parts} micro-batches: elements of weights a step to the trainer",
                           "2 x model" if layerwise else "2 u x model", times * size, moved, least=0.97,
                           note="what the window still has does not come again")
-        deeper(table, cluster, quick)
+        if not quick:
+            deeper(table, cluster)
     if not quick:
         with ranks.Cluster(1) as cluster:
             bert(table, cluster)

@@ -68,9 +68,12 @@ class _Cut(torch.autograd.Function):  # pylint: disable=abstract-method
         return None, None, *(None for _ in gradients)
 
 
+_ANCHOR = torch.empty(0, requires_grad=True)  # has a cut's outputs require a gradient
+
+
 def _cut(tensors: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], _Gradients]:
     gradients = _Gradients(len(tensors))
-    return _Cut.apply(gradients, torch.empty(0, requires_grad=True), *tensors) if tensors else (), gradients
+    return _Cut.apply(gradients, _ANCHOR, *tensors) if tensors else (), gradients
 
 
 def _autocasts(device: torch.device) -> list[Any]:
