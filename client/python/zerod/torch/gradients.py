@@ -46,8 +46,8 @@ class GroupGradient:
         address = attempt.grad(self.group.index)
         if address not in self.views:
             self.views[address] = [
-                self.place.tensor_at(address + p.offset * dtype.itemsize, p.numel,
-                                     dtype).view(p.shape)
+                self.place.tensor_at(address + p.offset * dtype.itemsize, p.local_numel,
+                                     dtype).view(p.local_shape)
                 for p in self.group.params]
         for view, part, mark in zip(self.views[address], self.parts, self.marks):
             if part is not None:

@@ -144,7 +144,7 @@ def _placeholder_class(kind: type) -> type:
 
 def placeholder_of(param: "ShardedParam", value: nn.Parameter) -> Placeholder:
     """A placeholder with the class and the attributes of the parameter that it stands for."""
-    self = Placeholder.__new__(_placeholder_class(type(value)), param)
+    self = Placeholder.__new__(_placeholder_class(param.kind), param)
     self.__dict__.update({**vars(value), **vars(self)})
     return self
 

@@ -102,8 +102,8 @@ class View:
     @trained_later()
     def _make(self) -> None:
         for p in self.group.params:
-            values = host_tensor_at(self.address + p.offset * p.dtype.itemsize, p.numel, p.dtype)
-            p.gather(values.view(p.shape))
+            values = host_tensor_at(self.address + p.offset * p.dtype.itemsize, p.local_numel, p.dtype)
+            p.gather(values.view(p.local_shape))
 
     def release(self, attempt: "Attempt") -> None:
         """Takes the values away."""
@@ -208,7 +208,7 @@ class Storage:
         self.flat = torch.empty(self.group.elements, dtype=self.group.dtype,
                                 device=self.place.device)
         for p in self.group.params:
-            p.gather(_part(self.flat, p.offset, p.shape))
+            p.gather(_part(self.flat, p.offset, p.local_shape))
 
     def release(self, attempt: "Attempt") -> None:
         """Takes the values away."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from .split import Split, is_dtensor
+
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention uses its weights without calling it
 LARGE = 1 << 22  # elements from which a layer outside of any block is a unit of its own
@@ -28,6 +30,7 @@ class PlannedParam:
     value: nn.Parameter
     names: list[str]
     places: list[tuple[nn.Module, str]]  # module and attribute
+    split: Split | None = None
 
     @property
     def name(self) -> str:
@@ -42,10 +45,10 @@ class PlannedUnit:
     params: list[PlannedParam] = field(default_factory=list)
 
     def groups(self) -> list[list[PlannedParam]]:
-        """Parameters of one dtype, trained or frozen."""
-        found: dict[tuple[torch.dtype, bool], list[PlannedParam]] = {}
+        """Parameters of one dtype, trained or frozen, divided over one dimension of the mesh."""
+        found: dict[tuple[torch.dtype, bool, str | None], list[PlannedParam]] = {}
         for p in self.params:
-            found.setdefault((p.value.dtype, p.value.requires_grad), []).append(p)
+            found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along), []).append(p)
         return list(found.values())
 
 
@@ -80,7 +83,7 @@ def _computes_otherwise(kind: type) -> bool:
 
 def check_param(p: PlannedParam) -> None:
     """Raises TypeError or ValueError for what zerod cannot hold."""
-    if _computes_otherwise(type(p.value)):
+    if not is_dtensor(p.value) and _computes_otherwise(type(p.value)):
         raise TypeError(f"parameter '{p.name}' is a {type(p.value).__name__}, which has operations "
                         "of its own; zerod holds plain values")
     for hook in (p.value._backward_hooks or {}).values():  # pylint: disable=protected-access

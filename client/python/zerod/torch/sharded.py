@@ -120,7 +120,13 @@ class Sharded:
             count = param.numel - first
         dtype = STEPS_OF_STATE.get(plane, param.dtype if plane == "serve" else torch.float32)
         values = torch.empty(count, dtype=dtype)
-        self.attempt.get(param.index, plane, first, count, values.data_ptr())
+        if param.split is None or plane in STEPS_OF_STATE:
+            self.attempt.get(param.index, plane, first, count, values.data_ptr())
+            return values
+        for part, at, box in param.split.boxes(values, first):
+            piece = torch.empty(box.numel(), dtype=dtype)
+            self.attempt.get(param.parts[part], plane, at, piece.numel(), piece.data_ptr())
+            box.copy_(piece.view(box.shape))
         return values
 
     def write(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
@@ -130,6 +136,19 @@ class Sharded:
         """
         dtype = STEPS_OF_STATE.get(plane, torch.float32)
         values = values.detach().to("cpu", dtype).contiguous()
+        if plane in STEPS_OF_STATE:
+            for index in param.parts:
+                self.attempt.put(index, plane, first, values.numel(), values.data_ptr())
+        elif param.split is None:
+            self.write_part(param, plane, values, first)
+        else:
+            for part, at, box in param.split.boxes(values.view(-1), first):
+                piece = box.contiguous()
+                self.attempt.put(param.parts[part], plane, at, piece.numel(), piece.data_ptr())
+
+    def write_part(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
+        """write() of what this rank has of a parameter."""
+        values = values.detach().to("cpu", torch.float32).contiguous()
         self.attempt.put(param.index, plane, first, values.numel(), values.data_ptr())
 
     def barrier(self) -> None:

@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 from .parameter import placeholder_of
+from .split import is_dtensor
 
 if TYPE_CHECKING:
     from .place import Gpu, Host
     from .sharded import Sharded
+    from .split import Split
 
 
 class WrittenInPlace(RuntimeError):
@@ -32,21 +34,27 @@ class ShardedParam:
 
     name: its first fully qualified name; names: all of them.  index: of the layout's tensor;
     group: of the layout; offset: in the group, in elements.  placeholder: stands in the model
-    while the parameter is not shown.
+    while the parameter is not shown.  Of a tensor-parallel parameter index, group and offset are those of this
+    rank's part, and parts are the layout's tensors of all coordinates.
     """
 
     def __init__(self, sharded: "Sharded", names: list[str], places: list[tuple[nn.Module, str]],
-                 value: nn.Parameter):
-        self.sharded, self.names, self.places = sharded, names, places
+                 value: nn.Parameter, split: "Split | None" = None):
+        self.sharded, self.names, self.places, self.split = sharded, names, places, split
         self.shape, self.dtype, self.numel = value.shape, value.dtype, value.numel()
+        self.local_shape = split.shape(split.own) if split else value.shape  # of what this rank fetches
+        self.local_numel = self.local_shape.numel()
+        self.parts: list[int] = []
         self.trainable = value.requires_grad
         self.index = self.group = self.offset = -1
         self.position = -1  # among its group's tensors
-        self.kind = type(value)
+        self.kind = nn.Parameter if is_dtensor(value) else type(value)
+        self.dtensor = (value.device_mesh, value.placements) if is_dtensor(value) else None
         self.placeholder = placeholder_of(self, value)
         # pylint: disable=protected-access
         self.hooks, self.post_hooks = value._backward_hooks, value._post_accumulate_grad_hooks
         self.gathered: nn.Parameter | None = None  # made at the first fetch
+        self.shown: torch.Tensor | None = None  # what the model sees of it
         self.seen = 0  # the gathered parameter's version counter when it was last in order
 
     @property
@@ -66,7 +74,7 @@ class ShardedParam:
         """ValueError if a module has something else where the parameter was."""
         for module, attribute in self.places:
             found = module._parameters.get(attribute)  # pylint: disable=protected-access
-            if found is not self.placeholder and found is not self.gathered:
+            if found is not self.placeholder and found is not self.shown:
                 raise ValueError(
                     f"parameter '{self.name}' is not the service's here: it was replaced after "
                     "shard(), or the model was called inside full_params(). Replace modules and "
@@ -90,6 +98,17 @@ class ShardedParam:
         self.gathered._backward_hooks = self.hooks
         self.gathered._post_accumulate_grad_hooks = self.post_hooks
         self.seen = self.gathered._version
+        self._show()
+
+    @torch.enable_grad()
+    def _show(self) -> None:
+        """A DTensor is made of the gathered part, whose gradient comes back in the part's placement."""
+        self.shown = self.gathered
+        if self.dtensor:
+            from torch.distributed.tensor import DTensor  # pylint: disable=import-outside-toplevel
+            self.shown = DTensor.from_local(self.gathered, *self.dtensor, run_check=False, shape=self.shape,
+                                            stride=torch.empty(self.shape, device="meta").stride())
+            self.shown.zerod_param = self
 
     def follow_requires_grad(self) -> None:
         """Gives the gathered parameter the placeholder's requires_grad, which the user may set."""
@@ -99,6 +118,7 @@ class ShardedParam:
                              "cannot be trained now; set requires_grad before shard()")
         if self.gathered.requires_grad != wanted:
             self.gathered.requires_grad_(wanted)
+            self._show()
 
     def was_written(self) -> bool:
         """Whether the parameter was changed in place since the last call."""
@@ -158,11 +178,12 @@ class Unit:
                 p.check_place()
                 p.follow_requires_grad()
             for p in self.params:
-                p.put_in_place(p.gathered)
+                p.put_in_place(p.shown)
             self.shown = True
 
     def has_memory_of(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is one of the unit's gathered parameters, or a view of one."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.layout is not torch.strided or tensor.device != self.sharded.place.device:
             return False
         return tensor.untyped_storage().data_ptr() in self.memory

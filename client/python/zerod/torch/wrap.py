@@ -12,7 +12,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,7 +31,11 @@ from .parameter import Placeholder
 from .place import place_of
 from .plan import DTYPES, Groups, PlannedUnit, find_units
 from .sharded import RESUME, Sharded, check_resume, sharded_of
+from .split import check_mesh, local_of, split_of
 from .unit import Group, ShardedParam, Unit
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger("zerod")
 
@@ -103,19 +107,31 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
         groups = []
         for i, members in enumerate(unit.groups()):
             name = (unit.name or "(root)") + (f"#{i}" if i else "")
-            index = layout.group(name, DTYPES[members[0].value.dtype],
-                                 optimizer=sharded.optimizer_name)
-            group = Group(sharded.place, index,
-                          [ShardedParam(sharded, p.names, p.places, p.value) for p in members])
-            for position, p in enumerate(group.params):
-                p.index = layout.tensor(index, p.name, tuple(p.shape), frozen=not p.trainable)
-                p.group, p.position, p.offset = index, position, layout.offset(p.index)
-            group.elements = layout.group_elements(index)
-            groups.append(group)
+            params = [ShardedParam(sharded, p.names, p.places, p.value, p.split) for p in members]
+            split = members[0].split
+            for part in range(len(split.ranks) if split else 1):
+                where = f"@{split.along}{part}" if split else ""
+                index = layout.group(name + where, DTYPES[params[0].dtype], split and split.ranks[part],
+                                     optimizer=sharded.optimizer_name)
+                for p in params:
+                    p.parts.append(layout.tensor(index, p.name + where, tuple(p.split.shape(part) if split else p.shape),
+                                                 frozen=not p.trainable))
+                if split is None or part == split.own:
+                    groups.append(_own_group(sharded, layout, index, params))
         sharded.groups += groups
         sharded.units.append(Unit(sharded, unit.name, unit.module, groups))
     sharded.params = [p for g in sharded.groups for p in g.params]
     return layout
+
+
+def _own_group(sharded: Sharded, layout: zerod.Layout, index: int, params: list[ShardedParam]) -> Group:
+    """The last group of the layout, of which this rank has the parameters."""
+    group = Group(sharded.place, index, params)
+    for position, p in enumerate(params):
+        p.index, p.group, p.position = p.parts[-1], index, position
+        p.offset = layout.offset(p.index)
+    group.elements = layout.group_elements(index)
+    return group
 
 
 def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, Any]:
@@ -163,8 +179,10 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
         values = initialize.materialize(sharded.model, members, init_fn,
                                         wanted=first and client.rank == 0)
         for param, p, value in zip(unit.params, members, values):
-            if first and client.rank == 0:
-                sharded.write(param, "master", value)
+            if p.split:
+                value = p.value
+            if first and client.rank == (p.split.ranks[p.split.own][0] if p.split else 0):
+                sharded.write_part(param, "master", local_of(value))
             param.put_in_place(param.placeholder)
             p.value.zerod_taken = param.name  # _check_optimizer() looks for it
             p.value = None
@@ -198,7 +216,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
           keep: bool = True, optimizer: str = "adamw",
-          stash: zerod.Stash | int | None = None) -> nn.Module:
+          stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
@@ -239,6 +257,10 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     stash: room for the inputs of checkpointed blocks (:func:`checkpoint`), a zerod.Stash or its bytes: those of
     all inputs that one step has at once.  None: no room.
 
+    mesh: of a model that tensor or expert parallelism has divided
+    (torch.distributed.tensor.parallel.parallelize_module()), the named mesh of all ranks that the parallel
+    dimension is taken from; see :mod:`zerod.torch.split`.
+
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
     device.
@@ -257,6 +279,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     planned = find_units(model, groups, marked)
     if not any(u.params for u in planned):
         raise ValueError(f"{type(model).__name__} has no parameters")
+    for p in (p for u in planned for p in u.params):
+        p.split = split_of(p.name, p.value, mesh)
     grad_dtype = _grad_dtype(planned)
     reduce_dtype = reduce_dtype or grad_dtype
     if reduce_dtype not in DTYPES:
@@ -267,6 +291,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     sharded = Sharded(model, stage, prefetch, place, optimizer)
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job, timeout=timeout)
+    if mesh is not None:
+        check_mesh(mesh, sharded.client.rank, sharded.client.world_size)
     other = _of_job.get(sharded.client.job)
     if other is not None and not other.client.closed:
         raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "

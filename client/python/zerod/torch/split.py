@@ -1,0 +1,117 @@
+"""Parameters of tensor-parallel models: DTensors that are divided over a dimension of a device mesh.
+
+Each part is a tensor of the layout, in a group that the ranks with this part push: those at one coordinate
+of the mesh's dimension.  So a part's gradient is the mean over its own ranks, the norm counts each part
+once, and each rank fetches its own parts.  Whole tensors are put together from the parts of all coordinates:
+state dicts and files do not depend on the mesh.
+
+Parameters that are replicated over the mesh are those of all ranks.
+"""
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether it is a DTensor; does not import what takes a second to import."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor that this rank has; another tensor as it is."""
+    return value.to_local() if is_dtensor(value) else value
+
+
+class Split:
+    """How a parameter is divided.
+
+    along: the mesh's dimension; own: this rank's coordinate there.  axis: of the tensor.  begins, sizes: of each
+    part, along the axis.  ranks: those with each part.
+    """
+
+    def __init__(self, value: "DTensor", axis: int, along: str, own: int, ranks: list[list[int]]):
+        self.axis, self.along, self.own, self.ranks = axis, along, own, ranks
+        self.whole = value.shape
+        n, parts = value.shape[axis], len(ranks)
+        chunk = -(-n // parts)  # as torch.chunk() divides
+        self.begins = [min(n, i * chunk) for i in range(parts)]
+        self.sizes = [end - begin for begin, end in zip(self.begins, [*self.begins[1:], n])]
+
+    def shape(self, part: int) -> torch.Size:
+        """The shape of a part."""
+        return torch.Size([*self.whole[:self.axis], self.sizes[part], *self.whole[self.axis + 1:]])
+
+    def boxes(self, values: torch.Tensor, first: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Where values, a range of the whole flat tensor from `first` on, lie in the parts: part, first element of
+        its flat tensor, and the view of values that belongs there, in the part's order."""
+        inner = math.prod(self.whole[self.axis + 1:])
+        row = self.whole[self.axis] * inner
+        end = first + values.numel()
+        at = first
+        while at < end:
+            column = at % row
+            rows = (end - at) // row if column == 0 else 0
+            until = at + rows * row if rows else min(end, at + row - column)
+            box = values[at - first:until - first].view(max(rows, 1), -1)
+            for part, (begin, size) in enumerate(zip(self.begins, self.sizes)):
+                low = max(column, begin * inner)
+                high = min(column + box.shape[1], (begin + size) * inner)
+                if low < high:
+                    yield part, at // row * size * inner + low - begin * inner, box[:, low - column:high - column]
+            at = until
+
+
+def split_of(name: str, value: torch.Tensor, mesh: "DeviceMesh | None") -> Split | None:
+    """How a parameter is divided over the mesh of all ranks; None if each rank has all of it.
+
+    Errors: ValueError, naming the parameter, for a DTensor without a mesh, of another mesh, or divided in a way that
+    the service does not have.
+    """
+    if not is_dtensor(value):
+        return None
+    from torch.distributed.tensor import Replicate, Shard  # pylint: disable=import-outside-toplevel
+    if mesh is None:
+        raise ValueError(f"parameter '{name}' is a DTensor: name the mesh of all ranks, shard(model, mesh=...), as "
+                         "init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp')) makes it")
+    names = value.device_mesh.mesh_dim_names or ()
+    unknown = [n for n in names if n not in mesh.mesh_dim_names]
+    if unknown or not names:
+        raise ValueError(f"parameter '{name}' is divided over {unknown or 'a mesh without names'}, and the mesh of all "
+                         f"ranks has {', '.join(mesh.mesh_dim_names)}: make its mesh from that one, mesh['tp']")
+    if value.is_meta:
+        raise ValueError(f"parameter '{name}' is a DTensor on the meta device: give it values before shard()")
+    if value._backward_hooks or value._post_accumulate_grad_hooks:  # pylint: disable=protected-access
+        raise ValueError(f"parameter '{name}' is a DTensor and has a hook, which would see a part of the gradient: set it on "
+                         "the module")
+    divided = [(along, p) for along, p in zip(names, value.placements) if not isinstance(p, Replicate)]
+    if not divided:
+        return None
+    along, placement = divided[0]
+    if len(divided) > 1 or type(placement) is not Shard:
+        raise ValueError(f"parameter '{name}' is placed as {', '.join(map(str, value.placements))}; zerod holds Replicate() and "
+                         "one Shard(dim)")
+    ranks = mesh.mesh.movedim(mesh.mesh_dim_names.index(along), 0).flatten(1).tolist()
+    own = next(part for part, of in enumerate(ranks) if mesh.get_rank() in of)
+    return Split(value, placement.dim % value.dim(), along, own, [sorted(of) for of in ranks])
+
+
+def check_mesh(mesh: "DeviceMesh", rank: int, world_size: int) -> None:
+    """ValueError if the mesh does not have the job's ranks."""
+    if not mesh.mesh_dim_names:
+        raise ValueError("the mesh has no names: init_device_mesh(..., mesh_dim_names=('dp', 'tp'))")
+    if sorted(mesh.mesh.flatten().tolist()) != list(range(world_size)):
+        raise ValueError(f"the mesh has {mesh.size()} ranks, and the job has {world_size}: pass the mesh of all ranks, which "
+                         "the parallel dimensions are taken from")
+    if mesh.get_rank() != rank:
+        raise ValueError(f"this process is rank {mesh.get_rank()} of the mesh and rank {rank} of the job: start it by "
+                         "torchrun or srun, or connect with that rank")
