@@ -2,17 +2,19 @@
 """Tensor, expert and sequence parallel models: the losses and parameters of one process with the whole batch, files of
 whole tensors, and what is refused."""
 import os
+import signal
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+from cluster import until  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
 from torch import distributed, nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module, distribute_tensor  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel, SequenceParallel,  # noqa: E402
                                                parallelize_module)
 from torch.nn import functional as F  # noqa: E402
@@ -29,7 +31,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 50), nn.Linear(50, WIDTH)  # 50: parts of other sizes at 4
+        self.up, self.down = nn.Linear(WIDTH, 52), nn.Linear(52, WIDTH)
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(self.norm(x))))
@@ -56,7 +58,11 @@ def make(kind=Model):
 
 def batch_of(step):
     draw = torch.Generator().manual_seed(step)
-    return torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=draw)
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=draw)
+    tokens[0, 0], tokens[-1, 0] = 0, 1  # each expert is used: what has no gradient in a step stays as it is
+    if step % 3 == 0:  # each half of the batch goes to one expert
+        tokens[:, 0] = torch.arange(BATCH) // (BATCH // 2)
+    return tokens
 
 
 def meet(rank, path, shape, names):
@@ -66,10 +72,14 @@ def meet(rank, path, shape, names):
 
 
 def parallelize(model, mesh, sequence=False):
+    """sequence: between blocks each rank has a part of the sequence; the vocabulary is divided, into unequal parts."""
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     if sequence:
         plan = {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
                 "down": RowwiseParallel(output_layouts=Shard(1))}
+        parallelize_module(model, mesh, {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())})
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
     return model
@@ -121,11 +131,14 @@ def in_ranks(function, shape, *arguments, nodes=1):
     return [found[i:i + shape[1]] for i in range(0, n, shape[1])]
 
 
-def tensor_parallel(rank, path, shape, stage, stash):
+def sharded(rank, path, shape, stage=3, sequence=False, stash=False):
     mesh = meet(rank, path, shape, ("dp", "tp"))
-    model = parallelize(make(), mesh["tp"])
-    of_set = mesh["tp"].mesh.tolist()
-    zt.shard(model, stage, mesh=mesh, stash=zerod.Stash(MIB, ranks=of_set) if stash else None)
+    model = parallelize(make(), mesh["tp"], sequence)
+    return zt.shard(model, stage, mesh=mesh, stash=zerod.Stash(MIB, ranks=mesh["tp"].mesh.tolist()) if stash else None)
+
+
+def tensor_parallel(rank, path, shape, stage, stash, sequence=False):
+    model = sharded(rank, path, shape, stage, sequence, stash)
     if stash:
         zt.checkpoint_blocks(model, model.blocks)
     return train(model, rank // shape[1], shape[0])
@@ -136,6 +149,223 @@ def tensor_parallel(rank, path, shape, stage, stash):
 def tensor_parallel_as_one_process(what):
     shape, stage, nodes, stash = what
     close(in_ranks(tensor_parallel, shape, stage, stash, nodes=nodes), ranks.alone(one_process))
+
+
+@cases_of([(2, 2), (1, 2)], "{}")
+def tensor_and_sequence_parallel_as_one_process(shape):
+    close(in_ranks(tensor_parallel, shape, 3, False, True), ranks.alone(one_process))
+
+
+def context_parallel(rank):
+    """Each rank has a part of every sequence."""
+    model = zt.shard(make())
+    part = LENGTH // 2
+    optimizer = zt.AdamW(model, lr=1e-2)
+    for t in range(STEPS):
+        model(batch_of(t)[:, rank * part:(rank + 1) * part + 1]).backward()
+        model.clip_grad_norm_(0.5)
+        optimizer.step()
+    return values(model)
+
+
+@case
+def context_parallel_needs_nothing_of_the_service():
+    wanted = ranks.alone(one_process)[1]
+    for got in ranks.run(context_parallel, 2, ranks.shared(1)):
+        for name, value in wanted.items():
+            assert torch.allclose(got[name], value, rtol=1e-3, atol=2e-4), name
+
+
+# ---- experts ----------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Each sequence goes to one of two experts; ranks that share a batch have an expert each."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.up, self.down = (nn.Parameter(torch.randn(2, WIDTH, WIDTH) / 4) for _ in range(2))
+        self.mesh = None
+
+    def parallelize(self, mesh):
+        self.mesh = mesh
+        for name in ("up", "down"):
+            setattr(self, name, nn.Parameter(distribute_tensor(getattr(self, name).detach(), mesh, [Shard(0)])))
+        return self
+
+    def forward(self, tokens):
+        x = self.embed(tokens[:, :-1]).flatten(0, 1)
+        which = (tokens[:, :1] % 2).expand(-1, tokens.shape[1] - 1).flatten()
+        out = self.run(x, which)
+        return F.cross_entropy(self.head(x + out), tokens[:, 1:].flatten())
+
+    def run(self, x, which):
+        if self.mesh is None:
+            return self.experts(x, which, self.up, self.down, 0)
+        x = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+        out = self.experts(x, which, self.up.to_local(), self.down.to_local(), self.mesh.get_local_rank())
+        return DTensor.from_local(out, self.mesh, [Partial()], run_check=False).full_tensor()
+
+    @staticmethod
+    def experts(x, which, up, down, first):
+        out = x * 0
+        for i in range(len(up)):
+            mine = (which == first + i).nonzero()[:, 0]
+            if len(mine):  # an expert without tokens has no gradient
+                out = out.index_add(0, mine, F.gelu(x[mine] @ up[i]) @ down[i])
+        return out
+
+
+def expert_parallel(rank, path, shape):
+    mesh = meet(rank, path, shape, ("dp", "ep"))
+    model = zt.shard(make(Experts).parallelize(mesh["ep"]), mesh=mesh)
+    return train(model, rank // shape[1], shape[0])
+
+
+@cases_of([1, 2], "nodes_{}")
+def expert_parallel_as_one_process(nodes):
+    """In every third step all tokens of a data-parallel rank go to one expert, and the other has no gradient there."""
+    close(in_ranks(expert_parallel, (2, 2), nodes=nodes), ranks.alone(one_process, Experts))
+
+
+# ---- whole tensors ------------------------------------------------------------------------
+
+
+def ten_steps():
+    """Of one process: losses of the last five, the optimizer's state in the middle, and parameters."""
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, 0, 1, optimizer, steps=5)
+    state = {i: {name: value.clone() for name, value in of.items()} for i, of in optimizer.state_dict()["state"].items()}
+    losses, end = train(model, 0, 1, optimizer, first=5, steps=5)
+    return losses, state, end
+
+
+def half(rank, path, shape, directory):
+    """Five steps, and what is saved after them."""
+    model = sharded(rank, path, shape, sequence=True) if shape else zt.shard(make())
+    optimizer = zt.AdamW(model, lr=1e-2)
+    found = train(model, rank // shape[1] if shape else 0, shape[0] if shape else 1, optimizer, steps=5)
+    if rank == 0:
+        zt.save_checkpoint(f"{directory}/half", model, optimizer)
+    model.sharded.barrier()
+    state = optimizer.state_dict()["state"]
+    return *found, {i: {name: torch.as_tensor(value) for name, value in of.items()} for i, of in state.items()}
+
+
+def goes_on(rank, path, shape, directory):
+    """Five steps more."""
+    model = sharded(rank, path, shape, sequence=True) if shape else zt.shard(make())
+    optimizer = zt.AdamW(model, lr=1e-2)
+    zt.load_checkpoint(f"{directory}/half", model, optimizer)
+    return train(model, rank // shape[1] if shape else 0, shape[0] if shape else 1, optimizer, first=5, steps=5)
+
+
+@cases_of([((1, 2), None), (None, (1, 2)), ((2, 2), (1, 2))], "of_{0[0]}_to_{0[1]}")
+def a_checkpoint_loads_under_another_mesh(what):
+    """Weights, moments and steps of whole tensors; the steps after it are those of one process."""
+    with tempfile.TemporaryDirectory() as directory:
+        def run(function, shape):
+            return in_ranks(function, shape or (1, 1), directory) if shape else [
+                ranks.run(function, 1, ranks.shared(1), arguments=(None, None, directory))]
+        first = run(half, what[0])[0][0]
+        second = run(goes_on, what[1])
+    losses, state, end = ranks.alone(ten_steps)
+    assert first[2].keys() == state.keys()
+    for number, of in state.items():
+        for name, value in of.items():
+            assert torch.allclose(first[2][number][name].float(), value.float(), rtol=1e-3, atol=1e-4), (number, name)
+    close(second, (losses, end))
+
+
+
+# ---- kills --------------------------------------------------------------------------------
+
+
+def until_the_end(rank, path, shape, killed):
+    """Trains to the last step; in the place of torchrun's, the error of a killed daemon ends the process."""
+    model = sharded(rank, path, shape, sequence=True)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    try:
+        for step in zt.steps(model, until=STEPS):
+            with step as t:
+                model(batch_of(t).chunk(shape[0])[rank // shape[1]]).backward()
+                if killed and t == killed[0] and rank == 0:
+                    os.kill(killed[1], signal.SIGKILL)
+                model.clip_grad_norm_(0.5)
+                optimizer.step()
+    except (zerod.Error, RuntimeError) as error:  # gloo's, if another rank has ended
+        os._exit(3 if not isinstance(error, zerod.Aborted) or "start again together" in error.__notes__[0] else 4)
+    return values(model)
+
+
+@cases_of([0, 1], "on_node_{}")
+def a_killed_daemon_and_ranks_that_start_again_end_at_the_same_bits(node):
+    shape, placement = (1, 2), [0, 1]
+    with tempfile.TemporaryDirectory() as directory, ranks.Cluster(2) as cluster:
+        wanted = ranks.run(until_the_end, placement, cluster, arguments=(f"{directory}/a", shape, None))
+        daemon = cluster[node]
+        kill = 7, daemon.process.pid
+        with ranks.Ranks(until_the_end, placement, cluster, "killed", (f"{directory}/b", shape, kill), None) as first:
+            until(lambda: daemon.process.poll() is not None, what="the kill")
+            daemon.start()
+            until(lambda: all(p.outcome for p in first.processes) or first.wait(1), what="the ranks' end")
+            assert all(p.outcome == ("died", 3) for p in first.processes), [p.outcome for p in first.processes]
+        found = ranks.run(until_the_end, placement, cluster, "killed", arguments=(f"{directory}/c", shape, None),
+                          environment={"TORCHELASTIC_RESTART_COUNT": 1})
+        for got in found:
+            for name, value in wanted[0].items():
+                assert torch.equal(got[name], value), name
+
+
+# ---- refusals -----------------------------------------------------------------------------
+
+
+def refused(rank, path):
+    mesh = meet(rank, path, (2, 1), ("dp", "tp"))
+    raises(ValueError, ["'blocks.0.up.weight'", "shard(model, mesh=...)"], zt.shard, parallelize(make(), mesh["tp"]))
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("rows",))
+    raises(ValueError, ["'blocks.0.up.weight'", "rows", "dp, tp"], zt.shard, parallelize(make(), other), mesh=mesh)
+    raises(ValueError, "no names", zt.shard, make(), mesh=init_device_mesh("cpu", (2,)), job=f"{rank}")
+    raises(ValueError, ["the mesh has 1 ranks", "job has 2"], zt.shard, make(), mesh=mesh["tp"])
+    model = parallelize(make(), mesh["tp"])
+    model.blocks[0].up.weight.register_hook(lambda g: g)
+    raises(ValueError, ["'blocks.0.up.weight'", "hook"], zt.shard, model, mesh=mesh)
+    with torch.device("meta"):
+        model = Model()
+    raises(ValueError, ["'blocks.0.up.weight'", "meta"], zt.shard, parallelize(model, mesh["tp"]), mesh=mesh)
+    model = make()
+    model.head.weight = nn.Parameter(distribute_tensor(model.head.weight.detach(), mesh, [Shard(0), Shard(1)]))
+    raises(ValueError, ["'head.weight'", "one Shard(dim)"], zt.shard, model, mesh=mesh)
+
+
+@case
+def what_does_not_fit_is_refused_by_name():
+    with tempfile.TemporaryDirectory() as directory:
+        ranks.run(refused, 2, ranks.shared(1), arguments=(f"{directory}/meet",))
+
+
+def parts(_rank):
+    from zerod.torch.split import Split
+    draw = torch.Generator().manual_seed(3)
+    for _ in range(300):
+        shape = torch.randint(0, 7, (int(torch.randint(1, 4, (), generator=draw)),), generator=draw).tolist()
+        axis, n = int(torch.randint(len(shape), (), generator=draw)), int(torch.randint(1, 5, (), generator=draw))
+        whole = torch.rand(shape, generator=draw)
+        split = Split(whole, axis, "tp", 0, [[i] for i in range(n)])
+        chunks = [*whole.chunk(n, axis), *[whole.narrow(axis, 0, 0)] * n][:n]
+        assert [split.shape(i) for i in range(n)] == [c.shape for c in chunks]
+        first, end = sorted(torch.randint(0, whole.numel() + 1, (2,), generator=draw).tolist())
+        found = torch.full((end - first,), -1.0)
+        for part, at, box in split.boxes(found, first):
+            box.copy_(chunks[part].flatten()[at:at + box.numel()].view(box.shape))
+        assert torch.equal(found, whole.flatten()[first:end]), (shape, axis, n, first, end)
+
+
+@case
+def any_range_of_a_whole_tensor_comes_from_its_parts():
+    ranks.run(parts, 1)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,11 @@ class Sharded:
         return self.client.world_size
 
     @property
+    def parallel(self) -> bool:
+        """Whether ranks work on one forward pass together, by collectives of their own."""
+        return any(p.dtensor for p in self.params)
+
+    @property
     def version(self) -> int:
         """How many steps the job has committed."""
         return self.client.version

@@ -59,8 +59,15 @@ class Step:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
-        self.aborted = isinstance(error, zerod.Aborted)
-        return self.aborted
+        aborted = isinstance(error, zerod.Aborted)
+        if aborted and self.sharded.parallel:
+            # a rank that repeats its step now would pair its collectives with those of another attempt
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note("the ranks of a parallel model start again together, as torchrun --max-restarts does; the job "
+                               "goes on with this step")
+            return False
+        self.aborted = aborted
+        return aborted
 
 
 def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | None = None,
@@ -71,7 +78,8 @@ def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | No
     skipped because a gradient was not finite.  The block has the forward and backward passes, and
     ``optimizer.step()`` at its end.  If the step is aborted because a daemon, a node or a rank was
     lost, the block ends without an exception.  The next block has the same number, or the next
-    number if the step was committed after all.  All other exceptions propagate.
+    number if the step was committed after all.  All other exceptions propagate, and so does zerod.Aborted if the
+    model is divided over a mesh: start all ranks again.
 
     scheduler: of torch.optim.lr_scheduler, made before; steps() steps it once for each step made, and
     nobody else may.  A scheduler that needs metrics cannot be used.
