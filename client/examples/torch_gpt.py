@@ -5,6 +5,9 @@ On this machine, with two nodes and two ranks:
 
     ./deploy/local-cluster.sh --nodes 2 --ranks 2 client/examples/torch_gpt.py
 
+With --tensor-parallel 2, two ranks divide the layers of each block; with --layer-by-layer --accumulate 4, all four
+micro-batches of a step pass a block while it is there, and zerod keeps their inputs.
+
 On nodes where zerod runs, under any launcher that sets torchrun's variables, or Slurm's:
 
     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-id my-run --rdzv-backend c10d \
@@ -22,7 +25,9 @@ import math
 import time
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 import zerod.torch
@@ -120,7 +125,7 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 
 @torch.no_grad()
 def validation_loss(model: nn.Module, text: Text, count: int, batch: int) -> float:
-    """By one rank alone: a fetch is no collective, and the others wait in their next step."""
+    """By one replica alone: a fetch is no collective, and the others wait in their next step."""
     model.eval()
     parts = text.windows(count).to(next(model.parameters()).device).split(batch)
     total = sum(len(p) * model(p).item() for p in parts)
@@ -128,20 +133,38 @@ def validation_loss(model: nn.Module, text: Text, count: int, batch: int) -> flo
     return total / count
 
 
+def divide(model: GPT, ranks: int) -> DeviceMesh:
+    """Divides the wide layer of each block among so many ranks; the mesh of all ranks."""
+    distributed.init_process_group("gloo")
+    if distributed.get_world_size() % ranks:
+        raise SystemExit(f"--tensor-parallel {ranks} does not divide {distributed.get_world_size()} ranks")
+    mesh = init_device_mesh("cpu", (distributed.get_world_size() // ranks, ranks), mesh_dim_names=("dp", "tp"))
+    for block in model.blocks:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return mesh
+
+
 def train(args: argparse.Namespace) -> None:
     text = Text(args.text, args.context)
     torch.manual_seed(args.seed)
     model = GPT(args.layers, args.heads, args.width, args.context)
+    mesh = divide(model, args.tensor_parallel) if args.tensor_parallel > 1 else None
+    inputs = args.batch * args.context * args.width * 4  # bytes of a block's, at most
     # zerod: groups are the blocks, and the rest
-    model = zerod.torch.shard(model, stage=args.stage, device=args.device)
+    model = zerod.torch.shard(model, stage=args.stage, device=args.device, mesh=mesh,
+                              stash=2 * args.layers * inputs if args.layer_by_layer else None)
     client = model.sharded.client
+    replicas = client.world_size // args.tensor_parallel  # ranks with batches of their own
+    replica = client.rank // args.tensor_parallel
+    validates = replica == 0  # with its partners, if it has any
+    layers = zerod.torch.LayerByLayer(model, model.blocks, args.accumulate) if args.layer_by_layer else None
     optimizer = zerod.torch.AdamW(model, param_groups(model, args.weight_decay), lr=args.lr,
                                   betas=(0.9, 0.95))  # zerod: the model comes first
     first = model.sharded.steps_made  # zerod: by the job; 0 for a new one
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda t: schedule(t, args.steps, args.warmup))
-    if args.batch % (client.world_size * args.accumulate):
-        raise SystemExit(f"--batch {args.batch} is no multiple of {client.world_size} ranks times "
+    if args.batch % (replicas * args.accumulate):
+        raise SystemExit(f"--batch {args.batch} is no multiple of {replicas} ranks times "
                          f"{args.accumulate} micro-batches")
 
     def report(step: int, **values: float) -> None:
@@ -152,6 +175,7 @@ def train(args: argparse.Namespace) -> None:
     if client.rank == 0:
         print(f"job {client.job}: {sum(p.numel() for p in model.parameters()):,} parameters, "
               f"{client.world_size} ranks" + (f", goes on after step {first}" if first else ""))
+    if validates:
         report(first, validation=validation_loss(model, text, args.windows, args.batch))
     began, since = time.monotonic(), first
     # zerod: steps() begins where the job stands, and steps the scheduler; a step during which
@@ -159,8 +183,10 @@ def train(args: argparse.Namespace) -> None:
     for step in zerod.torch.steps(model, until=args.steps, scheduler=scheduler, seed=args.seed):
         with step as done:
             batch = text.batch(args.seed, done, args.batch).to(args.device)
-            loss = 0.0
-            for part in batch.chunk(client.world_size)[client.rank].chunk(args.accumulate):
+            batch, loss = batch.chunk(replicas)[replica], 0.0
+            if layers:
+                loss = layers.forward_backward(lambda m, part: m(part) / args.accumulate, batch).sum().item()
+            for part in () if layers else batch.chunk(args.accumulate):
                 part_loss = model(part) / args.accumulate
                 part_loss.backward()  # zerod: pushes each block's gradient when it is complete
                 loss += part_loss.item()
@@ -175,10 +201,11 @@ def train(args: argparse.Namespace) -> None:
             report(done, loss=loss, grad_norm=optimizer.grad_norm,
                    lr=scheduler.get_last_lr()[0], **{"tokens/s": tokens / (now - began)})
             began, since = now, done
-        if client.rank == 0 and args.eval_every and done % args.eval_every == 0:
+        if validates and args.eval_every and done % args.eval_every == 0:
             report(done, validation=validation_loss(model, text, args.windows, args.batch))
-    if client.rank == 0:
+    if validates:
         loss = validation_loss(model, text, args.windows, args.batch)
+    if client.rank == 0:
         print(f"torch_gpt: validation loss {loss:.4f} nats/byte, {max(first, args.steps)} steps")
 
 
@@ -191,6 +218,8 @@ def arguments() -> argparse.Namespace:
     add("--steps", type=int, default=300, help="of the job, those made before included")
     add("--batch", type=int, default=32, help="sequences a step, of all ranks together")
     add("--accumulate", type=int, default=1, help="micro-batches a step")
+    add("--tensor-parallel", type=int, default=1, metavar="RANKS", help="that divide the layers of each block")
+    add("--layer-by-layer", action="store_true", help="all micro-batches pass a block together; their inputs go to zerod")
     add("--stage", type=int, default=3, choices=(1, 2, 3), help="ZeRO stage")
     add("--device", default="cpu", help="cpu, or cuda:N, which the node's zerod has too")
     add("--layers", type=int, default=4, help="blocks")

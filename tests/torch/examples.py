@@ -12,7 +12,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
 from cluster import SLOW, Tools, spawn  # noqa: E402
-from harness import Skip, case  # noqa: E402
+from harness import Skip, case, cases_of  # noqa: E402
 
 EXAMPLES = os.path.join(ranks.ROOT, "client/examples")
 SCRIPT = os.path.join(ranks.ROOT, "deploy/local-cluster.sh")
@@ -84,6 +84,14 @@ def torch_gpt_learns_alike_with_any_ranks():
                          re.MULTILINE), out
         other = gpt(directory, "--accumulate", 2, "--stage", 2, nodes_ranks=("--ranks", 1))
         assert abs(other[0] - first) < 1e-3 and abs(other[1] - last) < 1e-2, f"{last}, by one rank {other[1]}"
+
+
+@cases_of([("--tensor-parallel", 2), ("--layer-by-layer", "--accumulate", 2)], "{0[0]}")
+def torch_gpt_learns_alike(way):
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
+        first, last, _ = usual()
+        other = gpt(directory, *way)
+        assert abs(other[0] - first) < 1e-3 and abs(other[1] - last) < 1e-2, f"{last}, {way} {other[1]}"
 
 
 @case

@@ -280,6 +280,33 @@ def a_checkpoint_loads_under_another_mesh(what):
 
 
 
+def full(rank, path, shape):
+    """Parameters inside full_params(), before and after one is changed there."""
+    model = sharded(rank, path, shape, sequence=True)
+    with zt.full_params(model):
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with zt.full_params(model, write=True):
+        if rank == 0:
+            with torch.no_grad():
+                model.blocks[1].down.weight.mul_(2)
+    model.sharded.barrier()
+    loss = model(batch_of(0))
+    loss.backward()
+    return before, values(model), loss.detach()
+
+
+@case
+def full_parameters_are_whole_tensors():
+    plain = make()
+    for before, after, loss in in_ranks(full, (1, 2))[0]:
+        for name, value in plain.state_dict().items():
+            assert torch.equal(before[name], value) and torch.equal(
+                after[name], value * (1 + (name == "blocks.1.down.weight"))), name
+    with torch.no_grad():
+        plain.blocks[1].down.weight.mul_(2)
+        assert torch.allclose(plain(batch_of(0)), loss, rtol=1e-5)
+
+
 # ---- kills --------------------------------------------------------------------------------
 
 
