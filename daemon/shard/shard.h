@@ -27,14 +27,13 @@ struct replica {
         uint64_t settling; /* call to answer when the update is over; 0: none */
         struct state *state;
         uint64_t *shard_version; /* [group]: version of the bytes */
-        uint32_t *order;         /* groups in the order in which used_version was asked for; behind the
-                                  * first n_used: as it was before */
+        uint32_t *order;         /* groups: the n_used that ranks asked for, then the others */
+        uint32_t n_used;         /* at used_version */
         uint64_t used_version;
-        uint32_t n_used;
-        uint32_t *idle;          /* [group]: committed steps since its last gradient */
-        uint32_t committed;      /* steps since the state was taken up */
-        uint32_t *pins;          /* [group]: payloads and copies that read the shard */
-        struct list *pulls;      /* [group]: struct pull that wait for a version */
+        uint32_t *idle;     /* [group]: committed steps since its last gradient */
+        uint32_t committed; /* steps since the state was taken up */
+        uint32_t *pins;     /* [group]: payloads and copies that read the shard */
+        struct list *pulls; /* [group]: struct pull that wait for a version */
         struct accumulator *accumulator;
         struct update *update;
         struct capture *capture; /* this owner's part of a checkpoint; or NULL */
@@ -83,7 +82,8 @@ void shard_pin(struct replica *h, uint32_t group);
 void shard_unpin(struct replica *h, uint32_t group);
 /* The shard has reached a version: pulls and gathers that wait for it go on. */
 void shard_ready(struct replica *h, uint32_t group, uint64_t version);
-/* A rank, here or elsewhere, uses the group at that version.  Updates take groups in the order of use. */
+/* A rank, here or elsewhere, uses the group at that version.  Updates take groups in the order of
+ * use. */
 void shard_use(struct replica *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 

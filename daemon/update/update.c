@@ -2,11 +2,11 @@
  * Updates this owner's chunks after a decision.
  *
  * Groups are updated in the order in which ranks used them in the step before, so that the next
- * forward pass waits for its first group alone.  A group whose old bytes somebody still reads (pins)
- * is passed over until the last reader has gone.  Each worker commits chunk by chunk through its
- * undo slot.  On a GPU a group is updated in place (launch.h), also from contributions whose sum was
- * deferred.  A group is at the new version as soon as its last chunk is; the record is finished after
- * the last group.
+ * forward pass waits for its first group alone.  A group whose old bytes somebody still reads
+ * (pins) is passed over until the last reader has gone.  Each worker commits chunk by chunk through
+ * its undo slot.  On a GPU a group is updated in place (launch.h), also from contributions whose
+ * sum was deferred.  A group is at the new version as soon as its last chunk is; the record is
+ * finished after the last group.
  */
 #include "daemon/update/launch.h"
 

@@ -340,8 +340,8 @@ static void remote_free(struct backend *backend)
         free(remote);
 }
 
-/* Room for all that is kept, each rounded up to the stash's unit: 4096 bytes, or a part in 32768 of the
- * whole. */
+/* Room for all that is kept, each rounded up to the stash's unit: 4096 bytes, or a part in 32768 of
+ * the whole. */
 static struct zero_stash stash_of(const struct backend_zero_options *options)
 {
         uint64_t unit = 4096 + options->kept * (options->kept_bytes + 4096) / 16384;

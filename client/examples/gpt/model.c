@@ -1,9 +1,9 @@
 /*
  * The walk over the groups: forward 0 to n, backward n to 0.
  *
- * Layer by layer (L2L, arXiv 2002.05645) all micro-batches of a step pass a group while it is there.  Then
- * the inputs of blocks are kept outside, and a block runs again when its backward begins, so that the
- * memory for activations does not grow with the blocks.
+ * Layer by layer (L2L, arXiv 2002.05645) all micro-batches of a step pass a group while it is
+ * there.  Then the inputs of blocks are kept outside, and a block runs again when its backward
+ * begins, so that the memory for activations does not grow with the blocks.
  *
  * Invariants: a group's parameters are touched only between acquire and release; the last group is
  * acquired once for both directions, since its backward follows at once; the embeddings'
@@ -230,7 +230,8 @@ static int layer(struct gpt *gpt, struct seam *seam, uint32_t index, uint32_t n,
                 const real *x = stream_of(gpt, index, part);
                 real **out = &gpt->streams[gpt->parts ? gpt->parts : index + 1];
                 if (gpt->parts && keeps)
-                        r = seam->ops->keep(seam, key_of(gpt, index, part), x, stream_elements(gpt));
+                        r = seam->ops->keep(seam, key_of(gpt, index, part), x,
+                                            stream_elements(gpt));
                 if (r)
                         return r;
                 block_forward(&gpt->shape, &p, x, &gpt->states[gpt->parts ? 0 : index], *out);

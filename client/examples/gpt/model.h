@@ -22,8 +22,8 @@ void gpt_free(struct gpt *gpt);
 /* Forward only: the mean loss, nats per byte.  Returns what the seam returned. */
 int gpt_evaluate(struct gpt *gpt, struct seam *seam, const struct gpt_batch *batch,
                  double *ret_loss);
-/* Forward and backward of one micro-batch, or of all `parts`: adds the gradient of scale times each mean
- * loss, and pushes every group.  Returns the sum of the mean losses. */
+/* Forward and backward of one micro-batch, or of all `parts`: adds the gradient of scale times each
+ * mean loss, and pushes every group.  Returns the sum of the mean losses. */
 int gpt_train(struct gpt *gpt, struct seam *seam, const struct gpt_batch *batches, double scale,
               bool last, double *ret_loss);
 /* [sequences][context][256] of the last gpt_evaluate(). */

@@ -23,7 +23,7 @@ struct trainer {
         struct backend *backend;
         struct report report;
         uint32_t sequences; /* of a micro-batch */
-        uint8_t *inputs, *targets; /* of all micro-batches */
+        uint8_t *inputs, *targets;
         struct gpt_batch *batches;
         double loss_scale;
 };
@@ -67,8 +67,8 @@ static int compute(struct trainer *t, uint32_t step, double *ret_loss)
                 t->batches[micro] = fill(t, step, micro);
         for (uint32_t micro = 0; micro < n; micro += some) {
                 double loss;
-                int r = gpt_train(t->gpt, &t->backend->seam, &t->batches[micro],
-                                  t->loss_scale / n, micro + some == n, &loss);
+                int r = gpt_train(t->gpt, &t->backend->seam, &t->batches[micro], t->loss_scale / n,
+                                  micro + some == n, &loss);
                 if (r)
                         return r;
                 sum += loss;

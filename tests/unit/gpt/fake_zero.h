@@ -16,7 +16,7 @@ struct fake_zero {
         uint32_t pushes_before_fetch; /* the most in a step before a fetch of the same step */
         uint32_t abort_at; /* the call that aborts, of those that are counted; 0: none */
         uint32_t skipped;  /* steps skipped because a gradient was not finite */
-        uint32_t calls;    /* of zero_step(), zero_fetch(), zero_stash_write() and zero_stash_read() */
+        uint32_t calls;    /* of those that are counted: steps, fetches, the stash */
         bool outlives;     /* the job outlives its trainer; the next zero_attach() finds the job */
 };
 extern struct fake_zero fake_zero;
