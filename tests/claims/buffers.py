@@ -8,6 +8,7 @@ from activations import own
 
 # a table of the chunks of its shards: 40 bytes for every 256 elements or more, a half of them on each node
 CHUNKS = 40 / 256 / 2
+NOISE = 2 << 20  # of what two processes have to themselves
 RECORDS = "most is the daemon's table of the chunks of its shards, 40 bytes each"
 
 
@@ -34,4 +35,4 @@ def fill(table, quick):
     table.row("ZeRO 6.2", f"C_B, gather and push windows: growth {where}, bytes", "0, of 4 Psi", 0, growth[0], 0, 0,
               of=fused, note=f"{small[0]:,} at {few * size:,}")
     table.row("ZeRO 6.2", f"C_B, daemon's and trainer's own memory: growth {where}, bytes", "0, of 4 Psi", 0, growth[1],
-              -0.01, 0.01, of=fused, known=[0.01, CHUNKS / 4 + 0.01], note=RECORDS)
+              -0.01, 0.01, of=fused, known=[0.01, CHUNKS / 4 + NOISE / fused], note=RECORDS)

@@ -153,7 +153,8 @@ def bert(table, cluster):
     what = "BERT-Large's shape, 2 x 128 tokens: most bytes of"
     table.row("L2L", f"{what} the trainer", "at most 0.55 x plain PyTorch", 0.55 * plain, trainer, least=0,
               most=1, note=f"plain PyTorch {plain:,}")
-    table.row("L2L", f"{what} trainer and daemon", "at most plain PyTorch", plain, both, least=0, most=1)
+    table.row("L2L", f"{what} trainer and daemon", "at most plain PyTorch", plain, both, least=0, most=1,
+              note="slots of the windows are as large as the largest group, the embedding")
     others = 12 * size  # gradients and two moments, in fp32
     table.row("L2L", f"{what} trainer and daemon, without gradients and moments", "at most plain PyTorch", plain - others,
               both - others, least=0, most=1, note="weights and activations, and buffers")
