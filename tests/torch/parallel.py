@@ -186,10 +186,11 @@ class Experts(nn.Module):
         super().__init__()
         self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
         self.up, self.down = (nn.Parameter(torch.randn(2, WIDTH, WIDTH) / 4) for _ in range(2))
-        self.mesh = None
+        self.mesh, self.exchanges = None, False
 
-    def parallelize(self, mesh):
-        self.mesh = mesh
+    def parallelize(self, mesh, exchanges):
+        """exchanges: ranks along the mesh have batches of their own, and send each expert its tokens."""
+        self.mesh, self.exchanges = mesh, exchanges
         for name in ("up", "down"):
             setattr(self, name, nn.Parameter(distribute_tensor(getattr(self, name).detach(), mesh, [Shard(0)])))
         return self
@@ -203,9 +204,11 @@ class Experts(nn.Module):
     def run(self, x, which):
         if self.mesh is None:
             return self.experts(x, which, self.up, self.down, 0)
-        x = DTensor.from_local(x, self.mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+        of = Shard(0) if self.exchanges else Replicate()
+        x = DTensor.from_local(x, self.mesh, [of], run_check=False).full_tensor(grad_placements=[Partial()])
+        which = DTensor.from_local(which, self.mesh, [of], run_check=False).full_tensor()
         out = self.experts(x, which, self.up.to_local(), self.down.to_local(), self.mesh.get_local_rank())
-        return DTensor.from_local(out, self.mesh, [Partial()], run_check=False).full_tensor()
+        return DTensor.from_local(out, self.mesh, [Partial()], run_check=False).redistribute(placements=[of]).to_local()
 
     @staticmethod
     def experts(x, which, up, down, first):
@@ -217,16 +220,24 @@ class Experts(nn.Module):
         return out
 
 
-def expert_parallel(rank, path, shape):
+def expert_parallel(rank, path, shape, exchanges):
     mesh = meet(rank, path, shape, ("dp", "ep"))
-    model = zt.shard(make(Experts).parallelize(mesh["ep"]), mesh=mesh)
+    model = zt.shard(make(Experts).parallelize(mesh["ep"], exchanges), mesh=mesh, data=("dp", "ep") if exchanges else None)
+    if exchanges:
+        return train(model, rank, 4)
     return train(model, rank // shape[1], shape[0])
 
 
 @cases_of([1, 2], "nodes_{}")
 def expert_parallel_as_one_process(nodes):
     """In every third step all tokens of a data-parallel rank go to one expert, and the other has no gradient there."""
-    close(in_ranks(expert_parallel, (2, 2), nodes=nodes), ranks.alone(one_process, Experts))
+    close(in_ranks(expert_parallel, (2, 2), False, nodes=nodes), ranks.alone(one_process, Experts))
+
+
+@case
+def experts_that_get_tokens_of_other_ranks():
+    found = in_ranks(expert_parallel, (2, 2), True)
+    close([[of] for row in found for of in row], ranks.alone(one_process, Experts))
 
 
 # ---- whole tensors ------------------------------------------------------------------------
@@ -354,6 +365,8 @@ def refused(rank, path):
     raises(ValueError, ["'blocks.0.up.weight'", "shard(model, mesh=...)"], zt.shard, parallelize(make(), mesh["tp"]))
     other = init_device_mesh("cpu", (2,), mesh_dim_names=("rows",))
     raises(ValueError, ["'blocks.0.up.weight'", "rows", "dp, tp"], zt.shard, parallelize(make(), other), mesh=mesh)
+    raises(ValueError, ["rows", "dp, tp"], zt.shard, make(), mesh=mesh, data=("rows",))
+    raises(ValueError, "mesh=", zt.shard, make(), data=("dp",))
     raises(ValueError, "no names", zt.shard, make(), mesh=init_device_mesh("cpu", (2,)), job=f"{rank}")
     raises(ValueError, ["the mesh has 1 ranks", "job has 2"], zt.shard, make(), mesh=mesh["tp"])
     model = parallelize(make(), mesh["tp"])

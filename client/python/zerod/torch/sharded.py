@@ -118,13 +118,18 @@ class Sharded:
     def read(self, param: ShardedParam, plane: str = "master", first: int = 0,
              count: int | None = None) -> torch.Tensor:
         """A part of a parameter's plane: flat, fp32; "serve": the parameter's dtype; "step" and
-        "set": int64 of one element.  Blocks; not collective."""
+        "set": int64 of one element, the most steps of any part.  Blocks; not collective."""
         if plane in STEPS_OF_STATE:
             first, count = 0, 1
         elif count is None:
             count = param.numel - first
         dtype = STEPS_OF_STATE.get(plane, param.dtype if plane == "serve" else torch.float32)
         values = torch.empty(count, dtype=dtype)
+        if plane == "step":  # experts that were not used in a step have made fewer
+            steps = torch.empty(len(param.parts), dtype=dtype)
+            for index, step in zip(param.parts, steps):
+                self.attempt.get(index, plane, 0, 1, step.data_ptr())
+            return steps.max().view(1)
         if param.split is None or plane in STEPS_OF_STATE:
             self.attempt.get(param.index, plane, first, count, values.data_ptr())
             return values

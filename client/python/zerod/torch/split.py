@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,12 +36,13 @@ class Split:
     """How a parameter is divided.
 
     along: the mesh's dimension; own: this rank's coordinate there.  axis: of the tensor.  begins, sizes: of each
-    part, along the axis.  ranks: those with each part.
+    part, along the axis.  ranks: those with each part.  batches: what the sum of their gradients is divided by.
     """
 
     def __init__(self, value: "DTensor", axis: int, along: str, own: int, ranks: list[list[int]]):
         self.axis, self.along, self.own, self.ranks = axis, along, own, ranks
         self.whole = value.shape
+        self.batches = 0
         n, parts = value.shape[axis], len(ranks)
         chunk = -(-n // parts)  # as torch.chunk() divides
         self.begins = [min(n, i * chunk) for i in range(parts)]
@@ -105,10 +106,22 @@ def split_of(name: str, value: torch.Tensor, mesh: "DeviceMesh | None") -> Split
     return Split(value, placement.dim % value.dim(), along, own, [sorted(of) for of in ranks])
 
 
+def count_batches(splits: list[Split], mesh: "DeviceMesh", data: Iterable[str] | None) -> None:
+    """How many ranks have batches of their own: ValueError for a dimension that the mesh does not have.
+
+    A part's gradient comes from the batches of all ranks, whether its own ranks have seen these batches themselves
+    (tensor parallel) or got tokens of other ranks (experts, all-to-all).
+    """
+    names = mesh.mesh_dim_names
+    data = set(names) - {s.along for s in splits} if data is None else set(data)
+    if unknown := data - set(names):
+        raise ValueError(f"data= names {', '.join(sorted(unknown))}, and the mesh has {', '.join(names)}")
+    for split in splits:
+        split.batches = math.prod(mesh.size(names.index(name)) for name in data)
+
+
 def check_mesh(mesh: "DeviceMesh", rank: int, world_size: int) -> None:
     """ValueError if the mesh does not have the job's ranks."""
-    if not mesh.mesh_dim_names:
-        raise ValueError("the mesh has no names: init_device_mesh(..., mesh_dim_names=('dp', 'tp'))")
     if sorted(mesh.mesh.flatten().tolist()) != list(range(world_size)):
         raise ValueError(f"the mesh has {mesh.size()} ranks, and the job has {world_size}: pass the mesh of all ranks, which "
                          "the parallel dimensions are taken from")

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +31,7 @@ from .parameter import Placeholder
 from .place import place_of
 from .plan import DTYPES, Groups, PlannedUnit, find_units
 from .sharded import RESUME, Sharded, check_resume, sharded_of
-from .split import check_mesh, local_of, split_of
+from .split import check_mesh, count_batches, local_of, split_of
 from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
             for part in range(len(split.ranks) if split else 1):
                 where = f"@{split.along}{part}" if split else ""
                 index = layout.group(name + where, DTYPES[params[0].dtype], split and split.ranks[part],
-                                     optimizer=sharded.optimizer_name)
+                                     split.batches if split else 0, optimizer=sharded.optimizer_name)
                 for p in params:
                     p.parts.append(layout.tensor(index, p.name + where, tuple(p.split.shape(part) if split else p.shape),
                                                  frozen=not p.trainable))
@@ -216,7 +216,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
           keep: bool = True, optimizer: str = "adamw",
-          stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None) -> nn.Module:
+          stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
+          data: Iterable[str] | None = None) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
@@ -260,6 +261,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     mesh: of a model that tensor or expert parallelism has divided
     (torch.distributed.tensor.parallel.parallelize_module()), the named mesh of all ranks that the parallel
     dimension is taken from; see :mod:`zerod.torch.split`.
+    data: names of the mesh's dimensions along which ranks have batches of their own; None: those that divide no
+    parameter.  Experts whose ranks have batches of their own and exchange tokens need it: data=("dp", "ep").
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
@@ -279,8 +282,14 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     planned = find_units(model, groups, marked)
     if not any(u.params for u in planned):
         raise ValueError(f"{type(model).__name__} has no parameters")
+    if mesh is not None and not mesh.mesh_dim_names:
+        raise ValueError("the mesh has no names: init_device_mesh(..., mesh_dim_names=('dp', 'tp'))")
     for p in (p for u in planned for p in u.params):
         p.split = split_of(p.name, p.value, mesh)
+    if mesh is not None:
+        count_batches([p.split for u in planned for p in u.params if p.split], mesh, data)
+    elif data is not None:
+        raise ValueError("data= names dimensions of a mesh: pass mesh= too")
     grad_dtype = _grad_dtype(planned)
     reduce_dtype = reduce_dtype or grad_dtype
     if reduce_dtype not in DTYPES:
