@@ -55,8 +55,10 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     the process `target`.  (checksum of the parameters, what was kept, learning rate)"""
     options = dict(options)
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
-    at, layerwise = options.pop("at", AT), options.pop("layerwise", False)
-    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S))
+    at, layerwise, stash = options.pop("at", AT), options.pop("layerwise", False), options.pop("stash", False)
+    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S), stash=1 << 20 if stash else None)
+    if stash and not layerwise:
+        zt.checkpoint_blocks(model, model.blocks)
     optimizer = zt.AdamW(model, lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     layers = zt.LayerByLayer(model, model.blocks, MICRO_BATCHES)
