@@ -297,10 +297,9 @@ def full(rank, path, shape):
     with zt.full_params(model):
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
     model.sharded.barrier()
-    with zt.full_params(model, write=True):
-        if rank == 0:
-            with torch.no_grad():
-                model.blocks[1].down.weight.mul_(2)
+    if rank == 0:
+        with zt.full_params(model, write=True), torch.no_grad():
+            model.blocks[1].down.weight.mul_(2)
     model.sharded.barrier()
     loss = model(batch_of(0))
     loss.backward()
