@@ -68,6 +68,28 @@ void layout_hash(const layout *l, uint8_t ret_hash[static LAYOUT_HASH]);
  * 'wte': shape [50257, 768] here, [50304, 768] there"). */
 bool layout_equal(const layout *here, const layout *there, char *text, size_t size);
 
+/* The same of two groups, whatever their ranks. */
+bool layout_group_equal(const layout *here, uint32_t g, const layout *there, uint32_t h, char *text,
+                        size_t size);
+
+/* ---- layout_compose.c: ranks that work on different groups ---- */
+
+/* What a rank brings: the groups that it works on, which list no ranks. */
+struct layout_part {
+        const layout *layout;
+        uint32_t stage;
+};
+/*
+ * Puts the parts of all ranks together.  A group has the ranks that bring it; groups are in the
+ * order of their first stage, then of its first rank, then of that rank's part.  ZERO_ELAYOUT:
+ * ranks bring different groups under one name, or one tensor in two groups.
+ */
+int layout_compose(const struct layout_part *parts /* [world_size] */, uint32_t world_size,
+                   layout **ret, struct fault *fault);
+/* Whether these are the groups of the rank; else `text` says how they differ. */
+bool layout_has_part(const layout *whole, const layout *part, uint32_t rank, char *text,
+                     size_t size);
+
 /* Whether a rank pushes gradients of the group; the group's divisor in effect. */
 bool layout_group_has_rank(const struct layout_group *g, uint32_t rank);
 double layout_group_divisor(const struct layout_group *g, uint32_t world_size);

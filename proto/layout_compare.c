@@ -76,9 +76,6 @@ static bool group_differs(const struct layout_group *a, const struct layout_grou
         if (a->dtype != b->dtype)
                 snprintf(text, size, "dtype %s here, %s there", dtype_name(a->dtype),
                          dtype_name(b->dtype));
-        else if (!same_ranks(a, b))
-                snprintf(text, size, "ranks %s here, %s there", ranks_text(a).text,
-                         ranks_text(b).text);
         else if (!same_bits(a->divisor, b->divisor))
                 snprintf(text, size, "divisor %.17g here, %.17g there", a->divisor, b->divisor);
         else if (strcmp(a->optimizer, b->optimizer) != 0)
@@ -114,11 +111,11 @@ static bool tensor_differs(const struct layout_tensor *a, const struct layout_te
 
 enum { DETAIL = 512 };
 
-/* Compares the tensors that group g has on both sides. */
-static bool tensors_equal(const layout *here, const layout *there, uint32_t g, char *text,
-                          size_t size)
+/* Compares the tensors of a group, which is number g here. */
+static bool tensors_equal(const layout *here, const layout *there, uint32_t g,
+                          const struct layout_group *b, char *text, size_t size)
 {
-        const struct layout_group *a = &here->groups[g], *b = &there->groups[g];
+        const struct layout_group *a = &here->groups[g];
         struct text_quote group = text_quote(a->name);
         uint32_t n = a->n_tensors < b->n_tensors ? a->n_tensors : b->n_tensors;
         char detail[DETAIL];
@@ -144,10 +141,10 @@ static bool tensors_equal(const layout *here, const layout *there, uint32_t g, c
         return a->n_tensors == b->n_tensors;
 }
 
-static bool groups_equal(const layout *here, const layout *there, uint32_t g, char *text,
-                         size_t size)
+bool layout_group_equal(const layout *here, uint32_t g, const layout *there, uint32_t h, char *text,
+                        size_t size)
 {
-        const struct layout_group *a = &here->groups[g], *b = &there->groups[g];
+        const struct layout_group *a = &here->groups[g], *b = &there->groups[h];
         char detail[DETAIL];
 
         if (strcmp(a->name, b->name) != 0) {
@@ -159,7 +156,21 @@ static bool groups_equal(const layout *here, const layout *there, uint32_t g, ch
                 snprintf(text, size, "group %u %s: %s", g, text_quote(a->name).text, detail);
                 return false;
         }
-        return tensors_equal(here, there, g, text, size);
+        return tensors_equal(here, there, g, b, text, size);
+}
+
+/* Ranks as well as all else. */
+static bool groups_equal(const layout *here, const layout *there, uint32_t g, char *text,
+                         size_t size)
+{
+        const struct layout_group *a = &here->groups[g], *b = &there->groups[g];
+
+        if (strcmp(a->name, b->name) == 0 && !same_ranks(a, b)) {
+                snprintf(text, size, "group %u %s: ranks %s here, %s there", g,
+                         text_quote(a->name).text, ranks_text(a).text, ranks_text(b).text);
+                return false;
+        }
+        return layout_group_equal(here, g, there, g, text, size);
 }
 
 bool layout_equal(const layout *here, const layout *there, char *text, size_t size)

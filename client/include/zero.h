@@ -204,6 +204,20 @@ struct zero_needs {
 };
 
 /*
+ * Puts the layout of a job together whose ranks work on different groups, as the stages of a pipeline
+ * do (GPipe, arXiv 1811.06965).  Each rank passes the groups that it works on, which list no ranks:
+ * a group has the ranks that bring it, and they bring it alike.  [blocks] until all ranks have
+ * called.  *ret_layout has all groups, in the order of their first stage, then of its first rank, then
+ * of that rank's part; the caller attaches with it, finds its tensors there by name, and frees it.
+ * A tensor that several stages share is the tensor of one group that they all bring.
+ * A job that exists keeps its layout: a rank that returns brings the part that it brought before.
+ * ZERO_ELAYOUT says which ranks bring what differently, or how the part differs from the job's;
+ * ZERO_ERANK: another process of the rank has called, or ranks have another world size;
+ * ZERO_EDEADLINE names who has not called.
+ */
+int zero_compose(struct zero_client *client, const struct zero_layout *part, uint32_t stage,
+                 struct zero_layout **ret_layout);
+/*
  * Joins the job as the rank given to zero_connect(); creates the job if it is
  * new. [blocks] until all ranks have attached.  All ranks must pass the same
  * layout: every rank that is attaching gets ZERO_ELAYOUT with the first difference, and

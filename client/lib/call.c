@@ -30,6 +30,8 @@ static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
                 return ZERO__REPLY__BODY_STASH;
         case ZERO__REQUEST__BODY_QUERY:
                 return ZERO__REPLY__BODY_QUERY;
+        case ZERO__REQUEST__BODY_COMPOSE:
+                return ZERO__REPLY__BODY_COMPOSED;
         default:
                 return ZERO__REPLY__BODY__NOT_SET;
         }

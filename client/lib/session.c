@@ -117,8 +117,11 @@ int client_resume(struct zero_client *c)
 
 /* ---- attaching for the first time -------------------------------------- */
 
+/* One try of a call before the rank is attached. */
+typedef int try(struct zero_client *c, void *call);
+
 /* Tries again while the connection is lost; a refusal is the caller's. */
-static int enter(struct zero_client *c, const layout *l, const struct zero_needs *needs)
+static int enter(struct zero_client *c, try *one, void *call)
 {
         struct tries t = { .until_ms = c->began_ms + c->timeout_ms, .pause_ms = PAUSE_FIRST_MS };
         int r;
@@ -127,7 +130,7 @@ static int enter(struct zero_client *c, const layout *l, const struct zero_needs
         for (;;) {
                 r = reach(c, &t);
                 if (r == 0)
-                        r = client_join(c, l, needs, false);
+                        r = one(c, call);
                 if (r == 0 || !c->lost || c->closed)
                         break;
                 r = wait_for_try(c, &t);
@@ -136,6 +139,18 @@ static int enter(struct zero_client *c, const layout *l, const struct zero_needs
         }
         c->entering = false;
         return r;
+}
+
+struct joining {
+        const layout *layout;
+        const struct zero_needs *needs;
+};
+
+static int join(struct zero_client *c, void *call)
+{
+        const struct joining *j = call;
+
+        return client_join(c, j->layout, j->needs, false);
 }
 
 static int check_rank(struct zero_client *c, const struct zero_layout *l,
@@ -185,6 +200,7 @@ static int check(struct zero_client *c, const struct zero_layout *l, const struc
 int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
                 const struct zero_needs *needs)
 {
+        struct joining joining = { layout_in, needs };
         int r = client_open(client);
 
         if (r == 0)
@@ -193,11 +209,76 @@ int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
                 r = gpu_open(needs->device, &client->gpu, &client->error);
         if (r)
                 return r;
-        r = enter(client, layout_in, needs);
+        r = enter(client, join, &joining);
         if (!client->layout) {
                 gpu_close(client->gpu);
                 client->gpu = NULL;
         }
+        return r;
+}
+
+/* ---- a layout of parts --------------------------------------------------- */
+
+struct composing {
+        Zero__Layout *part;
+        uint32_t stage;
+        layout *whole;
+};
+
+static int compose(struct zero_client *c, void *call)
+{
+        struct composing *k = call;
+        Zero__Compose compose = ZERO__COMPOSE__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        struct fault fault = { 0 };
+        const Zero__Reply *reply;
+        int r;
+
+        compose.part = k->part;
+        compose.stage = k->stage;
+        request.body_case = ZERO__REQUEST__BODY_COMPOSE;
+        request.compose = &compose;
+        r = client_ask(c, &request, &reply);
+        if (r)
+                return r;
+        if (!reply->composed->layout)
+                return client_shut(c, "zerod did not pass the layout of all ranks");
+        r = layout_from_message(reply->composed->layout, &k->whole, &fault);
+        if (r < 0)
+                return client_fail(c, ZERO_ENOMEM, "out of memory");
+        return r ? client_shut(c, "zerod passed a bad layout: %s", fault.text) : 0;
+}
+
+static int check_part(struct zero_client *c, const struct zero_layout *part)
+{
+        int r;
+
+        if (c->layout)
+                return client_fail(c, ZERO_EORDER, "the client is already attached");
+        if (!c->job[0])
+                return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
+        if (c->rank == ZERO_OBSERVER || !part)
+                return client_fail(c, ZERO_EINVAL, "a rank brings a part of the layout");
+        r = layout_check(part, &c->error);
+        return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
+}
+
+int zero_compose(struct zero_client *client, const struct zero_layout *part, uint32_t stage,
+                 struct zero_layout **ret_layout)
+{
+        struct composing composing = { .stage = stage };
+        int r = client_open(client);
+
+        if (r == 0)
+                r = check_part(client, part);
+        if (r == 0 && layout_to_message(part, &composing.part) < 0)
+                r = client_fail(client, ZERO_ENOMEM, "out of memory");
+        if (r)
+                return r;
+        r = enter(client, compose, &composing);
+        zero__layout__free_unpacked(composing.part, NULL);
+        if (r == 0)
+                *ret_layout = composing.whole;
         return r;
 }
 

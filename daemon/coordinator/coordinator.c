@@ -14,6 +14,7 @@
 
 static void coordinator_tick(struct engine *x)
 {
+        composings_tell(x);
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
 
@@ -38,6 +39,7 @@ static void coordinator_up(struct engine *x, uint32_t node)
 
 static void coordinator_down(struct engine *x, uint32_t node, const char *why)
 {
+        composings_down(x, node);
         list_for_each (&x->coordinators, item) {
                 struct coordinated *c = CONTAINER_OF(item, struct coordinated, link);
 
@@ -72,6 +74,7 @@ static void coordinator_drop(struct engine *x, const char *job)
 
 void coordinators_free(struct engine *x)
 {
+        composings_free(x);
         list_for_each (&x->coordinators, item) {
                 coordinated_close(CONTAINER_OF(item, struct coordinated, link), ZERO_ECLOSED,
                                   "the daemon stops");
@@ -182,6 +185,10 @@ void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessag
 
         if (m->body_case == ZERO__LINK_MESSAGE__BODY_JOIN) {
                 joining_message(x, node, m);
+                return;
+        }
+        if (m->body_case == ZERO__LINK_MESSAGE__BODY_COMPOSE_PART) {
+                composing_message(x, node, m);
                 return;
         }
         c = coordinated_find(x, m->job);

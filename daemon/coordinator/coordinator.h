@@ -82,6 +82,15 @@ void opening_ask(struct coordinated *c, uint32_t node, bool create);
 int standing_read(const Zero__Standing *m, struct told_state *ret, struct standing *standing,
                   struct fault *fault);
 
+/* composing.c */
+void composing_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+/* The job is there: ranks that bring their parts get its layout. */
+void composing_job(struct coordinated *job);
+void composings_down(struct engine *x, uint32_t node);
+/* Tells nodes who is late. */
+void composings_tell(struct engine *x);
+void composings_free(struct engine *x);
+
 /* lateness.c */
 void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progress *p);
 void coordinated_tell(struct coordinated *c);
@@ -92,6 +101,18 @@ const char *coordinated_untold(const struct coordinated *c);
 bool coordinated_moves(struct coordinated *c, struct move *ret);
 
 /* ---- for others ---- */
+
+/* bringing.c: ranks of this node bring parts of a layout (proto/layout.h) before they attach. */
+struct compose_needs {
+        uint32_t uid, rank, world_size, stage;
+};
+
+/* r ends with result.composed when all ranks have brought their parts, or the job is there. */
+int compose_start(struct engine *x, const char *job, const struct compose_needs *needs,
+                  const Zero__Layout *part, struct request *r, struct fault *fault);
+/* The coordinator says who is late. */
+void compose_waits_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void composes_stop(struct engine *x);
 
 void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 void coordinators_free(struct engine *x);
@@ -106,4 +127,4 @@ typedef void move_each(void *arg, const char *job, const struct move *m,
                        const struct wait_line *wait, const char *trouble);
 void moves_each(struct engine *x, move_each *each, void *arg);
 
-extern const struct module coordinator_module;
+extern const struct module coordinator_module, bringing_module;

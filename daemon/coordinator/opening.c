@@ -43,6 +43,7 @@ struct coordinated *coordinated_new(struct engine *x, const char *name, uint32_t
                 return NULL;
         }
         list_insert(&x->coordinators, &c->link);
+        composing_job(c);
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_LINKS,
                                                                  .node = n,

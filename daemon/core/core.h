@@ -58,8 +58,10 @@ struct engine {
         struct taken_back taken_back;  /* outlives a restart of the engine */
         struct list jobs, dead_jobs;   /* dead: dropped, with operations still in flight */
         struct list coordinators;
-        struct list layouts; /* core/layouts.h */
-        struct list shut;    /* state files that wait for memory (core/shut.h) */
+        struct list composings; /* coordinator/composing.c */
+        struct list composes;   /* coordinator/bringing.c */
+        struct list layouts;    /* core/layouts.h */
+        struct list shut;       /* state files that wait for memory (core/shut.h) */
         /* What the folders of these names keep (module.h). */
         struct transfer *transfer;
         struct drops *drops;

@@ -39,6 +39,17 @@ bool job_is_stepping(const struct job *job)
 
 /* ---- whom it waits for --------------------------------------------------------- */
 
+bool wait_for_node(const struct engine *x, uint32_t node, struct wait_line *ret)
+{
+        struct fabric_info info;
+
+        fabric_info(x->fabric, node, &info);
+        snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, node));
+        snprintf(ret->what, sizeof ret->what, "to come up (%.100s)",
+                 info.link.why[0] ? info.link.why : "not connected");
+        return !info.up;
+}
+
 bool job_away(const struct job *job, struct wait_line *ret)
 {
         const struct engine *x = job->x;

@@ -34,6 +34,8 @@ bool job_is_stepping(const struct job *job);
 /* Describes a node that the job needs and that is away; else, as the coordinator last said, the
  * late rank or node whose wait ends first.  Returns ZERO_EDEADLINE. */
 int job_describe(const struct job *job, struct wait_line *ret);
+/* Describes a wait for the node; false: the node is up. */
+bool wait_for_node(const struct engine *x, uint32_t node, struct wait_line *ret);
 /* Whether a node that the job needs is away, and which. */
 bool job_away(const struct job *job, struct wait_line *ret);
 

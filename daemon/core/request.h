@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "proto/client.pb-c.h"
 #include "proto/extents.h"
 #include "proto/fault.h"
 #include "proto/list.h"
@@ -60,6 +61,7 @@ struct request {
                         uint32_t n;
                         uint64_t skip, first, bytes; /* StashReply has them */
                 } stash;
+                Zero__Layout *composed; /* until finish() returns */
         } result;
 };
 

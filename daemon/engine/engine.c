@@ -134,11 +134,10 @@ static const struct module engine_module = { .node_at = offsetof(struct engine, 
 static const struct shard_observer engine_observer = { .settled = engine_settled };
 
 static const struct module *const modules[] = {
-        &drop_module,        &transfer_module,    &shard_module,         &gather_module,
-        &stash_module,
-        &reduce_module,      &update_module,      &tensors_module,       &checkpoint_module,
-        &rank_module,        &fill_target_module, &old_placement_module, &membership_module,
-        &coordinator_module, &engine_module,
+        &drop_module,          &transfer_module,   &shard_module,       &gather_module,
+        &stash_module,         &reduce_module,     &update_module,      &tensors_module,
+        &checkpoint_module,    &rank_module,       &bringing_module,    &fill_target_module,
+        &old_placement_module, &membership_module, &coordinator_module, &engine_module,
 };
 static const struct shard_observer *const observers[] = {
         &gather_observer,     &reduce_observer,        &update_observer, &tensors_observer,
@@ -149,7 +148,8 @@ static const struct shard_observer *const observers[] = {
 
 int engine_start(struct engine *x)
 {
-        struct list *lists[] = { &x->jobs, &x->dead_jobs, &x->coordinators, &x->layouts, &x->shut };
+        struct list *lists[] = { &x->jobs,     &x->dead_jobs, &x->coordinators, &x->composings,
+                                 &x->composes, &x->layouts,   &x->shut };
         uint32_t owners[ZERO_NODE_MAX], n_owners = 0;
 
         x->modules = modules;
@@ -180,6 +180,7 @@ void engine_stop(struct engine *x, void (*closed)(void *arg), void *arg)
         membership_back_forget(x);
         coordinators_free(x);
         ranks_stop(x);
+        composes_stop(x);
         while (!list_empty(&x->jobs))
                 job_detach(CONTAINER_OF(x->jobs.next, struct job, link));
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
@@ -326,6 +327,7 @@ static bool for_coordinator(const Zero__LinkMessage *m)
 {
         switch (m->body_case) {
         case ZERO__LINK_MESSAGE__BODY_JOIN:
+        case ZERO__LINK_MESSAGE__BODY_COMPOSE_PART:
         case ZERO__LINK_MESSAGE__BODY_READY:
         case ZERO__LINK_MESSAGE__BODY_PREPARED:
         case ZERO__LINK_MESSAGE__BODY_DONE:
@@ -399,6 +401,8 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
                 fill_progress_message(x, node, m);
         } else if (for_coordinator(m)) {
                 coordinator_message(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_COMPOSE_WAITS) {
+                compose_waits_message(x, node, m);
         } else {
                 job = job_find(x, m->job);
                 if (job && !job->opening)

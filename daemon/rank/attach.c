@@ -93,17 +93,9 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         }
         if (job && job->progress->waits.n)
                 return job_describe(job, ret);
-        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
-                struct fabric_info info;
-
-                fabric_info(x->fabric, n, &info);
-                if (info.up)
-                        continue;
-                snprintf(ret->who, sizeof ret->who, "node %.60s", node_name(x, n));
-                snprintf(ret->what, sizeof ret->what, "to come up (%.100s)",
-                         info.link.why[0] ? info.link.why : "not connected");
-                return ZERO_EDEADLINE;
-        }
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (wait_for_node(x, n, ret))
+                        return ZERO_EDEADLINE;
         snprintf(ret->who, sizeof ret->who, "the other ranks");
         snprintf(ret->what, sizeof ret->what, "to attach");
         return ZERO_EDEADLINE;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/coordinator/coordinator.h"
 #include "proto/cleanup.h"
 
 /* ---- replies --------------------------------------------------------------- */
@@ -42,8 +43,14 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
         Zero__NormReply norm = ZERO__NORM_REPLY__INIT;
         Zero__StepReply step = ZERO__STEP_REPLY__INIT;
         Zero__QueryReply query = ZERO__QUERY_REPLY__INIT;
+        Zero__Composed composed = ZERO__COMPOSED__INIT;
 
         switch (call->kind) {
+        case ZERO__REQUEST__BODY_COMPOSE:
+                composed.layout = r->result.composed;
+                reply->body_case = ZERO__REPLY__BODY_COMPOSED;
+                reply->composed = &composed;
+                break;
         case ZERO__REQUEST__BODY_ATTACH:
                 reply_attach(call, reply);
                 return;
@@ -200,6 +207,23 @@ static int handle_access(struct pending_call *call, const Zero__Access *m, bool 
         return access_start(job, window, m, put, s->timeout_ms, &call->request, fault);
 }
 
+static int handle_compose(struct pending_call *call, const Zero__Compose *m, struct fault *fault)
+{
+        struct session *s = call->session;
+        struct compose_needs needs = { .uid = s->uid,
+                                       .rank = (uint32_t)s->rank_number,
+                                       .world_size = s->world_size,
+                                       .stage = m->stage };
+
+        if (s->job_name[0] == '\0' || s->rank_number < 0)
+                return fault_set(fault, ZERO_EINVAL, "only a rank of a job brings a part");
+        if (s->rank)
+                return fault_set(fault, ZERO_EORDER, "attached already");
+        if (!m->part)
+                return fault_set(fault, ZERO_EINVAL, "a rank must send its part");
+        return compose_start(s->rpc->x, s->job_name, &needs, m->part, &call->request, fault);
+}
+
 /* Requests of an attached rank. */
 static int handle_rank(struct pending_call *call, const Zero__Request *m, struct fault *fault)
 {
@@ -257,6 +281,8 @@ static const char *call_name(Zero__Request__BodyCase kind)
                 return "zero_get";
         case ZERO__REQUEST__BODY_QUERY:
                 return "zero_query";
+        case ZERO__REQUEST__BODY_COMPOSE:
+                return "zero_compose";
         default:
                 return "zero_attach";
         }
@@ -271,6 +297,8 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
         switch (m->body_case) {
         case ZERO__REQUEST__BODY_ATTACH:
                 return handle_attach(call, m->attach, fault);
+        case ZERO__REQUEST__BODY_COMPOSE:
+                return handle_compose(call, m->compose, fault);
         case ZERO__REQUEST__BODY_PUT:
                 return handle_access(call, m->put, true, fault);
         case ZERO__REQUEST__BODY_GET:

@@ -154,6 +154,24 @@ static int do_version(struct actor *actor, const json_t *command, json_t *ret)
         return ZERO_OK;
 }
 
+/* The layout is a part; from then on it is that of all ranks. */
+static int do_compose(struct actor *actor, const json_t *command, json_t *ret)
+{
+        json_t *groups = json_array();
+        struct zero_layout *whole = NULL;
+        int r = zero_compose(actor->client, actor->layout,
+                             (uint32_t)field_count(command, "stage", 0), &whole);
+
+        for (uint32_t g = 0; !r && g < zero_layout_groups(whole); g++)
+                json_array_append_new(groups, json_string(zero_layout_group_name(whole, g)));
+        json_object_set_new(ret, "groups", groups);
+        if (r)
+                return r;
+        zero_layout_free(actor->layout);
+        actor->layout = whole;
+        return ZERO_OK;
+}
+
 static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
 {
         const char *lost = field_text(command, "on_lost");
@@ -172,8 +190,7 @@ static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
 
         if (actor_stash_needs(command, &stash))
                 needs.stash = &stash;
-        r = zero_attach(actor->client, observer ? NULL : actor->layout,
-                            observer ? NULL : &needs);
+        r = zero_attach(actor->client, observer ? NULL : actor->layout, observer ? NULL : &needs);
 
         actor->grad_dtype = needs.grad_dtype;
         if (!r)
@@ -464,17 +481,29 @@ static const struct deed {
         int (*run)(struct actor *actor, const json_t *command, json_t *ret);
         bool connected; /* needs a client */
 } deeds[] = {
-        { "user", do_user, false },        { "connect", do_connect, false },
-        { "layout", do_layout, false },    { "close", do_close, true },
-        { "attach", do_attach, true },     { "version", do_version, true },
-        { "query", do_query, true },       { "fetch", do_fetch, true },
-        { "prefetch", do_prefetch, true }, { "release", do_release, true },
-        { "view", do_view, true },         { "scribble", do_scribble, true },
-        { "grad", do_grad, true },         { "push", do_push, true },
-        { "norm", do_norm, true },         { "step", do_step, true },
-        { "put", do_put, true },           { "get", do_get, true },
-        { "train", actor_train, true },    { "smear", do_smear, true },
-        { "churn", do_churn, false },      { "fork", do_fork, true },
+        { "user", do_user, false },
+        { "connect", do_connect, false },
+        { "layout", do_layout, false },
+        { "close", do_close, true },
+        { "compose", do_compose, true },
+        { "attach", do_attach, true },
+        { "version", do_version, true },
+        { "query", do_query, true },
+        { "fetch", do_fetch, true },
+        { "prefetch", do_prefetch, true },
+        { "release", do_release, true },
+        { "view", do_view, true },
+        { "scribble", do_scribble, true },
+        { "grad", do_grad, true },
+        { "push", do_push, true },
+        { "norm", do_norm, true },
+        { "step", do_step, true },
+        { "put", do_put, true },
+        { "get", do_get, true },
+        { "train", actor_train, true },
+        { "smear", do_smear, true },
+        { "churn", do_churn, false },
+        { "fork", do_fork, true },
         { "finish", do_finish, true },
         { "stash_write", do_stash_write, true },
         { "stash_read", do_stash_read, true },

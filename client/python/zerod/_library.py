@@ -155,6 +155,7 @@ class Result(Structure):
 _client = _layout = c_void_p
 PROTOTYPES = {
     "zero_accepted": (c_uint32, _client, c_uint32),
+    "zero_compose": (c_int, _client, _layout, c_uint32, POINTER(_layout)),
     "zero_attach": (c_int, _client, _layout, POINTER(Needs)),
     "zero_blob": (c_void_p, _client, POINTER(c_size_t)),
     "zero_client_layout": (_layout, _client),

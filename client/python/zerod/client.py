@@ -194,6 +194,29 @@ class Client(Conversation):
 
     # ---- joining a job ---------------------------------------------------------------------
 
+    def compose(self, part: Layout, stage: int = 0) -> Layout:
+        """Puts the layout of a job together whose ranks work on different groups, as the stages of a pipeline
+        do; waits until all ranks have called.  All ranks then attach() with the layout that this returns.
+
+        part: the groups that this rank works on, without ranks: a group has the ranks that bring it, and
+        they bring it alike.  stage: of the pipeline.  Groups are in the order of their first stage, then of its
+        first rank, then of that rank's part.  A rank that returns brings the part that it brought before.
+
+        Raises LayoutMismatch, which says which ranks bring what differently, Rank if another process of the
+        rank calls or ranks have another world size, Deadline with a rank that is missing.
+        """
+        if not isinstance(part, Layout):
+            raise TypeError(f"part is a zerod.Layout, not {type(part).__name__}")
+        whole = ctypes.c_void_p()
+        with part.lend() as borrowed:
+            self._wait(
+                self._library.zero_compose,
+                borrowed,
+                number(stage, "stage", 0, 2**32 - 1),
+                ctypes.byref(whole),
+            )
+        return Layout.of_handle(whole)
+
     def attach(
         self,
         layout: Layout | None = None,

@@ -59,11 +59,21 @@ class Layout:
 
     def __init__(self):
         handle = ctypes.c_void_p()
+        self._raise(lib.library().zero_layout_new(ctypes.byref(handle)), "out of memory")
+        self._own(handle)
+
+    def _own(self, handle):
         self._library = lib.library()
-        self._raise(self._library.zero_layout_new(ctypes.byref(handle)), "out of memory")
         self._handle, self._lock, self._use = handle.value, threading.RLock(), None
         self._lent = False
         weakref.finalize(self, self._library.zero_layout_free, handle).atexit = False
+
+    @classmethod
+    def of_handle(cls, handle):
+        """Takes a C layout over."""
+        self = cls.__new__(cls)
+        self._own(handle)
+        return self
 
     @classmethod
     def of_client(cls, handle, use):
