@@ -123,6 +123,9 @@ enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32
 /* Number of tensors of a group; their indices are consecutive from *ret_first. */
 uint32_t zero_layout_group_tensors(const struct zero_layout *layout, uint32_t group,
                                    uint32_t *ret_first);
+/* The ranks that push the group, ascending; 0 of them: all ranks. */
+uint32_t zero_layout_group_ranks(const struct zero_layout *layout, uint32_t group,
+                                 const uint32_t **ret_ranks);
 const char *zero_layout_tensor_name(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_group(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_shape(const struct zero_layout *layout, uint32_t tensor,

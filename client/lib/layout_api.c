@@ -141,6 +141,16 @@ uint32_t zero_layout_group_tensors(const struct zero_layout *l, uint32_t group, 
         return g ? g->n_tensors : 0;
 }
 
+uint32_t zero_layout_group_ranks(const struct zero_layout *l, uint32_t group,
+                                 const uint32_t **ret_ranks)
+{
+        const struct layout_group *g = group_at(l, group);
+
+        if (g && ret_ranks)
+                *ret_ranks = g->ranks;
+        return g ? g->n_ranks : 0;
+}
+
 uint64_t zero_layout_group_elements(const struct zero_layout *l, uint32_t group)
 {
         const struct layout_group *g = group_at(l, group);

@@ -170,6 +170,7 @@ PROTOTYPES = {
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_interrupt": (None, _client),
     "zero_layout_error": (c_char_p, _layout),
+    "zero_layout_group_ranks": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint32))),
     "zero_layout_find": (c_int, _layout, c_char_p, POINTER(c_uint32)),
     "zero_layout_free": (None, _layout),
     "zero_layout_group": (

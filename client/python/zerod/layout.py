@@ -240,6 +240,12 @@ class Layout:
         n = self._of("group", group, self._library.zero_layout_group_tensors, ctypes.byref(first))
         return range(first.value, first.value + n)
 
+    def group_ranks(self, group: int) -> list[int] | None:
+        """The ranks that push a group, ascending; None: all."""
+        ranks = ctypes.POINTER(ctypes.c_uint32)()
+        n = self._of("group", group, self._library.zero_layout_group_ranks, ctypes.byref(ranks))
+        return ranks[:n] if n else None
+
     def tensor_name(self, tensor: int) -> str:
         return self._of("tensor", tensor, self._library.zero_layout_tensor_name).decode()
 

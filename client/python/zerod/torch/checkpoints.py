@@ -41,11 +41,19 @@ def _file_path(path: str | os.PathLike[str]) -> str:
     return path if path.endswith(".safetensors") else os.path.join(path, MODEL_FILE)
 
 
+def check_pipeline(sharded: Sharded) -> None:
+    """ValueError if a rank cannot write the parameters of other stages."""
+    if sharded.elsewhere and any(p.split for p in sharded.params):
+        raise ValueError("the stages of this pipeline are tensor-parallel, and a rank does not know how other stages are "
+                         "divided: save state_dict() of each stage, or zeroctl checkpoint")
+
+
 def _model_sources(sharded: Sharded, dtype: torch.dtype | None) -> list[Source]:
     if dtype is not None and (dtype not in CODES or not dtype.is_floating_point):
         raise ValueError(f"dtype {dtype} is not a floating-point type that safetensors files have")
     sources = []
-    for param in sharded.params:
+    check_pipeline(sharded)
+    for param in (*sharded.params, *sharded.elsewhere):
         to = dtype or param.dtype
         plane = "serve" if to is param.dtype else "master"
         sources.append(source_of(sharded, param, plane, param.name, to))
@@ -137,7 +145,7 @@ def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
         stored = take([clean(name)], tuple(buffer.shape), False)
         if stored is not None:
             match.buffers.append((buffer, stored))
-    unexpected = sorted(set(found.tensors) - used)
+    unexpected = [] if sharded.pipeline else sorted(set(found.tensors) - used)  # other stages have buffers, too
     for what, names in (("Unexpected", unexpected), ("Missing", missing)):
         if strict and names:
             listed = ", ".join(f'"{n}"' for n in names)
@@ -187,8 +195,8 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
         match = _match_model(sharded, StoredSet(stack, _file_path(path)), strict)
         if not alone:
             sharded.barrier()
-        if alone or sharded.rank == 0:
-            for param, stored in match.params:
+        for param, stored in match.params:
+            if alone or sharded.rank == param.writer:
                 _stream(sharded, param, "master", stored)
         _load_buffers(match)
     if alone:
@@ -208,7 +216,7 @@ def _let_go(sharded: Sharded) -> None:
 
 def _optimizer_sources(optimizer: ServiceOptimizer) -> list[Source]:
     sources, sharded = [], optimizer.sharded
-    for param in sharded.params:
+    for param in (*sharded.params, *sharded.elsewhere):
         if not param.trainable:
             continue
         steps = sharded.read(param, "step")
@@ -223,8 +231,14 @@ def _optimizer_sources(optimizer: ServiceOptimizer) -> list[Source]:
 
 def _groups_text(optimizer: ServiceOptimizer) -> str:
     """The param groups as JSON, with names in place of parameters."""
-    groups = [{**g, "params": [optimizer.sharded.param_of(p).name for p in g["params"]]}
-              for g in optimizer.param_groups]
+    sharded = optimizer.sharded
+    groups = [{**g, "params": [sharded.param_of(p).name for p in g["params"]]} for g in optimizer.param_groups]
+    for param in filter(lambda p: p.trainable, sharded.elsewhere):
+        index = int(sharded.read(param, "set"))
+        if index >= len(groups):
+            raise ValueError(f"parameter '{param.name}' of another stage is in param group {index}, and the optimizer has "
+                             f"{len(groups)}: give all stages the same param groups, some of which may be empty")
+        groups[index]["params"].append(param.name)
     try:
         return json.dumps(groups)
     except TypeError as e:
@@ -259,8 +273,11 @@ def _match_optimizer(optimizer: ServiceOptimizer,
     """plane -> tensor of each trained parameter; {} for one that was never updated."""
     by_name = {p.name: p for p in optimizer.sharded.params if p.trainable}
     match: dict[ShardedParam, dict[str, Stored]] = {p: {} for p in by_name.values()}
+    elsewhere = {p.name for p in optimizer.sharded.elsewhere}
     for key, stored in found.tensors.items():
         plane, _, name = key.partition(".")
+        if name in elsewhere:
+            continue
         param = by_name.get(name)
         if param is None or plane not in (*optimizer.planes, "master", "step"):
             raise CheckpointError(f"{found.path}: '{key:.200}' belongs to no trained parameter of "
@@ -287,14 +304,14 @@ def _match_groups(optimizer: ServiceOptimizer, found: StoredSet) -> list[dict[st
     """The saved param groups; CheckpointError unless they have the same parameters."""
     try:
         groups = json.loads(found.metadata().get(PARAM_GROUPS, ""), parse_constant=no_constant)
-        saved = [list(g["params"]) for g in groups]
+        elsewhere = {p.name for p in optimizer.sharded.elsewhere}
+        saved = [sorted(n for n in g["params"] if n not in elsewhere) for g in groups]
         for g in groups:
             optimizer.set_of({**optimizer.defaults, **g})
     except (ValueError, TypeError, KeyError, OverflowError,
             RecursionError) as e:
         raise CheckpointError(f"{found.path}: its param groups cannot be read: {e}") from e
-    mine = [[optimizer.sharded.param_of(p).name for p in g["params"]]
-            for g in optimizer.param_groups]
+    mine = [sorted(optimizer.sharded.param_of(p).name for p in g["params"]) for g in optimizer.param_groups]
     if saved != mine:
         raise CheckpointError(f"{found.path}: its {len(saved)} param groups have other parameters "
                               f"than the optimizer's {len(mine)}")
@@ -339,11 +356,10 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         states = _match_optimizer(optimizer, optimizer_set)
         groups = _match_groups(optimizer, optimizer_set)
         sharded.barrier()
-        if sharded.rank == 0:
-            for param, stored in match.params:
-                if "master" not in states.get(param, {}):
-                    _stream(sharded, param, "master", stored)
-            _load_optimizer(optimizer, states)
+        for param, stored in match.params:
+            if sharded.rank == param.writer and "master" not in states.get(param, {}):
+                _stream(sharded, param, "master", stored)
+        _load_optimizer(optimizer, {p: of for p, of in states.items() if p.writer == sharded.rank})
         _load_buffers(match)
         for mine, saved in zip(optimizer.param_groups, groups):
             optimizer._take_group(mine, saved)
@@ -361,6 +377,8 @@ def save_plain(directory: str, optimizer: ServiceOptimizer,
     has the fp32 master weights of 16-bit parameters by the same numbers.
     defaults: of torch's optimizer, for what the param groups here do not have; None: torch's own.
     """
+    if optimizer.sharded.pipeline:
+        raise ValueError("a stage of a pipeline has not the optimizer of all stages: use save_checkpoint()")
     if defaults is None:
         kind = optimizer.torch_kind
         defaults = kind([torch.zeros(0)]).defaults if kind else {}

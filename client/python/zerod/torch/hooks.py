@@ -137,10 +137,12 @@ class Hooks:
         call = unit.call = Call(self.sharded.attempt.number)
         if torch.is_grad_enabled() and not unit.is_root and not self.holds:
             inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
-            if inputs:
-                call.tells_its_end = not any(t.is_leaf for t in inputs)
+            call.tells_its_end = bool(inputs) and not any(t.is_leaf for t in inputs)
+            if call.tells_its_end:
                 torch.autograd.graph.register_multi_grad_hook(
                     inputs, lambda _gradients: self._inputs_done(unit, call))
+            for t in () if call.tells_its_end else inputs:  # autograd.grad() has no multi-grad hooks of leaves
+                t.register_hook(lambda _gradient: self._leaf_done(unit))
         return call
 
     def begin_pass(self) -> None:
@@ -277,13 +279,19 @@ class Hooks:
 
     def _inputs_done(self, unit: Unit, call: Call) -> None:
         """The gradients of a call's inputs have come: its backward is over."""
-        if call.tells_its_end:
-            unit.calls.discard(call)
-            if not unit.calls and unit.depth == 0:
-                self.let_go(unit)
-        else:  # leaves have theirs early: the rest of the graph comes after
-            engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
-            engine.queue_callback(lambda: unit.depth or self.let_go(unit))
+        unit.calls.discard(call)
+        if not unit.calls and unit.depth == 0:
+            self.let_go(unit)
+
+    def _leaf_done(self, unit: Unit) -> None:
+        """A leaf among the inputs has its gradient early: the rest of the graph comes after."""
+        engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
+        engine.queue_callback(lambda: self._let_go_after(unit))
+
+    def _let_go_after(self, unit: Unit) -> None:
+        """Gives a unit back after a backward pass."""
+        if unit.depth == 0 and (unit in self.in_backward or unit.shown):
+            self.let_go(unit)
 
     def _after_backward(self) -> None:
         self.task = -1
@@ -291,5 +299,4 @@ class Hooks:
         self.sharded.gradients.push_groups(self.sharded.groups)
         for unit in self.sharded.units:
             unit.arrived.clear()
-            if unit.depth == 0 and (unit in self.in_backward or unit.shown):
-                self.let_go(unit)
+            self._let_go_after(unit)

@@ -165,12 +165,12 @@ class ServiceOptimizer(torch.optim.Optimizer):
             raise RuntimeError("a newer optimizer of the same model has taken over from this one")
 
     def _assign_sets(self) -> None:
-        """Tells the service which tensor uses which group, where that differs; rank 0 alone."""
-        if self.sharded.rank != 0:
-            return
+        """Tells the service which tensor uses which group, where that differs; the first rank that has it does."""
         for index, group in enumerate(self.param_groups):
             for p in group["params"]:
                 param = self.sharded.param_of(p)
+                if param.writer != self.sharded.rank:
+                    continue
                 if param not in self._sets:
                     self._sets[param] = int(self.sharded.read(param, "set"))
                 if self._sets[param] != index:
@@ -280,8 +280,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
         for group in groups:
             self.set_of({**self.defaults, **group})
         self.sharded.barrier()
-        if self.sharded.rank == 0:
-            for param, entry in entries.items():
+        for param, entry in entries.items():
+            if param.writer == self.sharded.rank:
                 self._write_state(param, entry)
         for mine, saved in zip(self.param_groups, groups):
             self._take_group(mine, saved)

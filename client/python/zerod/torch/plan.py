@@ -31,6 +31,7 @@ class PlannedParam:
     names: list[str]
     places: list[tuple[nn.Module, str]]  # module and attribute
     split: Split | None = None
+    tied: str = ""  # its name in all stages of a pipeline that have it; "": in one
 
     @property
     def name(self) -> str:
@@ -45,10 +46,10 @@ class PlannedUnit:
     params: list[PlannedParam] = field(default_factory=list)
 
     def groups(self) -> list[list[PlannedParam]]:
-        """Parameters of one dtype, trained or frozen, divided over one dimension of the mesh."""
-        found: dict[tuple[torch.dtype, bool, str | None], list[PlannedParam]] = {}
+        """Parameters of one dtype, trained or frozen, divided over one dimension of the mesh, of one set of stages."""
+        found: dict[tuple[torch.dtype, bool, str | None, str], list[PlannedParam]] = {}
         for p in self.params:
-            found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along), []).append(p)
+            found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along, p.tied), []).append(p)
         return list(found.values())
 
 

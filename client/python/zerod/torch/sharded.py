@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .attempt import Attempt
     from .gradients import Gradients
     from .hooks import Hooks
+    from .pipeline import ParamElsewhere, Stage
     from .place import Gpu, Host
 
 STEPS_OF_STATE = {"step": torch.int64, "set": torch.int64}
@@ -44,6 +45,7 @@ class Sharded:
     goes_on: the job had its values when this rank attached, so that loading others is left out.
     keep: whether the job stays when all ranks have completed it.
     hold_groups: how many groups this rank may hold at once, or zerod.ALL.
+    pipeline: this rank's stage, if the model is one; elsewhere: the parameters of other stages.
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
@@ -64,6 +66,8 @@ class Sharded:
         self.goes_on = False
         self.hold_groups = 0
         self.keep = True
+        self.pipeline: Stage | None = None
+        self.elsewhere: list[ParamElsewhere] = []
 
     @property
     def rank(self) -> int:
@@ -78,7 +82,7 @@ class Sharded:
     @property
     def parallel(self) -> bool:
         """Whether ranks work on one forward pass together, by collectives of their own."""
-        return any(p.dtensor for p in self.params)
+        return self.pipeline is not None or any(p.dtensor for p in self.params)
 
     @property
     def version(self) -> int:

@@ -48,6 +48,10 @@ class Split:
         self.begins = [min(n, i * chunk) for i in range(parts)]
         self.sizes = [end - begin for begin, end in zip(self.begins, [*self.begins[1:], n])]
 
+    def suffix(self, part: int) -> str:
+        """Of the names of a part's tensor and group."""
+        return f"@{self.along}{part}"
+
     def shape(self, part: int) -> torch.Size:
         """The shape of a part."""
         return torch.Size([*self.whole[:self.axis], self.sizes[part], *self.whole[self.axis + 1:]])
@@ -106,14 +110,14 @@ def split_of(name: str, value: torch.Tensor, mesh: "DeviceMesh | None") -> Split
     return Split(value, placement.dim % value.dim(), along, own, [sorted(of) for of in ranks])
 
 
-def count_batches(splits: list[Split], mesh: "DeviceMesh", data: Iterable[str] | None) -> None:
+def count_batches(splits: list[Split], mesh: "DeviceMesh", data: Iterable[str] | None, pipeline: str | None) -> None:
     """How many ranks have batches of their own: ValueError for a dimension that the mesh does not have.
 
     A part's gradient comes from the batches of all ranks, whether its own ranks have seen these batches themselves
     (tensor parallel) or got tokens of other ranks (experts, all-to-all).
     """
     names = mesh.mesh_dim_names
-    data = set(names) - {s.along for s in splits} if data is None else set(data)
+    data = set(names) - {s.along for s in splits} - {pipeline} if data is None else set(data)
     if unknown := data - set(names):
         raise ValueError(f"data= names {', '.join(sorted(unknown))}, and the mesh has {', '.join(names)}")
     for split in splits:

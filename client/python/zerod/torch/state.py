@@ -261,10 +261,8 @@ def _load_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     with _attributes(module, blanks):
         type(module)._load_from_state_dict(module, *args, **kwargs)
         loaded = {name: module._parameters.get(name) for name in blanks}
-    if model.sharded.rank != 0:
-        return
     for name, value in loaded.items():
-        if value is blanks[name] and value._version == versions[name]:
+        if mine[name].writer != model.sharded.rank or (value is blanks[name] and value._version == versions[name]):
             continue
         if value is None or value.shape != mine[name].shape:
             raise ValueError(f"parameter '{mine[name].name}' has shape {tuple(mine[name].shape)}; "
@@ -276,7 +274,7 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
           assign: bool = False) -> Any:
     """``load_state_dict`` of a sharded model or a part of one; all ranks call it.
 
-    Values are cast to the parameters' dtypes and written by rank 0; each rank loads its buffers.
+    Values are cast to the parameters' dtypes and written by the first rank that has them; each rank loads its buffers.
     Begins when all ranks have called, and returns when all is written.  assign changes nothing for
     parameters.
     """

@@ -48,6 +48,7 @@ class ShardedParam:
         self.trainable = value.requires_grad
         self.index = self.group = self.offset = -1
         self.position = -1  # among its group's tensors
+        self.writer = self.part_writer = -1  # the ranks that write its first or loaded values
         self.kind = nn.Parameter if is_dtensor(value) else type(value)
         self.dtensor = (value.device_mesh, value.placements) if is_dtensor(value) else None
         self.placeholder = placeholder_of(self, value)
@@ -132,8 +133,8 @@ class Group:
     elements: of its flat array, gaps included.  home: of its values while it is fetched.
     """
 
-    def __init__(self, place: "Host | Gpu", index: int, params: list[ShardedParam]):
-        self.index, self.params = index, params
+    def __init__(self, place: "Host | Gpu", params: list[ShardedParam]):
+        self.index, self.params = -1, params
         self.trainable, self.dtype = params[0].trainable, params[0].dtype
         self.elements = 0
         self.home = place.home(self)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from .clip_grad import clip_grad_norm_
 from .gradients import Gradients
 from .hooks import Hooks
 from .parameter import Placeholder
+from .pipeline import Stage, params_elsewhere
 from .place import place_of
 from .plan import DTYPES, Groups, PlannedUnit, find_units
 from .sharded import RESUME, Sharded, check_resume, sharded_of
@@ -57,6 +59,14 @@ class ZeroModule(nn.Module):
                         error_if_nonfinite: bool = False) -> torch.Tensor:
         """As :func:`zerod.torch.clip_grad_norm_`."""
         return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """As in torch.  RuntimeError where a schedule of torch.distributed.pipelining is about to divide gradients that
+        the service has: it would do nothing."""
+        if self.sharded.pipeline and sys._getframe(1).f_code.co_name == "scale_grads":  # pylint: disable=protected-access
+            raise RuntimeError("the service has the gradients, and the schedule cannot divide them: make it with "
+                               "scale_grads=False, and a loss_fn that divides by the number of micro-batches")
+        return super().parameters(recurse)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As :meth:`ServiceOptimizer.zero_grad`: all ranks call it to discard gradients."""
@@ -101,40 +111,52 @@ register_optimizer_step_pre_hook(_check_optimizer)
 
 
 def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
-    """Makes the layout, and the units, groups and parameters."""
-    layout = zerod.Layout()
+    """Makes the units, groups and parameters, and the layout: of all ranks, or what this stage of a pipeline brings."""
+    layout, stage = zerod.Layout(), sharded.pipeline
     for unit in planned:
         groups = []
         for i, members in enumerate(unit.groups()):
-            name = (unit.name or "(root)") + (f"#{i}" if i else "")
+            name = (unit.name or "(root)") + (f"#{i}" if i else "") + (stage.suffix if stage else "")
+            name = members[0].tied or name
             params = [ShardedParam(sharded, p.names, p.places, p.value, p.split) for p in members]
             split = members[0].split
-            for part in range(len(split.ranks) if split else 1):
-                where = f"@{split.along}{part}" if split else ""
-                index = layout.group(name + where, DTYPES[params[0].dtype], split and split.ranks[part],
-                                     split.batches if split else 0, optimizer=sharded.optimizer_name)
+            divisor = split.batches if split else stage.ranks if stage else 0
+            for part in range(len(split.ranks)) if split and not stage else [split.own if split else 0]:
+                suffix = split.suffix(part) if split else ""
+                index = layout.group(name + suffix, DTYPES[params[0].dtype],
+                                     split.ranks[part] if split and not stage else None, divisor,
+                                     optimizer=sharded.optimizer_name)
                 for p in params:
-                    p.parts.append(layout.tensor(index, p.name + where, tuple(p.split.shape(part) if split else p.shape),
-                                                 frozen=not p.trainable))
-                if split is None or part == split.own:
-                    groups.append(_own_group(sharded, layout, index, params))
+                    layout.tensor(index, p.name + suffix, tuple(p.split.shape(part) if split else p.shape),
+                                  frozen=not p.trainable)
+            groups.append(Group(sharded.place, params))
         sharded.groups += groups
         sharded.units.append(Unit(sharded, unit.name, unit.module, groups))
     sharded.params = [p for g in sharded.groups for p in g.params]
     return layout
 
 
-def _own_group(sharded: Sharded, layout: zerod.Layout, index: int, params: list[ShardedParam]) -> Group:
-    """The last group of the layout, of which this rank has the parameters."""
-    group = Group(sharded.place, index, params)
-    for position, p in enumerate(params):
-        p.index, p.group, p.position = p.parts[-1], index, position
+def _find_in(sharded: Sharded, layout: zerod.Layout) -> None:
+    """Finds parameters and groups in the layout of all ranks."""
+    tensors = {layout.tensor_name(t): t for t in range(layout.tensors)}
+    for p in sharded.params:
+        split = p.split
+        names = [p.name + split.suffix(part) for part in range(len(split.ranks))] if split else [p.name]
+        p.parts = [tensors[name] for name in names]
+        p.index = p.parts[split.own if split else 0]
+        p.group = layout.tensor_group(p.index)
+        p.position = layout.group_tensors(p.group).index(p.index)
         p.offset = layout.offset(p.index)
-    group.elements = layout.group_elements(index)
-    return group
+        firsts = [(layout.group_ranks(layout.tensor_group(t)) or [0])[0] for t in p.parts]
+        p.writer, p.part_writer = min(firsts), firsts[p.parts.index(p.index)]
+    for g in sharded.groups:
+        g.index = g.params[0].group
+        g.elements = layout.group_elements(g.index)
+    if sharded.pipeline:
+        sharded.elsewhere = params_elsewhere(layout, {t for p in sharded.params for t in p.parts})
 
 
-def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, Any]:
+def _needs(sharded: Sharded) -> dict[str, Any]:
     """How many groups are held and pushed at once, and where."""
     widest = max(len(u.groups) for u in sharded.units)
     if not sharded.place.holds:
@@ -146,7 +168,7 @@ def _needs(sharded: Sharded, layout: zerod.Layout) -> dict[str, Any]:
         nested = max(sum(o.name != "" and u.name.startswith(o.name + ".") for o in sharded.units)
                      for u in sharded.units)
         hold = root + (nested + 2 + sharded.prefetch) * widest
-    elements = [layout.group_elements(g.index) for g in sharded.groups]
+    elements = [g.elements for g in sharded.groups]
     if hold * max(elements) >= sum(elements):
         hold = zerod.ALL  # a window of equal slabs would be larger than the model
     return {"hold_groups": hold, "push_groups": PUSH_SLOTS, **sharded.place.needs()}
@@ -177,11 +199,11 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
     for unit, plan in zip(sharded.units, planned):
         members = [p for group in plan.groups() for p in group]
         values = initialize.materialize(sharded.model, members, init_fn,
-                                        wanted=first and client.rank == 0)
+                                        wanted=first and any(client.rank == p.part_writer for p in unit.params))
         for param, p, value in zip(unit.params, members, values):
             if p.split:
                 value = p.value
-            if first and client.rank == (p.split.ranks[p.split.own][0] if p.split else 0):
+            if first and client.rank == param.part_writer:
                 sharded.write_part(param, "master", local_of(value))
             param.put_in_place(param.placeholder)
             p.value.zerod_taken = param.name  # _check_optimizer() looks for it
@@ -217,7 +239,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           device: torch.device | str | int | None = None, resume: str = "auto",
           keep: bool = True, optimizer: str = "adamw",
           stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
-          data: Iterable[str] | None = None) -> nn.Module:
+          data: Iterable[str] | None = None, pipeline: str | None = None,
+          tied: Iterable[Iterable[str]] = ()) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
@@ -263,6 +286,12 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     dimension is taken from; see :mod:`zerod.torch.split`.
     data: names of the mesh's dimensions along which ranks have batches of their own; None: those that divide no
     parameter.  Experts whose ranks have batches of their own and exchange tokens need it: data=("dp", "ep").
+    pipeline: the dimension of `mesh` along which the model is cut into stages, whose order is that of the
+    coordinates.  `model` is then this rank's stage (torch.distributed.pipelining makes them, or ranks leave out
+    what is not theirs), with the names of the whole model; see :mod:`zerod.torch.pipeline`.
+    tied: names of the parameters that several stages share, the same on all ranks, as
+    [("embed.weight", "head.weight")]: the first is the parameter's name in files, and the first stage's values
+    are taken.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
@@ -284,10 +313,16 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"{type(model).__name__} has no parameters")
     if mesh is not None and not mesh.mesh_dim_names:
         raise ValueError("the mesh has no names: init_device_mesh(..., mesh_dim_names=('dp', 'tp'))")
-    for p in (p for u in planned for p in u.params):
+    params = [p for u in planned for p in u.params]
+    for p in params:
         p.split = split_of(p.name, p.value, mesh)
+    cut = Stage(mesh, pipeline, tied) if pipeline is not None else None
+    if cut:
+        cut.tie(params)
+    elif list(tied):
+        raise ValueError("tied= names what stages of a pipeline share: pass pipeline= too")
     if mesh is not None:
-        count_batches([p.split for u in planned for p in u.params if p.split], mesh, data)
+        count_batches([p.split for p in params if p.split], mesh, data, pipeline)
     elif data is not None:
         raise ValueError("data= names dimensions of a mesh: pass mesh= too")
     grad_dtype = _grad_dtype(planned)
@@ -296,8 +331,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError("reduce_dtype is torch.float32, torch.bfloat16 or torch.float16, not "
                          f"{reduce_dtype}")
     initialize.prepare(model, init_fn)
-    place = place_of(device, (p.value for u in planned for p in u.params))
+    place = place_of(device, (p.value for p in params))
     sharded = Sharded(model, stage, prefetch, place, optimizer)
+    sharded.pipeline = cut
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job, timeout=timeout)
     if mesh is not None:
@@ -306,7 +342,10 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     if other is not None and not other.client.closed:
         raise ValueError(f"this process has a model in job '{sharded.client.job}' already: give "
                          "each model a job of its own, shard(model, job=...)")
-    needs = _needs(sharded, layout)
+    if cut:
+        layout = sharded.client.compose(layout, cut.number)
+    _find_in(sharded, layout)
+    needs = _needs(sharded)
     sharded.hold_groups = needs["hold_groups"]
     sharded.client.attach(layout, **needs, grad_dtype=DTYPES[grad_dtype],
                           reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank,
