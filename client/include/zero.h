@@ -18,7 +18,7 @@
  * what the call waited for.  If the daemon says nothing for two more seconds, the
  * call returns ZERO_EDEADLINE and the client takes the daemon for lost.
  * A late rank: a timeout that the caller gives holds for every wait.  Without one
- * (timeout_ms 0) zero_attach(), zero_norm(), zero_step() and zero_grad() wait longer while they
+ * (timeout_ms 0) zero_compose(), zero_attach(), zero_norm(), zero_step() and zero_grad() wait longer while they
  * wait only for ranks that are alive.  A rank is alive if its process runs, until 30 minutes (the
  * daemon's option rank_wait_ms) after the rank's last call.  A rank that has not attached yet, or
  * not again since its node's daemon was lost, counts as alive for 30 minutes.  Then ZERO_EDEADLINE

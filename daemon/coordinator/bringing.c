@@ -66,10 +66,12 @@ static int compose_describe(const struct request *r, struct wait_line *ret)
 {
         const struct compose *c = r->subject;
 
-        if (c->calling)
+        if (c->calling) {
                 *ret = c->waits;
-        else
+                ret->until_ms = r->since_ms + (uint64_t)c->x->conf->rank_wait_ms;
+        } else {
                 wait_for_node(c->x, coordinator_of(c->x, c->job), ret);
+        }
         return ZERO_EDEADLINE;
 }
 
@@ -106,6 +108,7 @@ static void compose_send(struct compose *c)
 int compose_start(struct engine *x, const char *job, const struct compose_needs *needs,
                   const Zero__Layout *part, struct request *r, struct fault *fault)
 {
+        struct shared_layout *shared = NULL;
         struct compose *c;
         layout *l = NULL;
         int status = 0;
@@ -117,23 +120,16 @@ int compose_start(struct engine *x, const char *job, const struct compose_needs 
         if (!status)
                 status = optimizer_layout(part, &l, fault);
         if (!status)
-                status = layouts_admit(x, needs->uid, l, fault);
-        if (status) {
-                layout_free(l);
+                status = layouts_add(x, needs->uid, l, &shared, fault);
+        if (status)
                 return status;
-        }
         c = calloc(1, sizeof *c);
         if (!c) {
-                layout_free(l);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
-        list_init(&c->link);
-        c->part = layouts_take(x, needs->uid, l);
-        if (!c->part) {
-                free(c);
+                layouts_unref(shared);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         c->x = x;
+        c->part = shared;
         c->request = r;
         snprintf(c->job, sizeof c->job, "%s", job);
         c->needs = *needs;

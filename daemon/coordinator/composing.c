@@ -231,17 +231,16 @@ static int composing_add(struct engine *x, uint32_t node, const Zero__LinkMessag
         const Zero__ComposePart *p = m->compose_part;
         struct composing *c = composing_find(x, m->job);
         int r = c ? composing_check(c, p, fault) : 0;
-        struct shared_layout *part;
+        struct shared_layout *part = NULL;
 
-        if (!r)
-                r = layouts_admit(x, p->uid, l, fault);
-        if (r) {
+        if (r)
                 layout_free(l);
+        else
+                r = layouts_add(x, p->uid, l, &part, fault);
+        if (r)
                 return r;
-        }
-        part = layouts_take(x, p->uid, l);
-        c = part && !c ? composing_new(x, m->job, p) : c;
-        if (!part || !c) {
+        c = c ? c : composing_new(x, m->job, p);
+        if (!c) {
                 layouts_unref(part);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }

@@ -99,6 +99,19 @@ struct shared_layout *layouts_take(struct engine *x, uint32_t uid, layout *l)
         return s;
 }
 
+int layouts_add(struct engine *x, uint32_t uid, layout *l, struct shared_layout **ret,
+                struct fault *fault)
+{
+        int r = layouts_admit(x, uid, l, fault);
+
+        if (r) {
+                layout_free(l);
+                return r;
+        }
+        *ret = layouts_take(x, uid, l);
+        return *ret ? 0 : fault_set(fault, ZERO_ENOMEM, "out of memory");
+}
+
 void layouts_unref(struct shared_layout *s)
 {
         if (!s || --s->references)

@@ -26,5 +26,8 @@ struct shared_layout {
 int layouts_admit(const struct engine *x, uint32_t uid, const layout *l, struct fault *fault);
 /* Returns a reference, and takes the layout over in any case.  NULL: out of memory. */
 struct shared_layout *layouts_take(struct engine *x, uint32_t uid, layout *l);
+/* Both: *ret is a reference.  Takes the layout over in any case. */
+int layouts_add(struct engine *x, uint32_t uid, layout *l, struct shared_layout **ret,
+                struct fault *fault);
 /* NULL is accepted. */
 void layouts_unref(struct shared_layout *s);

@@ -511,7 +511,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
                 const struct rank_needs *needs, const struct rank_events *events, struct request *r,
                 struct rank **ret_rank, struct fault *fault)
 {
-        struct shared_layout *shared;
+        struct shared_layout *shared = NULL;
         struct rank *rank;
         layout *l = NULL;
         int status = needs_check(job, needs, fault);
@@ -519,13 +519,10 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         if (!status)
                 status = optimizer_layout(message, &l, fault);
         if (!status)
-                status = layouts_admit(x, needs->uid, l, fault);
-        if (status) {
-                layout_free(l);
+                status = layouts_add(x, needs->uid, l, &shared, fault);
+        if (status)
                 return status;
-        }
-        shared = layouts_take(x, needs->uid, l);
-        rank = shared ? calloc(1, sizeof *rank) : NULL;
+        rank = calloc(1, sizeof *rank);
         if (!rank) {
                 layouts_unref(shared);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");

@@ -96,6 +96,16 @@ def a_deadline_names_the_rank_that_is_missing():
 
 
 @case
+def ranks_without_a_timeout_of_their_own_wait_longer_for_a_late_one():
+    with Cluster(1, wait_ms=500, log_level="debug") as c:
+        first, late = (rank_of(c, r, [0, 0]) for r in range(2))
+        bring(c, 0, first)
+        assert not first.ready(2 * WAIT)
+        late.start("compose", stage=1)
+        assert [a.good(a.finish(), "compose")["groups"] for a in (first, late)] == [ORDER] * 2
+
+
+@case
 def parts_that_differ_are_refused_on_all_ranks():
     with Cluster(2) as c:
         other = [PARTS[0], [PARTS[1][0], group("tied", tensor("wte", 3001), divisor=2)]]

@@ -155,10 +155,10 @@ class Result(Structure):
 _client = _layout = c_void_p
 PROTOTYPES = {
     "zero_accepted": (c_uint32, _client, c_uint32),
-    "zero_compose": (c_int, _client, _layout, c_uint32, POINTER(_layout)),
     "zero_attach": (c_int, _client, _layout, POINTER(Needs)),
     "zero_blob": (c_void_p, _client, POINTER(c_size_t)),
     "zero_client_layout": (_layout, _client),
+    "zero_compose": (c_int, _client, _layout, c_uint32, POINTER(_layout)),
     "zero_close": (None, _client),
     "zero_connect": (c_int, POINTER(Options), POINTER(c_void_p)),
     "zero_dtype_size": (c_size_t, c_int),
@@ -170,7 +170,6 @@ PROTOTYPES = {
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_interrupt": (None, _client),
     "zero_layout_error": (c_char_p, _layout),
-    "zero_layout_group_ranks": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint32))),
     "zero_layout_find": (c_int, _layout, c_char_p, POINTER(c_uint32)),
     "zero_layout_free": (None, _layout),
     "zero_layout_group": (
@@ -186,6 +185,7 @@ PROTOTYPES = {
     "zero_layout_group_dtype": (c_int, _layout, c_uint32),
     "zero_layout_group_elements": (c_uint64, _layout, c_uint32),
     "zero_layout_group_name": (c_char_p, _layout, c_uint32),
+    "zero_layout_group_ranks": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint32))),
     "zero_layout_group_tensors": (c_uint32, _layout, c_uint32, POINTER(c_uint32)),
     "zero_layout_groups": (c_uint32, _layout),
     "zero_layout_new": (c_int, POINTER(c_void_p)),
