@@ -174,7 +174,7 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
                      alone: bool = False) -> None:
     """Loads parameters and persistent buffers from safetensors files; all ranks call it.
 
-    Rank 0 writes the parameters to the service, 64 MiB at a time; each rank reads the headers and
+    The first rank that has a parameter writes it to the service, 64 MiB at a time; each rank reads the headers and
     its buffers, and so must see the files.  Begins when all ranks have called, and returns when all
     is written.  Everything is checked first: an error loads nothing.
 
@@ -189,6 +189,8 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
     that does not; RuntimeError in the middle of a step; OSError; zerod.Error of the service.
     """
     sharded = sharded_of(model)
+    if alone and sharded.pipeline:
+        raise ValueError("one rank alone has only its stage of the model: call load_safetensors() on all ranks, without alone")
     check_boundary(sharded)
     check_machine()
     with contextlib.ExitStack() as stack:
@@ -334,8 +336,8 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
                     optimizer: ServiceOptimizer) -> None:
     """Loads what :func:`save_checkpoint` has written; all ranks call it.
 
-    The number of ranks, nodes and the stage may be others than when it was saved.  Rank 0 writes,
-    streamed; begins when all ranks have called, and returns when all is written.  Both files are
+    The number of ranks, nodes and the stage may be others than when it was saved.  The first rank that has a
+    parameter writes it, streamed; begins when all ranks have called, and returns when all is written.  Both files are
     checked first: an error loads nothing.
 
     Errors: CheckpointError for files that are broken, of different saves, or do not fit model and

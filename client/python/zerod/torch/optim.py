@@ -263,7 +263,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         """Loads :meth:`state_dict`'s result, or that of torch's optimizer of this name; all ranks
         call it.
 
-        Rank 0 writes to the service, one tensor at a time; begins when all ranks have called, and
+        The first rank that has a parameter writes it to the service, one tensor at a time; begins when all ranks have called, and
         returns when all is written.
         For 16-bit parameters load the model first: its values become the master weights, until the
         exact ones, if they are there, come from here.
