@@ -1,4 +1,7 @@
 """A small model, and what suites of divided models compare: losses and parameters of one process with the whole batch."""
+import contextlib
+import os
+import signal
 import tempfile
 
 import torch
@@ -7,7 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import ranks
+import zerod
 import zerod.torch as zt
+from cluster import until
 
 STEPS, BATCH, LENGTH, WIDTH, VOCABULARY = 20, 8, 6, 16, 13
 MIB = 1 << 20
@@ -101,3 +106,40 @@ def in_ranks(function, shape, *arguments, nodes=1):
         found = ranks.run(function, [r * nodes // n for r in range(n)], ranks.shared(nodes),
                           arguments=(f"{directory}/meet", shape, *arguments))
     return [found[i:i + shape[1]] for i in range(0, n, shape[1])]
+
+
+# ---- kills --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def ending_with_others(killed):
+    """As under torchrun, what a kill does to the other ranks ends them."""
+    try:
+        yield
+    except (zerod.Error, RuntimeError) as error:  # gloo's, if another rank has ended
+        if not killed:
+            raise
+        os._exit(3 if not isinstance(error, zerod.Aborted) or "start again together" in error.__notes__[0] else 4)
+
+
+def start_again(until_the_end, shape, node):
+    """A daemon or, with node None, a rank is killed in step 7.  All ranks start again and end at the bits of an undisturbed
+    run.  until_the_end(rank, path, shape, killed): killed is the step and the process, 0 for rank 0's own, or None."""
+    placement = [0, 1]
+    with tempfile.TemporaryDirectory() as directory, ranks.Cluster(2) as cluster:
+        wanted = ranks.run(until_the_end, placement, cluster, arguments=(f"{directory}/a", shape, None))
+        daemon = cluster[node or 0]
+        kill = 7, 0 if node is None else daemon.process.pid
+        with ranks.Ranks(until_the_end, placement, cluster, "killed", (f"{directory}/b", shape, kill), None) as first:
+            if node is not None:
+                until(lambda: daemon.process.poll() is not None, what="the kill")
+                daemon.start()
+            first.wait(ranks.DEADLINE_S, stop=True)  # and then, as torchrun does, the other one is ended too
+            ends = {p.outcome for p in first.processes} - {None}
+            assert ends and ends <= {("died", 3), ("died", -signal.SIGKILL)}, ends
+        found = ranks.run(until_the_end, placement, cluster, "killed", arguments=(f"{directory}/c", shape, None),
+                          environment={"TORCHELASTIC_RESTART_COUNT": 1})
+        for got, want in zip(found, wanted):
+            assert got.keys() == want.keys()
+            for name, value in want.items():
+                assert torch.equal(got[name], value), name

@@ -8,7 +8,6 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
-from cluster import until  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
@@ -22,8 +21,8 @@ from torch.nn import functional as F  # noqa: E402
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
-from meshes import (BATCH, LENGTH, MIB, STEPS, VOCABULARY, WIDTH, Model, batch_of, close, in_ranks, make, meet,  # noqa: E402
-                    one_process, train, values)
+from meshes import (BATCH, LENGTH, MIB, STEPS, VOCABULARY, WIDTH, Model, batch_of, close, ending_with_others, in_ranks,  # noqa: E402
+                    make, meet, one_process, start_again, train, values)
 
 
 def parallelize(model, mesh, sequence=False):
@@ -242,7 +241,7 @@ def until_the_end(rank, path, shape, killed):
     model = sharded(rank, path, shape, stash=True)
     zt.checkpoint_blocks(model, model.blocks)
     optimizer = zt.AdamW(model, lr=1e-2)
-    try:
+    with ending_with_others(killed):
         for step in zt.steps(model, until=STEPS):
             with step as t:
                 model(batch_of(t).chunk(shape[0])[rank // shape[1]]).backward()
@@ -250,33 +249,13 @@ def until_the_end(rank, path, shape, killed):
                     os.kill(killed[1] or os.getpid(), signal.SIGKILL)
                 model.clip_grad_norm_(0.5)
                 optimizer.step()
-    except (zerod.Error, RuntimeError) as error:  # gloo's, if another rank has ended
-        if not killed:
-            raise
-        os._exit(3 if not isinstance(error, zerod.Aborted) or "start again together" in error.__notes__[0] else 4)
     return values(model)
 
 
 @cases_of([0, 1, None], "of_node_{}")
 def ranks_that_start_again_after_a_kill_end_at_the_same_bits(node):
     """Of a daemon, or of a rank."""
-    shape, placement = (1, 2), [0, 1]
-    with tempfile.TemporaryDirectory() as directory, ranks.Cluster(2) as cluster:
-        wanted = ranks.run(until_the_end, placement, cluster, arguments=(f"{directory}/a", shape, None))
-        daemon = cluster[node or 0]
-        kill = 7, 0 if node is None else daemon.process.pid
-        with ranks.Ranks(until_the_end, placement, cluster, "killed", (f"{directory}/b", shape, kill), None) as first:
-            if node is not None:
-                until(lambda: daemon.process.poll() is not None, what="the kill")
-                daemon.start()
-            first.wait(ranks.DEADLINE_S, stop=True)  # and then, as torchrun does, the other one is ended too
-            ends = {p.outcome for p in first.processes} - {None}
-            assert ends and ends <= {("died", 3), ("died", -signal.SIGKILL)}, ends
-        found = ranks.run(until_the_end, placement, cluster, "killed", arguments=(f"{directory}/c", shape, None),
-                          environment={"TORCHELASTIC_RESTART_COUNT": 1})
-        for got in found:
-            for name, value in wanted[0].items():
-                assert torch.equal(got[name], value), name
+    start_again(until_the_end, (1, 2), node)
 
 
 # ---- refusals -----------------------------------------------------------------------------

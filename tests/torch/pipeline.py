@@ -8,7 +8,6 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
-from cluster import until  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
@@ -20,7 +19,8 @@ from torch.nn import functional as F  # noqa: E402
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
-from meshes import STEPS, VOCABULARY, WIDTH, Block, batch_of, in_ranks, meet, values  # noqa: E402
+from meshes import (STEPS, VOCABULARY, WIDTH, Block, batch_of, ending_with_others, in_ranks, meet, start_again,  # noqa: E402
+                    values)
 
 TIED = [("embed.weight", "head.weight")]
 BLOCKS, MICRO_BATCHES = 4, 4
@@ -144,6 +144,7 @@ def with_tensor_parallel(rank, path, shape):
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     runner = Runner(zt.shard(model, mesh=mesh, pipeline="pp", tied=TIED), mesh, 0, 1)
     found = runner.train()
+    raises(ValueError, "on all ranks", zt.load_safetensors, model, f"{path}.files", alone=True)
     raises(ValueError, ["other stages", "zeroctl checkpoint"], zt.save_safetensors, model, f"{path}.files")
     return found
 
@@ -212,7 +213,7 @@ def a_checkpoint_loads_under_another_cut(what):
 def until_the_end(rank, path, shape, killed):
     """Trains to the last step; as under torchrun, what a kill does to the others ends them."""
     runner = runner_of(rank, path, shape)
-    try:
+    with ending_with_others(killed):
         for step in zt.steps(runner.model, until=STEPS):
             with step as t:
                 runner.backward(t)
@@ -220,34 +221,13 @@ def until_the_end(rank, path, shape, killed):
                     os.kill(killed[1] or os.getpid(), signal.SIGKILL)
                 runner.model.clip_grad_norm_(0.5)
                 runner.optimizer.step()
-    except (zerod.Error, RuntimeError) as error:  # gloo's, if another rank has ended
-        if not killed:
-            raise
-        os._exit(3 if not isinstance(error, zerod.Aborted) or "start again together" in error.__notes__[0] else 4)
     return values(runner.model)
 
 
 @cases_of([0, 1, None], "of_node_{}")
 def ranks_that_start_again_after_a_kill_end_at_the_same_bits(node):
     """Of a daemon, or of a rank."""
-    shape, placement = (2, 1), [0, 1]
-    with tempfile.TemporaryDirectory() as directory, ranks.Cluster(2) as cluster:
-        wanted = ranks.run(until_the_end, placement, cluster, arguments=(f"{directory}/a", shape, None))
-        daemon = cluster[node or 0]
-        kill = 7, 0 if node is None else daemon.process.pid
-        with ranks.Ranks(until_the_end, placement, cluster, "killed", (f"{directory}/b", shape, kill), None) as first:
-            if node is not None:
-                until(lambda: daemon.process.poll() is not None, what="the kill")
-                daemon.start()
-            first.wait(ranks.DEADLINE_S, stop=True)  # and then, as torchrun does, the other one is ended too
-            ends = {p.outcome for p in first.processes} - {None}
-            assert ends and ends <= {("died", 3), ("died", -signal.SIGKILL)}, ends
-        found = ranks.run(until_the_end, placement, cluster, "killed", arguments=(f"{directory}/c", shape, None),
-                          environment={"TORCHELASTIC_RESTART_COUNT": 1})
-        for got, want in zip(found, wanted):
-            assert got.keys() == want.keys()
-            for name, value in want.items():
-                assert torch.equal(got[name], value), name
+    start_again(until_the_end, (2, 1), node)
 
 
 # ---- refusals -----------------------------------------------------------------------------
