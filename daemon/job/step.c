@@ -142,7 +142,7 @@ struct recovery step_stands(const struct step *s)
 static void step_collect(struct step *s)
 {
         s->phase = STEP_COLLECTING;
-        s->have_params = false;
+        s->have_params = s->ahead;
         s->collecting_norm = false;
         memset(s->ready, 0, s->n_nodes * sizeof *s->ready);
         memset(s->voted, 0, placement_holders(&s->placement) * sizeof *s->voted);
@@ -181,7 +181,7 @@ void step_start(struct step *s)
         s->started = true;
         step_heard(s, s->attempt);
         s->attempt = s->heard + 1;
-        s->normed = false;
+        s->normed = s->ahead = false;
         step_collect(s);
 }
 
@@ -245,23 +245,30 @@ void step_links(struct step *s, uint32_t node, uint64_t cut)
 
 /* ---- the step ------------------------------------------------------------------ */
 
+/* params NULL: the norm. */
+static int params_check(const struct step *s, const struct step_params *params, uint32_t rank,
+                        struct fault *fault)
+{
+        char text[240];
+
+        if (!params || !s->have_params || step_params_equal(&s->params, params, text, sizeof text))
+                return 0;
+        return fault_set(fault, ZERO_ECONFLICT, "ranks %u and %u pass different values to %s: %s",
+                         s->params_rank, rank, s->ahead ? "zero_ahead and zero_step" : "zero_step",
+                         text);
+}
+
 /* A step does not mix nodes that ask for the norm with nodes that end the step. */
 static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
                             bool first, struct fault *fault)
 {
-        char text[240];
-
         if (first)
-                return 0;
+                return params_check(s, params, rank, fault);
         if (s->collecting_norm != (params == NULL))
                 return fault_set(fault, ZERO_ECONFLICT, "rank %u calls %s while rank %u calls %s",
                                  rank, params ? "zero_step" : "zero_norm", s->params_rank,
                                  params ? "zero_norm" : "zero_step");
-        if (params && s->have_params && !step_params_equal(&s->params, params, text, sizeof text))
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "ranks %u and %u pass different values to zero_step: %s",
-                                 s->params_rank, rank, text);
-        return 0;
+        return params_check(s, params, rank, fault);
 }
 
 /* Ranks that wait in a void attempt wait for the next one, unless a rank will not come back. */
@@ -299,7 +306,7 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
                 return r;
         s->ready[node] = true;
         s->collecting_norm = params == NULL;
-        if (first)
+        if (first && !s->have_params)
                 s->params_rank = rank;
         if (params && !s->have_params) {
                 s->params = *params;
@@ -315,6 +322,27 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         return 0;
 }
 
+int step_ahead(struct step *s, uint64_t attempt, const struct step_params *params, uint32_t rank,
+               enum step_action *ret, struct fault *fault)
+{
+        int r;
+
+        *ret = STEP_NOTHING;
+        if (s->phase == STEP_FORMING || attempt < s->attempt) /* the rank will hear of it */
+                return 0;
+        if (attempt > s->attempt)
+                return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
+                                 (unsigned long long)attempt, (unsigned long long)s->attempt);
+        r = params_check(s, params, rank, fault);
+        if (r || s->ahead)
+                return r;
+        s->params_rank = rank;
+        s->params = *params;
+        s->have_params = s->ahead = true;
+        *ret = STEP_AHEAD;
+        return 0;
+}
+
 static void step_decide(struct step *s, const struct votes *all)
 {
         s->decision = decide(all, &s->params, s->good_steps);
@@ -323,7 +351,7 @@ static void step_decide(struct step *s, const struct votes *all)
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;
-        s->normed = false;
+        s->normed = s->ahead = false;
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 s->done[h] = false;
 }

@@ -70,10 +70,9 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops)
 {
         const struct plan_shard *shard = &state->plan->shards[group];
-        enum zero_dtype dtype = l->groups[group].dtype;
 
-        if (dtype != ZERO_FP32 && shard->range.count)
-                ops->serve(dtype, state->in->serve + shard->serve,
+        if (shard->serve != UINT64_MAX && shard->range.count)
+                ops->serve(l->groups[group].dtype, state->in->serve + shard->serve,
                            state->in->master + shard->master, shard->range.count);
 }
 

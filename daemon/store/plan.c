@@ -153,14 +153,16 @@ static void walk_segments(struct plan *p, const layout *l, uint32_t group, struc
 static void walk_group(struct plan *p, const layout *l, uint32_t group, struct range range)
 {
         struct plan_shard *shard = &p->shards[group];
-        enum zero_dtype dtype = l->groups[group].dtype;
+        uint64_t served = layout_group_served(&l->groups[group]);
+        uint32_t n_planes;
 
         *shard = (struct plan_shard){
                 .range = range,
                 .master = p->master_elements,
                 .moment = p->moment_elements,
                 .optimizer = optimizer_of(l, group),
-                .serve = dtype == ZERO_FP32 ? UINT64_MAX : p->serve_bytes,
+                .serve = served ? p->serve_bytes : UINT64_MAX,
+                .old = l->groups[group].eager ? p->old_elements : UINT64_MAX,
                 .first_segment = p->n_segments,
                 .first_chunk = p->n_chunks,
         };
@@ -169,19 +171,21 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
         shard->moment_count = p->moment_elements - shard->moment;
         for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
                 p->moments[i] += shard->moment_count;
-        if (update_planes(shard->optimizer->rule) > p->n_planes)
-                p->n_planes = update_planes(shard->optimizer->rule);
+        n_planes = update_planes(shard->optimizer->rule);
+        if (n_planes > p->n_planes)
+                p->n_planes = n_planes;
+        if (shard->old != UINT64_MAX)
+                p->old_elements += n_planes * shard->moment_count;
         shard->n_segments = p->n_segments - shard->first_segment;
         shard->n_chunks = p->n_chunks - shard->first_chunk;
-        if (dtype != ZERO_FP32)
-                p->serve_bytes += align_up(range.count * dtype_size(dtype), SERVE_ALIGN);
+        p->serve_bytes += align_up(range.count * served, SERVE_ALIGN);
         assert(p->master_elements == shard->master + range.count);
 }
 
 static void walk(struct plan *p, const layout *l, const struct partition *partition)
 {
         p->n_segments = p->n_chunks = 0;
-        p->master_elements = p->moment_elements = p->serve_bytes = 0;
+        p->master_elements = p->moment_elements = p->old_elements = p->serve_bytes = 0;
         memset(p->moments, 0, sizeof(p->moments));
         for (uint32_t g = 0; g < p->n_groups; g++)
                 walk_group(p, l, g, partition_range(partition, g, p->owner));

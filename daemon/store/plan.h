@@ -6,7 +6,11 @@
  * trainers read the shard of an fp32 group straight from it.  grad holds the trainable segments
  * only, in the same order: frozen tensors have neither moments nor a gradient.  A plane of moments
  * is like grad, without the groups whose optimizer does not have that moment.  The serve plane
- * holds the shards of bf16 and fp16 groups, each at a multiple of 4096 bytes.
+ * holds the shards of bf16, fp16 and eager groups, each at a multiple of 4096 bytes.
+ *
+ * Eager groups have a place for the old values of what an update changes before its step is decided
+ * (undo.c): for each of the group's planes as many elements as grad has, one plane behind the
+ * other.
  *
  * A chunk is the unit of update and of commit: up to chunk_elements consecutive trainable elements
  * of one shard, contiguous in every plane.
@@ -33,7 +37,8 @@ struct plan_shard {
         const struct optimizer *optimizer;
         uint64_t moments[OPTIMIZER_MOMENTS]; /* first element in each plane of moments it has */
         uint64_t moment_count;               /* trainable elements of the shard */
-        uint64_t serve; /* byte offset in the serve plane; UINT64_MAX for fp32 */
+        uint64_t serve; /* byte offset in the serve plane; UINT64_MAX: master is served */
+        uint64_t old;   /* first element of its old values; UINT64_MAX: not eager */
         uint32_t first_segment, n_segments;
         uint32_t first_chunk, n_chunks;
 };
@@ -49,7 +54,7 @@ struct plan {
         struct plan_shard *shards; /* [group] */
         struct plan_segment *segments;
         struct plan_chunk *chunks;
-        uint64_t master_elements, moment_elements, serve_bytes;
+        uint64_t master_elements, moment_elements, old_elements, serve_bytes;
         uint64_t moments[OPTIMIZER_MOMENTS]; /* elements of each plane of moments */
         uint32_t n_planes; /* the most that an update of one group changes: master and moments */
 };

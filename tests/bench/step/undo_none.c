@@ -9,6 +9,8 @@
  */
 #include "daemon/store/store.h"
 
+#include <stdlib.h>
+
 #include "daemon/store/file.h"
 #include "tests/support/adamw.h"
 
@@ -53,4 +55,21 @@ uint32_t undo_all(struct state *state)
 int undo_check(const struct state *state, struct fault *fault)
 {
         return 0;
+}
+
+struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_t chunk,
+                                     uint64_t version, const uint8_t *present,
+                                     const struct device_ops *ops,
+                                     const struct update_scalars *scalars)
+{
+        return undo_update(state, slot, chunk, version, ops, scalars);
+}
+
+void undo_ahead(struct state *state, uint32_t chunk, uint64_t version)
+{
+        abort(); /* no group is eager */
+}
+
+void undo_keep(const struct state *state, uint32_t group)
+{
 }
