@@ -68,12 +68,10 @@ static void on_start(const struct owner *o, const struct owner_event *e, struct 
         for (uint32_t i = 0; i < o->n; i++) {
                 const struct owner_replica *r = &o->replicas[i];
 
-                /* a replica that updates takes the attempt up when it votes */
-                if (r->updating)
-                        continue;
-                if (r->record.attempt < e->attempt)
+                /* a replica that carries a decision out takes the attempt up when it votes */
+                if (r->record.phase != OWNER_DECIDED && r->record.attempt < e->attempt)
                         abort_for(to, r, e->attempt);
-                if (r->ahead)
+                if (r->ahead && !r->updating)
                         replica_act(to, OWNER_UNDO, r);
         }
         act(to, OWNER_BEGIN);

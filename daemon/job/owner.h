@@ -28,7 +28,7 @@ struct owner_replica {
         uint32_t id; /* chosen by the driver: actions name it */
         struct owner_record record;
         bool in_force; /* the placement is in force, not an earlier one */
-        bool updating; /* an update runs */
+        bool updating; /* an update runs, or old values are put back */
         bool ahead;    /* groups are, or are being, updated ahead of a decision */
         /* Only for OWNER_SUMMED. */
         bool asked;   /* OWNER_ASK, but not yet OWNER_VOTE, was given in this attempt */

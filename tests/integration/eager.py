@@ -307,50 +307,30 @@ def a_daemon_that_stops_in_order_keeps_no_update_ahead():
 @cases_of(["ahead.kept", "ahead.undone", "coordinator.ahead", "update.torn", "update.valid", "update.begin",
            "update.finish", "vote.recorded"])
 def daemon_killed_at(point):
+    """Without a sum of the step, with a part of it, or with all of it ahead; or while a reader has it put back."""
     if not crash_points():
         raise Skip("the daemon was built without crash points")
+    steps, train = 200 if point == "ahead.undone" else 4, {**TRAIN, "micro_batches": 1, "patient": True}
     with Cluster(2, start=False) as c:
+        victim = c.coordinator("j")
         for d in c.daemons:
-            d.start(crash=f"{point}:3" if point.startswith(("ahead", "update.t", "update.v")) else point)
+            d.start(crash=f"{point}:3" if d is victim else None)
         c.wait_up()
         ranks = c.ranks("j", layout(), [0, 1], **NEEDS)
-        skips = point == "ahead.undone"
-        until_dead = [d for d in c.daemons if not point.startswith("coordinator") or d is c.coordinator("j")]
         for a in ranks:
-            a.start("ahead", sets=SETS)
-        for g in reversed(range(N)):
-            for a in ranks:
-                a.start("grad", group=g, **({"bad": "inf"} if skips and g == 0 else {}))
-                a.start("push", group=g)
+            a.start("train", steps=steps, ahead=True, **train)
+        while point == "ahead.undone" and victim.alive() and not ranks[0].ready():
+            victim.ctl_run("checksum", "j")
+        assert victim.process.wait(60 * SLOW) == -signal.SIGKILL, victim.log()[-1000:]
+        victim.start()
+        assert {r["version"] for r in finish_all(ranks)} == {steps}
+        told = c.checksum("j")["planes"]
+    with Cluster(2) as c:
+        ranks = c.ranks("j", layout(False), [0, 1], **NEEDS)
         for a in ranks:
-            a.start("step", sets=SETS)
-        for d in until_dead:
-            assert d.process.wait(60 * SLOW) == -signal.SIGKILL, d.log()[-1000:]
-        for d in until_dead:
-            d.start()
-        replies = [[a.finish() for _ in range(2 + 2 * N)] for a in ranks]
-        version = {r[-1]["version"] for r in replies if r[-1]["status"] == "OK"}
-        assert version in ({0}, {1}, set()), replies
-        done = version == {1}
-        if not skips or not version:
-            assert done or {r[-1]["status"] for r in replies} <= {"EABORTED", "EORDER"}, replies
-        for n in range(int(done), 2):
-            retry(ranks, n)
-        ended_as_undisturbed(c, 2)
-
-
-def retry(ranks, number):
-    """A step of ranks of which some may still hear of an abort."""
-    for _ in range(4):
-        for a in ranks:
-            a.start("ahead", sets=SETS)
-            for g in reversed(range(N)):
-                a.start("grad", group=g, step=number)
-                a.start("push", group=g)
-            a.start("step", sets=SETS)
-        if all([a.finish() for _ in range(2 + 2 * N)][-1]["status"] == "OK" for a in ranks):
-            return
-    raise AssertionError("the step did not end")
+            a.start("train", steps=steps, **train)
+        finish_all(ranks)
+        assert c.checksum("j")["planes"] == told
 
 
 # ---- readers -----------------------------------------------------------------------------------------
