@@ -253,9 +253,14 @@ static int params_check(const struct step *s, const struct step_params *params, 
 
         if (!params || !s->have_params || step_params_equal(&s->params, params, text, sizeof text))
                 return 0;
-        return fault_set(fault, ZERO_ECONFLICT, "ranks %u and %u pass different values to %s: %s",
-                         s->params_rank, rank, s->ahead ? "zero_ahead and zero_step" : "zero_step",
-                         text);
+        if (s->ahead)
+                return fault_set(
+                        fault, ZERO_ECONFLICT,
+                        "rank %u passes other values than rank %u passed to zero_ahead: %s", rank,
+                        s->params_rank, text);
+        return fault_set(fault, ZERO_ECONFLICT,
+                         "ranks %u and %u pass different values to zero_step: %s", s->params_rank,
+                         rank, text);
 }
 
 /* A step does not mix nodes that ask for the norm with nodes that end the step. */
