@@ -142,7 +142,7 @@ struct recovery step_stands(const struct step *s)
 static void step_collect(struct step *s)
 {
         s->phase = STEP_COLLECTING;
-        s->have_params = s->ahead;
+        s->have_params = false;
         s->collecting_norm = false;
         memset(s->ready, 0, s->n_nodes * sizeof *s->ready);
         memset(s->voted, 0, placement_holders(&s->placement) * sizeof *s->voted);
@@ -251,16 +251,17 @@ static int params_check(const struct step *s, const struct step_params *params, 
 {
         char text[240];
 
-        if (!params || !s->have_params || step_params_equal(&s->params, params, text, sizeof text))
-                return 0;
-        if (s->ahead)
+        if (params && params->n_sets && s->ahead &&
+            !step_params_equal(&s->ahead_params, params, text, sizeof text))
                 return fault_set(
                         fault, ZERO_ECONFLICT,
                         "rank %u passes other values than rank %u passed to zero_ahead: %s", rank,
-                        s->params_rank, text);
-        return fault_set(fault, ZERO_ECONFLICT,
-                         "ranks %u and %u pass different values to zero_step: %s", s->params_rank,
-                         rank, text);
+                        s->ahead_rank, text);
+        if (params && s->have_params && !step_params_equal(&s->params, params, text, sizeof text))
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "ranks %u and %u pass different values to zero_step: %s",
+                                 s->params_rank, rank, text);
+        return 0;
 }
 
 /* A step does not mix nodes that ask for the norm with nodes that end the step. */
@@ -311,7 +312,7 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
                 return r;
         s->ready[node] = true;
         s->collecting_norm = params == NULL;
-        if (first && !s->have_params)
+        if (first)
                 s->params_rank = rank;
         if (params && !s->have_params) {
                 s->params = *params;
@@ -341,9 +342,9 @@ int step_ahead(struct step *s, uint64_t attempt, const struct step_params *param
         r = params_check(s, params, rank, fault);
         if (r || s->ahead)
                 return r;
-        s->params_rank = rank;
-        s->params = *params;
-        s->have_params = s->ahead = true;
+        s->ahead_rank = rank;
+        s->ahead_params = *params;
+        s->ahead = true;
         *ret = STEP_AHEAD;
         return 0;
 }

@@ -15,7 +15,7 @@
  *
  * Ranks may say ahead of zero_step() how they will end the step: the first gives STEP_AHEAD, and
  * owners update eager groups by its parameters.  From then on the attempt commits with these
- * parameters or not at all.
+ * parameters or, as with a step without sets, not at all.
  *
  * A rank whose session ends keeps its slot: what its node has accepted from it stays, the attempt
  * goes on, and a successor on the same node takes the slot again (STEP_REJOIN).  An attempt is
@@ -58,9 +58,11 @@ struct step {
         bool norm_only;             /* what is being collected or voted on ends with a norm */
         bool collecting_norm;       /* the ready nodes have asked for the norm */
         bool have_params;
-        bool ahead;           /* the attempt has params ahead of its end */
         uint32_t params_rank; /* the rank that passed them */
         struct step_params params;
+        bool ahead; /* a rank has said how this attempt will end */
+        uint32_t ahead_rank;
+        struct step_params ahead_params;
         struct decision decision; /* of the last decided attempt */
         uint64_t decided_attempt; /* 0: none */
         double norm;              /* with norm_only; loss scale left in */

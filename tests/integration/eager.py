@@ -205,6 +205,19 @@ def a_skipped_step_is_undone(nodes):
 
 
 @case
+def gradients_that_ranks_give_up_are_forgotten():
+    """By a step without sets, which updates nothing."""
+    with Cluster(2, log_level="debug") as c:
+        ranks = c.ranks("j", layout(), [0, 1], **NEEDS)
+        before = c.checksum("j")
+        at_half(c, ranks)
+        assert {r["skipped"] for r in step(ranks, sets=[])} == {True}
+        assert c.checksum("j") == before
+        one_step(ranks, 0)
+        ended_as_undisturbed(c, 1)
+
+
+@case
 def a_tensor_without_a_gradient_stays_as_it_is():
     told = []
     for eager in (False, True):

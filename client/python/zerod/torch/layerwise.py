@@ -285,12 +285,20 @@ class LayerByLayer:
     block), a block must not return its own parameters, and hooks of the block module itself (not of modules inside)
     see its first run only.
 
+    eager: L2L's eager server, for a model of ``shard(model, eager=True)``, where it is the default: the service
+    updates a block as soon as its gradient is complete, by the values that the optimizer has when
+    forward_backward() begins.  A step then has one forward_backward() and no other backward pass; nothing is
+    clipped, no loss is scaled.  The bits are the same, whatever is killed in between.
+
     Errors: TypeError if the model is not sharded; ValueError, naming the module, for a block that is no group of its
-    own, or for micro_batches below 1.
+    own, or for micro_batches below 1, or eager where the model is not.
     """
 
-    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module], micro_batches: int):
+    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module], micro_batches: int, *, eager: bool | None = None):
         self.model, self.sharded = model, sharded_of(model)
+        self.eager = self.sharded.eager if eager is None else eager
+        if self.eager and not self.sharded.eager:
+            raise ValueError("eager=True needs a model of shard(model, eager=True): the service keeps old values for it")
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is a number of parts, at least 1, not {micro_batches!r}")
         self.micro_batches = micro_batches
@@ -328,6 +336,8 @@ class LayerByLayer:
         calls a block, or an input was changed in place; what loss_of raises; as of a backward pass.
         """
         parts = self._split(batch)
+        if self.eager:
+            self._say_ahead()
         after, seed = self._seed()
         micros: list[_MicroBatch] = []
         try:
@@ -342,6 +352,15 @@ class LayerByLayer:
                 micro.stop()
             after.restore()
         return torch.stack(losses)
+
+    def _say_ahead(self) -> None:
+        """Every group is pushed once from here on, and owners know how the step will end."""
+        optimizer = self.sharded.optimizer and self.sharded.optimizer()
+        if optimizer is None:
+            raise RuntimeError("eager blocks are updated before step(): make the optimizer before forward_backward()")
+        if self.sharded.has_gradients:
+            raise RuntimeError("eager: a step has one forward_backward() and no other backward pass: call step() first")
+        optimizer.ahead()
 
     def _split(self, batch: Any) -> list[Any]:
         flat, shape = pytree.tree_flatten(batch)
