@@ -148,14 +148,14 @@ static struct undo_values update_chunk(struct state *state, uint32_t slot, uint3
                                        const struct device_ops *ops,
                                        const struct update_scalars *scalars, bool ahead)
 {
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
         struct update_undo undo = begin(state, slot, chunk, version);
         struct undo_values old;
 
-        update(state, c, present, ops, scalars, undo);
+        update(state, &c, present, ops, scalars, undo);
         for (uint32_t k = 0;
-             ahead && k < update_planes(state->plan->shards[c->group].optimizer->rule); k++)
-                memcpy(old_at(state, c, k), undo.old[k], c->n * sizeof(float));
+             ahead && k < update_planes(state->plan->shards[c.group].optimizer->rule); k++)
+                memcpy(old_at(state, &c, k), undo.old[k], c.n * sizeof(float));
         tables_set_chunk_version(state, chunk, version);
         crash_point(ahead ? CRASH_AHEAD_KEPT : CRASH_UPDATE_COPIED);
         hold(state, slot, 0);
@@ -197,8 +197,10 @@ static void copy_old(const struct state *s, const struct plan_chunk *c, bool bac
 
 void undo_ahead(struct state *state, uint32_t chunk, uint64_t version)
 {
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+
         assert(state_chunk_version(state, chunk) == version + 1);
-        copy_old(state, &state->plan->chunks[chunk], true);
+        copy_old(state, &c, true);
         crash_point(CRASH_AHEAD_UNDONE);
         tables_set_chunk_version(state, chunk, version);
 }
@@ -230,25 +232,26 @@ void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
 
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk)
 {
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
         struct update_undo copy = arrays(state, slot_at(state, slot));
         float *planes[UPDATE_PLANES] = { NULL };
-        uint32_t n = chunk_planes(state, c, planes);
+        uint32_t n = chunk_planes(state, &c, planes);
         struct undo_values values;
 
         assert(held(state, slot) == 0);
         for (uint32_t k = 0; k < n; k++)
-                memcpy(copy.old[k], planes[k], c->n * sizeof(float));
+                memcpy(copy.old[k], planes[k], c.n * sizeof(float));
         memcpy(values.planes, copy.old, sizeof(values.planes));
         return values;
 }
 
 static void put_back(struct state *s, uint32_t slot, uint32_t to)
 {
+        const struct plan_chunk c = plan_chunk(s->plan, to);
         struct update_undo from = arrays(s, slot_at(s, slot));
         size_t bytes = undo_kept(*from.kept) * sizeof(float);
         float *planes[UPDATE_PLANES] = { NULL };
-        uint32_t n = chunk_planes(s, &s->plan->chunks[to], planes);
+        uint32_t n = chunk_planes(s, &c, planes);
 
         if (state_chunk_version(s, to) == s->record->version)
                 for (uint32_t k = 0; k < n; k++)
@@ -272,7 +275,8 @@ static bool is_updating(const struct state *s)
 /* Whether the chunk may change in the state that the record has. */
 static bool may_change(const struct state *s, uint32_t chunk)
 {
-        return is_updating(s) || s->plan->shards[s->plan->chunks[chunk].group].old != UINT64_MAX;
+        return is_updating(s) ||
+               s->plan->shards[plan_chunk(s->plan, chunk).group].old != UINT64_MAX;
 }
 
 uint32_t undo_all(struct state *state)
@@ -301,7 +305,7 @@ static bool slot_is_wrong(const struct state *s, uint32_t slot)
                 return false;
         return s->in->planes || s->in->lost || chunk > s->plan->n_chunks ||
                !may_change(s, (uint32_t)(chunk - 1)) ||
-               undo_kept(at->kept) > s->plan->chunks[chunk - 1].n ||
+               undo_kept(at->kept) > plan_chunk(s->plan, (uint32_t)(chunk - 1)).n ||
                seal_open(SEAL_UNDO_VERSION, slot, at->version) != s->record->version + 1;
 }
 

@@ -115,16 +115,16 @@ static void run_add(struct launch *l, struct run part)
 }
 
 /* Adds the chunk's elements, tensor by tensor. */
-static void chunk_add(struct launch *l, const struct plan_chunk *c)
+static void chunk_add(struct launch *l, struct plan_chunk c)
 {
-        const struct plan_segment *s = &l->replica->state->plan->segments[c->first_segment];
+        const struct plan_segment *s = &l->replica->state->plan->segments[c.first_segment];
 
-        for (uint64_t done = 0, n; done < c->n; done += n, s++) {
-                uint64_t left = s->in_group + s->count - (c->in_group + done);
+        for (uint64_t done = 0, n; done < c.n; done += n, s++) {
+                uint64_t left = s->in_group + s->count - (c.in_group + done);
 
-                n = left < c->n - done ? left : c->n - done;
-                run_add(l, (struct run){ s->tensor, c->in_group + done, c->master + done,
-                                         c->moment + done, n });
+                n = left < c.n - done ? left : c.n - done;
+                run_add(l, (struct run){ s->tensor, c.in_group + done, c.master + done,
+                                         c.moment + done, n });
         }
 }
 
@@ -161,12 +161,12 @@ void launch_chunks(const struct replica *h, const struct update_scalars *scalars
                             .present = present,
                             .node_gradient = node_gradient,
                             .serve = serve,
-                            .group = plan->chunks[first].group };
+                            .group = plan_chunk(plan, first).group };
 
         shard_map(&l);
         for (uint32_t c = first; c < end; c++)
                 if (state_chunk_version(h->state, c) != version)
-                        chunk_add(&l, &plan->chunks[c]);
+                        chunk_add(&l, plan_chunk(plan, c));
         run_end(&l);
         pieces_end(&l);
         place_updated(h->state->id.place);

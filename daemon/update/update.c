@@ -135,9 +135,9 @@ static void chunk_carry_out(const struct update_task *t, uint32_t chunk, uint32_
 {
         const struct replica *h = t->replica;
         struct state *state = h->state;
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
         struct undo_values old = { .planes = { NULL } };
-        bool present = chunk_present(h, c, state->present);
+        bool present = chunk_present(h, &c, state->present);
 
         if (state_chunk_version(state, chunk) != t->version) {
                 if (present) {
@@ -161,10 +161,11 @@ static void chunk_lead(const struct update_task *t, uint32_t chunk, uint32_t wor
 {
         const struct replica *h = t->replica;
         struct state *state = h->state;
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
         const uint8_t *gradients = h->update->present;
         struct undo_values old;
 
-        if (chunk_present(h, &state->plan->chunks[chunk], gradients))
+        if (chunk_present(h, &c, gradients))
                 old = undo_update_ahead(state, worker, chunk, t->version, gradients, h->job->x->ops,
                                         h->update->scalars);
         else if (t->save_from != UINT64_MAX)

@@ -21,17 +21,17 @@ void undo_init(struct state *state)
 struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
                                const struct device_ops *ops, const struct update_scalars *scalars)
 {
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
-        const struct plan_segment *segment = &state->plan->segments[c->first_segment];
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        const struct plan_segment *segment = &state->plan->segments[c.first_segment];
 
-        for (uint32_t done = 0, n; done < c->n; done += n, segment++) {
-                uint64_t left = segment->in_group + segment->count - (c->in_group + done);
+        for (uint32_t done = 0, n; done < c.n; done += n, segment++) {
+                uint64_t left = segment->in_group + segment->count - (c.in_group + done);
 
-                n = left < c->n - done ? (uint32_t)left : c->n - done;
-                run_adamw(ops, &scalars[segment->tensor], n, state->in->master + c->master + done,
-                          state->in->moments[0] + c->moment + done,
-                          state->in->moments[1] + c->moment + done,
-                          state->in->grad + c->moment + done, NULL);
+                n = left < c.n - done ? (uint32_t)left : c.n - done;
+                run_adamw(ops, &scalars[segment->tensor], n, state->in->master + c.master + done,
+                          state->in->moments[0] + c.moment + done,
+                          state->in->moments[1] + c.moment + done,
+                          state->in->grad + c.moment + done, NULL);
         }
         tables_set_chunk_version(state, chunk, version);
         return (struct undo_values){ 0 };
