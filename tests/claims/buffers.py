@@ -16,7 +16,7 @@ STEP_S = 900
 def measure(groups, size, states):
     """Of a node: bytes of windows; of memory that daemon and trainer have to themselves after some steps."""
     dtype, optimizer, values, planes = states
-    layout = [group(f"g{i}", tensor(f"t{i}", size), dtype=dtype, optimizer=optimizer) for i in range(groups)]
+    layout = [group(f"g{i}", tensor(f"t{i}", size, init="constant"), dtype=dtype, optimizer=optimizer) for i in range(groups)]
     with Cluster(2) as c:
         ranks = c.ranks("buffers", layout, [0, 1], hold=2, push=2, grad="bf16", reduce="bf16", timeout_ms=STEP_S * 1000)
         for a in ranks:
