@@ -26,7 +26,6 @@ class GroupGradient:
         self.place, self.group = place, group
         self.parts: list[torch.Tensor | None] = [None] * len(group.params)
         self.marks: list[Any] = [None] * len(group.params)  # of the work that made the part
-        self.views: dict[int, list[torch.Tensor]] = {}  # by address of push memory
 
     def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
         """Takes a gradient over, or adds it to the one before in the job's gradient dtype."""
@@ -44,15 +43,11 @@ class GroupGradient:
         if not any(present):
             return
         address = attempt.grad(self.group.index)
-        if address not in self.views:
-            self.views[address] = [
-                self.place.tensor_at(address + p.offset * dtype.itemsize, p.local_numel,
-                                     dtype).view(p.local_shape)
-                for p in self.group.params]
-        for view, part, mark in zip(self.views[address], self.parts, self.marks):
+        flat = self.place.tensor_at(address, self.group.elements, dtype)
+        for p, part, mark in zip(self.group.params, self.parts, self.marks):
             if part is not None:
                 self.place.follow(mark, part)
-                view.copy_(part)
+                flat[p.offset:p.offset + p.local_numel].view(p.local_shape).copy_(part)
         self.forget()
         attempt.push(self.group.index, present, self.place.stream, last)
 

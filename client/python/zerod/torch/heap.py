@@ -41,7 +41,7 @@ class Heap:
 
 
 def share_one_arena() -> None:
-    """Has threads that begin from now on allocate where others do: in an arena of their own glibc keeps what they
-    free, and malloc_trim() leaves it there."""
+    """Has threads that begin from now on allocate where the first one does: of an arena of their own malloc_trim()
+    leaves the end as it is, which is most of it."""
     if _trim is not None:
         _libc.mallopt(M_ARENA_MAX, 1)

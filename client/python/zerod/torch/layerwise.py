@@ -29,7 +29,6 @@ from torch.utils import _pytree as pytree
 
 import zerod
 
-from . import heap
 from .hooks import Call, tensors_in
 from .sharded import sharded_of
 from .unit import Unit
@@ -333,7 +332,6 @@ class LayerByLayer:
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is a number of parts, at least 1, not {micro_batches!r}")
         self.micro_batches = micro_batches
-        heap.share_one_arena()
         self.blocks = self._units_of(list(blocks))
         self.outside = [u for u in self.sharded.units if u not in self.blocks]
         self.current: _MicroBatch | None = None  # whose thread runs

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import zerod
 from zerod.environment import incarnation
 
-from . import initialize, state
+from . import heap, initialize, state
 from .activations import Activations
 from .attempt import Attempt
 from .clip_grad import clip_grad_norm_
@@ -310,6 +310,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
         raise ValueError(f"prefetch is a number of units, not {prefetch!r}")
+    heap.share_one_arena()
     marked = _marked(model)
     planned = find_units(model, groups, marked)
     if not any(u.params for u in planned):
