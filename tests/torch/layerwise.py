@@ -175,16 +175,14 @@ def a_block_is_fetched_twice_and_pushed_once(parts):
 
 
 def pushed(_rank, tied):
-    """The units in the order in which a second step pushes them."""
+    """The units in the order in which a step pushes them."""
     model = zt.shard(make(layers=9, tied=tied), groups=["wte", "wpe", "head", "Block"])
-    optimizer = zt.AdamW(model)
+    zt.AdamW(model)
     layers = zt.LayerByLayer(model, model.blocks, micro_batches=2)
     order, client = [], model.sharded.client
     push, names = client.push, {g.index: u.name for u in model.sharded.units for g in u.groups}
-    for t in range(2):
-        layers.forward_backward(lambda m, part: m(part) / 2, batch_of(t, 8))
-        optimizer.step()
-        client.push = lambda group, *more: order.append(names[group]) or push(group, *more)
+    client.push = lambda group, *more: order.append(names[group]) or push(group, *more)
+    layers.forward_backward(lambda m, part: m(part) / 2, batch_of(0, 8))
     return order
 
 
@@ -192,7 +190,7 @@ def pushed(_rank, tied):
 def what_is_behind_the_blocks_is_pushed_before_them():
     blocks = [f"blocks.{i}" for i in reversed(range(9))]
     order, = ranks.run(pushed, [0], ranks.shared(1), arguments=(False,))
-    assert order == ["head", "", *blocks, "wte", "wpe"], order
+    assert order == ["head", *blocks, "wte", "wpe", ""], order
     order, = ranks.run(pushed, [0], ranks.shared(1), arguments=(True,))
     assert order == [*blocks, "wpe", ""], "the head's weights are the embedding's, in the group of the model itself"
 

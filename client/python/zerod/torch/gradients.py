@@ -20,17 +20,15 @@ if TYPE_CHECKING:
 
 
 class GroupGradient:
-    """The gradient of one group, part by part: a tensor for each parameter, None until it comes.  came: how many."""
+    """The gradient of one group, part by part: a tensor for each parameter, None until it comes."""
 
     def __init__(self, place: "Host | Gpu", group: Group):
         self.place, self.group = place, group
         self.parts: list[torch.Tensor | None] = [None] * len(group.params)
         self.marks: list[Any] = [None] * len(group.params)  # of the work that made the part
-        self.came = 0
 
     def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
         """Takes a gradient over, or adds it to the one before in the job's gradient dtype."""
-        self.came += 1
         before = self.parts[param.position]
         if before is None:
             self.parts[param.position] = gradient

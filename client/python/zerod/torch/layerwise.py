@@ -13,8 +13,8 @@ cuts before it.
 
 Rules: what is outside of blocks runs in the threads as it stands, and keeps its graph.  A module outside of
 blocks stays fetched while all threads pass it, if the window has room for it.  A block's gradients add up
-here, and are pushed once, when its last backward is over; those of a module behind the blocks, such as a large
-head, at once, if the step before had them all by then.
+here, and are pushed once, when its last backward is over; those of a module that is used behind the blocks alone,
+such as a large head, before the blocks begin theirs.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ import zerod
 
 from .hooks import Call, tensors_in
 from .sharded import sharded_of
-from .unit import Group, Unit
+from .unit import Unit
 
 if TYPE_CHECKING:
     from .place import Gpu, Host
@@ -337,7 +337,7 @@ class LayerByLayer:
         self.outside = [u for u in self.sharded.units if u not in self.blocks]
         self.current: _MicroBatch | None = None  # whose thread runs
         self.expected: list[Unit] = []  # the blocks of the last step, in the order of their calls
-        self.early: list[Group] = []  # outside of blocks; in the last step no gradient came after the losses' backward
+        self.behind: list[Unit] = []  # modules that this step uses behind the last block alone
         self.inside: Unit | None = None  # the block that runs
         self.newest: _Run | None = None
 
@@ -482,7 +482,9 @@ class LayerByLayer:
         rounds: list[list[_Run]] = []
         losses: list[torch.Tensor] = []
         unit = None
+        first = [u.call for u in self.outside]
         while not losses:
+            last = [u.call for u in self.outside]
             self.runs: list[_Run] = []
             for micro in micros:
                 self.current, self.sharded.gradients.part = micro, micro.number
@@ -499,6 +501,7 @@ class LayerByLayer:
                 for following in self.expected[len(rounds) + 1:len(rounds) + 2]:
                     self.sharded.hooks.prefetch(following)
         self.expected = [runs[0].unit for runs in rounds]
+        self.behind = [u for u, a, b in zip(self.outside, first, last) if a is b and u.call is not b]
         self.newest = None
         return rounds, losses
 
@@ -531,9 +534,8 @@ class LayerByLayer:
         sharded = self.sharded
         gradients, hooks = sharded.gradients, sharded.hooks
         calls = self.expected
-        gradients.push_groups(self.early, kept=True)
-        outside = [gradients.of_group[g.index] for u in self.outside for g in u.groups if g.trainable]
-        came = [g.came for g in outside]
+        for unit in self.behind:
+            gradients.push_groups(unit.groups, kept=True)
         gradients.several |= {p for u in calls if calls.count(u) > 1 for p in u.params}
         for at in range(len(rounds) - 1, -1, -1):
             unit, runs = calls[at], rounds.pop()
@@ -553,7 +555,6 @@ class LayerByLayer:
             self._end_round(None, None)
         gradients.part = None
         gradients.add_pieces(sharded.params)
-        self.early = [g.group for g, n in zip(outside, came) if g.came == n]
         for unit in self.outside:
             if unit.fetched:
                 hooks.let_go(unit)
