@@ -4,13 +4,14 @@ Activations live from forward to backward, gradients for a moment in between, an
 step frees lies in pieces.  glibc finds no room for an aligned block in a piece of just its size (before 2.38), the next
 step takes other memory, and a trainer has two to three times what it uses.
 
-Rule: at the borders of units, free memory is given back if the process has more than SLACK of what it needed at most;
+Rule: where a unit's forward or backward begins, free memory is given back if the process has more than SLACK of what it needed at most;
 what it needs is what is left then.  Steps that fit into that take nothing from the system, and give nothing back.
 """
 from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 
 SLACK = 1.03
 M_ARENA_MAX = -8  # malloc.h
@@ -20,24 +21,24 @@ _libc = ctypes.CDLL(None)
 _trim = getattr(_libc, "malloc_trim", None)  # glibc's alone, as mallopt()
 
 
-def anonymous() -> int:
-    """Bytes of this process's resident memory that are no file's."""
-    with open("/proc/self/statm", "rb") as statm:
-        _size, resident, shared = statm.read().split()[:3]
-    return (int(resident) - int(shared)) * PAGE
-
-
 class Heap:
     """needed: the most bytes that were left after free ones were given back."""
 
     def __init__(self) -> None:
         self.needed = 0
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)  # of the process that opens it
+        weakref.finalize(self, os.close, self._statm)
+
+    def anonymous(self) -> int:
+        """Bytes of this process's resident memory that are no file's."""
+        _size, resident, shared, *_ = os.pread(self._statm, 256, 0).split()
+        return (int(resident) - int(shared)) * PAGE
 
     def look(self) -> None:
         """Gives free memory back if there is too much of it."""
-        if _trim is not None and anonymous() > self.needed * SLACK:
+        if _trim is not None and self.anonymous() > self.needed * SLACK:
             _trim(0)
-            self.needed = max(self.needed, anonymous())
+            self.needed = max(self.needed, self.anonymous())
 
 
 def share_one_arena() -> None:

@@ -240,7 +240,6 @@ class Hooks:
             unit.hide()
         else:
             unit.release()
-        self.heap.look()
 
     # ---- backward ---------------------------------------------------------------
 
