@@ -36,9 +36,9 @@ def train(_rank, cluster, parts, layerwise):
 
     def step(t):
         if layerwise:
-            layers.forward_backward(lambda m, part: m(part) / parts, batch_of(t, 8))
+            layers.forward_backward(lambda m, part: m(part) / parts, batch_of(t, 16))
         else:
-            for part in batch_of(t, 8).chunk(parts):
+            for part in batch_of(t, 16).chunk(parts):
                 with model.no_sync():
                     (model(part) / parts).backward()
         optimizer.step()
@@ -162,7 +162,7 @@ def bert(table, cluster):
 
 def fill(table, quick):
     with ranks.Cluster(2, owners=1) as cluster:
-        for parts in (1, 4) if quick else (1, 2, 4, 8):
+        for parts in (1, 4) if quick else (1, 2, 4, 8, 16):
             for layerwise in (True, False):
                 size, moved = ranks.run(train, [1], cluster, arguments=(cluster, parts, layerwise))[0]
                 what = "layer by layer" if layerwise else "plain accumulation"
