@@ -228,6 +228,25 @@ static void not_finite_skips_everywhere(void)
         CHECK(memcmp(&o.sum, &good.sum, sizeof o.sum));
 }
 
+/* One step is skipped: what was updated ahead of it goes back. */
+static void updates_ahead_of_decisions(void)
+{
+        struct training t = training_default();
+        struct outcome plain, eager;
+
+        t.clip_norm = 0;
+        t.masks = true;
+        t.poisoned_step = 2;
+        for (t.restart_after = 0; t.restart_after < 2; t.restart_after++) {
+                t.eager = false;
+                plain = same_for_owners(t, "decided first");
+                t.eager = true;
+                eager = same_for_owners(t, "updated ahead");
+                outcome_same(&plain, &eager, "ahead and after the decision");
+                CHECK(eager.version == t.steps - 1);
+        }
+}
+
 static void daemons_that_restart(void)
 {
         struct training t = training_default();
@@ -251,6 +270,7 @@ const struct test_case bitwise_cases[] = {
         { "ranks-that-push-in-other-orders", ranks_that_push_in_other_orders },
         { "ranks-that-lack-something", ranks_that_lack_something },
         { "not-finite-skips-everywhere", not_finite_skips_everywhere },
+        { "updates-ahead-of-decisions", updates_ahead_of_decisions },
         { "daemons-that-restart", daemons_that_restart },
         { 0 },
 };

@@ -293,6 +293,7 @@ static bool begin_waiting(struct trainer *t, const struct op *op)
         Zero__Fetch fetch = ZERO__FETCH__INIT;
         Zero__Norm norm = ZERO__NORM__INIT;
         Zero__Step step = ZERO__STEP__INIT;
+        Zero__Ahead ahead = ZERO__AHEAD__INIT;
         struct step_params_message params;
         int r;
 
@@ -303,11 +304,14 @@ static bool begin_waiting(struct trainer *t, const struct op *op)
         fetch.group = op->group;
         fetch.version = t->rank->job->version;
         fetch.attempt = norm.attempt = step.attempt = t->attempt;
-        if (op->kind == OP_STEP)
-                step.params = step_params_to_message(op->params, &params);
+        ahead.attempt = t->attempt;
+        if (op->params)
+                step.params = ahead.params = step_params_to_message(op->params, &params);
         step.blob = (ProtobufCBinaryData){ sizeof kept, kept };
         if (op->kind == OP_FETCH)
                 r = rank_fetch(t->rank, &fetch, &task->request, &fault);
+        else if (op->kind == OP_AHEAD)
+                r = rank_ahead(t->rank, &ahead, &task->request, &fault);
         else if (op->kind == OP_NORM)
                 r = rank_norm(t->rank, &norm, &task->request, &fault);
         else

@@ -11,7 +11,7 @@
 /* With each step a rank keeps a blob: its own number and the step's. */
 enum { TRAINER_BLOB = 2 };
 
-enum op_kind { OP_ATTACH, OP_FETCH, OP_PREFETCH, OP_RELEASE, OP_PUSH, OP_NORM, OP_STEP, OP_LEAVE };
+enum op_kind { OP_ATTACH, OP_FETCH, OP_PREFETCH, OP_RELEASE, OP_PUSH, OP_AHEAD, OP_NORM, OP_STEP, OP_LEAVE };
 
 struct op {
         enum op_kind kind;

@@ -140,6 +140,8 @@ void session_program(struct session *s, uint32_t step)
                 t->step = step;
                 t->attempt = t->rank->job->attempt;
                 t->from = t->rank->job->version;
+                if (s->training->eager)
+                        trainer_add(t, (struct op){ .kind = OP_AHEAD, .params = &s->params });
                 session_fetches(s, r);
                 session_pushes(s, r, step);
                 if (s->training->norm)
@@ -191,6 +193,8 @@ void session_open(struct session *s, const struct training *training)
         s->training = training;
         net_open(&s->net, &training->net);
         s->layout = zoo_layout(training->ranks);
+        for (uint32_t g = 0; g < ZOO_GROUPS; g++)
+                s->layout->groups[g].eager = training->eager;
         s->params = (struct step_params){ .n_sets = 2,
                                           .sets = { { .value = { 1e-2, 0.9, 0.999, 1e-8, 0.1 } },
                                                     { .value = { 3e-3, 0.8, 0.99, 1e-8, 0 } } },

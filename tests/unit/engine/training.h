@@ -27,6 +27,7 @@ struct training {
         bool opposite;       /* odd ranks fetch backwards */
         bool crossed;        /* odd ranks swap the order of every two groups that they push */
         bool norm;           /* zero_norm before each step */
+        bool eager;          /* all groups are, and zero_ahead comes before each step */
         uint32_t gpu_nodes;  /* bits of nodes whose ranks have windows on a GPU */
         uint32_t host_ranks; /* bits of ranks that have windows in host memory even there */
         uint32_t gpu_of_rank[RANKS_MAX];
