@@ -1,6 +1,6 @@
 /*
- * Maps the daemon's memory in a trainer.  The process remembers what it has mapped and how, because
- * unmapping names an address alone.
+ * The daemon's memory in a trainer: mapped, and copied from and to.  The process remembers what it
+ * has mapped and how, because unmapping names an address alone.
  */
 #include "cuda/plugin.h"
 
@@ -126,4 +126,40 @@ void cuda_unmap(void *memory)
                 return;
         unmap(mapping);
         free(mapping);
+}
+
+/* The default stream is that of the selected GPU. */
+int cuda_copy_for(int ordinal, void *dst, const void *src, uint64_t bytes, void *stream)
+{
+        struct cuda_saved saved;
+        int r = cuda_enter(ordinal, &saved);
+
+        if (r < 0)
+                return r;
+        r = cuda_copy(dst, src, bytes, stream);
+        cuda_restore(&saved);
+        return r;
+}
+
+int cuda_pin(int ordinal, void *memory, uint64_t bytes)
+{
+        struct cuda_saved saved;
+        int r = cuda_enter(ordinal, &saved);
+
+        if (r < 0)
+                return r;
+        r = cuda_errno(cudaHostRegister(memory, bytes, cudaHostRegisterPortable));
+        cuda_restore(&saved);
+        return r;
+}
+
+void cuda_unpin(int ordinal, void *memory)
+{
+        struct cuda_saved saved;
+
+        if (cuda_enter(ordinal, &saved) < 0)
+                return;
+        (void)cuda_errno(cudaDeviceSynchronize());
+        (void)cuda_errno(cudaHostUnregister(memory));
+        cuda_restore(&saved);
 }

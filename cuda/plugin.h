@@ -48,6 +48,9 @@ int cuda_uuid(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID]);
 int cuda_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,
              void **ret_memory);
 void cuda_unmap(void *memory);
+int cuda_copy_for(int ordinal, void *dst, const void *src, uint64_t bytes, void *stream);
+int cuda_pin(int ordinal, void *memory, uint64_t bytes);
+void cuda_unpin(int ordinal, void *memory);
 
 /* ---- driver.c ------------------------------------------------------------------- */
 

@@ -25,7 +25,7 @@
 
 #include <stdint.h>
 
-#define ZERO_GPU_ABI_VERSION 2
+#define ZERO_GPU_ABI_VERSION 3
 /* Of type zero_gpu_fn. */
 #define ZERO_GPU_SYMBOL "zero_gpu_client"
 
@@ -47,6 +47,16 @@ struct zero_gpu_client {
                    void **ret_memory);
         /* Waits for the GPU's work on the memory. */
         void (*unmap)(void *memory);
+        /*
+         * Enqueues a copy on the stream (as event_record() takes it).  Both sides may be in host
+         * memory or on the GPU; a copy from or to host memory that is not pinned may also wait for
+         * the stream.
+         */
+        int (*copy)(int ordinal, void *dst, const void *src, uint64_t bytes, void *stream);
+        /* Has the GPU read and write host memory itself: whole pages, mapped writable. */
+        int (*pin)(int ordinal, void *memory, uint64_t bytes);
+        /* Waits for the GPU's work. */
+        void (*unpin)(int ordinal, void *memory);
         /* Makes an event that other processes can poll. */
         int (*event_new)(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event);
         /* stream: a cudaStream_t of that GPU, NULL for the default one. */

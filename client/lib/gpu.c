@@ -133,6 +133,21 @@ int gpu_map(const struct gpu *gpu, int fd, const uint8_t *handle, uint64_t bytes
         return r;
 }
 
+int gpu_copy(const struct gpu *gpu, void *dst, const void *src, uint64_t bytes, void *stream)
+{
+        return gpu->plugin->copy(gpu->ordinal, dst, src, bytes, stream);
+}
+
+int gpu_pin(const struct gpu *gpu, void *memory, uint64_t bytes)
+{
+        return gpu->plugin->pin(gpu->ordinal, memory, bytes);
+}
+
+void gpu_unpin(const struct gpu *gpu, void *memory)
+{
+        gpu->plugin->unpin(gpu->ordinal, memory);
+}
+
 /* ---- events -------------------------------------------------------------- */
 
 /* ZERO_GPU_EVENTS if all events are named. */

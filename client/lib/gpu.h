@@ -36,6 +36,12 @@ void gpu_close(struct gpu *gpu);
 int gpu_map(const struct gpu *gpu, int fd, const uint8_t *handle, uint64_t bytes,
             struct mapping *ret);
 
+/* Enqueues a copy on the stream, from and to memory of either kind.  -errno. */
+int gpu_copy(const struct gpu *gpu, void *dst, const void *src, uint64_t bytes, void *stream);
+/* Whole pages of host memory, so that copies from and to them run ahead of the stream.  -errno. */
+int gpu_pin(const struct gpu *gpu, void *memory, uint64_t bytes);
+void gpu_unpin(const struct gpu *gpu, void *memory);
+
 bool gpu_has_free_event(const struct gpu *gpu);
 /*
  * Records a free event behind the work on the stream.  *ret_event is its name in messages: 1 + its

@@ -192,6 +192,62 @@ static void client_unmap(void *memory)
         free(m);
 }
 
+/* What the copy that comes late needs. */
+struct late {
+        void *dst;
+        uint64_t bytes, ms;
+        uint8_t src[];
+};
+
+static void *copy_late(void *arg)
+{
+        struct late *late = arg;
+
+        usleep((useconds_t)(late->ms * 1000));
+        memcpy(late->dst, late->src, late->bytes);
+        free(late);
+        return NULL;
+}
+
+/*
+ * Done at once; or, as by a GPU that is behind, after FAKE_GPU_COPY_MS.  The events behind the copy
+ * must be later still (FAKE_GPU_DELAY_MS).
+ */
+static int client_copy(int ordinal, void *dst, const void *src, uint64_t bytes, void *stream)
+{
+        struct late *late;
+        pthread_t thread;
+        int r = check(ordinal);
+
+        if (r < 0)
+                return r;
+        late = malloc(sizeof *late + bytes);
+        if (!late)
+                return -ENOMEM;
+        late->dst = dst;
+        late->bytes = bytes;
+        late->ms = fake_setting("FAKE_GPU_COPY_MS", 0);
+        memcpy(late->src, src, bytes);
+        if (late->ms && pthread_create(&thread, NULL, copy_late, late) == 0)
+                pthread_detach(thread);
+        else
+                copy_late(late);
+        return 0;
+}
+
+static int client_pin(int ordinal, void *memory, uint64_t bytes)
+{
+        int r = check(ordinal);
+
+        if (r == 0 && ((uintptr_t)memory % 4096 || bytes % 4096))
+                fake_die("%p is not whole pages", memory);
+        return r || !fake_setting("FAKE_GPU_NO_PIN", 0) ? r : -ENOMEM;
+}
+
+static void client_unpin(int ordinal, void *memory)
+{
+}
+
 static int client_event_new(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event)
 {
         struct event *e;
@@ -241,6 +297,9 @@ const struct zero_gpu_client *zero_gpu_client(void)
                 .uuid = client_uuid,
                 .map = client_map,
                 .unmap = client_unmap,
+                .copy = client_copy,
+                .pin = client_pin,
+                .unpin = client_unpin,
                 .event_new = client_event_new,
                 .event_record = client_event_record,
                 .event_done = fake_event_done,

@@ -20,6 +20,7 @@ struct CUevent_st {
 
 struct fake_runtime fake;
 static int n_streams, n_events;
+static void *registered; /* host memory */
 static bool initialised, enqueued[FAKE_GPUS];
 static _Thread_local int current = FAKE_NO_CONTEXT;
 
@@ -195,6 +196,24 @@ cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags)
 cudaError_t cudaFreeHost(void *memory)
 {
         return free_range(memory, HOST);
+}
+
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+        cudaError_t r = fake_next();
+
+        cr_assert(!registered && flags == cudaHostRegisterPortable && bytes > 0);
+        fake_in_use();
+        if (r == cudaSuccess)
+                registered = memory;
+        return r;
+}
+
+cudaError_t cudaHostUnregister(void *memory)
+{
+        cr_assert(memory && memory == registered && !fake_is_enqueued(fake_in_use()));
+        registered = NULL;
+        return fake_next();
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *memory)
@@ -396,4 +415,5 @@ void fake_must_be_empty(void)
         fake_driver_must_be_empty();
         cr_assert_eq(n_streams, 0);
         cr_assert_eq(n_events, 0);
+        cr_assert_null(registered);
 }

@@ -218,6 +218,49 @@ Test(runtime, refuses_a_descriptor_that_is_none_or_too_small)
         fake_must_be_empty();
 }
 
+static char pages[4096];
+
+static int pin_once(void)
+{
+        int r = cuda_pin(GPU, pages, sizeof pages);
+
+        fake.fail_at = 0;
+        if (r == 0)
+                cuda_unpin(GPU, pages);
+        return r;
+}
+
+Test(runtime, pins_host_memory_until_the_gpu_has_done_with_it)
+{
+        fake_set_current(0);
+        cr_assert_eq(cuda_pin(GPU, pages, sizeof pages), 0);
+        fake_enqueue(GPU);
+        cuda_unpin(GPU, pages);
+        cr_assert_eq(fake_current(), 0);
+        fake_must_be_empty();
+        at_every_call(cudaErrorMemoryAllocation, false, pin_once);
+        cr_assert_eq(cuda_pin(FAKE_GPUS, pages, sizeof pages), -EINVAL);
+}
+
+static int copy_once(void)
+{
+        int r = cuda_copy_for(GPU, pages, "window", 7, NULL);
+
+        fake.fail_at = 0;
+        return r;
+}
+
+Test(runtime, copies_for_a_trainer_on_its_own_gpu)
+{
+        fake_set_current(FAKE_NO_CONTEXT);
+        cr_assert_eq(copy_once(), 0);
+        cr_assert_str_eq(pages, "window");
+        cr_assert_eq(fake_current(), FAKE_NO_CONTEXT);
+        at_every_call(cudaErrorUnknown, false, copy_once);
+        cr_assert_eq(cuda_copy_for(-1, pages, "window", 7, NULL), -EINVAL);
+        fake_must_be_empty();
+}
+
 /* ---- events ------------------------------------------------------------------------ */
 
 static int event_once(void)
