@@ -107,6 +107,12 @@ enum zero_on_lost {
         ZERO_LOST_FAIL = 1, /* the others are told at once: ZERO_ELOSTRANK */
 };
 
+/* Where a rank's stash is kept (zero_stash.where). */
+enum zero_stash_where {
+        ZERO_STASH_WINDOWS = 0, /* as views and gradients are: on the rank's GPU, if it has one */
+        ZERO_STASH_HOST = 1,    /* in host memory */
+};
+
 enum zero_limits {
         ZERO_NAME_MAX = 255,     /* bytes of a job, group or tensor name */
         ZERO_OPTIMIZER_MAX = 15, /* bytes of an optimizer's name */

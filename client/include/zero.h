@@ -453,43 +453,50 @@ int zero_step(struct zero_client *client, const struct zero_step *step,
  * section 6.1): the bytes of all checkpoints divided by the ranks of the set.  Ranks of one node map one copy.
  * Parts on other nodes come once a node when somebody reads, and the entry that was written before the one
  * that is read comes with it: the backward pass reads in the opposite order.
- * The stash lies in host memory, which zero_attach() reserves; blocks of it never fail while as many bytes
- * are free (M_D, section 6.3).  An entry takes whole units of 4096 bytes, or of bytes / 32768 if that is more.
- * What is stashed ends with the step, and with ZERO_EABORTED.
+ * zero_attach() reserves the memory: where views and gradients are (P_a), or host memory (P_a+cpu).  Blocks of
+ * host memory never fail while as many bytes are free (M_D, section 6.3); on a GPU an entry lies in one piece,
+ * and also needs a gap of that size.  An entry takes whole units of 4096 bytes, or of bytes / 32768 if that is
+ * more.  What is stashed ends with the step, and with ZERO_EABORTED.
  */
 
 /* What a rank stashes; the same on all ranks of the set.  Copied by zero_attach(). */
 struct zero_stash {
-        const uint32_t *ranks; /* the set, ascending, this rank among them; NULL: this rank alone.  No
-                                * rank is in two sets.  If a rank of a set of several is lost, the step
+        const uint32_t *ranks; /* the set, ascending, this rank among them; NULL: this rank alone, as
+                                * for sequence-parallel ranks, whose bytes differ.  No rank is in two
+                                * sets.  If a rank of a set of several is lost, the step
                                 * cannot end without it: ZERO_LOST_FAIL */
         uint32_t n_ranks;
         uint64_t bytes;        /* of all entries at once, each of them whole */
         uint64_t entry_bytes;  /* of the largest entry; 0: bytes.  Where ranks of the set are on
                                 * several nodes, each node keeps room for two whole entries more */
+        enum zero_stash_where where; /* the ranks of the set on one node name one place (ZERO_ECONFLICT);
+                                      * ranks on several GPUs may name ZERO_STASH_HOST */
         bool unchecked;        /* by default all ranks of a set hash their bytes in the first step, and
                                 * a difference is ZERO_ECONFLICT, which names two ranks */
 };
 
 /*
- * Writes this rank's part of an entry; src is the whole entry of that many bytes, at least 1, in host
- * memory. [blocks]  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how
+ * Writes this rank's part of an entry; src is the whole entry of that many bytes, at least 1. [blocks]  With
+ * needs.device src may be in host memory or on that GPU: the GPU copies the part when the stream comes to
+ * it (sync NULL: the default stream), and src stays as it is until then.  The call waits for the stream in the
+ * first step alone, for the hash, or if src is host memory that is not pinned.  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how
  * many bytes the stash needs; nothing was written.  ZERO_ECONFLICT if another rank of the set has written
  * another number of bytes, or, in the first step, other bytes.
  */
-int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes);
+int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes,
+                     struct zero_sync *sync);
 /*
- * Returns a read-only view of an entry that this rank has written. [blocks] until all ranks of the set
- * have written theirs.  Valid until zero_stash_release(), zero_step() or ZERO_EABORTED; read again only after
+ * Returns a read-only view of an entry that this rank has written, on the GPU if the stash is there. [blocks]
+ * until all ranks of the set have written theirs, on their GPUs too.  Valid until zero_stash_release(), zero_step() or ZERO_EABORTED; read again only after
  * the release.  ZERO_EORDER: this rank has not written it in this step, or has released it for the last time.
  */
 int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_view,
                     uint64_t *ret_bytes);
 /*
- * Ends a view; does not wait.  last: this rank does not read the entry again, and may be true without a read.
+ * Ends a view; does not wait.  sync: of reading the view.  last: this rank does not read the entry again, and may be true without a read.
  * The memory is free when all ranks of the set have said so; the key may then be written again.
  */
-int zero_stash_release(struct zero_client *client, uint64_t key, bool last);
+int zero_stash_release(struct zero_client *client, uint64_t key, bool last, struct zero_sync *sync);
 
 /* ---- reading and writing state ---------------------------------------- */
 

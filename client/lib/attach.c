@@ -101,6 +101,18 @@ static int map_all_in_host_memory(struct zero_client *c, const Zero__AttachReply
         return r;
 }
 
+static int open_stash_on_gpu(struct zero_client *c, const Zero__AttachReply *a, struct stash **ret)
+{
+        unsigned index = c->wire.n_fds - 1; /* of the last one */
+        struct mapping memory = { 0 };
+        int r = map_on_gpu(c, &index, &a->stash_handle, a->stash_bytes, "stash", &memory);
+
+        if (r)
+                return r;
+        r = stash_take(&memory, c->gpu, ret);
+        return r ? map_failed(c, r, a->stash_bytes, "stash") : 0;
+}
+
 static int open_stash(struct zero_client *c, unsigned index, uint64_t bytes, struct stash **ret)
 {
         int fd = wire_take_fd(&c->wire, index), r;
@@ -111,8 +123,8 @@ static int open_stash(struct zero_client *c, unsigned index, uint64_t bytes, str
                 return client_shut(c, "zerod did not pass the stash of %llu bytes",
                                    (unsigned long long)bytes);
         }
-        r = stash_open(fd, bytes, ret);
-        return r ? map_failed(c, r, bytes, "stash") : 0;
+        r = stash_open(fd, bytes, c->gpu, ret);
+        return r ? map_failed(c, r, bytes, c->gpu ? "stash, pinned for the GPU," : "stash") : 0;
 }
 
 /* How many descriptors come with the reply. */
@@ -120,12 +132,15 @@ static unsigned descriptors(const Zero__AttachReply *a)
 {
         return 1u + (a->push_bytes > 0 && a->push_handle.len == 0) +
                (a->gather_bytes > 0 && a->gather_handle.len == 0) +
-               (a->serve_bytes > 0 && a->serve_handle.len == 0) + (a->stash_bytes > 0);
+               (a->serve_bytes > 0 && a->serve_handle.len == 0) +
+               (a->stash_bytes > 0 && a->stash_handle.len == 0);
 }
 
-static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool private_views,
-                       struct windows *ret)
+/* needs NULL: an observer's. */
+static int map_windows(struct zero_client *c, const Zero__AttachReply *a,
+                       const struct zero_needs *needs, struct windows *ret)
 {
+        bool private_views = needs && needs->private_views;
         unsigned n = descriptors(a);
         int r;
 
@@ -141,9 +156,11 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a, bool p
         if (r)
                 return r;
         r = c->gpu ? map_all_on_gpu(c, a, ret) : map_all_in_host_memory(c, a, private_views, ret);
-        if (r == 0 && a->stash_bytes > 0)
-                r = open_stash(c, n - 1, a->stash_bytes, &ret->stash);
-        return r;
+        if (r || a->stash_bytes == 0)
+                return r;
+        if (c->gpu && needs && needs->stash && needs->stash->where == ZERO_STASH_WINDOWS)
+                return open_stash_on_gpu(c, a, &ret->stash);
+        return open_stash(c, n - 1, a->stash_bytes, &ret->stash);
 }
 
 static int take_windows(struct zero_client *c, struct windows *w)
@@ -270,7 +287,7 @@ static int keep(struct zero_client *c, const layout *l, const struct zero_needs 
                 const Zero__AttachReply *a)
 {
         CLEANUP(windows_deinit) struct windows windows = { 0 };
-        int r = map_windows(c, a, needs && needs->private_views, &windows);
+        int r = map_windows(c, a, needs, &windows);
 
         if (r == 0)
                 r = l ? keep_rank(c, l, needs) : keep_observer(c, a);
@@ -304,7 +321,7 @@ static bool lost_something(const struct zero_client *c, const Zero__AttachReply 
 static int renew(struct zero_client *c, const Zero__AttachReply *a)
 {
         CLEANUP(windows_deinit) struct windows windows = { 0 };
-        int r = map_windows(c, a, c->needs.private_views, &windows);
+        int r = map_windows(c, a, &c->needs, &windows);
         bool lost;
 
         if (r == 0)
@@ -361,6 +378,7 @@ static int make_message(struct zero_client *c, const layout *l, const struct zer
                 stash->n_ranks = needs->stash->n_ranks;
                 stash->bytes = needs->stash->bytes;
                 stash->entry_bytes = needs->stash->entry_bytes;
+                stash->where = needs->stash->where;
                 message->stash = stash;
         }
         if (layout_to_message(l, &message->layout) < 0)

@@ -250,6 +250,8 @@ static uint32_t event_of(const Zero__Request *request)
                 return request->push->event;
         case ZERO__REQUEST__BODY_STEP:
                 return request->step->event;
+        case ZERO__REQUEST__BODY_STASH:
+                return request->stash->event;
         default:
                 return 0;
         }

@@ -211,3 +211,5 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
  */
 int client_record(struct zero_client *c, const struct zero_sync *sync, const char *what,
                   uint32_t *ret_event);
+/* Waits until the GPU has come to what is on the stream; as client_record(). */
+int client_wait_for_stream(struct zero_client *c, const struct zero_sync *sync, const char *what);

@@ -176,6 +176,10 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
         if (needs->stash && needs->stash->n_ranks && !needs->stash->ranks)
                 return client_fail(c, ZERO_EINVAL, "stash.ranks is NULL, and stash.n_ranks is %u",
                                    (unsigned)needs->stash->n_ranks);
+        if (needs->stash && needs->stash->where != ZERO_STASH_WINDOWS &&
+            needs->stash->where != ZERO_STASH_HOST)
+                return client_fail(c, ZERO_EINVAL,
+                                   "stash.where is ZERO_STASH_WINDOWS or ZERO_STASH_HOST");
         if (needs->stash && needs->stash->n_ranks > ZERO_RANK_MAX)
                 return client_fail(c, ZERO_ERANK, "the set of a stash has at most %d ranks, not %u",
                                    ZERO_RANK_MAX, (unsigned)needs->stash->n_ranks);

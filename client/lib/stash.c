@@ -7,19 +7,52 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-int stash_open(int fd, uint64_t bytes, struct stash **ret)
+int stash_open(int fd, uint64_t bytes, const struct gpu *gpu, struct stash **ret)
 {
         struct stash *s = calloc(1, sizeof(*s));
-        int r = s ? mapping_open(fd, bytes, PROT_READ, 0, &s->memory) : -ENOMEM;
+        int protection = gpu ? PROT_READ | PROT_WRITE : PROT_READ;
+        int r = s ? mapping_open(fd, bytes, protection, 0, &s->memory) : -ENOMEM;
 
+        if (r == 0 && gpu)
+                r = gpu_pin(gpu, s->memory.base, s->memory.reserved);
         if (r) {
+                if (s)
+                        mapping_deinit(&s->memory);
                 close(fd);
                 free(s);
                 return r;
         }
         s->fd = fd;
+        s->gpu = gpu;
         *ret = s;
         return 0;
+}
+
+int stash_take(struct mapping *memory, const struct gpu *gpu, struct stash **ret)
+{
+        struct stash *s = calloc(1, sizeof(*s));
+
+        if (!s) {
+                mapping_deinit(memory);
+                return -ENOMEM;
+        }
+        s->memory = *memory;
+        *memory = (struct mapping){ 0 };
+        s->fd = -1;
+        s->gpu = gpu;
+        *ret = s;
+        return 0;
+}
+
+static bool is_pinned(const struct stash *s)
+{
+        return s->gpu && s->fd >= 0 && s->memory.base;
+}
+
+static void close_fd(const struct stash *s)
+{
+        if (s->fd >= 0)
+                close(s->fd);
 }
 
 static void views_end(struct stash *s)
@@ -33,8 +66,10 @@ void stash_free(struct stash *s)
         if (!s)
                 return;
         views_end(s);
+        if (is_pinned(s))
+                gpu_unpin(s->gpu, s->memory.base);
         mapping_deinit(&s->memory);
-        close(s->fd);
+        close_fd(s);
         free(s->views);
         free(s);
 }
@@ -52,10 +87,16 @@ int stash_replace(struct stash **s, struct stash **next)
                 return 0;
         }
         views_end(*s);
+        if (is_pinned(*s))
+                gpu_unpin((*s)->gpu, (*s)->memory.base);
+        if (is_pinned(*next))
+                gpu_unpin((*next)->gpu, (*next)->memory.base); /* its address changes */
         r = mapping_replace(&(*s)->memory, &(*next)->memory);
+        if (r == 0 && is_pinned(*s))
+                r = gpu_pin((*s)->gpu, (*s)->memory.base, (*s)->memory.reserved);
         if (r)
                 return r;
-        close((*s)->fd);
+        close_fd(*s);
         (*s)->fd = (*next)->fd;
         free((*next)->views);
         free(*next);
@@ -87,7 +128,8 @@ static int write_all(int fd, const uint8_t *p, uint64_t bytes, uint64_t offset)
         return 0;
 }
 
-int stash_pwrite(const struct stash *s, const struct extent *extents, uint32_t n, const void *src)
+int stash_put(const struct stash *s, const struct extent *extents, uint32_t n, const void *src,
+              void *stream)
 {
         const uint8_t *p = src;
         int r = 0;
@@ -96,7 +138,9 @@ int stash_pwrite(const struct stash *s, const struct extent *extents, uint32_t n
                 if (extents[i].offset > s->memory.bytes ||
                     extents[i].bytes > s->memory.bytes - extents[i].offset)
                         return -ERANGE;
-                r = write_all(s->fd, p, extents[i].bytes, extents[i].offset);
+                r = s->gpu ? gpu_copy(s->gpu, s->memory.base + extents[i].offset, p,
+                                      extents[i].bytes, stream)
+                           : write_all(s->fd, p, extents[i].bytes, extents[i].offset);
                 p += extents[i].bytes;
         }
         return r;

@@ -1,10 +1,29 @@
 /* Activation checkpoints: written, read, released. */
 #include "client.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
+
+static int copy_failed(struct zero_client *c, int error)
+{
+        return client_fail(c, ZERO_EGPU, "cuda:%d cannot copy an entry of the stash: %s",
+                           c->gpu->ordinal, strerror(-error));
+}
+
+/* A daemon that is lost has nothing to order; the next call that waits resumes. */
+static int record(struct zero_client *c, const struct zero_sync *sync, uint64_t key,
+                  uint32_t *ret_event)
+{
+        char what[60];
+        int r;
+
+        snprintf(what, sizeof(what), "the use of entry %llu of the stash", (unsigned long long)key);
+        r = client_record(c, sync, what, ret_event);
+        return r == CLIENT_LOST ? 0 : r;
+}
 
 static int begin(struct zero_client *c)
 {
@@ -55,8 +74,30 @@ static int take_extents(struct zero_client *c, const Zero__StashReply *reply, bo
         return 0;
 }
 
+/* Whose hash other ranks compare; 0: nobody's. */
+static int hash_of(struct zero_client *c, const void *src, uint64_t bytes,
+                   const struct zero_sync *sync, uint64_t *ret)
+{
+        CLEANUP(cleanup_free) void *copy = NULL;
+        int r = 0;
+
+        if (!c->stash->compares || c->stash->compared)
+                return 0;
+        if (c->gpu) {
+                copy = malloc(bytes);
+                r = copy ? gpu_copy(c->gpu, copy, src, bytes, sync->stream) : -ENOMEM;
+        }
+        if (r)
+                return copy_failed(c, r);
+        if (c->gpu)
+                r = client_wait_for_stream(c, sync, "the hash of an entry of the stash");
+        if (r == 0)
+                *ret = stash_hash(copy ? copy : src, bytes);
+        return r;
+}
+
 static int write_part(struct zero_client *c, const Zero__StashReply *reply, const uint8_t *src,
-                      uint64_t bytes)
+                      uint64_t bytes, void *stream)
 {
         CLEANUP(cleanup_free) struct extent *extents = NULL;
         uint32_t n;
@@ -67,12 +108,14 @@ static int write_part(struct zero_client *c, const Zero__StashReply *reply, cons
         if (reply->first > bytes || reply->bytes > bytes - reply->first)
                 return client_shut(c, "zerod wants a part beyond the entry's %llu bytes",
                                    (unsigned long long)bytes);
-        r = stash_pwrite(c->stash, extents, n, src + reply->first);
+        r = stash_put(c->stash, extents, n, src + reply->first, stream);
         return r ? client_shut(c, "cannot write to the stash: %s", strerror(-r)) : 0;
 }
 
-int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes)
+int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes,
+                     struct zero_sync *sync)
 {
+        struct zero_sync done = { 0 };
         const Zero__Reply *reply;
         Zero__Request request;
         Zero__Stash stash;
@@ -85,17 +128,19 @@ int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, 
                                    (unsigned long long)key);
         request_init(client, ZERO__STASH__OP__WRITE, key, &stash, &request);
         stash.bytes = bytes;
-        if (client->stash->compares && !client->stash->compared)
-                stash.hash = stash_hash(src, bytes);
-        r = client_call(client, &request, &reply);
+        sync = sync ? sync : &done;
+        r = hash_of(client, src, bytes, sync, &stash.hash);
+        if (r == 0 || (r = client_go_on(client, r)) == 0) /* lost: it is not compared */
+                r = client_call(client, &request, &reply);
         if (r)
                 return r;
         client->stash->used = true;
-        r = write_part(client, reply->stash, src, bytes);
+        r = write_part(client, reply->stash, src, bytes, sync->stream);
         if (r)
                 return r;
         request_init(client, ZERO__STASH__OP__WRITTEN, key, &stash, &request);
-        return client_send(client, &request, PUSH_NONE);
+        r = record(client, sync, key, &stash.event);
+        return r ? r : client_send(client, &request, PUSH_NONE);
 }
 
 int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_view,
@@ -126,7 +171,7 @@ int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_v
         return 0;
 }
 
-int zero_stash_release(struct zero_client *client, uint64_t key, bool last)
+int zero_stash_release(struct zero_client *client, uint64_t key, bool last, struct zero_sync *sync)
 {
         Zero__Request request;
         Zero__Stash stash;
@@ -134,12 +179,14 @@ int zero_stash_release(struct zero_client *client, uint64_t key, bool last)
 
         if (r == 0)
                 r = client_check_group(client, 0);
+        request_init(client, ZERO__STASH__OP__RELEASE, key, &stash, &request);
+        stash.last = last;
+        if (r == 0)
+                r = record(client, sync, key, &stash.event);
         if (r)
                 return r;
         if (!client->stash || (!stash_unview(client->stash, key) && !last))
                 return client_fail(client, ZERO_ENOTHELD, "entry %llu of the stash is not read",
                                    (unsigned long long)key);
-        request_init(client, ZERO__STASH__OP__RELEASE, key, &stash, &request);
-        stash.last = last;
         return client_send(client, &request, PUSH_NONE);
 }

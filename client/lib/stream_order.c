@@ -76,3 +76,11 @@ int client_record(struct zero_client *c, const struct zero_sync *sync, const cha
         *ret_event = event;
         return 0;
 }
+
+int client_wait_for_stream(struct zero_client *c, const struct zero_sync *sync, const char *what)
+{
+        uint32_t event = 0;
+        int r = client_record(c, sync, what, &event);
+
+        return r || event == 0 ? r : wait_for_gpu(c, event, what);
+}

@@ -74,12 +74,15 @@ static void show_traffic(FILE *out, const json_t *job)
 static void show_stash(FILE *out, const json_t *job)
 {
         const json_t *stash = json_object_get(job, "stash");
+        const char *place;
 
         if (!json_is_object(stash))
                 return;
-        fprintf(out, "  stash    %s of %s in use, at most %s so far, %s received\n",
+        place = field_text(stash, "place");
+        fprintf(out, "  stash    %s of %s%s%s in use, at most %s so far, %s received\n",
                 unit_bytes(field_number(stash, "used")).text,
                 unit_bytes(field_number(stash, "reserved")).text,
+                strcmp(place, "host") == 0 ? "" : " on ", strcmp(place, "host") == 0 ? "" : place,
                 unit_bytes(field_number(stash, "peak")).text,
                 unit_bytes(field_number(stash, "received")).text);
 }

@@ -18,6 +18,8 @@ int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r,
                   struct fault *fault);
 int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
                   struct fault *fault);
+int rank_stash_now(struct rank *rank, const Zero__Stash *stash, struct request *r,
+                   struct fault *fault);
 /* That attempt, if it is the current one, must not end without the gradient. */
 void rank_push_refused(struct rank *rank, uint64_t attempt);
 
@@ -32,9 +34,10 @@ typedef void rank_made(struct rank *rank, int status, const char *text);
 /* Opens rank->stream_events, or sets rank->no_events; -ENOMEM. */
 int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                      rank_made *made);
-/* Makes rank->window, and room in rank->gather, on the rank's GPU; -ENOMEM. */
+/* Makes rank->window, rank->stash if that lies there, and room in rank->gather, on the rank's GPU;
+ * -ENOMEM. */
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
-/* Takes the memory of rank->stash, and sets rank->stash_reserved; -ENOMEM. */
+/* Takes the host memory of rank->stash, and sets rank->stash_reserved; -ENOMEM. */
 int rank_reserve_stash(struct rank *rank, struct job *job, rank_made *made);
 /* The job that the windows are for; NULL: the setup opens events. */
 struct job *rank_setup_job(const struct rank_setup *m);
@@ -45,10 +48,14 @@ void rank_setup_describe(const struct rank_setup *m, struct wait_line *ret);
 
 /* ---- stream_order.c ---- */
 
-enum ordered_kind { ORDERED_RELEASE, ORDERED_PUSH, ORDERED_NORM, ORDERED_STEP };
+enum ordered_kind { ORDERED_RELEASE, ORDERED_PUSH, ORDERED_NORM, ORDERED_STEP, ORDERED_STASH };
 
 /* Whether a message that names this event (1 + its number; 0: none) has to wait. */
 bool ordered_waits(const struct rank *rank, uint32_t event);
+/* Whether a message waits that uses the same entry of the stash. */
+bool ordered_uses(const struct rank *rank, const Zero__Stash *stash);
+/* Whether the rank's GPU may still write to entries of the stash, also of earlier attempts. */
+bool ordered_stashes(const struct rank *rank);
 /* Queues a copy of m, which takes effect and ends its request in its turn. */
 int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessage *m,
                 uint32_t event, struct request *r, struct fault *fault);

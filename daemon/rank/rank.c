@@ -144,7 +144,20 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
         return 0;
 }
 
+/*
+ * Reads and writes overtake messages that wait for the GPU, so that it does not run out of work,
+ * unless those use the same entry.
+ */
 int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
+{
+        bool told = m->op == ZERO__STASH__OP__WRITTEN || m->op == ZERO__STASH__OP__RELEASE;
+
+        if (told ? ordered_waits(rank, m->event) : ordered_uses(rank, m))
+                return ordered_add(rank, ORDERED_STASH, &m->base, told ? m->event : 0, r, fault);
+        return rank_stash_now(rank, m, r, fault);
+}
+
+int rank_stash_now(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
 {
         int status = group_check(rank, 0, fault);
 
@@ -155,6 +168,8 @@ int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struc
         if (!rank->stash)
                 return fault_set(fault, ZERO_EORDER, "rank %u declared no stash at attach",
                                  rank->rank);
+        if (!ordered_stashes(rank))
+                stash_aware(rank->stash, rank->rank);
         switch (m->op) {
         case ZERO__STASH__OP__WRITE:
                 return stash_write(rank->stash, rank->rank, m->key, m->bytes, m->hash, r, fault);

@@ -97,13 +97,13 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
 /* The fetch has ended; ok: the rank holds the group. */
 void rank_fetched(struct rank *rank, uint32_t group, bool ok);
 void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
-int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, struct fault *fault);
 /*
  * These take effect and are answered when the rank's GPU has reached the event that they name, in
  * the order in which they came.
  */
 int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
                  struct fault *fault);
+int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, struct fault *fault);
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
 int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
 int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);

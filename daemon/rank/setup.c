@@ -1,7 +1,7 @@
 /*
  * Sets up a rank's GPU: opens the rank's events before it joins, and makes its windows after it has
  * joined.  The driver may wait for the GPU then, so threads that may block call it (blocking.h),
- * not the compute threads.  The memory of a stash is taken so, too: the kernel zeroes it first.
+ * not the compute threads.  Host memory of a stash is taken so, too: the kernel zeroes it first.
  * Meanwhile the session may have ended, its deadline passed or the job been dropped: then
  * everything is given back.
  *
@@ -18,7 +18,7 @@
 #include "daemon/rank/window.h"
 #include "proto/cleanup.h"
 
-enum window_kind { PUSH, GATHER, N_WINDOWS };
+enum window_kind { PUSH, GATHER, STASH, N_WINDOWS };
 
 struct rank_setup {
         struct list link; /* ranks.setups */
@@ -138,6 +138,9 @@ static void windows_end(struct rank_setup *m)
                 if (m->windows[GATHER].bytes)
                         gather_provide(m->gather, &m->windows[GATHER].segment);
                 rank->window->apart = m->windows[PUSH].segment;
+                if (m->windows[STASH].bytes)
+                        stash_provide(rank->stash, &m->windows[STASH].segment);
+                rank->stash_reserved = rank->stash;
         } else {
                 for (int i = 0; i < N_WINDOWS; i++)
                         segment_free(&m->windows[i].segment);
@@ -175,7 +178,13 @@ static int windows_plan(struct rank_setup *m)
         if (status)
                 return status;
         m->windows[PUSH].bytes = m->rank->window->slots->bytes;
+        if (m->rank->needs.stash.n_ranks && !place_is_host(needs->stash.place)) {
+                status = stash_admit(job, m->rank->rank, &needs->stash, &m->rank->stash, &m->fault);
+                if (status)
+                        return status;
+        }
         m->windows[GATHER].bytes = gather_lacks(m->gather);
+        m->windows[STASH].bytes = stash_lacks(m->rank->stash);
         return windows_check(job, m->place, m->windows, N_WINDOWS, &m->fault);
 }
 
@@ -234,13 +243,15 @@ int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
                  "the push slots of rank %u of job %s", rank->rank, job->name);
         snprintf(m->windows[GATHER].what, sizeof m->windows[GATHER].what,
                  "the gather window of job %s", job->name);
+        snprintf(m->windows[STASH].what, sizeof m->windows[STASH].what,
+                 "the stash of rank %u of job %s", rank->rank, job->name);
         m->work.run = windows_run;
         m->work.done = windows_done;
         setups_advance(rank->x);
         return 0;
 }
 
-/* ---- the stash ------------------------------------------------------------------- */
+/* ---- a stash in host memory ---------------------------------------------------- */
 
 static void stash_run(struct blocking_work *work)
 {

@@ -52,12 +52,36 @@ bool ordered_waits(const struct rank *rank, uint32_t event)
         return event || ordered_first(rank);
 }
 
+bool ordered_uses(const struct rank *rank, const Zero__Stash *stash)
+{
+        list_for_each (&rank->ordered, item) {
+                const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
+                const Zero__Stash *m = (const Zero__Stash *)d->message;
+
+                if (d->kind == ORDERED_STASH && !d->void_ && m->key == stash->key &&
+                    m->attempt == stash->attempt)
+                        return true;
+        }
+        return false;
+}
+
+bool ordered_stashes(const struct rank *rank)
+{
+        list_for_each (&rank->ordered, item) {
+                const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
+
+                if (d->kind == ORDERED_STASH && d->event)
+                        return true;
+        }
+        return false;
+}
+
 bool ordered_any(const struct rank *rank)
 {
         list_for_each (&rank->ordered, item) {
                 const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (!d->void_ && d->kind != ORDERED_RELEASE)
+                if (!d->void_ && d->kind != ORDERED_RELEASE && d->kind != ORDERED_STASH)
                         return true;
         }
         return false;
@@ -80,6 +104,10 @@ static void ordered_name(const struct ordered *d, struct wait_line *ret)
         if (push || d->kind == ORDERED_RELEASE)
                 snprintf(ret->what, sizeof ret->what, "the work behind its %s of group '%.80s'",
                          push ? "push" : "release", job->layout->groups[ordered_group(d)].name);
+        else if (d->kind == ORDERED_STASH)
+                snprintf(ret->what, sizeof ret->what,
+                         "the work behind its use of entry %llu of the stash",
+                         (unsigned long long)((const Zero__Stash *)d->message)->key);
         else
                 snprintf(ret->what, sizeof ret->what, "the work behind its step");
 }
@@ -167,7 +195,7 @@ void ordered_fail(struct rank *rank, int status, const char *text)
         list_for_each (&rank->ordered, item) {
                 struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (d->kind != ORDERED_RELEASE)
+                if (d->kind != ORDERED_RELEASE && d->kind != ORDERED_STASH)
                         ordered_refuse(d, status, text);
         }
 }
@@ -205,6 +233,8 @@ static int take_effect_now(const struct ordered *d, struct request *r, struct fa
                 return rank_norm_now(d->rank, (const Zero__Norm *)d->message, r, fault);
         case ORDERED_STEP:
                 return rank_step_now(d->rank, (const Zero__Step *)d->message, r, fault);
+        case ORDERED_STASH:
+                return rank_stash_now(d->rank, (const Zero__Stash *)d->message, r, fault);
         case ORDERED_RELEASE:
                 break;
         }

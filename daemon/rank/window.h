@@ -1,5 +1,5 @@
 /*
- * window.h - memory of a GPU that a job's trainers map: gathered groups and gradients.
+ * window.h - memory of a GPU that a job's trainers map: gathered groups, gradients, stashes.
  *
  * The memory is charged to the job's user; the option gpu_windows limits each user's memory on each
  * GPU.

@@ -50,7 +50,7 @@ static uint64_t reply_pass(const struct segment *s, ProtobufCBinaryData *handle,
 {
         if (!s || !s->bytes)
                 return 0;
-        if (s->fd >= 0 || !handle)
+        if (s->fd >= 0)
                 fds[(*n)++] = s->fd;
         else
                 *handle = (ProtobufCBinaryData){ sizeof s->handle, (uint8_t *)s->handle };
@@ -81,7 +81,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         attach.push_bytes = reply_pass(&rank->window->apart, &attach.push_handle, fds, &n);
         attach.gather_bytes = reply_pass(gather, &attach.gather_handle, fds, &n);
         attach.serve_bytes = reply_pass(serve, &attach.serve_handle, fds, &n);
-        attach.stash_bytes = reply_pass(stash_segment(rank->stash), NULL, fds, &n);
+        attach.stash_bytes = reply_pass(stash_segment(rank->stash), &attach.stash_handle, fds, &n);
         attach.no_events = rank->no_events;
         reply->body_case = ZERO__REPLY__BODY_ATTACH;
         reply->attach = &attach;
@@ -186,9 +186,12 @@ static int attach_stash(const Zero__StashNeeds *m, struct rank_needs *needs, str
 {
         if (!m)
                 return 0;
+        if (m->where > ZERO_STASH_HOST)
+                return fault_set(fault, ZERO_EINVAL, "%u is no place for a stash", m->where);
         needs->fail_on_lost = needs->fail_on_lost || m->n_ranks > 1;
         return stash_needs_new(needs->rank, needs->world_size, m->ranks, m->n_ranks, m->bytes,
-                               m->entry_bytes, &needs->stash, fault);
+                               m->entry_bytes, m->where == ZERO_STASH_HOST ? 0 : needs->windows,
+                               &needs->stash, fault);
 }
 
 /* The session is not attached. */

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "proto/cleanup.h"
 
@@ -110,7 +109,7 @@ static void piece_copy(struct offload_task *task, uint32_t worker)
 {
         struct piece *p = CONTAINER_OF(task, struct piece, task);
 
-        memcpy(p->dst, p->src, p->bytes);
+        p->entry->stash->job->x->ops->copy(p->dst, p->src, p->bytes);
 }
 
 static void piece_copied(struct offload_task *task)
@@ -202,11 +201,11 @@ void entry_assemble(struct stash_entry *e)
 {
         struct stash *s = e->stash;
         int r = e->whole.n || e->refused ? -EALREADY
-                                         : stash_take(s, e->bytes, &e->whole, &e->whole_at);
+                                         : stash_take(s, true, e->bytes, &e->whole, &e->whole_at);
 
         if (r == -ENOSPC && !list_empty(&e->waiting)) {
                 wholes_drop(s);
-                r = stash_take(s, e->bytes, &e->whole, &e->whole_at);
+                r = stash_take(s, true, e->bytes, &e->whole, &e->whole_at);
         }
         if (r == 0)
                 assembly_advance(e);

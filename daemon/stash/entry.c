@@ -84,12 +84,17 @@ bool entry_unneeded(const struct stash_entry *e)
         return true;
 }
 
-void stash_give(struct stash *s, struct block *b, void **at)
+static struct pages *pool_of(struct stash *s, bool whole)
+{
+        return whole && s->wholes.n ? &s->wholes : &s->pages;
+}
+
+void stash_give(struct stash *s, bool whole, struct block *b, void **at)
 {
         if (!b->n)
                 return;
         extents_unmap(*at, b->extents, b->n);
-        pages_give(&s->pages, b);
+        pages_give(pool_of(s, whole), b);
         *at = NULL;
 }
 
@@ -97,7 +102,7 @@ void entry_drop_whole(struct stash_entry *e)
 {
         if (!list_empty(&e->pieces))
                 return; /* the last piece drops it */
-        stash_give(e->stash, &e->whole, &e->whole_at);
+        stash_give(e->stash, true, &e->whole, &e->whole_at);
         e->assembled = false;
         e->member = 0;
         e->brought = 0;
@@ -108,7 +113,7 @@ void entry_free(struct stash_entry *e)
         struct stash *s = e->stash;
 
         entry_drop_whole(e);
-        stash_give(s, &e->own, &e->own_at);
+        stash_give(s, false, &e->own, &e->own_at);
         list_remove(&e->link);
         free(e);
         list_for_each (&s->entries, item) {
@@ -146,24 +151,26 @@ static void note_used(struct job *job)
                 job->stash->most = info.used;
 }
 
-int stash_take(struct stash *s, uint64_t bytes, struct block *ret, void **ret_at)
+int stash_take(struct stash *s, bool whole, uint64_t bytes, struct block *ret, void **ret_at)
 {
-        int r = pages_take(&s->pages, bytes, ret);
+        struct pages *pool = pool_of(s, whole);
+        int r = pages_take(pool, bytes, ret);
 
         if (r)
                 return r;
         r = extents_map(s->segment.fd, s->segment.data, ret->extents, ret->n,
                         PROT_READ | PROT_WRITE, ret_at);
         if (r)
-                pages_give(&s->pages, ret);
+                pages_give(pool, ret);
         else
                 note_used(s->job);
         return r;
 }
 
-/* The rank knows that earlier attempts are over: it no longer touches what it had. */
-static void stash_aware(struct stash *s, uint32_t member)
+void stash_aware(struct stash *s, uint32_t rank)
 {
+        uint32_t member = stash_member(s, rank);
+
         list_for_each (&s->entries, item) {
                 struct stash_entry *e = CONTAINER_OF(item, struct stash_entry, link);
 
@@ -188,10 +195,11 @@ static int no_room(const struct stash *s, uint64_t bytes, int r, struct fault *f
         }
         return fault_set(
                 fault, ZERO_EWINDOW,
-                "the stash of rank %u has no room for %llu bytes more: it was declared with %llu "
+                "the stash of rank %u has no room for %llu bytes more%s: it was declared with %llu "
                 "bytes, and the step needs %llu so far",
-                s->ranks[0], (unsigned long long)bytes, (unsigned long long)s->bytes,
-                (unsigned long long)wanted);
+                s->ranks[0], (unsigned long long)bytes,
+                s->pages.contiguous ? " in one piece, as a GPU needs them" : "",
+                (unsigned long long)s->bytes, (unsigned long long)wanted);
 }
 
 static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes,
@@ -201,6 +209,12 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
         struct stash_entry *e = calloc(1, sizeof *e + s->n_ranks * sizeof e->parts[0]);
         int r = -ENOMEM;
 
+        if (s->wholes.n && bytes > s->entry_bytes) /* it could never be put together */
+                return fault_set(fault, ZERO_EWINDOW,
+                                 "entry %llu of the stash of rank %u has %llu bytes, and the "
+                                 "largest was declared with %llu",
+                                 (unsigned long long)key, s->ranks[0], (unsigned long long)bytes,
+                                 (unsigned long long)s->entry_bytes);
         if (e) {
                 e->stash = s;
                 e->key = key;
@@ -208,7 +222,7 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
                 e->first_rank = rank;
                 /* a node whose parts are all empty has a unit all the same */
                 uint64_t own = part_own(e, s->n_ranks);
-                r = stash_take(s, own ? own : 1, &e->own, &e->own_at);
+                r = stash_take(s, false, own ? own : 1, &e->own, &e->own_at);
         }
         if (r)
                 return no_room(s, bytes, r, fault);
@@ -248,7 +262,6 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
         struct stash_entry *e;
         int status;
 
-        stash_aware(s, member);
         if (bytes == 0)
                 return fault_set(fault, ZERO_EINVAL, "entry %llu has no bytes",
                                  (unsigned long long)key);
@@ -271,7 +284,6 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
 static int part_check(struct stash *s, uint32_t member, uint64_t key, struct stash_entry **ret,
                       struct fault *fault)
 {
-        stash_aware(s, member);
         *ret = entry_find(s, key);
         if (*ret && (*ret)->parts[member] != PART_NONE)
                 return 0;

@@ -26,8 +26,11 @@ struct stash {
         uint32_t n_here;
         uint64_t others;             /* bit n: node n has members, and is not this one */
         uint64_t bytes, entry_bytes; /* as declared */
+        uint32_t place;
         struct segment segment;
         struct pages pages;
+        struct pages wholes; /* slots for entries put together, in a place where a block is one
+                              * extent; n 0: they lie in pages */
         struct list entries; /* in the order of writing */
 };
 
@@ -80,9 +83,10 @@ void entry_free(struct stash_entry *e);
 void entry_end(struct stash_entry *e, int status, const char *text);
 /* Frees an entry of the past if nobody touches it any more; then it does not exist. */
 void entry_settle(struct stash_entry *e);
-/* Memory of a set, at one address; as pages_take(). */
-int stash_take(struct stash *s, uint64_t bytes, struct block *ret, void **ret_at);
-void stash_give(struct stash *s, struct block *b, void **at);
+/* Memory of a set, at one address, for what entries put together need (`whole`) or for the rest; as
+ * pages_take(). */
+int stash_take(struct stash *s, bool whole, uint64_t bytes, struct block *ret, void **ret_at);
+void stash_give(struct stash *s, bool whole, struct block *b, void **at);
 uint32_t stash_member(const struct stash *s, uint32_t rank);
 /* Differs between sets of different ranks. */
 uint64_t set_hash(const uint32_t *ranks, uint32_t n);

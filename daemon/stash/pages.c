@@ -23,6 +23,13 @@ int pages_init(struct pages *p, uint64_t bytes)
         return p->taken ? 0 : -ENOMEM;
 }
 
+int pages_init_slots(struct pages *p, uint64_t first, uint64_t unit, uint32_t n)
+{
+        *p = (struct pages){ .first = first, .unit = unit, .n = n, .contiguous = true };
+        p->taken = calloc(n, sizeof *p->taken);
+        return p->taken ? 0 : -ENOMEM;
+}
+
 void pages_deinit(struct pages *p)
 {
         free(p->taken);
@@ -60,7 +67,7 @@ static uint32_t pages_find(const struct pages *p, uint32_t from, uint32_t wanted
 
 static void pages_mark(struct pages *p, const struct extent *e, bool taken)
 {
-        memset(p->taken + e->offset / p->unit, taken, e->bytes / p->unit);
+        memset(p->taken + (e->offset - p->first) / p->unit, taken, e->bytes / p->unit);
 }
 
 /* Takes gaps in the order of their addresses; there are enough units.  ret NULL: counts gaps only.
@@ -73,7 +80,7 @@ static uint32_t pages_gather(struct pages *p, uint32_t wanted, struct extent *re
                 n = n < wanted ? n : wanted;
                 wanted -= n;
                 if (ret)
-                        ret[used] = (struct extent){ at * p->unit, n * p->unit };
+                        ret[used] = (struct extent){ p->first + at * p->unit, n * p->unit };
         }
         return used;
 }
@@ -88,17 +95,20 @@ int pages_take(struct pages *p, uint64_t bytes, struct block *ret)
         at = pages_find(p, p->at, (uint32_t)wanted);
         if (at == p->n)
                 at = pages_find(p, 0, (uint32_t)wanted);
+        if (at == p->n && p->contiguous)
+                return -ENOSPC;
         ret->n = at < p->n ? 1 : pages_gather(p, (uint32_t)wanted, NULL);
         ret->extents = calloc(ret->n, sizeof *ret->extents);
         if (!ret->extents)
                 return -ENOMEM;
         if (at < p->n)
-                ret->extents[0] = (struct extent){ at * p->unit, wanted * p->unit };
+                ret->extents[0] = (struct extent){ p->first + at * p->unit, wanted * p->unit };
         else
                 pages_gather(p, (uint32_t)wanted, ret->extents);
         for (uint32_t i = 0; i < ret->n; i++)
                 pages_mark(p, &ret->extents[i], true);
-        p->at = (uint32_t)((ret->extents[ret->n - 1].offset + ret->extents[ret->n - 1].bytes) /
+        p->at = (uint32_t)((ret->extents[ret->n - 1].offset + ret->extents[ret->n - 1].bytes -
+                            p->first) /
                            p->unit);
         p->used += (uint32_t)wanted;
         p->most = p->used > p->most ? p->used : p->most;
@@ -109,12 +119,13 @@ void pages_give(struct pages *p, struct block *b)
 {
         for (uint32_t i = 0; i < b->n; i++) {
                 const struct extent *e = &b->extents[i];
+                uint32_t at = (uint32_t)((e->offset - p->first) / p->unit);
 
-                assert(p->used >= e->bytes / p->unit && p->taken[e->offset / p->unit]);
+                assert(p->used >= e->bytes / p->unit && p->taken[at]);
                 pages_mark(p, e, false);
                 p->used -= (uint32_t)(e->bytes / p->unit);
-                if (e->offset / p->unit < p->at)
-                        p->at = (uint32_t)(e->offset / p->unit);
+                if (at < p->at)
+                        p->at = at;
         }
         free(b->extents);
         *b = (struct block){ 0 };

@@ -12,7 +12,7 @@
 /* ---- what a rank declares ---------------------------------------------------------- */
 
 int stash_needs_new(uint32_t rank, uint32_t world_size, const uint32_t *ranks, size_t n,
-                    uint64_t bytes, uint64_t entry_bytes, struct stash_needs *ret,
+                    uint64_t bytes, uint64_t entry_bytes, uint32_t place, struct stash_needs *ret,
                     struct fault *fault)
 {
         bool member = n == 0;
@@ -41,6 +41,7 @@ int stash_needs_new(uint32_t rank, uint32_t world_size, const uint32_t *ranks, s
         memcpy(ret->ranks, n ? ranks : &rank, ret->n_ranks * sizeof *ret->ranks);
         ret->bytes = bytes;
         ret->entry_bytes = entry_bytes ? entry_bytes : bytes;
+        ret->place = place;
         return 0;
 }
 
@@ -101,6 +102,13 @@ static int set_find(const struct job *job, uint32_t rank, const struct stash_nee
                                 " bytes in entries of %" PRIu64,
                                 rank, needs->bytes, needs->entry_bytes, first_admitted(s), s->bytes,
                                 s->entry_bytes);
+                if (s->place != needs->place)
+                        return fault_set(
+                                fault, ZERO_ECONFLICT,
+                                "ranks of one set on one node keep their stash in one place: rank "
+                                "%u names %s, rank %u %s; ranks on several GPUs may name the host",
+                                rank, place_name(needs->place).text, first_admitted(s),
+                                place_name(s->place).text);
                 *ret = s;
         }
         return 0;
@@ -116,6 +124,7 @@ static void set_free(struct stash *s)
         }
         segment_free(&s->segment);
         pages_deinit(&s->pages);
+        pages_deinit(&s->wholes);
         free(s->ranks);
         free(s->here);
         free(s->admitted);
@@ -140,18 +149,22 @@ static void set_locate(struct stash *s)
         }
 }
 
+enum { WHOLES = 2, SLOT_ALIGN = 4096 };
+
 /*
  * Entries of ranks of one node lie here whole.  Of others their parts do, and beside them two whole
  * entries: the one that is read, and the one that is read next.
  */
-static uint64_t set_bytes(const struct stash *s)
+static uint64_t parts_bytes(const struct stash *s)
 {
         uint64_t unit = pages_unit(s->bytes), entries = s->bytes / s->entry_bytes + 1;
 
-        if (!s->others)
-                return s->bytes;
-        return (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit +
-               2 * (s->entry_bytes + unit);
+        return s->others ? (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit : s->bytes;
+}
+
+static uint64_t set_bytes(const struct stash *s)
+{
+        return parts_bytes(s) + (s->others ? WHOLES * (s->entry_bytes + pages_unit(s->bytes)) : 0);
 }
 
 static uint64_t user_bytes(const struct engine *x, uint32_t uid)
@@ -164,7 +177,9 @@ static uint64_t user_bytes(const struct engine *x, uint32_t uid)
                 if (job->uid != uid)
                         continue;
                 list_for_each (&job->stash->sets, set) {
-                        bytes += CONTAINER_OF(set, struct stash, link)->segment.bytes;
+                        const struct stash *s = CONTAINER_OF(set, struct stash, link);
+
+                        bytes += place_is_host(s->place) ? s->segment.bytes : 0;
                 }
         }
         return bytes;
@@ -196,6 +211,21 @@ static int set_memory(struct stash *s, struct fault *fault)
                            SEGMENT_SHARED | SEGMENT_SPARSE, &s->segment, fault);
 }
 
+/*
+ * The caller makes the memory, and provides it.  Nobody can map several extents to one address
+ * there.  So that parts leave no gaps in what wholes need, wholes have slots behind the parts.
+ */
+static int set_memory_away(struct stash *s, struct fault *fault)
+{
+        uint64_t slot = (s->entry_bytes + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
+        int r = pages_init(&s->pages, parts_bytes(s));
+
+        s->pages.contiguous = true;
+        if (r == 0 && s->others)
+                r = pages_init_slots(&s->wholes, s->pages.n * s->pages.unit, slot, WHOLES);
+        return r ? fault_set(fault, ZERO_ENOMEM, "out of memory") : 0;
+}
+
 static int set_new(struct job *job, const struct stash_needs *needs, struct stash **ret,
                    struct fault *fault)
 {
@@ -211,6 +241,7 @@ static int set_new(struct job *job, const struct stash_needs *needs, struct stas
         s->n_ranks = needs->n_ranks;
         s->bytes = needs->bytes;
         s->entry_bytes = needs->entry_bytes;
+        s->place = needs->place;
         s->ranks = calloc(s->n_ranks, sizeof *s->ranks);
         s->here = calloc(s->n_ranks, sizeof *s->here);
         s->admitted = calloc(s->n_ranks, sizeof *s->admitted);
@@ -219,7 +250,7 @@ static int set_new(struct job *job, const struct stash_needs *needs, struct stas
         } else {
                 memcpy(s->ranks, needs->ranks, s->n_ranks * sizeof *s->ranks);
                 set_locate(s);
-                r = set_memory(s, fault);
+                r = place_is_host(s->place) ? set_memory(s, fault) : set_memory_away(s, fault);
         }
         if (r)
                 set_free(s);
@@ -283,6 +314,19 @@ void stash_leave(struct stash *s, uint32_t rank)
 const struct segment *stash_segment(const struct stash *s)
 {
         return s ? &s->segment : NULL;
+}
+
+uint64_t stash_lacks(const struct stash *s)
+{
+        if (!s || s->segment.bytes)
+                return 0;
+        return s->pages.n * s->pages.unit + s->wholes.n * s->wholes.unit;
+}
+
+void stash_provide(struct stash *s, struct segment *segment)
+{
+        s->segment = *segment;
+        *segment = (struct segment){ .fd = -1 };
 }
 
 /* ---- what the job and the node go through ----------------------------------------------- */
@@ -365,12 +409,21 @@ static void stash_free(struct job *job)
 
 void stash_info(const struct job *job, struct stash_info *ret)
 {
+        uint64_t seen = 0;
+        size_t n;
+
         *ret = (struct stash_info){ .most = job->stash->most, .received = job->stash->received };
         list_for_each (&job->stash->sets, item) {
                 const struct stash *s = CONTAINER_OF(item, struct stash, link);
 
                 ret->reserved += s->segment.bytes;
-                ret->used += s->pages.used * s->pages.unit;
+                ret->used += s->pages.used * s->pages.unit + s->wholes.used * s->wholes.unit;
+                if (seen >> s->place & 1)
+                        continue;
+                n = strlen(ret->places);
+                snprintf(ret->places + n, sizeof ret->places - n, "%s%s", n ? ", " : "",
+                         place_name(s->place).text);
+                seen |= 1ull << s->place;
         }
 }
 

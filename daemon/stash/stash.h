@@ -16,23 +16,34 @@ struct stash_needs {
         uint32_t *ranks;  /* ascending; freed with the needs */
         uint32_t n_ranks; /* 0: the rank has no stash */
         uint64_t bytes, entry_bytes;
+        uint32_t place;
 };
-/* Over all sets of the job on this node. */
+/* Over all sets of the job on this node.  places: their names, separated by commas. */
 struct stash_info {
         uint64_t reserved, used, most,
                 received; /* bytes; most: used at once; received: from other nodes */
+        char places[ZERO_NAME_MAX];
 };
 
 /* *ret_n ranks of a set, which may be the rank alone (n 0). */
 int stash_needs_new(uint32_t rank, uint32_t world_size, const uint32_t *ranks, size_t n,
-                    uint64_t bytes, uint64_t entry_bytes, struct stash_needs *ret,
+                    uint64_t bytes, uint64_t entry_bytes, uint32_t place, struct stash_needs *ret,
                     struct fault *fault);
-/* The first rank of a set on this node makes the set's memory. */
+/*
+ * The first rank of a set on this node makes the set's memory, if that is the host's.  Ranks of one
+ * node name one place.
+ */
 int stash_admit(struct job *job, uint32_t rank, const struct stash_needs *needs, struct stash **ret,
                 struct fault *fault);
 /* The rank's session has ended.  s may be NULL. */
 void stash_leave(struct stash *s, uint32_t rank);
 const struct segment *stash_segment(const struct stash *s);
+/* Bytes of a place other than the host that the set still needs; 0 for s NULL. */
+uint64_t stash_lacks(const struct stash *s);
+/* Takes them over. */
+void stash_provide(struct stash *s, struct segment *segment);
+/* The rank knows that earlier attempts are over: it no longer touches what it had in them. */
+void stash_aware(struct stash *s, uint32_t rank);
 
 /*
  * The calls of a rank in the job's current attempt.  A write and a read end r with r->result.stash:

@@ -37,6 +37,7 @@
         F(number, deferred, "sums of groups that the update computed itself")
 
 #define STATUS_STASH(F, R)                                                                         \
+        F(text, place, "where the memory is, such as host or GPU 0")                               \
         F(number, reserved, "bytes of memory for activation checkpoints on this node")             \
         F(number, used, "bytes in use")                                                            \
         F(number, peak, "most bytes in use at once")                                               \

@@ -71,7 +71,9 @@ static void report_stash(struct arena *arena, const struct job *job, struct stat
                 ret->stash = arena_new(arena, sizeof *ret->stash);
         if (ret->stash)
                 *ret->stash =
-                        (struct status_stash){ info.reserved, info.used, info.most, info.received };
+                        (struct status_stash){ info.places[0] ? arena_copy(arena, info.places)
+                                                              : "host",
+                                               info.reserved, info.used, info.most, info.received };
 }
 
 static uint64_t state_plane_bytes(const struct state *state, enum zero_plane plane,

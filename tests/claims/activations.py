@@ -46,7 +46,7 @@ def replay(places):
     """A step of ranks on these nodes.  Of the first node: bytes in the stash after the forward pass, most bytes in it,
     bytes from other nodes.  Of all ranks: bytes they read.  Of one: the growth of its own memory."""
     with Cluster(max(places) + 1) as c:
-        ranks = stashing(c, places, [list(range(len(places)))], bytes=WHOLE, entry=ENTRY)
+        ranks = stashing(c, places, [list(range(len(places)))], bytes=WHOLE, entry_bytes=ENTRY)
         write_all(ranks), read_all(ranks)  # actors make their buffers
         step_all(ranks)
         before, memory = told(c)["received"], own(ranks[0].pid)

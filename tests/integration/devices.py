@@ -13,8 +13,9 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 REAL = os.environ.get("ZEROD_TEST_CUDA_PLUGIN")  # harness.py removes it
-from cluster import SETS, SLOW, Cluster, Tools, finish_all, small_layout, spawn, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, Tools, finish_all, small_layout, spawn, step_all, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
+from stashes import MIB, read, stashing, used, write  # noqa: E402
 
 GPU = "cuda:0"
 NOBODY = 65534
@@ -108,6 +109,28 @@ def a_gradient_is_read_when_its_event_is_done():
             a.do("fetch", group=0)
             hashes.append(a.do("view", group=0)["hash"])
     assert hashes[0] == hashes[1]
+
+
+@cases_of([(placement, place) for placement in ([0], [0, 0], [0, 1], [0, 0, 1, 1]) for place in ("windows", "host")],
+          "{0[0]}_{0[1]}")
+def a_stash_is_read_as_written(what):
+    """Entries of odd sizes, read backward and forward, by a set on one node or two."""
+    placement, place = what
+    sizes = [1, 63, 4096, 100_001, MIB + 17]
+    nodes = max(placement) + 1
+    with gpus(nodes) as c:
+        where = {"where": place} if place == "host" else {}
+        ranks = stashing(c, placement, [list(range(len(placement)))], GPU, bytes=4 * MIB, entry_bytes=2 * MIB, **where)
+        assert all(d.job("job")["stash"]["place"] == ("host" if where else "GPU 0") for d in c.daemons)
+        assert (" on GPU 0 in use" in c[0].ctl_run("status").stdout) != bool(where)
+        for step in range(3):
+            for key, size in enumerate(sizes):
+                write(ranks, key, size, seed=step + key)
+            read(ranks, 2, sizes[2], seed=step + 2, last=False)
+            for key, size in reversed(list(enumerate(sizes))):
+                read(ranks, key, size, seed=step + key)
+            until(lambda: used(c, nodes) == [0] * nodes, what="the stash to be empty")
+            step_all(ranks, sets=SETS)
 
 
 @case

@@ -4,22 +4,19 @@ memory.  A release, a push or a step takes effect when the GPU work before it is
 named."""
 import contextlib
 import os
-import select
-import struct
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, expect, finish_all, push_all, small_layout, until  # noqa: E402
 from fake_gpu import environment  # noqa: E402
-from gpu_ranks import (DEADLINE_MS, EVERYWHERE, GROUPS, LAYOUTS, PLACEMENTS, STEPS, attach, gpu_call, gpus,  # noqa: E402
-                       in_host_memory, memory_of_gpu, outcome, train)
+from gpu_ranks import (DEADLINE_MS, EVERYWHERE, GPU_0, GROUPS, LAYOUTS, PLACEMENTS, STEPS, Event, attach,  # noqa: E402
+                       gpu_call, gpus, in_host_memory, memory_of_gpu, outcome, raw_attach, raw_is_silent, train)
 from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
 
 NEVER = 3600000
 NOBODY = 65534
-GPU_0 = b"zerod fake GPU \0"
 
 
 def same(name, dtype, places=EVERYWHERE, daemon=None, **options):
@@ -306,26 +303,6 @@ def a_gpu_that_the_daemon_does_not_use():
         train(attach(c, [0], LAYOUTS["fp32"]), 1)
 
 
-class Event:
-    """An event of the fake GPU; done_at() sets when it is done."""
-
-    def __init__(self):
-        self.fd = os.memfd_create("event")
-        self.handle = f"/proc/{os.getpid()}/fd/{self.fd}".encode().ljust(64, b"\0")
-        self.done_at(2**64 - 1)
-
-    def done_at(self, ns):
-        os.pwrite(self.fd, struct.pack("<QQ", 0x746e657645657a, ns), 0)
-
-
-def raw_attach(c, gpu=b"", events=()):
-    """The daemon's reply to an attach, and the connection."""
-    raw = wire.Raw(c[0].socket, timeout=60 * SLOW)
-    raw.hello("job", 0, 1, timeout_ms=60000 * SLOW)
-    fields = {1: wire.layout_message(LAYOUTS["fp32"]), 2: 2, 3: 2, 4: 1, 5: 1, 9: gpu, 10: list(events)}
-    return raw.ask("attach", fields), raw
-
-
 @case
 def messages_that_libzero_never_sends():
     with gpus() as c:
@@ -353,10 +330,6 @@ def messages_that_libzero_never_sends():
         assert status != wire.OK and "without events" in text, (status, text)
         raw.close()
         train(c.ranks("other", LAYOUTS["fp32"], [0], hold=2, push=2, device="cuda:0"), 2)
-
-
-def raw_is_silent(raw):
-    return not select.select([raw.socket], [], [], 0.1)[0]
 
 
 @case

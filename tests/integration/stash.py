@@ -8,38 +8,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SETS, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from relay import Wires  # noqa: E402
-
-MIB = 1 << 20
-
-
-def stashing(c, placement, sets, **stash):
-    """A rank for each place, attached, each with the set that names it."""
-    actors = [c.caller("job", small_layout(), placement, rank) for rank in range(len(placement))]
-    finish_all(actors), finish_all(actors)
-    for rank, a in enumerate(actors):
-        ranks = next(s for s in sets if rank in s)
-        a.start("attach", hold=1, push=2, stash={"ranks": ranks, **stash})
-    finish_all(actors)
-    return actors
-
-
-def write(actors, key, size, seed=0):
-    for a in actors:
-        a.start("stash_write", key=key, bytes=size, seed=seed)
-    finish_all(actors)
-
-
-def read(actors, key, size, seed=0, last=True):
-    for a in actors:
-        a.start("stash_read", key=key, seed=seed)
-    for told in finish_all(actors):
-        assert told["bytes"] == size and told["differs"] == -1, told
-    for a in actors:
-        a.do("stash_release", key=key, last=last)
-
-
-def used(c, nodes):
-    return [c[n].job("job")["stash"]["used"] for n in range(nodes)]
+from stashes import MIB, read, stashing, used, write  # noqa: E402
 
 
 @cases_of([[0], [0, 0], [0, 0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0, 2]])
@@ -201,7 +170,7 @@ def a_set_is_refused_by_name():
         refused_sets(c, [0, 0], [[1], [0]], "not in the set of its own stash")
         refused_sets(c, [0, 0], [[1, 0], [1, 0]], "ascending")
         refused_sets(c, [0], [[0]], "2^50", bytes=0)
-        refused_sets(c, [0], [[0]], "no entry has more", entry=2 * MIB)
+        refused_sets(c, [0], [[0]], "no entry has more", entry_bytes=2 * MIB)
         refused_sets(c, [0], [[0]], "stash_limit", "64.0", bytes=65 * MIB)
         before = c[0].memory()
         refused_sets(c, [0], [[0]], "stash_limit", bytes=1 << 45)

@@ -214,7 +214,10 @@ def what_a_stash_cannot_be():
             client.stash_write(1, b"x")
         with raises(ValueError, "contiguous"):
             client.stash_write(1, memoryview(b"abcd")[::2])
-        for stash, kind in (("much", TypeError), (0, ValueError), (zerod.Stash(1, [-1]), ValueError)):
+        with raises(TypeError, "size"):
+            client.stash_write(1, 4096)
+        for stash, kind in (("much", TypeError), (0, ValueError), (zerod.Stash(1, [-1]), ValueError),
+                            (zerod.Stash(1, where="cuda:0"), ValueError)):
             with raises(kind):
                 client.attach(client.layout, stash=stash)
     for stash in (zerod.Stash(4096, [1]), zerod.Stash(4096, [0, 5]), zerod.Stash(4096, entry_bytes=8192)):
@@ -238,6 +241,17 @@ def a_step_on_a_gpu():
             client.fetch(0)
             assert client.step(SETS, stream=0).version == 1
             assert read_one(client, 3, "step") == 1 and read(client, 3)[0] < 7
+        for where, place in (("windows", "GPU 0"), ("host", "host")):
+            with attached(device="cuda:0", stash=zerod.Stash(1 << 20, where=where)) as (cluster, client):
+                assert cluster[0].job(client.job)["stash"]["place"] == place
+                memory = ctypes.create_string_buffer(b"written", 7)
+                client.stash_write(1, ctypes.addressof(memory), 7, stream=0)
+                address, size = client.stash_view(1)
+                assert ctypes.string_at(address, size) == b"written"
+                client.stash_release(1, last=where == "host", stream=0)
+                if where == "windows":
+                    with raises(TypeError, "stash_view"):
+                        client.stash_read(1)
     finally:
         del os.environ["ZEROD_CUDA_PLUGIN"]
 

@@ -28,6 +28,10 @@ int actor_grad(struct actor *actor, uint32_t group, void **ret_grad);
 int actor_push(struct actor *actor, uint32_t group, const uint8_t *present, bool last,
                const json_t *command);
 
+/* n bytes for the CPU: at p, or, if that is on the actor's GPU, a copy of them in *ret_copy, which
+ * the caller frees. */
+const void *actor_bring_down(const struct actor *actor, const void *p, size_t n, void **ret_copy);
+
 /* ---- actor_stash.c ---- */
 
 /* What an attach declares to stash, into ret->ranks too; false: nothing. */

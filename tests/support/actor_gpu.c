@@ -123,6 +123,17 @@ struct zero_sync *actor_sync(const struct actor *actor, const json_t *command)
         return &actor->gpu->sync;
 }
 
+const void *actor_bring_down(const struct actor *actor, const void *p, size_t n, void **ret_copy)
+{
+        if (!actor->gpu || !p)
+                return p;
+        *ret_copy = malloc(n + 1);
+        if (!*ret_copy)
+                abort();
+        copy(actor->gpu, *ret_copy, p, n);
+        return *ret_copy;
+}
+
 int actor_fetch(struct actor *actor, uint32_t group, const void **ret_view)
 {
         const struct actor_gpu *gpu = actor->gpu;

@@ -1,8 +1,12 @@
 """Ranks with windows on fake GPUs, and the result of the same steps in host memory."""
 import contextlib
+import os
+import select
+import struct
 
 from cluster import SETS, SLOW, Cluster, finish_all, push_all, small_layout
 from fake_gpu import environment, plugin
+import wire
 
 STEPS = 12
 DEADLINE_MS = 1500 * SLOW
@@ -10,6 +14,7 @@ PLACEMENTS = {"one_rank": [0], "two_ranks": [0, 0], "two_nodes": [0, 1], "four_r
 LAYOUTS = {"fp32": small_layout(blocks=3, width=100), "bf16": small_layout("bf16", blocks=3, width=100)}
 GROUPS = len(LAYOUTS["fp32"])
 EVERYWHERE = (0, 1)
+GPU_0 = b"zerod fake GPU \0"
 known = {}
 
 
@@ -69,3 +74,28 @@ def memory_of_gpu(daemon):
     """Number of the daemon's allocations on its GPU."""
     with open(f"/proc/{daemon.process.pid}/maps", encoding="utf-8") as f:
         return sum("memfd:zerod-fake-gpu" in line for line in f)
+
+
+class Event:
+    """An event of the fake GPU; done_at() sets when it is done."""
+
+    def __init__(self):
+        self.fd = os.memfd_create("event")
+        self.handle = f"/proc/{os.getpid()}/fd/{self.fd}".encode().ljust(64, b"\0")
+        self.done_at(2**64 - 1)
+
+    def done_at(self, ns):
+        os.pwrite(self.fd, struct.pack("<QQ", 0x746e657645657a, ns), 0)
+
+
+def raw_attach(c, gpu=b"", events=(), stash=None, rank=0, world=1):
+    """The daemon's reply to an attach, and the connection."""
+    raw = wire.Raw(c[0].socket, timeout=60 * SLOW)
+    raw.hello("job", rank, world, timeout_ms=60000 * SLOW)
+    fields = {1: wire.layout_message(LAYOUTS["fp32"]), 2: 2, 3: 2, 4: 1, 5: 1, 9: gpu, 10: list(events),
+              **({} if stash is None else {11: wire.message(stash)})}
+    return raw.ask("attach", fields), raw
+
+
+def raw_is_silent(raw):
+    return not select.select([raw.socket], [], [], 0.1)[0]

@@ -263,7 +263,8 @@ static int remote_push(struct seam *seam, uint32_t group, bool last)
 static int remote_keep(struct seam *seam, uint64_t key, const real *values, size_t n)
 {
         struct remote *remote = remote_of(seam);
-        return settle(remote, zero_stash_write(remote->client, key, values, n * sizeof(*values)));
+        return settle(remote,
+                      zero_stash_write(remote->client, key, values, n * sizeof(*values), NULL));
 }
 
 static int remote_kept(struct seam *seam, uint64_t key, const real **ret_values)
@@ -280,7 +281,7 @@ static int remote_kept(struct seam *seam, uint64_t key, const real **ret_values)
 static int remote_let_go(struct seam *seam, uint64_t key)
 {
         struct remote *remote = remote_of(seam);
-        return settle(remote, zero_stash_release(remote->client, key, true));
+        return settle(remote, zero_stash_release(remote->client, key, true, NULL));
 }
 
 static bool keeps(const struct remote *remote, uint64_t *ret_decided)
@@ -346,7 +347,8 @@ static struct zero_stash stash_of(const struct backend_zero_options *options)
 {
         uint64_t unit = 4096 + options->kept * (options->kept_bytes + 4096) / 16384;
         return (struct zero_stash){ .bytes = options->kept * (options->kept_bytes + unit),
-                                    .entry_bytes = options->kept_bytes };
+                                    .entry_bytes = options->kept_bytes,
+                                    .where = ZERO_STASH_HOST }; /* which this trainer reads */
 }
 
 static struct zero_needs needs_of(const struct backend_zero_options *options,

@@ -42,6 +42,7 @@ PLANES = {"master": 1, "moment1": 2, "moment2": 3, "serve": 4, "grad": 5, "step"
           "exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 ON_LOST = {"wait": 0, "fail": 1}
+STASH_WHERE = {"windows": 0, "host": 1}
 
 
 class Tensor(Structure):
@@ -81,6 +82,7 @@ class Stash(Structure):
         ("n_ranks", c_uint32),
         ("bytes", c_uint64),
         ("entry_bytes", c_uint64),
+        ("where", c_int),
         ("unchecked", c_bool),
     ]
 
@@ -208,8 +210,8 @@ PROTOTYPES = {
     "zero_query": (c_int, _client, c_char_p, c_char_p, POINTER(c_void_p)),
     "zero_release": (c_int, _client, c_uint32, POINTER(Sync)),
     "zero_stash_read": (c_int, _client, c_uint64, POINTER(c_void_p), POINTER(c_uint64)),
-    "zero_stash_release": (c_int, _client, c_uint64, c_bool),
-    "zero_stash_write": (c_int, _client, c_uint64, c_void_p, c_uint64),
+    "zero_stash_release": (c_int, _client, c_uint64, c_bool, POINTER(Sync)),
+    "zero_stash_write": (c_int, _client, c_uint64, c_void_p, c_uint64, POINTER(Sync)),
     "zero_status_name": (c_char_p, c_int),
     "zero_status_text": (c_char_p, c_int),
     "zero_step": (c_int, _client, POINTER(Step), POINTER(Result)),

@@ -83,13 +83,16 @@ class Stash(NamedTuple):
     bytes / 32768 if that is more.  ranks: the set, which keeps each byte once; None: this rank alone.  No
     rank is in two sets.  entry_bytes: of the largest entry; 0: bytes.  Where ranks of the set are on several
     nodes, each node keeps room for two whole entries more.  unchecked: by default the ranks of a set compare
-    what they stash in the first step.
+    what they stash in the first step.  where: "windows", in the memory where attach()'s device has its
+    windows, or "host"; the same for the ranks of a set on one node, so that ranks on several GPUs say
+    "host".  On a GPU an entry lies in one piece.
     """
 
     bytes: int
     ranks: Sequence[int] | None = None
     entry_bytes: int = 0
     unchecked: bool = False
+    where: str = "windows"
 
 
 class StepResult(NamedTuple):
@@ -121,7 +124,7 @@ class Client(Conversation):
         self._job, self._place, self._socket = job, place, socket
         self._own_job = own_job  # close() drops the job
         self._closes_at_exit = False
-        self._layout, self._may_have_job = None, False
+        self._layout, self._may_have_job, self._stash_on_gpu = None, False, False
 
     # ---- properties --------------------------------------------------------------------
 
@@ -242,7 +245,7 @@ class Client(Conversation):
         names the rank; "fail": LostRank at once, for the whole job if any rank says so.
         device: of parameters and gradients; None: host memory; "cuda:N": this process's N-th GPU,
         and fetch() and grad() return addresses there, without private_views.
-        stash: room for activation checkpoints, a :class:`Stash` or its bytes, in host memory that
+        stash: room for activation checkpoints, a :class:`Stash` or its bytes, in memory that
         attach() reserves; None: none.
         An observer (rank zerod.OBSERVER) passes nothing.
 
@@ -269,6 +272,8 @@ class Client(Conversation):
             )
             with layout.lend() as borrowed:
                 self._wait(self._library.zero_attach, borrowed, ctypes.byref(needs))
+            where = stash.where if isinstance(stash, Stash) else "windows"
+            self._stash_on_gpu = device is not None and where == "windows"
         with self._use() as handle:
             self._layout = Layout.of_client(self._library.zero_client_layout(handle), self._use)
 
@@ -402,31 +407,48 @@ class Client(Conversation):
 
     # ---- activation checkpoints ----------------------------------------------------------------
 
-    def stash_write(self, key: int, buffer: Any) -> None:
-        """Writes this rank's part of an entry; buffer: the whole entry, contiguous, in host memory, at
-        least one byte.  Each rank of the set writes each key once a step, and the same bytes.  What is
-        stashed ends with step() and with Aborted.
+    def stash_write(
+        self, key: int, buffer: int | Any, size: int | None = None, stream: int | None = None
+    ) -> None:
+        """Writes this rank's part of an entry; buffer: the whole entry, contiguous, at least one byte; or an
+        address of `size` bytes, which the caller vouches for, in host memory or on attach()'s device.  Each
+        rank of the set writes each key once a step, and the same bytes.  What is stashed ends with step()
+        and with Aborted.  stream: with a device, the GPU copies when it comes to what is on the stream now,
+        and the bytes stay as they are until then; None: the default stream.
 
         Raises Window with the bytes that the stash needs, and nothing was written; Order for a key
         that is written, or without attach(stash=...); Conflict, which names two ranks of the set, if
-        they write different numbers of bytes, or, in the first step, different bytes; Aborted.
+        they write different numbers of bytes, or, in the first step, different bytes; Aborted; Gpu.
         """
-        size = memoryview(buffer).nbytes
-        self._call(self._library.zero_stash_write, self._key(key), _memory(buffer, size, False), size)
+        if isinstance(buffer, numbers.Integral):
+            memory, size = number(buffer, "address", 1, 2**64 - 1), number(size, "size", 1, 2**64 - 1)
+        else:
+            size = memoryview(buffer).nbytes
+            memory = _memory(buffer, size, False)
+        self._call(self._library.zero_stash_write, self._key(key), memory, size, _sync(stream))
 
-    def stash_read(self, key: int) -> memoryview:
-        """A read-only view of an entry that this rank has written; waits until all ranks of the set have
-        written theirs.  Valid until stash_release(), step() or Aborted, and touched no more after it: that
-        is a segmentation fault.  Read again only after the release.  Raises Order, Deadline with who is
-        waited for, Aborted."""
+    def stash_view(self, key: int) -> tuple[int, int]:
+        """Address and bytes of an entry that this rank has written, on attach()'s device if the stash is
+        there; waits until all ranks of the set have written theirs.  Read-only, valid until
+        stash_release(), step() or Aborted.  Read again only after the release.  Raises Order, Deadline
+        with who is waited for, Aborted."""
         view, size = ctypes.c_void_p(), ctypes.c_uint64()
         self._call(self._library.zero_stash_read, self._key(key), ctypes.byref(view), ctypes.byref(size))
-        return memoryview((ctypes.c_char * size.value).from_address(view.value)).cast("B").toreadonly()
+        return view.value, size.value
 
-    def stash_release(self, key: int, last: bool = True) -> None:
+    def stash_read(self, key: int) -> memoryview:
+        """stash_view() as a read-only memoryview; touched no more when it is not valid: that is a
+        segmentation fault.  Of a stash in host memory: TypeError for one on a GPU."""
+        if self._stash_on_gpu:
+            raise TypeError("the stash is on a GPU: stash_view() gives the address there")
+        address, size = self.stash_view(key)
+        return memoryview((ctypes.c_char * size).from_address(address)).cast("B").toreadonly()
+
+    def stash_release(self, key: int, last: bool = True, stream: int | None = None) -> None:
         """Ends a view; does not wait.  last: this rank reads the entry no more, and may not have read it
-        at all.  The memory is free when all ranks of the set have said so.  Raises NotHeld."""
-        self._call(self._library.zero_stash_release, self._key(key), bool(last))
+        at all.  The memory is free when all ranks of the set have said so.  stream: of reading the view,
+        as in release().  Raises NotHeld, Gpu."""
+        self._call(self._library.zero_stash_release, self._key(key), bool(last), _sync(stream))
 
     def _key(self, key):
         return number(key, "key", 0, 2**64 - 1)
@@ -561,13 +583,15 @@ def _stash_of(stash):
     """struct zero_stash, with what it points to; None if there is none."""
     if stash is None:
         return None
-    size, ranks, entry_bytes, unchecked = stash if isinstance(stash, Stash) else Stash(stash)
+    stash = stash if isinstance(stash, Stash) else Stash(stash)
+    size, ranks, entry_bytes, unchecked, where = stash
     ranks = [number(r, "a rank of the stash", 0, lib.RANK_MAX - 1) for r in ranks or ()]
     return ctypes.pointer(lib.Stash(
         (ctypes.c_uint32 * len(ranks))(*ranks) if ranks else None,
         len(ranks),
         number(size, "stash", 1, 2**64 - 1),
         number(entry_bytes, "entry_bytes", 0, 2**64 - 1),
+        code_of(lib.STASH_WHERE, where, "where of a stash"),
         bool(unchecked),
     ))
 

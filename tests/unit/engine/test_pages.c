@@ -80,6 +80,40 @@ Test(pages, random)
         }
 }
 
+/* Where a block must be one piece, one that fits no gap is refused; slots are apart from the rest.
+ */
+Test(pages, contiguous)
+{
+        struct block blocks[8] = { 0 }, large = { 0 };
+        struct pages p, slots;
+
+        cr_assert_eq(pages_init(&p, 8 * 4096), 0);
+        p.contiguous = true;
+        cr_assert_eq(pages_init_slots(&slots, 8 * 4096, 3 * 4096, 2), 0);
+        for (int i = 0; i < 8; i++)
+                cr_assert_eq(pages_take(&p, 4096, &blocks[i]), 0);
+        for (int i = 0; i < 8; i += 2)
+                pages_give(&p, &blocks[i]);
+        cr_assert_eq(pages_take(&p, 2 * 4096, &large), -ENOSPC);
+        pages_give(&p, &blocks[3]);
+        cr_assert_eq(pages_take(&p, 3 * 4096, &large), 0);
+        cr_assert(large.n == 1 && large.extents[0].offset == 2 * 4096);
+        pages_give(&p, &large);
+        cr_assert_eq(pages_take(&slots, 3 * 4096, &large), 0);
+        cr_assert(large.n == 1 && large.extents[0].offset == 8 * 4096);
+        cr_assert_eq(pages_take(&slots, 4096, &blocks[0]), 0);
+        cr_assert(blocks[0].extents[0].offset == 11 * 4096 &&
+                  blocks[0].extents[0].bytes == 3 * 4096);
+        cr_assert_eq(pages_take(&slots, 1, &blocks[2]), -ENOSPC);
+        pages_give(&slots, &large);
+        pages_give(&slots, &blocks[0]);
+        cr_assert_eq(slots.used, 0);
+        for (int i = 0; i < 8; i++)
+                pages_give(&p, &blocks[i]);
+        pages_deinit(&p);
+        pages_deinit(&slots);
+}
+
 /* A block is one piece where a gap is large enough: in the order of a step no block is in pieces.
  */
 Test(pages, last_in_first_out)

@@ -251,7 +251,8 @@ int zero_push(struct zero_client *c, uint32_t group, const uint8_t *present, boo
         return ZERO_OK;
 }
 
-int zero_stash_write(struct zero_client *c, uint64_t key, const void *src, uint64_t bytes)
+int zero_stash_write(struct zero_client *c, uint64_t key, const void *src, uint64_t bytes,
+                     struct zero_sync *sync)
 {
         struct fake_entry *e = &c->stash[key];
         if (aborts(c))
@@ -276,7 +277,7 @@ int zero_stash_read(struct zero_client *c, uint64_t key, const void **ret_view, 
         return ZERO_OK;
 }
 
-int zero_stash_release(struct zero_client *c, uint64_t key, bool last)
+int zero_stash_release(struct zero_client *c, uint64_t key, bool last, struct zero_sync *sync)
 {
         assert(key < STASHED && c->stash[key].read && last);
         end_entry(c, &c->stash[key]);
