@@ -421,10 +421,12 @@ def refused(_rank):
         model = make(layers=LAYERS)
         zt.shard(model, client=client, stash=2 * ENTRY)
         raises(TypeError, "name them", zt.checkpoint_blocks, model)
+        raises(ValueError, ["ranks=[0, 1]", "[0]"], zt.checkpoint_blocks, model, model.blocks, ranks=[0, 1])
+        raises(ValueError, ["where='host'", "'windows'"], zt.checkpoint_blocks, model, model.blocks, where="host")
         raises(TypeError, "no setting speed", zt.checkpoint_blocks, model, model.blocks, speed=1)
         raises(ValueError, "use_reentrant", zt.checkpoint_blocks, model, model.blocks, use_reentrant=True)
         raises(ValueError, "'nothing' is no module", zt.checkpoint_blocks, model, ["nothing"])
-        zt.checkpoint_blocks(model, iter(model.blocks))
+        zt.checkpoint_blocks(model, iter(model.blocks), ranks=[0], where="windows")
         raises(ValueError, "'blocks.1' is checkpointed already", zt.checkpoint_blocks, model, ["blocks.1"])
         raises(zerod.Window, [str(2 * ENTRY), str(3 * ENTRY)], model, batch_of(0, SIZE))
         model(batch_of(0, SIZE // 2)).backward()  # goes on with what it has room for

@@ -123,6 +123,55 @@ def parameters_keep_their_storage_and_their_version():
     assert all(p.gathered is g and p.gathered._version == v for p, (g, v) in zip(params, before))
 
 
+class Numbered(nn.Linear):
+    """Notes in done when it runs."""
+
+    def forward(self, x):
+        self.done.append(f"run {self.number}")
+        return super().forward(x)
+
+
+def reads(where):
+    """What the backward pass of four checkpointed blocks does: reads entries, and runs blocks again."""
+    zt, model = zero(nn.Sequential(*[Numbered(64, 64) for _ in range(4)]), 3, stash=zerod.Stash(1 << 20, where=where))
+    zt.checkpoint_blocks(model, model)
+    done, view = [], model.sharded.client.stash_view
+    for number, block in enumerate(model):
+        block.number, block.done = number, done
+    model.sharded.client.stash_view = lambda key: (done.append(f"read {key}"), view(key))[1]
+    out = model(torch.ones(2, 64, requires_grad=True)).sum()
+    done.clear()
+    out.backward()
+    model.sharded.client.close()
+    return done
+
+
+@alone
+def an_entry_in_host_memory_comes_ahead_of_its_block():
+    """The copy to the GPU of what is read next runs beside a block; in the GPU's memory nothing is on the way."""
+    done = reads("host")
+    assert done == ["read 2", "read 1", "run 3", "read 0", "run 2", "run 1", "run 0"], done
+
+
+@alone
+def what_goes_to_host_memory_is_a_copy():
+    """A block may write to its input while the GPU still copies."""
+    zt, model = zero(blocks(4), 3, stash=zerod.Stash(1 << 20, where="host"))
+    zt.checkpoint_blocks(model, model)
+    outputs, written, write = [], [], model.sharded.client.stash_write
+    for block in model:
+        block.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    model.sharded.client.stash_write = lambda key, address, *more: (written.append(address), write(key, address, *more))
+    model(torch.ones(2, 64, requires_grad=True))
+    assert len(written) == 3 and not {o.data_ptr() for o in outputs} & set(written)
+
+
+@alone
+def an_entry_on_the_gpu_is_read_when_it_is_needed():
+    done = reads("windows")
+    assert done == ["read 2", "run 3", "read 1", "run 2", "read 0", "run 1", "run 0"], done
+
+
 @alone
 def a_full_gpu_leaves_nothing_behind():
     zt, model = zero(blocks(3))

@@ -18,6 +18,7 @@ from harness import Skip, case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
 
+import zerod  # noqa: E402
 from zerod.torch import WrittenInPlace, place  # noqa: E402
 
 import storages  # noqa: E402
@@ -60,12 +61,14 @@ def busy():
         torch.cuda._sleep(10**8)  # pylint: disable=protected-access
 
 
-def sharded(rank, world, stage, options, slow=False, moved=False, apart=False):
-    """Losses of this rank's part of each batch; apart: on a GPU of its own."""
+def sharded(rank, world, stage, options, slow=False, moved=False, apart=False, stash=None):
+    """Losses of this rank's part of each batch; apart: on a GPU of its own; stash: keeps the inputs of blocks."""
     if apart:
         torch.cuda.set_device(rank)  # as LOCAL_RANK tells trainers
     model = make(0, **options)
-    zt, model = zero(model.to(DEVICE) if moved else model, stage, device=None if moved else DEVICE)
+    zt, model = zero(model.to(DEVICE) if moved else model, stage, device=None if moved else DEVICE, stash=stash)
+    if stash:
+        zt.checkpoint_blocks(model, model.blocks, where=stash.where)
     optimizer = zt.AdamW(model, **ADAMW)
     losses = []
     for t in range(STEPS):
@@ -107,6 +110,14 @@ def same(losses, wanted):
     """A GPU may add up in another order each time."""
     worst = max(abs(a - b) for a, b in zip(losses, wanted))
     assert worst <= (1e-4 if REAL else 0), f"off by {worst:.1e}"
+
+
+@cases_of([(where, world) for where in ("windows", "host") for world in (1, 2)], "{0[0]}_ranks{0[1]}")
+def a_stash_learns_the_same(what):
+    """With the inputs of blocks in the service, of which copies go up and down while the GPU is behind."""
+    where, world = what
+    stash = zerod.Stash(8 << 20, where=where)
+    same(mean_of(world, 3, {}, stash=stash, slow=True), mean_of(world, 3, {"recompute": "nonreentrant"}))
 
 
 @case

@@ -7,7 +7,7 @@ from cluster import Cluster
 from gpt import make
 
 CALLS = ("fetch", "prefetch", "release", "grad", "push", "norm", "step", "get", "put", "stash_write",
-         "stash_read", "stash_release")
+         "stash_view", "stash_release")
 
 
 class Scene:

@@ -10,11 +10,14 @@ Rules
 - An entry lives as long as autograd may ask for it.  Its last release comes from a destructor, in any thread
   and in the middle of any call, so that it is only noted there, and made before the next call.
 - A tensor that is read is a copy: blocks write to their inputs in place, or keep them beyond the step.
+- Between a GPU and host memory copies run on a stream of their own (:meth:`Gpu.beside`), so that forward passes do
+  not wait for them; what is copied is a copy, which no block writes to meanwhile.  The entry before the one that is
+  read comes ahead: backward passes read in the reverse order of writing.
 """
 from __future__ import annotations
 
 import collections
-import ctypes
+import contextlib
 import functools
 import gc
 import weakref
@@ -29,6 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 import zerod
 
+from .place import host_tensor_at
 from .sharded import sharded_of
 
 if TYPE_CHECKING:
@@ -70,6 +74,8 @@ class Activations:
     """The stash of one sharded model.
 
     declared: as of :func:`shard`.  attempt: counts steps and attempts, whose entries end with them.
+    where: the place that is declared.  crosses: entries go from a GPU to host memory and back.  ahead: of an entry
+    that is read before it is asked for, the key, the tensor, and the mark behind the copy.
     """
 
     def __init__(self, sharded: "Sharded", declared: zerod.Stash | int | None):
@@ -77,6 +83,11 @@ class Activations:
         self.attempt = self.next_key = 0
         self.unneeded: collections.deque[tuple[int, int]] = collections.deque()  # (attempt, key)
         self.of_tensor = WeakIdKeyDictionary()  # (version, weak entry): an input of several blocks
+        self.where = declared.where if isinstance(declared, zerod.Stash) else "windows"
+        self.crosses = self.where == "host" and sharded.place.stream is not None
+        self.written: dict[int, weakref.ref[Entry]] = {}  # by key
+        self.last_read = -1  # key
+        self.ahead: tuple[int, torch.Tensor, Any] | None = None
         _all.add(self)
 
     @property
@@ -90,6 +101,8 @@ class Activations:
         self.next_key = 0
         self.unneeded.clear()
         self.of_tensor.clear()
+        self.written.clear()
+        self.last_read, self.ahead = -1, None
 
     def release_unneeded(self) -> None:
         """Frees what autograd has dropped."""
@@ -111,24 +124,27 @@ class Activations:
     @torch.no_grad()
     def _write(self, tensor: torch.Tensor) -> Entry:
         self.release_unneeded()
-        entry = Entry(self, tensor)
-        host = tensor
-        if tensor.device.type != "cpu" or tensor.stride() != entry.stride:
-            host = entry.empty("cpu").copy_(tensor)
-        memory = (ctypes.c_char * (host.numel() * host.itemsize)).from_address(host.data_ptr())
-        try:
-            self.sharded.attempt.stash_write(entry.key, memory)
-        except zerod.Window:  # an error's traceback may hold a graph, in a cycle
-            gc.collect()
-            self.release_unneeded()
-            self.sharded.attempt.stash_write(entry.key, memory)
+        entry, place, source = Entry(self, tensor), self.sharded.place, tensor
+        device = torch.device("cpu") if place.stream is None else tensor.device
+        if self.crosses or tensor.device != device or tensor.stride() != entry.stride:
+            source = entry.empty(device).copy_(tensor)
+        mark = place.mark()
+        with place.beside() if self.crosses else contextlib.nullcontext():
+            place.follow(mark, source)
+            memory = source.data_ptr(), source.numel() * source.itemsize, place.stream
+            try:
+                self.sharded.attempt.stash_write(entry.key, *memory)
+            except zerod.Window:  # an error's traceback may hold a graph, in a cycle
+                gc.collect()
+                self.release_unneeded()
+                self.sharded.attempt.stash_write(entry.key, *memory)
         # an abort that the trainer does not notice began another attempt
         entry.attempt, entry.written = self.attempt, True
         self.next_key += 1
         self.of_tensor[tensor] = tensor._version, weakref.ref(entry)  # pylint: disable=protected-access
+        self.written[entry.key] = weakref.ref(entry)
         return entry
 
-    @torch.no_grad()
     def unpack(self, saved: torch.Tensor | Entry) -> torch.Tensor:
         """The hook for a tensor that autograd needs again."""
         if isinstance(saved, torch.Tensor):
@@ -138,11 +154,32 @@ class Activations:
                                "the forward pass. Run forward and backward in one step, and repeat the step from its "
                                "beginning after zerod.Aborted")
         self.release_unneeded()
-        view = self.sharded.attempt.stash_read(saved.key)
-        tensor = saved.empty(saved.device)
-        _flat(tensor).copy_(torch.frombuffer(view.obj, dtype=saved.dtype))
-        self.sharded.attempt.stash_release(saved.key, False)
+        key, tensor, mark = self.ahead if self.ahead and self.ahead[0] == saved.key else self._read(saved)
+        self.sharded.place.follow(mark, tensor)
+        self.ahead = self._read_ahead(key)
+        self.last_read = key
         return tensor
+
+    def _read_ahead(self, key: int) -> tuple[int, torch.Tensor, Any] | None:
+        """Begins to read the entry before, if it comes to a GPU from host memory, and entries are read in descending
+        order."""
+        before = self.written.get(key - 1, lambda: None)()
+        if before is None or not self.crosses or key + 1 not in (self.last_read, self.next_key):
+            return None
+        return self._read(before)
+
+    @torch.no_grad()
+    def _read(self, entry: Entry) -> tuple[int, torch.Tensor, Any]:
+        """The entry's key, a tensor that is on its way, and the mark behind that."""
+        place, attempt = self.sharded.place, self.sharded.attempt
+        tensor_at = host_tensor_at if self.where == "host" else place.tensor_at
+        with place.beside() if self.crosses else contextlib.nullcontext():
+            address, _ = attempt.stash_view(entry.key)
+            tensor = entry.empty(entry.device)
+            flat = _flat(tensor)
+            flat.copy_(tensor_at(address, flat.numel(), entry.dtype), non_blocking=True)
+            attempt.stash_release(entry.key, False, place.stream)
+            return entry.key, tensor, place.mark()
 
 
 def _current() -> Activations:
@@ -212,21 +249,36 @@ def _decorated(settings: dict[str, Any], function: Callable[..., Any]) -> Callab
     return checkpointed
 
 
+def _check_declared(activations: Activations, ranks: Iterable[int] | None, where: str | None) -> None:
+    """Whether the stash has this set and this place; None: whichever it has."""
+    declared = activations.declared
+    if declared is None:
+        raise RuntimeError(f"the model has no stash: shard it by {DECLARE}")
+    own = [activations.sharded.client.rank]
+    has = {"ranks": list(getattr(declared, "ranks", None) or own), "where": activations.where}
+    for name, wanted in (("ranks", None if ranks is None else list(ranks)), ("where", where)):
+        if wanted is not None and wanted != has[name]:
+            raise ValueError(f"{name}={wanted!r} is not what the stash was declared with, {has[name]!r}: shard the model by "
+                             f"zerod.torch.shard(model, stash=zerod.Stash(bytes, {name}={wanted!r}))")
+
+
 def checkpoint_blocks(model: nn.Module, blocks: Iterable[nn.Module | str] | None = None, *,
+                      ranks: Iterable[int] | None = None, where: str | None = None,
                       use_reentrant: bool | None = None, **settings: Any) -> None:
     """Has blocks of a sharded model run by :func:`checkpoint` while they train.
 
     blocks: modules, or their names; None: those that a Hugging Face model names itself
-    (``activation_checkpointing_enable()``).  settings: of :func:`checkpoint`.
+    (``activation_checkpointing_enable()``).  ranks, where: of the zerod.Stash that :func:`shard` has declared; a
+    script may repeat them here, to have another stash refused.  settings: of :func:`checkpoint`.
 
     Errors: TypeError if the model is not sharded or names no blocks, ValueError for what is no block of the
-    model or is checkpointed already, and the errors of :func:`checkpoint`.
+    model or is checkpointed already, or for ranks or a place that the stash does not have, and the errors of
+    :func:`checkpoint`.
     """
     _check_settings(use_reentrant)
     if unknown := set(settings) - set(SETTINGS):
         raise TypeError(f"checkpoint() has no setting {', '.join(sorted(unknown))}: there are {', '.join(SETTINGS)}")
-    if sharded_of(model).activations.declared is None:
-        raise RuntimeError(f"the model has no stash: shard it by {DECLARE}")
+    _check_declared(sharded_of(model).activations, ranks, where)
     if blocks is None:
         if not hasattr(model, "activation_checkpointing_enable"):
             raise TypeError(f"{type(model).__name__} does not say what its blocks are: name them, "

@@ -78,17 +78,17 @@ class Attempt:
             except zerod.Error:
                 pass
 
-    def stash_write(self, key: int, buffer: Any) -> None:
+    def stash_write(self, key: int, address: int, size: int, stream: int | None) -> None:
         """As Client.stash_write()."""
-        self._unless_begun(self.client.stash_write, key, buffer)
+        self._unless_begun(self.client.stash_write, key, address, size, stream)
 
-    def stash_read(self, key: int) -> memoryview:
-        """As Client.stash_read()."""
-        return self._of_step(self.client.stash_read, key)
+    def stash_view(self, key: int) -> tuple[int, int]:
+        """As Client.stash_view()."""
+        return self._of_step(self.client.stash_view, key)
 
-    def stash_release(self, key: int, last: bool) -> None:
+    def stash_release(self, key: int, last: bool, stream: int | None = None) -> None:
         """As Client.stash_release()."""
-        self._of_step(self.client.stash_release, key, last)
+        self._of_step(self.client.stash_release, key, last, stream)
 
     def get(self, *arguments: Any) -> None:
         """As Client.get()."""

@@ -17,7 +17,8 @@ Rules of :class:`Gpu`
   raised (:meth:`Attempt.copied`).
 
 All use of CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow`, :meth:`Gpu.stream`,
-:meth:`Gpu.current_stream`, :meth:`Gpu.random_state` and :meth:`Gpu.restore_random_state`.
+:meth:`Gpu.current_stream`, :meth:`Gpu.beside`, :meth:`Gpu.random_state` and
+:meth:`Gpu.restore_random_state`.
 """
 from __future__ import annotations
 
@@ -76,6 +77,10 @@ class Host:
         """A context in which another thread works where this one does now."""
         return contextlib.nullcontext()
 
+    def beside(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which copies run beside the work of this thread."""
+        return contextlib.nullcontext()
+
     def random_state(self) -> torch.Tensor | None:
         """The state of the device's own generator; None: it has none."""
         return None
@@ -124,6 +129,7 @@ class Gpu:
 
     def __init__(self, device: torch.device):
         self.device = device
+        self._beside: torch.cuda.Stream | None = None  # made when it is first needed
 
     def needs(self) -> dict[str, Any]:
         """Arguments of Client.attach()."""
@@ -154,11 +160,17 @@ class Gpu:
         current = torch.cuda.current_stream(self.device)
         if mark != current:
             current.wait_stream(mark)
-            tensor.record_stream(current)
+            if tensor.is_cuda:
+                tensor.record_stream(current)
 
     def current_stream(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which another thread works where this one does now."""
         return torch.cuda.stream(torch.cuda.current_stream(self.device))
+
+    def beside(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which copies run beside the work of this thread."""
+        self._beside = self._beside or torch.cuda.Stream(self.device)
+        return torch.cuda.stream(self._beside)
 
     def random_state(self) -> torch.Tensor | None:
         """The state of the device's own generator."""

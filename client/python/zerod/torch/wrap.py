@@ -282,7 +282,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     says which is the last; L2L's eager parameter server).  The bits are the same; master weights and moments take
     twice the memory in the service, so that a step which is skipped or aborted is undone.  No clipping, no loss scale.
     stash: room for the inputs of checkpointed blocks (:func:`checkpoint`), a zerod.Stash or its bytes: those of
-    all inputs that one step has at once.  None: no room.
+    all inputs that one step has at once, on the model's device or in host memory (its `where`).  None: no room.
 
     mesh: of a model that tensor or expert parallelism has divided
     (torch.distributed.tensor.parallel.parallelize_module()), the named mesh of all ranks that the parallel
