@@ -40,10 +40,13 @@ class Rank:
 
     def build(self, config):
         import torch
+        import torch._dynamo  # noqa: F401  most systems do, sooner or later
 
         import ours
         import peers
 
+        if config["system"] == "zerod":
+            import zerod.torch  # noqa: F401
         torch.set_num_threads(1)
         imported = memory.anonymous("self"), memory.private("self")
         makers = {"plain": peers.Plain, "ddp": peers.Ddp, "zero1": peers.Zero1,
