@@ -5,7 +5,7 @@ On this machine, with two nodes and two ranks:
 
     ./deploy/local-cluster.sh --nodes 2 --ranks 2 client/examples/torch_gpt.py
 
-Ways to divide the model among two ranks, or 2 x data parallel among more of them:
+Two ranks divide the model; four are two such pairs, with batches of their own:
 
     --tensor-parallel 2                 the wide layers of each block
     --pipeline-parallel 2               the blocks; a step's micro-batches pass two stages

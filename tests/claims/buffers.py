@@ -7,7 +7,7 @@ from cluster import SETS, Cluster, group, tensor
 from activations import own
 
 NOISE = 2 << 20  # of what two processes have to themselves
-# name of a case: dtype, optimizer, one of its sets, bytes of the planes a parameter
+# dtype, optimizer, one of its sets, bytes of the planes a parameter
 ADAMW = "bf16", "adamw", SETS[0], 18
 SGD = "fp32", "sgd", ["sgd", 1e-2, 0, 0, 0], 8
 STEP_S = 900
