@@ -21,8 +21,6 @@ import eager  # noqa: E402
 import states  # noqa: E402
 from table import Table, machine  # noqa: E402
 
-ONE_COPY = "one process has nothing to divide: the states are the same, and zerod has windows and a daemon beside them"
-
 RESULTS = os.path.join(HERE, "RESULTS.md")
 LEFT_OUT = 77  # as ranks.py ends without PyTorch
 
@@ -51,7 +49,7 @@ def largest(table, _quick):
             table.failed("L2L", claim, peer["why"])
             continue
         table.row("L2L", claim, "at least the peer's", peer["parameters"], mine["parameters"], most=math.inf,
-                  **({"known": [0.9, 1], "note": ONE_COPY} if system == "torch" else {"note": mine["machine"]}))
+                  note=mine["machine"])
 
 
 PARTS = [("ZeRO 5 and 7", states.fill), ("ZeRO 6.1 and 6.3", activations.fill), ("ZeRO 6.2", buffers.fill),
