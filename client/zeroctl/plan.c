@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool paper, mirror;
+static bool paper, mirror, measure;
 static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *states = "host";
 static const char *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
 static long layers, hidden, vocab, seq = 1024, batch;
@@ -65,6 +65,11 @@ static const struct command_option options[] = {
         { "copy", "GB/S", "what a node copies between shards, windows and sums",
           .text = &copy_rate },
         { "compute", "SECONDS", "what a step of the trainer takes by itself", .text = &compute },
+        { "measure", NULL,
+          "measure what --update, --copy and --link would give, on all nodes of the running "
+          "cluster; "
+          "no job may have ranks; only for root and the user zerod runs as",
+          .flag = &measure },
         { "paper", NULL, "print tables of the ZeRO paper from its formulas, and its numbers",
           .flag = &paper },
         { 0 },
@@ -163,10 +168,11 @@ static int check_model(const struct ctl *ctl)
 {
         bool by_sizes = layers || hidden || vocab;
 
-        if (!!ctl->argument + !!model + by_sizes + paper != 1) {
+        if (!!ctl->argument + !!model + by_sizes + paper > 1 || (paper && measure) ||
+            !(ctl->argument || model || by_sizes || paper || measure)) {
                 ctl_error(
                         "plan: of which model? name a JOB, --model FILE, or --layers, --hidden and "
-                        "--vocab; or ask for --paper");
+                        "--vocab; or ask for --paper, or --measure alone");
                 return CTL_USAGE;
         }
         if (by_sizes && !(layers && hidden && vocab)) {
@@ -365,31 +371,47 @@ static int take_model(struct ctl *ctl, struct plan_model *ret)
         return plan_model_sizes(layers, hidden, vocab, cluster.seq, ret);
 }
 
+/* The plan's answer takes over `measured`, or is that alone. */
+static int plan_one(struct ctl *ctl, json_t *measured)
+{
+        struct plan *p = calloc(1, sizeof(*p));
+        struct plan_model m = { 0 };
+        const char *flaw = "out of memory";
+        int r = p ? take_model(ctl, &m) : CTL_FAILED;
+
+        if (r == CTL_OK)
+                r = plan_make(&m, &cluster, p, &flaw);
+        else if (p)
+                flaw = NULL; /* it has been said */
+        if (r == CTL_OK) {
+                json_t *answer = answer_json(&m, p);
+
+                if (measured)
+                        json_object_set(answer, "measured", measured);
+                r = ctl_show(ctl, answer, plan_show);
+        } else if (flaw) {
+                ctl_error("plan: %s", flaw);
+        }
+        free(p);
+        plan_model_free(&m);
+        return r;
+}
+
 static int run(struct ctl *ctl)
 {
-        struct plan_model m = { 0 };
-        struct plan *p;
-        const char *flaw;
-        int r;
+        json_t *measured = NULL;
+        int r = CTL_OK;
 
         if (paper)
                 return ctl_show(ctl, plan_paper(), plan_paper_show);
         fill_cluster();
-        p = calloc(1, sizeof(*p));
-        if (!p) {
-                ctl_error("out of memory");
-                return CTL_FAILED;
-        }
-        r = take_model(ctl, &m);
-        if (r == CTL_OK) {
-                r = plan_make(&m, &cluster, p, &flaw);
-                if (r == CTL_OK)
-                        r = ctl_show(ctl, answer_json(&m, p), plan_show);
-                else
-                        ctl_error("plan: %s", flaw);
-        }
-        free(p);
-        plan_model_free(&m);
+        if (measure)
+                r = plan_measure(ctl, &cluster, &measured);
+        if (r == CTL_OK && (ctl->argument || model || layers))
+                r = plan_one(ctl, measured);
+        else if (r == CTL_OK)
+                r = ctl_show(ctl, json_pack("{s:O}", "measured", measured), plan_measure_show);
+        json_decref(measured);
         return r;
 }
 
@@ -417,7 +439,10 @@ const struct command command_plan = {
                 "bytes an element; section 6.1).\n"
                 "A step takes at least the longest of: what the busiest node sends or receives, by "
                 "*--link*; what its update reads and writes, by *--update*; what it copies, by "
-                "*--copy*; and *--compute*. What is not given does not count.\n"
+                "*--copy*; and *--compute*. What is not given does not count. With *--measure* the "
+                "nodes of the running cluster measure the first three for about a second, all at "
+                "once, each in 256 MiB of memory of its own; the slowest node's figures count. "
+                "Alone, *--measure* prints them.\n"
                 "With *--host-memory* or *--gpu-memory* it says whether the model fits, the "
                 "largest that does (of what zerod takes, 262144 tensors), and single changes that "
                 "make it "

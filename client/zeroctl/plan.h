@@ -99,6 +99,13 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
               const char **ret_flaw);
 bool plan_fits(const struct plan_cluster *c, const struct plan *p);
 
+/* ---- how fast a running cluster is (plan_measure.c) ---- */
+
+/* Measures each rate of the cluster that is 0, and sets it to the slowest node's.  CTL_OK, or a
+ * code and a sentence on standard error.  The caller releases *ret. */
+int plan_measure(struct ctl *ctl, struct plan_cluster *c, json_t **ret);
+void plan_measure_show(const struct ctl *ctl, FILE *out, const json_t *answer);
+
 /* ---- for people (plan_show.c) ---- */
 
 void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer);

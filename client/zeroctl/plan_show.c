@@ -112,6 +112,7 @@ void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 field_number(rank, "stage"), unit_bytes(field_number(zero, "rank_bytes")).text,
                 unit_count(field_number(zero, "rank_elements")).text);
         show_nodes(ctl, out, json_object_get(answer, "nodes"));
+        plan_measure_show(ctl, out, answer);
         show_step(out, json_object_get(answer, "step"));
         show_fit(out, answer);
 }

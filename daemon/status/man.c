@@ -66,6 +66,11 @@ static const struct row plan_rows[] = {
           "taken "
           "in proportion; null: no memory was given" },
         { "list of texts", NULL, "advice", "single changes that make the model fit" },
+        { "object", NULL, "measured",
+          "with --measure: update_bytes_per_s, copy_bytes_per_s and link_bytes_per_s of the "
+          "slowest "
+          "node, absent if given, link null for one node; nodes, each with its own and with links: "
+          "bytes_per_s received from each other node" },
 };
 static const struct row plan_node_rows[] = {
         { "number", NULL, "node", "number, from 0" },

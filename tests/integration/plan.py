@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import REPLY_S, SETS, Cluster, Tools, finish_all, group, tensor, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
-from harness import case, cases_of, main  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 
 STEPS = 3
 
@@ -144,6 +144,81 @@ def gpus(place):
             assert planned["push_windows"] == sum(s["push_window"] for s in job["sessions"]), (planned, job["sessions"])
             near(planned["gpu_bytes"], max(sum(a["bytes"] for a in gpu["allocations"]) for gpu in d.status()["gpus"]),
                  f"{d.name} GPU")
+
+
+# ---- what daemons measure ----
+
+def measured_of(c, *options):
+    return c[0].ctl("plan", "--measure", *map(str, options))
+
+
+@cases_of(["ucx", "tcp"], "payloads_by_{}")
+def measure(bulk):
+    """Every node measures updates, copies and what it receives from each other node; the memory goes back."""
+    with Cluster(3, bulk=bulk) as c:
+        before = [d.memory() for d in c.daemons]
+        said = measured_of(c)["measured"]
+        for d, node in zip(c.daemons, said["nodes"]):
+            assert node["node"] == d.name
+            assert sorted(link["from"] for link in node["links"]) == [o.name for o in c.daemons if o is not d], node
+            assert all(link["bytes_per_s"] > 0 for link in node["links"]), node
+        for what in ("update", "copy", "link"):
+            name = f"{what}_bytes_per_s"
+            assert said[name] == min(node[name] for node in said["nodes"]) > 0, said
+        until(lambda: all(d.memory() < was + (16 << 10) for d, was in zip(c.daemons, before)), what="the memory")
+
+
+@case
+def measured_rates_bound_the_step():
+    """What is given is not measured; one node has no links."""
+    with Cluster(1) as c:
+        said = measured_of(c, *SIZES, "--copy", 2)
+        rate = said["measured"]["update_bytes_per_s"]
+        assert sorted(said["measured"]) == ["link_bytes_per_s", "nodes", "update_bytes_per_s"], said["measured"]
+        assert said["measured"]["link_bytes_per_s"] is None and said["step"]["link_s"] is None
+        assert abs(said["step"]["update_s"] * rate - said["nodes"][0]["update_bytes"]) < 1e-6 * rate, said
+        assert said["step"]["bound_by"] == "update", said["step"]
+
+
+def not_measured(c, *words, user=None, options=()):
+    r = c[0].ctl_run(*options, "plan", "--measure", user=user)
+    assert r.returncode == 1 and not r.stdout, (r.returncode, r.stdout, r.stderr)
+    for word in words:
+        assert word in r.stderr, f"'{word}' is not in: {r.stderr}"
+
+
+@case
+def other_users_may_not_measure():
+    if os.geteuid() != 0:
+        raise Skip("needs root")
+    with Cluster(1) as c:
+        try:
+            not_measured(c, "only root and the user zerod runs as", user=65534)
+        except PermissionError as why:
+            raise Skip(f"nobody cannot run zeroctl here: {why}") from why
+
+
+@case
+def a_job_with_ranks_is_not_disturbed():
+    """Wherever its ranks are."""
+    with Cluster(2) as c:
+        rank, = c.ranks("plan", model("fp32", blocks=1), [1], hold=1, push=1)
+        not_measured(c, "job 'plan' has ranks", "EBUSY")
+        c.dismiss(rank)
+        until(lambda: c[0].job("plan")["state"] == "idle", what="the rank to be gone")
+        assert measured_of(c)["measured"]["link_bytes_per_s"] > 0
+    r = zeroctl("plan", "--measure")
+    assert r.returncode == 3 and "cannot connect" in r.stderr, r.stderr
+
+
+@case
+def a_node_that_does_not_answer_is_named():
+    with Cluster(2) as c:
+        c[1].stop()
+        not_measured(c, "node n1 did not answer in time", options=["--timeout", "4"])
+        c[1].kill()
+        until(lambda: not c[0].peers_up(), what="the link's end")
+        not_measured(c, "node n1 is not reachable")
 
 
 # ---- models from files ----
@@ -287,6 +362,7 @@ SIZES = ["--layers", 4, "--hidden", 256, "--vocab", 1000]
 BAD_OPTIONS = {
     "no_model": ([], ["JOB", "--model", "--layers", "--paper"]),
     "two_models": ([*SIZES, "--paper"], ["of which model"]),
+    "measured_paper": (["--measure", "--paper"], ["of which model"]),
     "part": (["--layers", 4], ["--hidden", "belong together"]),
     "zero_nodes": ([*SIZES, "--nodes", 0], ["--nodes is 1 to 64, not 0"]),
     "nodes": ([*SIZES, "--nodes", 65], ["--nodes is 1 to 64, not 65"]),
