@@ -38,14 +38,17 @@ class Trainer:
         cluster.others.append(self.process)
         self.buffer = b""
         self.moments = []  # one a step: when, and what CPU time all processes of the run had used
+        self.compute = []  # CPU seconds of each step's passes
 
     def read(self, pids):
         data = os.read(self.process.stdout.fileno(), 1 << 16)
         now = time.monotonic()
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         for line in lines:
-            if json.loads(line)["event"] == "step":
+            told = json.loads(line)
+            if told["event"] == "step":
                 self.moments.append((now, sum(map(cpu_seconds, pids))))
+                self.compute.append(told["compute_cpu_s"])
         return bool(data)
 
     def end(self):
@@ -56,8 +59,8 @@ class Trainer:
 
 
 def run(cluster, commands, daemons, steps):
-    """Seconds and CPU seconds of a step, over trainers that run at the same time; and seconds of the fastest step.
-    Only rank 0 of a job speaks."""
+    """Seconds and CPU seconds of a step, over trainers that run at the same time; and seconds of the fastest step, and
+    the fewest CPU seconds of a step's passes.  Only rank 0 of a job speaks."""
     trainers = [Trainer(cluster, c) for c in commands]
     pids = [t.process.pid for t in trainers] + daemons
     open_, deadline = list(trainers), time.monotonic() + RUN_S
@@ -72,7 +75,7 @@ def run(cluster, commands, daemons, steps):
     if not spoke or any(len(m) != steps for m in spoke):
         raise RuntimeError("gpt did not tell of each step")
     fastest = min(b[0] - a[0] for m in spoke for a, b in zip(m, m[1:]))
-    return [statistics.mean((m[-1][i] - m[0][i]) / (steps - 1) for m in spoke) for i in (0, 1)], fastest
+    return [statistics.mean((m[-1][i] - m[0][i]) / (steps - 1) for m in spoke) for i in (0, 1)], fastest, min(s for t in trainers for s in t.compute[1:])
 
 
 class Alone:
@@ -80,11 +83,11 @@ class Alone:
 
     def __init__(self, cluster, trainers, more=()):
         self.cluster, self.trainers, self.more = cluster, trainers, more
-        self.fastest = None  # step of the last run
+        self.compute = None  # CPU seconds of the last run's fastest passes
 
     def run(self, steps):
-        measured, self.fastest = run(self.cluster, [["--local", "--steps", str(steps), *self.more]] * self.trainers, [],
-                                     steps)
+        commands = [["--local", "--steps", str(steps), *self.more]] * self.trainers
+        measured, _, self.compute = run(self.cluster, commands, [], steps)
         return measured
 
 
@@ -105,7 +108,7 @@ class Served:
     def run(self, steps):
         self.version += steps
         commands = [self.command(rank) for rank in range(self.trainers)]
-        measured, self.fastest = run(self.cluster, commands, [d.process.pid for d in self.cluster.daemons], steps)
+        measured, self.fastest, _ = run(self.cluster, commands, [d.process.pid for d in self.cluster.daemons], steps)
         told = [d.status() for d in self.cluster.daemons]
         sent = sum(p["sent"][kind] for s in told for p in s["peers"] if not p["self"] for kind in ("gather", "reduce"))
         self.bytes = sent / (told[0]["jobs"][0]["parameters"] * self.version * len(told))

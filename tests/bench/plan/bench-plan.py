@@ -6,13 +6,14 @@ trainer a node, all on this machine.
 
   TOKENS_STAGE_NODES, such as 256_3_2: tokens of a trainer and step, ZeRO stage, nodes
 
-Each round measures what plan needs: how fast the nodes are (zeroctl plan --measure), and what the trainers compute.  That
-is by how much a step with two micro-batches takes longer than one with one, of as many trainers alone at the same time:
-their updates cancel.  Then the same trainers run with zerod.  What else the machine does only slows: of three measures the fastest counts, and of a run's
+Each round measures what plan needs: how fast the nodes are (zeroctl plan --measure), and the CPU time of
+the forward and backward passes of as many trainers that run alone at the same time; each has one thread, and shares a core if
+there are more trainers than cores.  Then the same trainers run with zerod.  What else the machine does only slows: of three measures the fastest counts, and of a run's
 steps.  Ratios are estimated / taken, and at_least / taken for the
 lower bound; median and quartiles over rounds.
 """
 import argparse
+import os
 import statistics
 import sys
 
@@ -36,11 +37,6 @@ def arguments():
     return parser.parse_args()
 
 
-def batch(tokens, parts):
-    context = min(tokens, 256)
-    return [*MODEL, "--context", str(context), "--batch", str(parts * (tokens // context)), "--micro-batches", str(parts)]
-
-
 def idle(cluster, job):
     for d in cluster.daemons:
         until(lambda d=d: d.job(job)["state"] == "idle", what=f"the ranks of {job} to leave")
@@ -48,15 +44,14 @@ def idle(cluster, job):
 
 def rounds_of(case, repeat, steps):
     tokens, stage, nodes = map(int, case.split("_"))
+    more = [*MODEL, "--context", str(tokens), "--batch", "1"]
     with Cluster(nodes, threads=0) as cluster:
         write_text(cluster)
-        served = Served(cluster, nodes, stage, more=batch(tokens, 1))
+        alone, served = Alone(cluster, nodes, more), Served(cluster, nodes, stage, more=more)
         served.run(2)
         for _ in range(repeat):
-            one, two = (Alone(cluster, nodes, batch(tokens, parts)) for parts in (1, 2))
-            for alone in (one, two):
-                alone.run(steps)
-            compute = max(1e-6, two.fastest - one.fastest)
+            alone.run(steps)
+            compute = alone.compute * max(1, nodes / os.cpu_count())
             idle(cluster, f"stage{stage}")
             said = [cluster[0].ctl("plan", f"stage{stage}", "--measure", "--nodes", str(nodes), "--stage", str(stage),
                                    "--hold", HOLD, "--push", PUSH, "--compute", str(compute))["step"]
