@@ -3,7 +3,8 @@
  * before there is one.
  *
  * zeroctl does not see the daemon, so plan_bytes.c has the rules of proto/partition.h,
- * proto/slots.h and daemon/store/plan.h a second time.  tests/integration/plan.py compares both.
+ * proto/slots.h, daemon/store/plan.h and daemon/stash a second time.  tests/integration/plan.py
+ * compares both.
  *
  * Numbers are bytes or elements in int64_t, as JSON has them.
  */
@@ -59,7 +60,7 @@ struct plan_cluster {
         int64_t ranks, gpus;            /* of each node */
         int64_t stage, hold /* 0: not given */, push, micro_batches, batch, seq;
         int64_t stash;           /* bytes of a rank's checkpoints; 0: none; -1: one a layer */
-        int64_t tensor_parallel; /* ranks that stash the same bytes; divides ranks, or the reverse
+        int64_t tensor_parallel; /* ranks that stash the same bytes; a divisor or multiple of ranks
                                   */
         bool mirror, states_on_gpu;
         enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */

@@ -47,6 +47,8 @@ const char *plan_optimizer_names(void)
         return "adamw, adam, lion, sgd or sgd-momentum";
 }
 
+#define STASH_MAX (INT64_C(1) << 50) /* bytes of a rank, as daemon/stash takes them */
+
 /* What an owner holds, over all groups. */
 struct owner {
         int64_t planes[PLAN_PLANES];
@@ -68,6 +70,7 @@ struct work {
         int64_t n_owners;
         bool rank_sets; /* not all ranks work with all groups */
         bool strangers; /* ranks that the cluster does not have */
+        bool large_stash;
         bool overflow;
 };
 
@@ -403,7 +406,7 @@ static void add_stash(struct work *w, int64_t node)
 {
         int64_t bytes = w->p->stash, set = w->c->tensor_parallel, here = w->c->ranks;
         int64_t layers = plan_layers(w->m) ? plan_layers(w->m) : 1;
-        int64_t entry = (bytes + layers - 1) / layers, unit = stash_unit(bytes), region = bytes;
+        int64_t entry = up(bytes, layers) / layers, unit = stash_unit(bytes), region = bytes;
         struct plan_node *n = &w->p->nodes[node];
 
         if (!bytes)
@@ -527,6 +530,8 @@ static void count(struct work *w)
              *by >= 0; by++)
                 w->overflow |= __builtin_mul_overflow(p->activations, *by, &p->activations);
         p->stash = w->c->stash < 0 ? p->activations : w->c->stash;
+        w->large_stash = p->stash < 0 || p->stash > STASH_MAX;
+        p->stash = w->large_stash ? 0 : p->stash;
         p->activations = p->stash ? 0 : p->activations;
 }
 
@@ -554,6 +559,7 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
                : w->strangers
                        ? "groups of the job are of ranks that this cluster does not have: give "
                          "--nodes and --ranks such that it has all ranks of the job"
+               : w->large_stash ? "a rank stashes at most 2^50 bytes"
                : c->stash < 0 && !ret->stash
                        ? "--stash auto needs --batch, and a model whose layers are known"
                        : NULL;

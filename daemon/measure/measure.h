@@ -1,9 +1,10 @@
 /*
  * measure.h - how fast this node updates, copies and receives, for zeroctl plan.
  *
- * A node measures one of these at a time, as a step does it: the optimizer's kernel and copies on
- * the compute threads, payloads over the bulk path from all other nodes at once.  All nodes are
- * asked together, so that they share what they share in a step.
+ * A node measures one of these at a time, as a step does it: the optimizer's kernel (without undo
+ * slots, which cost about 2 %) and copies on the compute threads, payloads over the bulk path from
+ * all other nodes at once.  All nodes are asked together, so that they share what they share in a
+ * step.
  *
  * The bytes lie in memory of the node's own, at most MEASURE_BYTES, which is kept for
  * MEASURE_KEEP_MS because another node may still read it.  No new work begins MEASURE_MS after the

@@ -485,6 +485,8 @@ def absurd_numbers():
     assert plan(*most)["model"]["parameters"] > 1 << 51
     refused(["2^63", "smaller numbers"], *most, "--nodes", 64, "--micro-batches", 1000000000)
     refused(["2^63"], *SIZES, "--batch", 1000000000, "--seq", 1000000000)
+    refused(["at most 2^50"], *SIZES, "--batch", 1000000, "--seq", 1000000, "--stash", "auto")
+    refused(["at most 2^50"], *SIZES, "--stash", "1025T")
     refused(["2^40"], "--layers", 1, "--hidden", 1000000000, "--vocab", 1000000000)
 
 

@@ -6,11 +6,11 @@ trainer a node, all on this machine.
 
   TOKENS_STAGE_NODES, such as 256_3_2: tokens of a trainer and step, ZeRO stage, nodes
 
-Each round measures what plan needs: how fast the nodes are (zeroctl plan --measure), and the CPU time of
-the forward and backward passes of as many trainers that run alone at the same time; each has one thread, and shares a core if
-there are more trainers than cores.  Then the same trainers run with zerod.  What else the machine does only slows: of three measures the fastest counts, and of a run's
-steps.  Ratios are estimated / taken, and at_least / taken for the
-lower bound; median and quartiles over rounds.
+Each round measures what plan needs: how fast the nodes are (zeroctl plan --measure), and the CPU time of the forward
+and backward passes of as many trainers that run alone at the same time; each has one thread, and shares a core if there
+are more trainers than cores.  Then the same trainers run with zerod.  What else the machine does only slows: of three
+measures the fastest counts, and of a run's steps.  Ratios are estimated / taken, and at_least / taken for the lower
+bound; median and quartiles over rounds.
 """
 import argparse
 import os
