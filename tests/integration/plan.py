@@ -178,12 +178,14 @@ def stash(name):
         for key in range(entries):
             for a in actors:
                 a.start("stash_write", key=key, bytes=size, seed=key)
-        for key in reversed(range(entries)):
+            finish_all(actors)
+        for key in reversed(range(entries)):  # together, as ranks of a set do: who lags behind has an entry brought again
             for a in actors:
                 a.start("stash_read", key=key, seed=key)
+            finish_all(actors)
+            for a in actors:
                 a.start("stash_release", key=key, last=True)
-        for a in actors:
-            finish_all([a] * 3 * entries)
+            finish_all(actors)
         until(lambda: all(d.job("plan")["stash"]["used"] == 0 for d in c.daemons), what="the stash to be empty")
         said = plan("--layers", entries, "--hidden", 8, "--vocab", 8, "--nodes", nodes, "--ranks", ranks,
                     "--tensor-parallel", set_ranks, "--stash", entries * size)
