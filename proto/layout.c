@@ -226,6 +226,15 @@ int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fau
         return 0;
 }
 
+int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault)
+{
+        if (group >= l->n_groups)
+                return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
+                                 group, l->n_groups);
+        l->groups[group].eager = eager;
+        return 0;
+}
+
 static int check_tensor(const layout *l, const struct layout_tensor *t, uint64_t *ret_elements,
                         struct fault *fault)
 {
@@ -294,6 +303,8 @@ static int copy_group(layout *to, const layout *from, uint32_t group)
 
         if (r == 0)
                 r = layout_set_optimizer(to, index, g->optimizer, NULL);
+        if (r == 0)
+                r = layout_set_eager(to, index, g->eager, NULL);
         for (uint32_t t = 0; r == 0 && t < g->n_tensors; t++)
                 r = layout_add_tensor(to, &from->tensors[g->first_tensor + t], &index, NULL);
         return r;
@@ -331,6 +342,12 @@ double layout_group_divisor(const struct layout_group *g, uint32_t world_size)
         if (g->divisor > 0)
                 return g->divisor;
         return g->ranks ? g->n_ranks : world_size;
+}
+
+size_t layout_group_served(const struct layout_group *g)
+{
+        /* an update ahead of its decision changes the master weights, but not what is served */
+        return g->dtype == ZERO_FP32 && !g->eager ? 0 : dtype_size(g->dtype);
 }
 
 bool layout_group_trainable(const layout *l, uint32_t group)

@@ -37,7 +37,8 @@ struct layout_group {
         uint32_t n_ranks;
         double divisor;                         /* 0: number of ranks */
         char optimizer[ZERO_OPTIMIZER_MAX + 1]; /* by name; "": the daemon's first */
-        uint32_t first_tensor, n_tensors;       /* consecutive in layout.tensors */
+        bool eager; /* owners update the group as soon as its gradient is complete */
+        uint32_t first_tensor, n_tensors; /* consecutive in layout.tensors */
         uint64_t elements; /* of the flat array, a multiple of LAYOUT_ALIGN; may be 0 */
 };
 
@@ -57,6 +58,7 @@ void layout_free(layout *l);
 int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const uint32_t *ranks,
                      uint32_t n_ranks, double divisor, uint32_t *ret_group, struct fault *fault);
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault);
+int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault);
 int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
                       struct fault *fault);
 /* Checks that names are unique, there is a group, and totals are in range. */
@@ -94,6 +96,8 @@ bool layout_has_part(const layout *whole, const layout *part, uint32_t rank, cha
 bool layout_group_has_rank(const struct layout_group *g, uint32_t rank);
 double layout_group_divisor(const struct layout_group *g, uint32_t world_size);
 bool layout_group_trainable(const layout *l, uint32_t group);
+/* Bytes of an element as owners serve it beside the master weights; 0: they serve those. */
+size_t layout_group_served(const struct layout_group *g);
 
 int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault);
 /* The layout as a message, which the caller frees by zero__layout__free_unpacked(m, NULL). */

@@ -177,6 +177,8 @@ static int add_found(const struct composition *c, const struct found *f, layout 
 
         if (r == 0)
                 r = layout_set_optimizer(whole, group, from->optimizer, fault);
+        if (r == 0)
+                r = layout_set_eager(whole, group, from->eager, fault);
         for (uint32_t t = 0; t < from->n_tensors && r == 0; t++) {
                 struct layout_tensor tensor = f->layout->tensors[from->first_tensor + t];
 

@@ -52,7 +52,8 @@ static int read_group(layout *l, const Zero__Group *m, struct fault *fault)
 
         if (r == 0)
                 r = layout_set_optimizer(l, index, m->optimizer, fault);
-
+        if (r == 0)
+                r = layout_set_eager(l, index, m->eager, fault);
         for (size_t i = 0; r == 0 && i < m->n_tensors; i++)
                 r = read_tensor(l, m->tensors[i], fault);
         return r;
@@ -124,6 +125,7 @@ static int write_group(const layout *l, const struct layout_group *g, Zero__Grou
 
         m->dtype = g->dtype;
         m->divisor = g->divisor;
+        m->eager = g->eager;
         m->name = strdup(g->name);
         m->optimizer = strdup(g->optimizer);
         m->tensors = calloc((size_t)g->n_tensors + 1, sizeof(*m->tensors));

@@ -5,8 +5,14 @@ On this machine, with two nodes and two ranks:
 
     ./deploy/local-cluster.sh --nodes 2 --ranks 2 client/examples/torch_gpt.py
 
-With --tensor-parallel 2, two ranks divide the layers of each block; with --layer-by-layer --accumulate 4, all four
-micro-batches of a step pass a block while it is there, and zerod keeps their inputs.
+Ways to divide the model among two ranks, or 2 x data parallel among more of them:
+
+    --tensor-parallel 2                 the wide layers of each block
+    --pipeline-parallel 2               the blocks; a step's micro-batches pass two stages
+    --experts 4 --expert-parallel 2     the experts that stand in place of a block's wide layers
+
+With --layer-by-layer --accumulate 4, all four micro-batches of a step pass a block while it is there, and zerod keeps
+their inputs.
 
 On nodes where zerod runs, under any launcher that sets torchrun's variables, or Slurm's:
 
@@ -23,10 +29,13 @@ import argparse
 import glob
 import math
 import time
+from collections.abc import Callable
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
@@ -35,15 +44,59 @@ import zerod.torch
 VOCABULARY = 256  # bytes
 
 
-class Block(nn.Module):
-    """Pre-LayerNorm: causal attention, then a GELU layer of four times the width."""
+class Experts(nn.Module):
+    """GELU layers, of which each token passes the one that a router prefers (arXiv 2101.03961)."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, experts: int):
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.empty(experts, width, 4 * width))
+        self.down = nn.Parameter(torch.empty(experts, 4 * width, width))
+        self.mesh: DeviceMesh | None = None
+
+    def divide(self, mesh: DeviceMesh) -> None:
+        """Each rank keeps its part of the experts; ranks send one another their tokens."""
+        self.mesh = mesh
+        for name in ("up", "down"):
+            whole = getattr(self, name).detach()
+            setattr(self, name, nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])))
+
+    def of_all(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensor's rows of all ranks of the mesh."""
+        whole = DTensor.from_local(x, self.mesh, [Shard(0)], run_check=False)
+        return whole.full_tensor(grad_placements=[Partial()])
+
+    def run(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """This rank's experts; zeros for the tokens of others."""
+        up, down = (p.to_local() if isinstance(p, DTensor) else p for p in (self.up, self.down))
+        first = self.mesh.get_local_rank() * len(up) if self.mesh else 0
+        out = torch.zeros_like(x)
+        for i in range(len(up)):
+            mine = which == first + i
+            out[mine] = F.gelu(x[mine] @ up[i]) @ down[i]
+        return out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chance, which = self.router(x).softmax(-1).max(-1)
+        if self.mesh is None:
+            out = self.run(x, which)
+        else:
+            out = DTensor.from_local(self.run(self.of_all(x), self.of_all(which)), self.mesh, [Partial()], run_check=False)
+            out = out.redistribute(placements=[Shard(0)]).to_local()
+        return out * chance[..., None]
+
+
+class Block(nn.Module):
+    """Pre-LayerNorm: causal attention, then a GELU layer of four times the width, or one of several."""
+
+    def __init__(self, width: int, heads: int, experts: int):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.experts = Experts(width, experts) if experts else None
+        if not experts:
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
@@ -53,28 +106,50 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attend(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        y = self.norm2(x)
+        return x + (self.experts(y) if self.experts else self.down(F.gelu(self.up(y))))
 
 
 class GPT(nn.Module):
-    """tokens (batch, length), int64 -> mean cross entropy in nats of each token after the first."""
+    """tokens (batch, length), int64 -> logits (batch, length, VOCABULARY); the head has the embedding's weight."""
 
-    def __init__(self, layers: int, heads: int, width: int, context: int):
+    def __init__(self, layers: int, heads: int, width: int, context: int, experts: int = 0):
         super().__init__()
         self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, experts) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.token.weight
         for name, p in self.named_parameters():
             if p.dim() > 1:
-                into_residual = name.endswith(("out.weight", "down.weight"))
+                into_residual = name.endswith(("out.weight", "down.weight", "down"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if into_residual else 0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-        x = self.token(inputs) + self.position(torch.arange(inputs.shape[1], device=inputs.device))
+    def keep_stage(self, stage: int, stages: int) -> None:
+        """Leaves the modules of one stage of a pipeline, under their names in the whole model."""
+        for i in range(len(self.blocks)):
+            if i * stages // len(self.blocks) != stage:
+                self.blocks[i] = nn.Identity()
+        if stage > 0:
+            self.token = self.position = None
+        if stage < stages - 1:
+            self.norm = self.head = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.token is not None:
+            x = self.token(x) + self.position(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean in nats a token."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Of each token after the first."""
+    return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
 
 
 class Text:
@@ -123,40 +198,60 @@ def schedule(step: int, steps: int, warmup: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
 
-@torch.no_grad()
-def validation_loss(model: nn.Module, text: Text, count: int, batch: int) -> float:
-    """By one replica alone: a fetch is no collective, and the others wait in their next step."""
-    model.eval()
-    parts = text.windows(count).to(next(model.parameters()).device).split(batch)
-    total = sum(len(p) * model(p).item() for p in parts)
-    model.train()
-    return total / count
-
-
-def divide(model: GPT, ranks: int) -> DeviceMesh:
-    """Divides the wide layer of each block among so many ranks; the mesh of all ranks."""
+def divide(model: GPT, kind: str, ranks: int) -> DeviceMesh:
+    """Divides the model among so many ranks; the mesh of all ranks.  kind: tp, pp or ep."""
     distributed.init_process_group("gloo")
-    if distributed.get_world_size() % ranks:
-        raise SystemExit(f"--tensor-parallel {ranks} does not divide {distributed.get_world_size()} ranks")
-    mesh = init_device_mesh("cpu", (distributed.get_world_size() // ranks, ranks), mesh_dim_names=("dp", "tp"))
+    world = distributed.get_world_size()
+    if world % ranks:
+        raise SystemExit(f"a model divided among {ranks} ranks needs a multiple of them, not {world}")
+    mesh = init_device_mesh("cpu", (world // ranks, ranks), mesh_dim_names=("dp", kind))
+    if kind == "pp":
+        model.keep_stage(mesh.get_local_rank("pp"), ranks)
     for block in model.blocks:
-        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if kind == "tp":
+            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        elif kind == "ep":
+            block.experts.divide(mesh["ep"])
     return mesh
+
+
+class Pipeline:
+    """The stages of a model, of which this rank has one."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, micro_batches: int):
+        self.group, self.number, self.last = mesh.get_group(), mesh.get_local_rank(), mesh.size() - 1
+        stage = PipelineStage(model, self.number, mesh.size(), torch.device("cpu"), group=self.group)
+        self.schedule = Schedule1F1B(stage, micro_batches, loss_fn=lambda *of: cross_entropy(*of) / micro_batches,
+                                     scale_grads=False)  # zerod: the service has the gradients
+
+    def run(self, step: Callable[..., object], tokens: torch.Tensor) -> float:
+        """step: the schedule's, or its eval(); the loss, on all stages."""
+        losses: list[torch.Tensor] = []
+        inputs = [tokens[:, :-1]] if self.number == 0 else []
+        step(*inputs, **({"target": tokens[:, 1:], "losses": losses} if self.number == self.last else {}))
+        loss = sum(losses, torch.zeros(())).detach()
+        distributed.broadcast(loss, group=self.group, group_src=self.last)
+        return loss.item()
 
 
 def train(args: argparse.Namespace) -> None:
     text = Text(args.text, args.context)
     torch.manual_seed(args.seed)
-    model = GPT(args.layers, args.heads, args.width, args.context)
-    mesh = divide(model, args.tensor_parallel) if args.tensor_parallel > 1 else None
+    model = GPT(args.layers, args.heads, args.width, args.context, args.experts)
+    size = sum(p.numel() for p in model.parameters())
+    mesh = divide(model, args.kind, args.parts) if args.kind else None
     inputs = args.batch * args.context * args.width * 4  # bytes of a block's, at most
     # zerod: groups are the blocks, and the rest
     model = zerod.torch.shard(model, stage=args.stage, device=args.device, mesh=mesh,
+                              data=("dp", "ep") if args.kind == "ep" else None,
+                              pipeline="pp" if args.kind == "pp" else None,
+                              tied=[("token.weight", "head.weight")] if args.kind == "pp" else (),
                               stash=2 * args.layers * inputs if args.layer_by_layer else None)
     client = model.sharded.client
-    replicas = client.world_size // args.tensor_parallel  # ranks with batches of their own
-    replica = client.rank // args.tensor_parallel
-    validates = replica == 0  # with its partners, if it has any
+    shared = 1 if args.kind == "ep" else args.parts  # ranks that have a batch together
+    replicas, replica = client.world_size // shared, client.rank // shared
+    validates = client.rank < args.parts
+    pipeline = Pipeline(model, mesh["pp"], args.accumulate) if args.kind == "pp" else None
     layers = zerod.torch.LayerByLayer(model, model.blocks, args.accumulate) if args.layer_by_layer else None
     optimizer = zerod.torch.AdamW(model, param_groups(model, args.weight_decay), lr=args.lr,
                                   betas=(0.9, 0.95))  # zerod: the model comes first
@@ -166,6 +261,19 @@ def train(args: argparse.Namespace) -> None:
     if args.batch % (replicas * args.accumulate):
         raise SystemExit(f"--batch {args.batch} is no multiple of {replicas} ranks times "
                          f"{args.accumulate} micro-batches")
+    if pipeline and args.windows % (args.batch // replicas):
+        raise SystemExit(f"--windows {args.windows} is no multiple of the {args.batch // replicas} sequences that pass a "
+                         "pipeline at once")
+
+    @torch.no_grad()
+    def validation_loss() -> float:
+        """By one replica alone: a fetch is no collective, and the others wait in their next step."""
+        model.eval()
+        total = 0.0
+        for part in text.windows(args.windows).to(args.device).split(args.batch // replicas):
+            total += len(part) * (pipeline.run(pipeline.schedule.eval, part) if pipeline else loss_of(model, part).item())
+        model.train()
+        return total / args.windows
 
     def report(step: int, **values: float) -> None:
         if client.rank == 0:
@@ -173,10 +281,10 @@ def train(args: argparse.Namespace) -> None:
             print(f"step {step}/{args.steps}  " + "  ".join(told), flush=True)
 
     if client.rank == 0:
-        print(f"job {client.job}: {sum(p.numel() for p in model.parameters()):,} parameters, "
+        print(f"job {client.job}: {size:,} parameters, "
               f"{client.world_size} ranks" + (f", goes on after step {first}" if first else ""))
     if validates:
-        report(first, validation=validation_loss(model, text, args.windows, args.batch))
+        report(first, validation=validation_loss())
     began, since = time.monotonic(), first
     # zerod: steps() begins where the job stands, and steps the scheduler; a step during which
     # something dies ends without an exception, and comes again with the same number
@@ -185,9 +293,11 @@ def train(args: argparse.Namespace) -> None:
             batch = text.batch(args.seed, done, args.batch).to(args.device)
             batch, loss = batch.chunk(replicas)[replica], 0.0
             if layers:
-                loss = layers.forward_backward(lambda m, part: m(part) / args.accumulate, batch).sum().item()
-            for part in () if layers else batch.chunk(args.accumulate):
-                part_loss = model(part) / args.accumulate
+                loss = layers.forward_backward(lambda m, part: loss_of(m, part) / args.accumulate, batch).sum().item()
+            if pipeline:
+                loss = pipeline.run(pipeline.schedule.step, batch)
+            for part in () if layers or pipeline else batch.chunk(args.accumulate):
+                part_loss = loss_of(model, part) / args.accumulate
                 part_loss.backward()  # zerod: pushes each block's gradient when it is complete
                 loss += part_loss.item()
             model.clip_grad_norm_(args.clip)  # zerod: a method of the model
@@ -202,9 +312,9 @@ def train(args: argparse.Namespace) -> None:
                    lr=scheduler.get_last_lr()[0], **{"tokens/s": tokens / (now - began)})
             began, since = now, done
         if validates and args.eval_every and done % args.eval_every == 0:
-            report(done, validation=validation_loss(model, text, args.windows, args.batch))
+            report(done, validation=validation_loss())
     if validates:
-        loss = validation_loss(model, text, args.windows, args.batch)
+        loss = validation_loss()
     if client.rank == 0:
         print(f"torch_gpt: validation loss {loss:.4f} nats/byte, {max(first, args.steps)} steps")
 
@@ -218,7 +328,10 @@ def arguments() -> argparse.Namespace:
     add("--steps", type=int, default=300, help="of the job, those made before included")
     add("--batch", type=int, default=32, help="sequences a step, of all ranks together")
     add("--accumulate", type=int, default=1, help="micro-batches a step")
-    add("--tensor-parallel", type=int, default=1, metavar="RANKS", help="that divide the layers of each block")
+    add("--experts", type=int, default=0, help="of each block; 0: none, but a layer that all tokens pass")
+    divided = parser.add_mutually_exclusive_group()
+    for way, what in ("tensor", "the layers of each block"), ("pipeline", "the blocks"), ("expert", "the experts"):
+        divided.add_argument(f"--{way}-parallel", type=int, default=1, metavar="RANKS", help=f"that divide {what}")
     add("--layer-by-layer", action="store_true", help="all micro-batches pass a block together; their inputs go to zerod")
     add("--stage", type=int, default=3, choices=(1, 2, 3), help="ZeRO stage")
     add("--device", default="cpu", help="cpu, or cuda:N, which the node's zerod has too")
@@ -235,6 +348,16 @@ def arguments() -> argparse.Namespace:
     add("--eval-every", type=int, default=100, help="steps; 0: only before and after")
     add("--log-every", type=int, default=25, help="steps")
     args = parser.parse_args()
+    ways = {"tp": args.tensor_parallel, "pp": args.pipeline_parallel, "ep": args.expert_parallel}
+    args.kind, args.parts = next((way for way in ways.items() if way[1] > 1), (None, 1))
+    if args.kind == "pp":
+        args.accumulate = max(args.accumulate, args.parts)  # all stages have something to do
+        if args.layer_by_layer:
+            parser.error("--layer-by-layer and --pipeline-parallel exclude each other")
+    if args.experts % args.expert_parallel or args.kind == "ep" and not args.experts:
+        parser.error("--expert-parallel divides --experts")
+    if args.kind == "tp" and args.experts:
+        parser.error("--tensor-parallel divides no --experts: --expert-parallel does")
     if args.text is None:
         names = sorted(glob.glob("/usr/share/games/fortunes/*"))
         args.text = [n for n in names if not n.endswith((".dat", ".u8"))]

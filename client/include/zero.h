@@ -100,6 +100,17 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
 
 /*
+ * Makes a group eager: its owners update its shards as soon as its gradient is complete, while ranks
+ * still compute other gradients (the eager parameter server of L2L, arXiv 2002.05645), if ranks say
+ * ahead how they will end the step (zero_ahead()).  Until the step is decided the group is served as
+ * before, and its old values are kept: master weights and moments of an eager group take twice the
+ * memory, and an fp32 group has served parameters beside its master weights.  All ranks choose the
+ * same; a job's state goes on under the same choice only.  Results are those of a group that is not
+ * eager, to the bit.
+ */
+int zero_layout_eager(struct zero_layout *layout, uint32_t group);
+
+/*
  * Appends a tensor to the last group: append all tensors of a group before the next group.
  * The tensor's index counts through the layout.
  */
@@ -402,6 +413,18 @@ struct zero_result {
  * in) and whether all gradients are finite; updates nothing yet. [blocks] for all ranks.
  */
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
+/*
+ * Says how this rank is going to end the step: from now on owners update eager groups
+ * (zero_layout_eager()) as soon as all ranks have pushed their last gradient.  Call it before the
+ * step's first push; one rank's call is enough.  Ends nothing and waits for nobody [blocks for the
+ * daemon's reply].  In this attempt zero_step() takes the same values only: ZERO_ECONFLICT names a
+ * rank that passes others.  The call, unlike zero_step(), ignores blob and sync.
+ * ZERO_EINVAL: no group is eager, the step has no sets, or it clips or scales the loss: the norm
+ * and an overflow are not known before all gradients are.  A gradient that is not finite still skips the whole step:
+ * what was updated ahead is undone, as it is by ZERO_EABORTED.  Whoever reads or writes planes before the step is
+ * decided (zero_get(), a checkpoint) finds the values before the step, and ends updates ahead for this step.
+ */
+int zero_ahead(struct zero_client *client, const struct zero_step *step);
 /*
  * Ends the step.  Groups that this rank has not pushed count as without gradient (the daemon logs
  * a warning about groups that no rank pushes in 8 steps; zeroctl shards shows the last update of

@@ -52,6 +52,13 @@ int zero_layout_optimizer(struct zero_layout *l, uint32_t group, const char *opt
         return settle(l, r, &fault);
 }
 
+int zero_layout_eager(struct zero_layout *l, uint32_t group)
+{
+        struct fault fault = { 0 };
+
+        return settle(l, layout_set_eager(l, group, true, &fault), &fault);
+}
+
 static int copy_tensor(const struct zero_tensor *from, uint32_t group, struct layout_tensor *to,
                        struct fault *fault)
 {

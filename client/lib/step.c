@@ -334,7 +334,7 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
 static int check_step(struct zero_client *c, const struct zero_step *step)
 {
         if (!step)
-                return client_fail(c, ZERO_EINVAL, "zero_step() needs a step");
+                return client_fail(c, ZERO_EINVAL, "the step is NULL");
         if (step->n_sets > ZERO_SET_MAX)
                 return client_fail(c, ZERO_EINVAL, "a step has 0 to %d hyperparameter sets, not %u",
                                    ZERO_SET_MAX, (unsigned)step->n_sets);
@@ -347,33 +347,68 @@ static int check_step(struct zero_client *c, const struct zero_step *step)
         return 0;
 }
 
+struct params_message {
+        Zero__HyperSet sets[ZERO_SET_MAX], *list[ZERO_SET_MAX];
+        Zero__StepParams params;
+};
+
+static int params_message(struct zero_client *c, const struct zero_step *step,
+                          struct params_message *ret)
+{
+        for (uint32_t i = 0; i < step->n_sets; i++) {
+                int r = optimizer_message(&step->sets[i], &ret->sets[i]);
+
+                if (r)
+                        return client_fail(c, r, "set %u: this libzero has no optimizer '%s'",
+                                           (unsigned)i, step->sets[i].optimizer);
+                ret->list[i] = &ret->sets[i];
+        }
+        ret->params = (Zero__StepParams)ZERO__STEP_PARAMS__INIT;
+        ret->params.n_sets = step->n_sets;
+        ret->params.sets = ret->list;
+        ret->params.clip_norm = step->clip_norm;
+        ret->params.loss_scale = step->loss_scale == 0 ? 1 : step->loss_scale;
+        ret->params.growth_interval = step->growth_interval;
+        return 0;
+}
+
+int zero_ahead(struct zero_client *client, const struct zero_step *step)
+{
+        struct params_message params;
+        Zero__Ahead ahead = ZERO__AHEAD__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        const Zero__Reply *reply;
+        int r = begin_step(client);
+
+        if (r == 0)
+                r = check_step(client, step);
+        if (r == 0)
+                r = params_message(client, step, &params);
+        if (r)
+                return r;
+        ahead.attempt = client->attempt;
+        ahead.params = &params.params;
+        request.body_case = ZERO__REQUEST__BODY_AHEAD;
+        request.ahead = &ahead;
+        return client_call(client, &request, &reply);
+}
+
 /* A daemon that was lost and found meanwhile knows of no held group, so it gets no event. */
 static int ask_step(struct zero_client *c, const struct zero_step *step,
                     const Zero__Reply **ret_reply)
 {
-        Zero__HyperSet sets[ZERO_SET_MAX], *list[ZERO_SET_MAX];
-        Zero__StepParams params = ZERO__STEP_PARAMS__INIT;
+        struct params_message params;
         Zero__Step message = ZERO__STEP__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
-        int r;
+        int r = params_message(c, step, &params);
 
-        for (uint32_t i = 0; i < step->n_sets; i++) {
-                r = optimizer_message(&step->sets[i], &sets[i]);
-                if (r)
-                        return client_fail(c, r, "set %u: this libzero has no optimizer '%s'",
-                                           (unsigned)i, step->sets[i].optimizer);
-                list[i] = &sets[i];
-        }
-        r = client_go_on(c, client_record(c, step->sync, "the end of the step", &message.event));
+        r = r ? r
+              : client_go_on(c,
+                             client_record(c, step->sync, "the end of the step", &message.event));
         if (r)
                 return r;
-        params.n_sets = step->n_sets;
-        params.sets = list;
-        params.clip_norm = step->clip_norm;
-        params.loss_scale = step->loss_scale == 0 ? 1 : step->loss_scale;
-        params.growth_interval = step->growth_interval;
         message.attempt = c->attempt;
-        message.params = &params;
+        message.params = &params.params;
         if (step->blob)
                 message.blob = (ProtobufCBinaryData){ step->blob_bytes, (uint8_t *)step->blob };
         request.body_case = ZERO__REQUEST__BODY_STEP;

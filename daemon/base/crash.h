@@ -28,6 +28,7 @@
         X(VOTE_RECORDED, "vote.recorded") /* the vote is recorded, not sent */                     \
         X(VOTE_SENT, "vote.sent") /* the vote is sent */                                           \
         X(COORDINATOR_READY, "coordinator.ready") /* all ranks have called zero_step() */          \
+        X(COORDINATOR_AHEAD, "coordinator.ahead") /* a rank has said how it will end the step */  \
         X(COORDINATOR_ASKING, "coordinator.asking") /* an owner is asked for its vote */           \
         X(COORDINATOR_DECIDED, "coordinator.decided") /* all votes are there, nobody is told */    \
         X(COORDINATOR_TELLING, "coordinator.telling") /* a node is told the decision */            \
@@ -53,6 +54,8 @@
         X(UPDATE_CHUNK, "update.chunk") /* a chunk is updated, its serve bytes are not */          \
         X(UPDATE_FINISH, "update.finish") /* all chunks are updated, the record is not */          \
         X(UPDATE_DONE, "update.done") /* the record is updated, the coordinator not told */        \
+        X(AHEAD_KEPT, "ahead.kept") /* a chunk is updated before the decision */                   \
+        X(AHEAD_UNDONE, "ahead.undone") /* its old values are put back, its version is not */      \
         X(RESUME_REPLAYED, "resume.replayed") /* old values are put back */                        \
         X(RESUME_OPENED, "resume.opened") /* a job's file is open, nothing is done */              \
         X(RESUME_TAKEN, "resume.taken") /* the job is known, a recorded step not carried out */    \

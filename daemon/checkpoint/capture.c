@@ -8,6 +8,7 @@
  * progress, deletes its files, and is freed.
  */
 #include "daemon/checkpoint/capture.h"
+#include "daemon/update/update.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -406,6 +407,7 @@ static void capture_step(struct capture *t, const Zero__Snapshot *s)
 
         if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == CAPTURE_PREPARED) {
                 r = 0;
+                update_undo(t->replica);
                 if (t->replica->updating)
                         t->phase = CAPTURE_DUE;
                 else

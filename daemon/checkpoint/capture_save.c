@@ -88,7 +88,7 @@ void capture_save_advance(struct capture *t)
 {
         uint32_t most = pieces_most(t), i = 0;
 
-        if (t->whole || t->replica->updating)
+        if (t->whole || t->replica->updating || t->replica->ahead)
                 return;
         while (i < most && (t->pieces[i].busy || piece_submit(t, &t->pieces[i])))
                 i++;

@@ -121,7 +121,8 @@ static void start(struct coordinated *c)
                      (unsigned long long)s->version);
 }
 
-static void prepare(struct coordinated *c)
+/* Asks holders to vote; ahead: tells them how the step will end. */
+static void prepare(struct coordinated *c, bool ahead)
 {
         const struct step *s = &c->state.step;
         Zero__LinkMessage m = job_message(c->name);
@@ -129,8 +130,11 @@ static void prepare(struct coordinated *c)
         struct step_params_message params;
 
         prepare.attempt = s->attempt;
-        if (!s->norm_only) {
-                prepare.params = step_params_to_message(&s->params, &params);
+        prepare.ahead = ahead;
+        if (ahead || !s->norm_only)
+                prepare.params =
+                        step_params_to_message(ahead ? &s->ahead_params : &s->params, &params);
+        if (!ahead && !s->norm_only) {
                 for (uint32_t r = 0; r < s->world_size; r++)
                         if (c->handed[r].bytes)
                                 kept_add(c, &prepare.n_kept, r, c->handed[r].data,
@@ -139,10 +143,10 @@ static void prepare(struct coordinated *c)
         }
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARE;
         m.prepare = &prepare;
-        crash_point(CRASH_COORDINATOR_READY);
+        crash_point(ahead ? CRASH_COORDINATOR_AHEAD : CRASH_COORDINATOR_READY);
         for (uint64_t left = placement_nodes(&s->placement); left; left &= left - 1) {
                 fabric_send(c->x->fabric, (uint32_t)__builtin_ctzll(left), &m);
-                crash_point(CRASH_COORDINATOR_ASKING);
+                crash_point(ahead ? CRASH_COORDINATOR_AHEAD : CRASH_COORDINATOR_ASKING);
         }
 }
 
@@ -342,7 +346,7 @@ static void steps_run(struct coordinated *c, const struct coordinator_action *a)
                 answer_to(c, a->node, a->call, &c->state.note);
                 break;
         case COORDINATOR_PREPARE:
-                prepare(c);
+                prepare(c, a->flag);
                 break;
         case COORDINATOR_DECIDE:
         case COORDINATOR_NORM:

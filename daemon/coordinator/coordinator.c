@@ -146,13 +146,17 @@ static void ready_message(struct coordinated *c, uint32_t node, const Zero__Link
 
         if (ready->params)
                 r = step_params_from_message(ready->params, &params, &fault);
-        if (!r && ready->params && s->phase != STEP_FORMING && ready->attempt == s->attempt)
+        if (ready->ahead && !ready->params)
+                r = fault_set(&fault, ZERO_EPROTO, "nothing is said of the step's end");
+        if (!r && ready->params && !ready->ahead && s->phase != STEP_FORMING &&
+            ready->attempt == s->attempt)
                 r = handed_take(c, node, ready, &fault);
         if (r) {
                 answer(c->x, node, m, r, fault.text);
                 return;
         }
-        coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_READY,
+        coordinated_event(c, (struct coordinator_event){ .kind = ready->ahead ? COORDINATOR_AHEAD
+                                                                              : COORDINATOR_READY,
                                                          .node = node,
                                                          .rank = ready->rank,
                                                          .attempt = ready->attempt,

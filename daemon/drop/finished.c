@@ -12,11 +12,10 @@ uint64_t layout_state_bytes(const layout *l)
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 const struct layout_group *group = &l->groups[g];
                 struct range all = { 0, group->elements };
-                size_t serve = group->dtype == ZERO_FP32 ? 0 : dtype_size(group->dtype);
+                uint64_t changed = 1 + optimizer_moments(optimizer_of(l, g));
 
-                bytes += group->elements * (sizeof(float) + serve) +
-                         plan_trainable(l, g, all) * (optimizer_moments(optimizer_of(l, g)) + 1) *
-                                 sizeof(float);
+                bytes += group->elements * (sizeof(float) + layout_group_served(group)) +
+                         plan_trainable(l, g, all) * changed * (1 + group->eager) * sizeof(float);
         }
         return bytes;
 }

@@ -245,19 +245,27 @@ static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
 
 static void prepare_message(struct job *job, const Zero__Prepare *m)
 {
-        const struct owner_event e = { .kind = OWNER_PREPARE, .attempt = m->attempt };
+        const struct owner_event e = { .kind = m->ahead ? OWNER_AHEAD : OWNER_PREPARE,
+                                       .attempt = m->attempt };
         struct replica *at[OWNER_REPLICAS] = { 0 };
         struct owner_actions actions;
         struct step_params params;
         struct fault fault;
         struct owner o;
 
-        if (m->params && step_params_from_message(m->params, &params, &fault))
+        if ((m->ahead && !m->params) ||
+            (m->params && step_params_from_message(m->params, &params, &fault)))
                 return;
         owner_of_job(job, &o, at);
         owner_step(&o, &e, &actions);
-        for (uint32_t i = 0; i < actions.n; i++) /* OWNER_ASK */
-                accumulator_prepare(at[actions.items[i].replica], m, m->params ? &params : NULL);
+        for (uint32_t i = 0; i < actions.n; i++) {
+                struct replica *h = at[actions.items[i].replica];
+
+                if (actions.items[i].kind == OWNER_LEAD)
+                        update_lead(h, &params);
+                else /* OWNER_ASK */
+                        accumulator_prepare(h, m, m->params ? &params : NULL);
+        }
 }
 
 static void offer_message(struct job *job, uint32_t node, const Zero__Offer *offer)

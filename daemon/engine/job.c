@@ -101,6 +101,9 @@ static void start_run(struct job *job, const Zero__Start *start, const struct ow
                 state_abort(h->state, a->record.attempt);
                 assert(record_stands(h, &a->record));
                 break;
+        case OWNER_UNDO:
+                update_undo(h);
+                break;
         default: /* OWNER_BEGIN */
                 crash_point(CRASH_ATTEMPT_BEGUN);
                 job_begin_attempt(job, a->decided);

@@ -90,7 +90,7 @@ bool gather_mapped(const struct gather *g, uint32_t group)
 {
         const struct layout_group *l = &g->job->layout->groups[group];
 
-        return gather_serve(g) && l->dtype != ZERO_FP32 && l->elements > 0;
+        return gather_serve(g) && layout_group_served(l) && l->elements > 0;
 }
 
 const struct segment *gather_segment(const struct gather *g)

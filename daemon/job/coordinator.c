@@ -104,13 +104,16 @@ static void on_ready(struct coordinator *c, const struct coordinator_event *e)
 {
         enum step_action action = STEP_NOTHING;
         struct fault fault;
-        int r = step_ready(&c->step, e->node, e->attempt, e->params, e->rank, &action, &fault);
+        bool ahead = e->kind == COORDINATOR_AHEAD;
+        int r = ahead ? step_ahead(&c->step, e->attempt, e->params, e->rank, &action, &fault)
+                      : step_ready(&c->step, e->node, e->attempt, e->params, e->rank, &action,
+                                   &fault);
 
         fault_set(&c->note, r, "%s", r ? fault.text : "");
         act(c, (struct coordinator_action){
                        .kind = COORDINATOR_ANSWER, .node = e->node, .call = e->call });
-        if (action == STEP_PREPARE)
-                act(c, (struct coordinator_action){ .kind = COORDINATOR_PREPARE });
+        if (action == STEP_PREPARE || action == STEP_AHEAD)
+                act(c, (struct coordinator_action){ .kind = COORDINATOR_PREPARE, .flag = ahead });
 }
 
 /* Two copies of the same shards have summed the same gradients with different results. */
@@ -197,6 +200,7 @@ void coordinator_step(struct coordinator *c, const struct coordinator_event *e,
                 coordinator_leave(c, e);
                 break;
         case COORDINATOR_READY:
+        case COORDINATOR_AHEAD:
                 on_ready(c, e);
                 break;
         case COORDINATOR_VOTE:

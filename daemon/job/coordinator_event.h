@@ -44,6 +44,7 @@ enum coordinator_event_kind {
         COORDINATOR_OPEN_FAILED, /* node, status, text */
         COORDINATOR_DISPLACED,   /* node: it has room now, ask again */
         COORDINATOR_READY,       /* node, rank, attempt, params (NULL: the norm), call */
+        COORDINATOR_AHEAD,       /* the same, before ranks end the step */
         COORDINATOR_VOTE,        /* node, owner, copy, attempt, vote, norm_only */
         COORDINATOR_DONE,        /* node, owner, copy, attempt */
         COORDINATOR_SETTLED,     /* node, epoch, status, text */
@@ -79,7 +80,8 @@ enum coordinator_action_kind {
         COORDINATOR_RESIZED,       /* rank: the world size before */
         COORDINATOR_START,         /* tells all: step.{version, attempt}, the last decision */
         COORDINATOR_ANSWER,        /* node, call: a Ready; coordinator.note */
-        COORDINATOR_PREPARE,       /* asks the nodes of all holders to vote */
+        COORDINATOR_PREPARE,       /* asks the nodes of all holders to vote; flag: tells them
+                                      step.params ahead of that */
         COORDINATOR_DECIDE,        /* tells all: step.{decision, decided_attempt} */
         COORDINATOR_NORM,          /* tells all: step.norm */
         COORDINATOR_REFUSE,        /* tells all: step.refusal */

@@ -86,6 +86,26 @@ int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
         return 0;
 }
 
+int step_params_ahead(const struct step_params *params, struct fault *fault)
+{
+        if (params->n_sets == 0)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "a step ahead of its end has no "
+                                 "hyperparameter sets");
+        if (params->clip_norm > 0)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "clip_norm %g: eager groups are updated before the norm of all "
+                                 "gradients is known; do without clipping or without eager groups",
+                                 params->clip_norm);
+        if (params->loss_scale != 1 || params->growth_interval)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "loss_scale %g, growth_interval %u: eager groups are updated "
+                                 "before an overflow is known; do without loss scaling or without "
+                                 "eager groups",
+                                 params->loss_scale, params->growth_interval);
+        return 0;
+}
+
 Zero__StepParams *step_params_to_message(const struct step_params *params,
                                          struct step_params_message *ret)
 {

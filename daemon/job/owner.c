@@ -68,19 +68,23 @@ static void on_start(const struct owner *o, const struct owner_event *e, struct 
         for (uint32_t i = 0; i < o->n; i++) {
                 const struct owner_replica *r = &o->replicas[i];
 
-                /* a replica that updates takes the attempt up when it votes */
-                if (!r->updating && r->record.attempt < e->attempt)
+                /* a replica that carries a decision out takes the attempt up when it votes */
+                if (r->record.phase != OWNER_DECIDED && r->record.attempt < e->attempt)
                         abort_for(to, r, e->attempt);
+                if (r->ahead && !r->updating)
+                        replica_act(to, OWNER_UNDO, r);
         }
         act(to, OWNER_BEGIN);
 }
 
-static void on_prepare(const struct owner *o, const struct owner_event *e, struct owner_actions *to)
+/* Asks all replicas for something that concerns the running attempt. */
+static void on_asked(const struct owner *o, const struct owner_event *e,
+                     enum owner_action_kind kind, struct owner_actions *to)
 {
         if (e->attempt != o->attempt)
                 return;
         for (uint32_t i = 0; i < o->n; i++)
-                replica_act(to, OWNER_ASK, &o->replicas[i]);
+                replica_act(to, kind, &o->replicas[i]);
 }
 
 /* While an update still reads the last attempt's gradient, the record stands there. */
@@ -188,7 +192,10 @@ void owner_step(const struct owner *o, const struct owner_event *e, struct owner
                 on_start(o, e, ret);
                 break;
         case OWNER_PREPARE:
-                on_prepare(o, e, ret);
+                on_asked(o, e, OWNER_ASK, ret);
+                break;
+        case OWNER_AHEAD:
+                on_asked(o, e, OWNER_LEAD, ret);
                 break;
         case OWNER_SUMMED:
                 on_summed(o, ret);

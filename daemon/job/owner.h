@@ -28,7 +28,8 @@ struct owner_replica {
         uint32_t id; /* chosen by the driver: actions name it */
         struct owner_record record;
         bool in_force; /* the placement is in force, not an earlier one */
-        bool updating; /* an update runs */
+        bool updating; /* an update runs, or old values are put back */
+        bool ahead;    /* groups are, or are being, updated ahead of a decision */
         /* Only for OWNER_SUMMED. */
         bool asked;   /* OWNER_ASK, but not yet OWNER_VOTE, was given in this attempt */
         bool closing; /* the vote ends the step; otherwise it is only for the norm */
@@ -42,9 +43,10 @@ struct owner {
         struct owner_replica replicas[OWNER_REPLICAS];
 };
 
-/* START, PREPARE and DECISION concern all replicas in force, the others replicas[0]. */
+/* START, AHEAD, PREPARE and DECISION concern all replicas in force, the others replicas[0]. */
 enum owner_event_kind {
         OWNER_START,    /* version, attempt: an attempt begins and voids all before it */
+        OWNER_AHEAD,    /* attempt: the coordinator says how the step will end */
         OWNER_PREPARE,  /* attempt: the coordinator asks for votes */
         OWNER_SUMMED,   /* something that the replica's vote waits for may have come */
         OWNER_DECISION, /* version, attempt, commit; or the other outcome of the attempt's call */
@@ -66,9 +68,11 @@ enum owner_action_kind {
         OWNER_CLASH,     /* the event does not fit a record here: nothing happens */
         OWNER_STAND,     /* version, attempt: where the node's part of the job stands */
         OWNER_ABORT,     /* replica, record: its attempt is void */
+        OWNER_UNDO,      /* replica: what was updated ahead goes back to the record's version */
         OWNER_BEGIN,     /* decided: an attempt begins, all of the last one is over; calls end */
         OWNER_REFUSE,    /* waiting calls are refused, votes have no effect */
         OWNER_TELL_NORM, /* waiting calls get the norm */
+        OWNER_LEAD,      /* replica: update eager groups as their sums become complete */
         OWNER_ASK,       /* replica: ask it to vote */
         OWNER_VOTE,   /* replica, record: unless it is for the norm, record the vote with everything
                          that it depends on; then send it */
@@ -86,7 +90,7 @@ struct owner_action {
         struct owner_record record;
 };
 
-enum { OWNER_ACTIONS = OWNER_REPLICAS + 2 };
+enum { OWNER_ACTIONS = 2 * OWNER_REPLICAS + 2 };
 
 struct owner_actions {
         uint32_t n;

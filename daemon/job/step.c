@@ -181,7 +181,7 @@ void step_start(struct step *s)
         s->started = true;
         step_heard(s, s->attempt);
         s->attempt = s->heard + 1;
-        s->normed = false;
+        s->normed = s->ahead = false;
         step_collect(s);
 }
 
@@ -245,23 +245,36 @@ void step_links(struct step *s, uint32_t node, uint64_t cut)
 
 /* ---- the step ------------------------------------------------------------------ */
 
-/* A step does not mix nodes that ask for the norm with nodes that end the step. */
-static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
-                            bool first, struct fault *fault)
+/* params NULL: the norm. */
+static int params_check(const struct step *s, const struct step_params *params, uint32_t rank,
+                        struct fault *fault)
 {
         char text[240];
 
-        if (first)
-                return 0;
-        if (s->collecting_norm != (params == NULL))
-                return fault_set(fault, ZERO_ECONFLICT, "rank %u calls %s while rank %u calls %s",
-                                 rank, params ? "zero_step" : "zero_norm", s->params_rank,
-                                 params ? "zero_norm" : "zero_step");
+        if (params && params->n_sets && s->ahead &&
+            !step_params_equal(&s->ahead_params, params, text, sizeof text))
+                return fault_set(
+                        fault, ZERO_ECONFLICT,
+                        "rank %u passes other values than rank %u passed to zero_ahead: %s", rank,
+                        s->ahead_rank, text);
         if (params && s->have_params && !step_params_equal(&s->params, params, text, sizeof text))
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks %u and %u pass different values to zero_step: %s",
                                  s->params_rank, rank, text);
         return 0;
+}
+
+/* A step does not mix nodes that ask for the norm with nodes that end the step. */
+static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
+                            bool first, struct fault *fault)
+{
+        if (first)
+                return params_check(s, params, rank, fault);
+        if (s->collecting_norm != (params == NULL))
+                return fault_set(fault, ZERO_ECONFLICT, "rank %u calls %s while rank %u calls %s",
+                                 rank, params ? "zero_step" : "zero_norm", s->params_rank,
+                                 params ? "zero_norm" : "zero_step");
+        return params_check(s, params, rank, fault);
 }
 
 /* Ranks that wait in a void attempt wait for the next one, unless a rank will not come back. */
@@ -315,6 +328,27 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         return 0;
 }
 
+int step_ahead(struct step *s, uint64_t attempt, const struct step_params *params, uint32_t rank,
+               enum step_action *ret, struct fault *fault)
+{
+        int r;
+
+        *ret = STEP_NOTHING;
+        if (s->phase == STEP_FORMING || attempt < s->attempt) /* the rank will hear of it */
+                return 0;
+        if (attempt > s->attempt)
+                return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
+                                 (unsigned long long)attempt, (unsigned long long)s->attempt);
+        r = params_check(s, params, rank, fault);
+        if (r || s->ahead)
+                return r;
+        s->ahead_rank = rank;
+        s->ahead_params = *params;
+        s->ahead = true;
+        *ret = STEP_AHEAD;
+        return 0;
+}
+
 static void step_decide(struct step *s, const struct votes *all)
 {
         s->decision = decide(all, &s->params, s->good_steps);
@@ -323,7 +357,7 @@ static void step_decide(struct step *s, const struct votes *all)
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;
-        s->normed = false;
+        s->normed = s->ahead = false;
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 s->done[h] = false;
 }

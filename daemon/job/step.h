@@ -13,6 +13,10 @@
  * memory of one of the two is damaged and the step is refused.  A norm request runs through
  * COLLECTING and VOTING without ending the attempt.
  *
+ * Ranks may say ahead of zero_step() how they will end the step: the first gives STEP_AHEAD, and
+ * owners update eager groups by its parameters.  From then on the attempt commits with these
+ * parameters or, as with a step without sets, not at all.
+ *
  * A rank whose session ends keeps its slot: what its node has accepted from it stays, the attempt
  * goes on, and a successor on the same node takes the slot again (STEP_REJOIN).  An attempt is
  * void, and FORMING comes before the next, when a rank leaves, takes its place on another node or
@@ -26,7 +30,7 @@
 #include "daemon/job/recover.h"
 
 enum step_phase { STEP_FORMING, STEP_COLLECTING, STEP_VOTING };
-enum step_action { STEP_NOTHING, STEP_REJOIN, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
+enum step_action { STEP_NOTHING, STEP_REJOIN, STEP_AHEAD, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
 /*
  * EMPTY: nobody has taken it since the coordinator started.  LOST: its session ended without leave;
  * the node keeps what it contributed.  LEFT: it ended in order.
@@ -56,6 +60,9 @@ struct step {
         bool have_params;
         uint32_t params_rank; /* the rank that passed them */
         struct step_params params;
+        bool ahead; /* a rank has said how this attempt will end */
+        uint32_t ahead_rank;
+        struct step_params ahead_params;
         struct decision decision; /* of the last decided attempt */
         uint64_t decided_attempt; /* 0: none */
         double norm;              /* with norm_only; loss scale left in */
@@ -106,6 +113,9 @@ void step_start(struct step *s);
 /* All ranks of a node have called zero_norm() (params NULL) or zero_step(). */
 int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct step_params *params,
                uint32_t rank, enum step_action *ret, struct fault *fault);
+/* A rank says how it will end the step.  ZERO_ECONFLICT: others said something else. */
+int step_ahead(struct step *s, uint64_t attempt, const struct step_params *params, uint32_t rank,
+               enum step_action *ret, struct fault *fault);
 /* A holder's vote.  Votes of other attempts and repeated ones are ignored. */
 void step_vote(struct step *s, uint32_t holder, uint64_t attempt, const struct votes *vote,
                enum step_action *ret);

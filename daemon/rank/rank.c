@@ -465,6 +465,64 @@ int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, stru
         return rank_step_now(rank, step, r, fault);
 }
 
+/* ---- ahead of the end of the step ------------------------------------------------------- */
+
+/* A refusal comes again, by name, with zero_step(). */
+static void ahead_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        job_unref(arg);
+}
+
+static int ahead_check(const struct rank *rank, const Zero__Ahead *ahead,
+                       struct step_params *ret_params, struct fault *fault)
+{
+        const struct job *job = rank->job;
+        bool eager = false;
+        int status = 0;
+
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                eager = eager || job->layout->groups[g].eager;
+        if (!ahead->params)
+                status = fault_set(fault, ZERO_EINVAL, "zero_ahead() needs the step's parameters");
+        else if (!eager)
+                status = fault_set(fault, ZERO_EINVAL,
+                                   "job '%s' has no eager group to update ahead: see "
+                                   "zero_layout_eager()",
+                                   job->name);
+        if (!status)
+                status = step_params_from_message(ahead->params, ret_params, fault);
+        if (!status)
+                status = step_params_ahead(ret_params, fault);
+        return status;
+}
+
+int rank_ahead(struct rank *rank, const Zero__Ahead *ahead, struct request *r, struct fault *fault)
+{
+        Zero__LinkMessage m;
+        Zero__Ready ready = ZERO__READY__INIT;
+        struct step_params_message message;
+        struct step_params params;
+        int status = rank_check(rank, fault);
+
+        if (!status)
+                status = ahead_check(rank, ahead, &params, fault);
+        if (!status)
+                status = close_check(rank, ahead->attempt, NULL, fault);
+        if (status)
+                return status;
+        m = job_message(rank->job->name);
+        ready.attempt = rank->job->attempt;
+        ready.rank = rank->rank;
+        ready.ahead = true;
+        ready.params = step_params_to_message(&params, &message);
+        m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
+        m.ready = &ready;
+        job_ref(rank->job);
+        call_send(rank->x, rank->job->coordinator, &m, CALL_MS, ahead_answered, rank->job);
+        request_end(r, ZERO_OK, NULL);
+        return 0;
+}
+
 /* ---- names ------------------------------------------------------------------------------ */
 
 void rank_called(struct rank *rank, const char *name)

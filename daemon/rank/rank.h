@@ -107,6 +107,8 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
 int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
 int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);
+/* The rank says how it will end the step; answered at once. */
+int rank_ahead(struct rank *rank, const Zero__Ahead *ahead, struct request *r, struct fault *fault);
 /* Ends what the rank did in the last attempt; its holds end when it hears of that. */
 void rank_begin_attempt(struct rank *rank, bool decided);
 /* Micro-batches of the group accepted in this attempt from any session of the rank. */

@@ -232,6 +232,18 @@ static void vote_send(const struct replica *h, struct exact_sum *sum, bool finit
         crash_point(CRASH_VOTE_SENT);
 }
 
+bool accumulator_summed(const struct replica *h, uint32_t group, uint8_t *ret_present)
+{
+        const struct accumulator_group *lg = &h->accumulator->groups[group];
+        const struct layout_group *g = &h->job->layout->groups[group];
+
+        if (!accumulator_has(h, group) || !lg->measured || lg->busy || !lg->norm.finite)
+                return false;
+        memcpy(ret_present + g->first_tensor, h->accumulator->present + g->first_tensor,
+               g->n_tensors);
+        return true;
+}
+
 /* False: some group's sum is not complete. */
 static bool sums_add_up(const struct replica *h, struct exact_sum *ret_sum, bool *ret_finite)
 {
@@ -303,6 +315,9 @@ void accumulator_measured(struct replica *h, uint32_t group)
         if (h->job->dead)
                 return;
         mirror_offer(h, group);
+        for_observers (h->job->x, o)
+                if (o->summed)
+                        o->summed(h, group);
         accumulator_vote(h);
 }
 

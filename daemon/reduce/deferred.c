@@ -26,13 +26,13 @@ static bool group_is_empty(const struct replica *h, uint32_t group)
         return true;
 }
 
-/* A mirror would need the sum. */
+/* A mirror would need the sum, and so would an update ahead of the decision. */
 bool offer_defers(const struct offer *o)
 {
         const struct replica *h = o->replica;
 
-        return o->final && o->node_gradient && !state_in_file(h->state) &&
-               h->job->placement.copies == 1 &&
+        return o->final && !h->job->layout->groups[o->group].eager && o->node_gradient &&
+               !state_in_file(h->state) && h->job->placement.copies == 1 &&
                node_gradient_may_stay(o->node_gradient, h->state->id.place) &&
                group_is_empty(h, o->group);
 }

@@ -77,6 +77,9 @@ void accumulator_left(struct replica *h);
 void accumulator_group_free(struct replica *h, uint32_t group);
 /* The whole update has ended. */
 void accumulator_updated(struct replica *h);
+/* Whether the group's sum is complete and finite; ret_present [tensor of the job] gets which of the
+ * group's tensors have a gradient. */
+bool accumulator_summed(const struct replica *h, uint32_t group, uint8_t *ret_present);
 /* Whether this owner has voted and awaits the decision. */
 bool accumulator_voted(const struct replica *h);
 /* Continues after a vote that an earlier process recorded. */

@@ -5,6 +5,7 @@
  * the same puts, and while no update runs.  A group is pinned while its bytes are read.
  */
 #include "daemon/reshard/fill_source.h"
+#include "daemon/update/update.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,11 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
             r->decided_attempt != g->attempt) {
                 fault_set(fault, ZERO_EABORTED, "its state is at version %llu, attempt %llu",
                           (unsigned long long)r->version, (unsigned long long)r->decided_attempt);
+                return NULL;
+        }
+        update_undo(h);
+        if (h->updating) {
+                fault_set(fault, ZERO_EABORTED, "it puts back what was updated ahead of a step");
                 return NULL;
         }
         if (state_putting(h->state) || h->state->puts != g->puts) {

@@ -249,6 +249,8 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
                 return rank_push(rank, m->push, &call->request, fault);
         case ZERO__REQUEST__BODY_NORM:
                 return rank_norm(rank, m->norm, &call->request, fault);
+        case ZERO__REQUEST__BODY_AHEAD:
+                return rank_ahead(rank, m->ahead, &call->request, fault);
         case ZERO__REQUEST__BODY_STASH:
                 return rank_stash(rank, m->stash, &call->request, fault);
         case ZERO__REQUEST__BODY_STEP:
@@ -271,6 +273,8 @@ static const char *call_name(Zero__Request__BodyCase kind)
                 return "zero_push";
         case ZERO__REQUEST__BODY_NORM:
                 return "zero_norm";
+        case ZERO__REQUEST__BODY_AHEAD:
+                return "zero_ahead";
         case ZERO__REQUEST__BODY_STEP:
                 return "zero_step";
         case ZERO__REQUEST__BODY_STASH:

@@ -27,7 +27,8 @@ static struct owner_replica replica_facts(const struct replica *h, uint32_t id)
         return (struct owner_replica){ .id = id,
                                        .record = record_facts(h->state->record),
                                        .in_force = h->state->id.epoch == h->job->placement.epoch,
-                                       .updating = h->updating };
+                                       .updating = h->updating,
+                                       .ahead = h->ahead };
 }
 
 static void stand_facts(const struct job *job, struct owner *ret)

@@ -38,7 +38,8 @@ struct replica {
         struct update *update;
         struct capture *capture; /* this owner's part of a checkpoint; or NULL */
         bool copying;            /* a checkpoint copies planes: puts of clients wait */
-        bool updating;           /* an update runs */
+        bool updating;           /* an update runs, or its undoing */
+        bool ahead;              /* planes are, or may be, ahead of the record */
         bool *unread;            /* [group]: the update still has to read the gradient */
 };
 
@@ -99,6 +100,8 @@ struct shard_observer {
         void (*ready)(struct replica *h, uint32_t group);
         /* A group's last reader is gone. */
         void (*unpinned)(struct replica *h);
+        /* The sum of a group's gradient is complete. */
+        void (*summed)(struct replica *h, uint32_t group);
         /*
          * An update begins to change a group, which is not pinned.  Returns from which place in the
          * stream of a checkpoint on the observer saves what changes; UINT64_MAX: nowhere.  If it

@@ -45,7 +45,7 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
         struct range range = partition_range(job->partition, group, owner);
         const struct optimizer *optimizer = optimizer_of(job->layout, group);
         uint64_t trainable = plan_trainable(job->layout, group, range) * sizeof(float);
-        enum zero_dtype dtype = job->layout->groups[group].dtype;
+        const struct layout_group *g = &job->layout->groups[group];
 
         ret->owner = node_name(job->x, job->placement.node[owner]);
         ret->device = holder_device(&job->placement, holder_of(&job->placement, owner, 0));
@@ -55,8 +55,10 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
         for (uint32_t i = 0; optimizer->moments[i]; i++)
                 counts_add(arena, &ret->bytes, optimizer->moments[i], trainable);
         counts_add(arena, &ret->bytes, "grad", trainable);
-        counts_add(arena, &ret->bytes, "serve", /* fp32 is served from the master weights */
-                   dtype == ZERO_FP32 ? 0 : range.count * dtype_size(dtype));
+        counts_add(arena, &ret->bytes, "serve", range.count * layout_group_served(g));
+        if (g->eager)
+                counts_add(arena, &ret->bytes, "old",
+                           trainable * (1 + optimizer_moments(optimizer)));
         ret->version = told ? number_of(&told->versions, group) : RECORD_NULL;
         ret->last_updated = told ? number_of(&told->updates, group) : RECORD_NULL;
         ret->place = told ? told->place : NULL;

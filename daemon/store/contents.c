@@ -70,24 +70,23 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops)
 {
         const struct plan_shard *shard = &state->plan->shards[group];
-        enum zero_dtype dtype = l->groups[group].dtype;
 
-        if (dtype != ZERO_FP32 && shard->range.count)
-                ops->serve(dtype, state->in->serve + shard->serve,
+        if (shard->serve != UINT64_MAX && shard->range.count)
+                ops->serve(l->groups[group].dtype, state->in->serve + shard->serve,
                            state->in->master + shard->master, shard->range.count);
 }
 
 void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
                        const struct device_ops *ops)
 {
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
-        const struct plan_shard *shard = &state->plan->shards[c->group];
-        enum zero_dtype dtype = l->groups[c->group].dtype;
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        const struct plan_shard *shard = &state->plan->shards[c.group];
+        enum zero_dtype dtype = l->groups[c.group].dtype;
 
         if (shard->serve == UINT64_MAX)
                 return;
         ops->serve(dtype,
                    state->in->serve + shard->serve +
-                           (c->in_group - shard->range.first) * dtype_size(dtype),
-                   state->in->master + c->master, c->n);
+                           (c.in_group - shard->range.first) * dtype_size(dtype),
+                   state->in->master + c.master, c.n);
 }

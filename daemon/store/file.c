@@ -69,6 +69,7 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
                 m.moments[i] = place(&end, plan->moments[i] * sizeof(float));
         m.grad = place(&end, plan_plane_bytes(plan, ZERO_PLANE_GRAD));
+        m.old = place(&end, plan->old_elements * sizeof(float));
         m.bytes = end;
         return m;
 }
@@ -90,6 +91,7 @@ void file_bind(struct state *state, const struct file_map *map)
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
                 state->in->moments[i] = (void *)(base + map->moments[i]);
         state->in->grad = (void *)(base + map->grad);
+        state->in->old = (void *)(base + map->old);
 }
 
 void file_write(void *map, const struct file_map *places, const struct file_header *header,

@@ -14,6 +14,7 @@
  *   master            float [plan->master_elements]
  *   moments           float [plan->moments[i]], one plane behind the other
  *   grad              float [plan->moment_elements]
+ *   old values        float [plan->old_elements]
  *
  * While a state is on a GPU the file has a hole in place of the planes.
  *
@@ -34,7 +35,7 @@ enum {
         FILE_ALIGN = 4096,
         /* Raise it with any change to this page, to struct state_record, or to the results of
          * partition_new() or plan_new(). */
-        FILE_FORMAT = 6,
+        FILE_FORMAT = 7,
         /* Raise it when an update yields other bits than before, or an undo slot is read in
          * another way.  An attempt prepared under one number does not go on under another. */
         FILE_ARITHMETIC = 2,
@@ -93,7 +94,7 @@ struct undo_slot {
 /* Byte offsets of the parts. */
 struct file_map {
         uint64_t layout, copies[2], steps[2], presents[2], sets, puts, versions, undo;
-        uint64_t master, moments[OPTIMIZER_MOMENTS], grad, bytes;
+        uint64_t master, moments[OPTIMIZER_MOMENTS], grad, old, bytes;
 };
 
 struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_undo,
@@ -132,7 +133,7 @@ struct state_inside {
         struct planes *planes;        /* on a GPU (planes.h); NULL: in the file, or lost */
         bool lost;
         uint32_t n_undo;
-        float *master, *grad;              /* in the file's mapping, or on a GPU */
+        float *master, *grad, *old;        /* in the file's mapping, or on a GPU */
         float *moments[OPTIMIZER_MOMENTS]; /* the same; a plane that no group has is empty */
         uint8_t *serve;                    /* serve_segment's bytes; NULL if the plan has none */
         struct undo_slot *undo;
@@ -182,7 +183,8 @@ int record_load(struct state *state, struct fault *fault);
 
 /* ---- undo.c ---- */
 
-/* Puts back the old values after a crash.  Returns how many slots were held. */
+/* Puts back the old values after a crash: all that no recorded decision has changed.  Returns how
+ * many slots were held. */
 uint32_t undo_all(struct state *state);
 /* Frees the slots of a new file. */
 void undo_init(struct state *state);

@@ -19,12 +19,6 @@
 
 enum { SERVE_ALIGN = 4096 };
 
-/* Trainable elements that are contiguous in master, grad and moments. */
-struct run {
-        uint64_t count, master, moment, in_group;
-        uint32_t first_segment;
-};
-
 DEFINE_CLEANUP(struct plan *, plan_free)
 
 void plan_free(struct plan *p)
@@ -33,7 +27,8 @@ void plan_free(struct plan *p)
                 return;
         free(p->shards);
         free(p->segments);
-        free(p->chunks);
+        free(p->runs);
+        free(p->chunk_segments);
         free(p);
 }
 
@@ -62,29 +57,28 @@ static uint32_t segment_at(const struct plan *p, uint32_t segment, uint64_t in_g
         return segment;
 }
 
-static void cut_run(struct plan *p, uint32_t group, const struct run *run)
+/* Ends the run, if one has begun. */
+static void cut_run(struct plan *p, struct plan_run *run)
 {
         if (run->count == 0)
                 return;
+        run->first_chunk = p->n_chunks;
+        run->length = (uint32_t)chunk_length(p, run->count);
 
-        uint64_t length = chunk_length(p, run->count);
-        uint32_t n = (uint32_t)((run->count + length - 1) / length);
+        uint32_t n = (uint32_t)((run->count + run->length - 1) / run->length);
         uint32_t segment = run->first_segment;
 
-        for (uint32_t i = 0; p->chunks && i < n; i++) {
-                uint64_t at = i * length;
+        for (uint32_t i = 0; p->chunk_segments && i < n; i++) {
+                uint64_t at = (uint64_t)i * run->length;
 
                 segment = segment_at(p, segment, run->in_group + at);
-                p->chunks[p->n_chunks + i] = (struct plan_chunk){
-                        .group = group,
-                        .n = (uint32_t)min_u64(length, run->count - at),
-                        .first_segment = segment,
-                        .master = run->master + at,
-                        .moment = run->moment + at,
-                        .in_group = run->in_group + at,
-                };
+                p->chunk_segments[p->n_chunks + i] = segment;
         }
+        if (p->runs)
+                p->runs[p->n_runs] = *run;
+        p->n_runs++;
         p->n_chunks += n;
+        run->count = 0;
 }
 
 static void add_segment(struct plan *p, const struct plan_segment *s)
@@ -117,20 +111,10 @@ static bool cut_tensor(const layout *l, uint32_t t, struct range range, struct p
         return true;
 }
 
-static void extend_run(struct plan *p, struct run *run, const struct plan_segment *s)
-{
-        if (run->count == 0)
-                *run = (struct run){ .master = s->master,
-                                     .moment = s->moment,
-                                     .in_group = s->in_group,
-                                     .first_segment = p->n_segments };
-        run->count += s->count;
-}
-
 static void walk_segments(struct plan *p, const layout *l, uint32_t group, struct range range)
 {
         const struct layout_group *g = &l->groups[group];
-        struct run run = { 0 };
+        struct plan_run run = { 0 };
 
         for (uint32_t t = g->first_tensor; t < g->first_tensor + g->n_tensors; t++) {
                 struct plan_segment s;
@@ -139,28 +123,36 @@ static void walk_segments(struct plan *p, const layout *l, uint32_t group, struc
                         continue;
                 s.master = p->master_elements;
                 if (l->tensors[t].frozen) {
-                        cut_run(p, group, &run);
-                        run.count = 0;
+                        cut_run(p, &run);
                 } else {
                         s.moment = p->moment_elements;
-                        extend_run(p, &run, &s);
+                        s.run = p->n_runs;
+                        if (run.count == 0)
+                                run = (struct plan_run){ .group = group,
+                                                         .first_segment = p->n_segments,
+                                                         .master = s.master,
+                                                         .moment = s.moment,
+                                                         .in_group = s.in_group };
+                        run.count += s.count;
                 }
                 add_segment(p, &s);
         }
-        cut_run(p, group, &run);
+        cut_run(p, &run);
 }
 
 static void walk_group(struct plan *p, const layout *l, uint32_t group, struct range range)
 {
         struct plan_shard *shard = &p->shards[group];
-        enum zero_dtype dtype = l->groups[group].dtype;
+        uint64_t served = layout_group_served(&l->groups[group]);
+        uint32_t n_planes;
 
         *shard = (struct plan_shard){
                 .range = range,
                 .master = p->master_elements,
                 .moment = p->moment_elements,
                 .optimizer = optimizer_of(l, group),
-                .serve = dtype == ZERO_FP32 ? UINT64_MAX : p->serve_bytes,
+                .serve = served ? p->serve_bytes : UINT64_MAX,
+                .old = l->groups[group].eager ? p->old_elements : UINT64_MAX,
                 .first_segment = p->n_segments,
                 .first_chunk = p->n_chunks,
         };
@@ -169,19 +161,21 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
         shard->moment_count = p->moment_elements - shard->moment;
         for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
                 p->moments[i] += shard->moment_count;
-        if (update_planes(shard->optimizer->rule) > p->n_planes)
-                p->n_planes = update_planes(shard->optimizer->rule);
+        n_planes = update_planes(shard->optimizer->rule);
+        if (n_planes > p->n_planes)
+                p->n_planes = n_planes;
+        if (shard->old != UINT64_MAX)
+                p->old_elements += n_planes * shard->moment_count;
         shard->n_segments = p->n_segments - shard->first_segment;
         shard->n_chunks = p->n_chunks - shard->first_chunk;
-        if (dtype != ZERO_FP32)
-                p->serve_bytes += align_up(range.count * dtype_size(dtype), SERVE_ALIGN);
+        p->serve_bytes += align_up(range.count * served, SERVE_ALIGN);
         assert(p->master_elements == shard->master + range.count);
 }
 
 static void walk(struct plan *p, const layout *l, const struct partition *partition)
 {
-        p->n_segments = p->n_chunks = 0;
-        p->master_elements = p->moment_elements = p->serve_bytes = 0;
+        p->n_segments = p->n_runs = p->n_chunks = 0;
+        p->master_elements = p->moment_elements = p->old_elements = p->serve_bytes = 0;
         memset(p->moments, 0, sizeof(p->moments));
         for (uint32_t g = 0; g < p->n_groups; g++)
                 walk_group(p, l, g, partition_range(partition, g, p->owner));
@@ -213,8 +207,9 @@ int plan_new(const layout *l, const struct partition *partition, uint32_t owner,
                 return -ENOMEM;
         walk(p, l, partition);
         p->segments = table(p->n_segments, sizeof(*p->segments));
-        p->chunks = table(p->n_chunks, sizeof(*p->chunks));
-        if (!p->segments || !p->chunks)
+        p->runs = table(p->n_runs, sizeof(*p->runs));
+        p->chunk_segments = table(p->n_chunks, sizeof(*p->chunk_segments));
+        if (!p->segments || !p->runs || !p->chunk_segments)
                 return -ENOMEM;
         walk(p, l, partition);
         *ret = STEAL(p);

@@ -6,7 +6,11 @@
  * trainers read the shard of an fp32 group straight from it.  grad holds the trainable segments
  * only, in the same order: frozen tensors have neither moments nor a gradient.  A plane of moments
  * is like grad, without the groups whose optimizer does not have that moment.  The serve plane
- * holds the shards of bf16 and fp16 groups, each at a multiple of 4096 bytes.
+ * holds the shards of bf16, fp16 and eager groups, each at a multiple of 4096 bytes.
+ *
+ * Eager groups have a place for the old values of what an update changes before its step is decided
+ * (undo.c): for each of the group's planes as many elements as grad has, one plane behind the
+ * other.
  *
  * A chunk is the unit of update and of commit: up to chunk_elements consecutive trainable elements
  * of one shard, contiguous in every plane.
@@ -24,6 +28,7 @@ struct plan_segment {
         uint64_t count;    /* elements, gap included */
         uint64_t master;   /* first element in the master plane */
         uint64_t moment;   /* first element in grad; UINT64_MAX if frozen; see plan_moment() */
+        uint32_t run;      /* that it is in, unless it is frozen */
 };
 
 struct plan_shard {
@@ -33,9 +38,17 @@ struct plan_shard {
         const struct optimizer *optimizer;
         uint64_t moments[OPTIMIZER_MOMENTS]; /* first element in each plane of moments it has */
         uint64_t moment_count;               /* trainable elements of the shard */
-        uint64_t serve; /* byte offset in the serve plane; UINT64_MAX for fp32 */
+        uint64_t serve; /* byte offset in the serve plane; UINT64_MAX: master is served */
+        uint64_t old;   /* first element of its old values; UINT64_MAX: not eager */
         uint32_t first_segment, n_segments;
         uint32_t first_chunk, n_chunks;
+};
+
+/* Trainable segments of a shard that follow one another.  Its chunks have `length` elements, the
+ * last one may have less. */
+struct plan_run {
+        uint32_t group, first_segment, first_chunk, length;
+        uint64_t count, master, moment, in_group; /* elements */
 };
 
 struct plan_chunk {
@@ -45,23 +58,40 @@ struct plan_chunk {
 };
 
 struct plan {
-        uint32_t owner, n_groups, n_segments, n_chunks, chunk_elements;
+        uint32_t owner, n_groups, n_segments, n_runs, n_chunks, chunk_elements;
         struct plan_shard *shards; /* [group] */
         struct plan_segment *segments;
-        struct plan_chunk *chunks;
-        uint64_t master_elements, moment_elements, serve_bytes;
+        struct plan_run *runs;
+        uint32_t *chunk_segments; /* [chunk] the segment that its first element is in */
+        uint64_t master_elements, moment_elements, old_elements, serve_bytes;
         uint64_t moments[OPTIMIZER_MOMENTS]; /* elements of each plane of moments */
         uint32_t n_planes; /* the most that an update of one group changes: master and moments */
 };
 
 /*
- * chunk_elements: a multiple of LAYOUT_ALIGN.  The tables take about 40 bytes a chunk, so call
+ * chunk_elements: a multiple of LAYOUT_ALIGN.  The tables take 4 bytes a chunk, so call
  * store_admit() first.  -EOVERFLOW if there could be more than 2^32 chunks.  The layout must have
  * passed optimizer_layout(), which knows its optimizers.
  */
 int plan_new(const layout *l, const struct partition *p, uint32_t owner, uint32_t chunk_elements,
              struct plan **ret);
 void plan_free(struct plan *p);
+/* Computed, because 40 bytes a chunk would be more than all else that the daemon keeps to itself.
+ */
+static inline struct plan_chunk plan_chunk(const struct plan *p, uint32_t chunk)
+{
+        const uint32_t segment = p->chunk_segments[chunk];
+        const struct plan_run *run = &p->runs[p->segments[segment].run];
+        const uint64_t at = (uint64_t)(chunk - run->first_chunk) * run->length;
+        const uint64_t left = run->count - at;
+
+        return (struct plan_chunk){ .group = run->group,
+                                    .n = left < run->length ? (uint32_t)left : run->length,
+                                    .first_segment = segment,
+                                    .master = run->master + at,
+                                    .moment = run->moment + at,
+                                    .in_group = run->in_group + at };
+}
 /* An element of the shard has its gradient at `moment` in grad: its index in the plane of moment i.
  */
 static inline uint64_t plan_moment(const struct plan_shard *shard, uint32_t i, uint64_t moment)

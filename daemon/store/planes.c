@@ -55,7 +55,7 @@ void planes_bind(struct state *state, const struct file_map *places)
 {
         struct planes *p = state->in->planes;
 
-        state->in->master = state->in->grad = NULL;
+        state->in->master = state->in->grad = state->in->old = NULL;
         memset(state->in->moments, 0, sizeof(state->in->moments));
         if (!p) /* lost */
                 return;
@@ -64,6 +64,7 @@ void planes_bind(struct state *state, const struct file_map *places)
                 for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
                         state->in->moments[i] = (void *)(p->memory + (places->moments[i] - p->at));
                 state->in->grad = (void *)(p->memory + (places->grad - p->at));
+                state->in->old = (void *)(p->memory + (places->old - p->at));
         }
         state->id.place = p->place;
 }

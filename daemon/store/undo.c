@@ -13,6 +13,12 @@
  * does.  With new values in the slot, copied to the planes afterwards, memory was nearly idle
  * during each copy, and an update took 1.2 to 1.3 times as long.
  *
+ * An eager group is updated before its step is decided.  A thread then also copies the slot's old
+ * values to the chunk's place for them (plan.h) before it raises the chunk's version, and the old
+ * values stay there.  So a chunk whose version is ahead of what the record has decided has its old
+ * values, which undo_ahead() or the next process puts back.  A process that is killed while it puts
+ * a chunk back leaves the chunk ahead: it is put back again.
+ *
  * States on a GPU use no slots: their planes do not survive the process.
  *
  * A slot that is held after a crash belongs to a chunk that was being updated.  If the chunk has
@@ -27,6 +33,8 @@
 #include "daemon/base/crash.h"
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"
+
+enum { KEEP_MOST = 1 << 30 }; /* elements in one copy */
 
 static struct undo_slot *slot_at(const struct state *s, uint32_t slot)
 {
@@ -88,7 +96,7 @@ static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chu
 {
         struct undo_slot *s = slot_at(state, slot);
 
-        assert_decided(state, chunk, version);
+        assert(chunk < state->plan->n_chunks && state_chunk_version(state, chunk) == version - 1);
         assert(held(state, slot) == 0 && !state->in->planes);
         s->version = seal(SEAL_UNDO_VERSION, slot, version);
         s->kept = undo_mark(0);
@@ -99,8 +107,9 @@ static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chu
 
 /* Tensor by tensor.  The slot also gets the old values of tensors without a gradient, because the
  * kept elements of a chunk have no gaps. */
-static void update(struct state *s, const struct plan_chunk *c, const struct device_ops *ops,
-                   const struct update_scalars *scalars, struct update_undo undo)
+static void update(struct state *s, const struct plan_chunk *c, const uint8_t *present,
+                   const struct device_ops *ops, const struct update_scalars *scalars,
+                   struct update_undo undo)
 {
         const struct plan_segment *segment = &s->plan->segments[c->first_segment];
         enum update_rule rule = s->plan->shards[c->group].optimizer->rule;
@@ -111,7 +120,7 @@ static void update(struct state *s, const struct plan_chunk *c, const struct dev
                 uint64_t left = segment->in_group + segment->count - (c->in_group + done);
 
                 n = left < c->n - done ? (uint32_t)left : c->n - done;
-                if (s->present[segment->tensor]) {
+                if (present[segment->tensor]) {
                         ops->update(rule, &scalars[segment->tensor], n, planes,
                                     s->in->grad + c->moment + done, &undo);
                         crash_point(CRASH_UPDATE_TORN);
@@ -125,52 +134,149 @@ static void update(struct state *s, const struct plan_chunk *c, const struct dev
         }
 }
 
-struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
-                               const struct device_ops *ops, const struct update_scalars *scalars)
+/* The place for a chunk's old values of plane k. */
+static float *old_at(const struct state *s, const struct plan_chunk *c, uint32_t k)
 {
+        const struct plan_shard *shard = &s->plan->shards[c->group];
+
+        assert(shard->old != UINT64_MAX);
+        return s->in->old + shard->old + k * shard->moment_count + (c->moment - shard->moment);
+}
+
+static struct undo_values update_chunk(struct state *state, uint32_t slot, uint32_t chunk,
+                                       uint64_t version, const uint8_t *present,
+                                       const struct device_ops *ops,
+                                       const struct update_scalars *scalars, bool ahead)
+{
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
         struct update_undo undo = begin(state, slot, chunk, version);
         struct undo_values old;
 
-        update(state, &state->plan->chunks[chunk], ops, scalars, undo);
+        update(state, &c, present, ops, scalars, undo);
+        for (uint32_t k = 0;
+             ahead && k < update_planes(state->plan->shards[c.group].optimizer->rule); k++)
+                memcpy(old_at(state, &c, k), undo.old[k], c.n * sizeof(float));
         tables_set_chunk_version(state, chunk, version);
-        crash_point(CRASH_UPDATE_COPIED);
+        crash_point(ahead ? CRASH_AHEAD_KEPT : CRASH_UPDATE_COPIED);
         hold(state, slot, 0);
         memcpy(old.planes, undo.old, sizeof(old.planes));
         return old;
 }
 
-void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
+struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
+                               const struct device_ops *ops, const struct update_scalars *scalars)
 {
         assert_decided(state, chunk, version);
+        return update_chunk(state, slot, chunk, version, state->present, ops, scalars, false);
+}
+
+struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_t chunk,
+                                     uint64_t version, const uint8_t *present,
+                                     const struct device_ops *ops,
+                                     const struct update_scalars *scalars)
+{
+        return update_chunk(state, slot, chunk, version, present, ops, scalars, true);
+}
+
+/* Copies part of a shard to the place for its old values, or back; c: the part, as a chunk. */
+static void copy_old(const struct state *s, const struct plan_chunk *c, bool back)
+{
+        float *planes[UPDATE_PLANES] = { NULL };
+        uint32_t n = chunk_planes(s, c, planes);
+
+        for (uint32_t k = 0; k < n; k++) {
+                float *old = old_at(s, c, k), *to = back ? planes[k] : old;
+                const float *from = back ? old : planes[k];
+
+                if (s->in->planes)
+                        place_ops()->copy(to, from, c->n * sizeof(float));
+                else
+                        memcpy(to, from, c->n * sizeof(float));
+        }
+}
+
+void undo_ahead(struct state *state, uint32_t chunk, uint64_t version)
+{
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+
+        assert(state_chunk_version(state, chunk) == version + 1);
+        copy_old(state, &c, true);
+        crash_point(CRASH_AHEAD_UNDONE);
+        tables_set_chunk_version(state, chunk, version);
+}
+
+void undo_keep(const struct state *state, uint32_t group)
+{
+        const struct plan_shard *shard = &state->plan->shards[group];
+        const struct plan_segment *s = &state->plan->segments[shard->first_segment];
+
+        for (uint32_t i = 0; i < shard->n_segments; i++, s++)
+                for (uint64_t done = 0; s->moment != UINT64_MAX && done < s->count;) {
+                        uint64_t left = s->count - done;
+                        struct plan_chunk part = { .group = group,
+                                                   .n = left < KEEP_MOST ? (uint32_t)left
+                                                                         : KEEP_MOST,
+                                                   .master = s->master + done,
+                                                   .moment = s->moment + done };
+
+                        copy_old(state, &part, false);
+                        done += part.n;
+                }
+}
+
+void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
+{
+        assert(state_chunk_version(state, chunk) == version - 1);
         tables_set_chunk_version(state, chunk, version);
 }
 
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk)
 {
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
         struct update_undo copy = arrays(state, slot_at(state, slot));
         float *planes[UPDATE_PLANES] = { NULL };
-        uint32_t n = chunk_planes(state, c, planes);
+        uint32_t n = chunk_planes(state, &c, planes);
         struct undo_values values;
 
         assert(held(state, slot) == 0);
         for (uint32_t k = 0; k < n; k++)
-                memcpy(copy.old[k], planes[k], c->n * sizeof(float));
+                memcpy(copy.old[k], planes[k], c.n * sizeof(float));
         memcpy(values.planes, copy.old, sizeof(values.planes));
         return values;
 }
 
 static void put_back(struct state *s, uint32_t slot, uint32_t to)
 {
+        const struct plan_chunk c = plan_chunk(s->plan, to);
         struct update_undo from = arrays(s, slot_at(s, slot));
         size_t bytes = undo_kept(*from.kept) * sizeof(float);
         float *planes[UPDATE_PLANES] = { NULL };
-        uint32_t n = chunk_planes(s, &s->plan->chunks[to], planes);
+        uint32_t n = chunk_planes(s, &c, planes);
 
         if (state_chunk_version(s, to) == s->record->version)
                 for (uint32_t k = 0; k < n; k++)
                         memcpy(planes[k], from.old[k], bytes);
         hold(s, slot, 0);
+}
+
+/* The record has not decided to update: no chunk may be ahead. */
+static void put_back_ahead(struct state *s)
+{
+        for (uint32_t c = 0; c < s->plan->n_chunks; c++)
+                if (state_chunk_version(s, c) != s->record->version)
+                        undo_ahead(s, c, s->record->version);
+}
+
+static bool is_updating(const struct state *s)
+{
+        return s->record->phase == ATTEMPT_DECIDED && s->record->commit;
+}
+
+/* Whether the chunk may change in the state that the record has. */
+static bool may_change(const struct state *s, uint32_t chunk)
+{
+        return is_updating(s) ||
+               s->plan->shards[plan_chunk(s->plan, chunk).group].old != UINT64_MAX;
 }
 
 uint32_t undo_all(struct state *state)
@@ -185,34 +291,34 @@ uint32_t undo_all(struct state *state)
                 put_back(state, i, (uint32_t)(chunk - 1));
                 n++;
         }
+        if (!is_updating(state) && !state->in->lost)
+                put_back_ahead(state);
         return n;
 }
 
-static bool slot_is_wrong(const struct state *s, uint32_t slot, bool updating)
+static bool slot_is_wrong(const struct state *s, uint32_t slot)
 {
         const struct undo_slot *at = slot_at(s, slot);
         uint64_t chunk = held(s, slot);
 
         if (chunk == 0)
                 return false;
-        return !updating || s->in->planes || s->in->lost || chunk > s->plan->n_chunks ||
-               undo_kept(at->kept) > s->plan->chunks[chunk - 1].n ||
+        return s->in->planes || s->in->lost || chunk > s->plan->n_chunks ||
+               !may_change(s, (uint32_t)(chunk - 1)) ||
+               undo_kept(at->kept) > plan_chunk(s->plan, (uint32_t)(chunk - 1)).n ||
                seal_open(SEAL_UNDO_VERSION, slot, at->version) != s->record->version + 1;
 }
 
 int undo_check(const struct state *state, struct fault *fault)
 {
-        const struct state_record *r = state->record;
-        bool updating = r->phase == ATTEMPT_DECIDED && r->commit;
-
         for (uint32_t c = 0; c < state->plan->n_chunks; c++) {
-                uint64_t ahead = state_chunk_version(state, c) - r->version;
+                uint64_t ahead = state_chunk_version(state, c) - state->record->version;
 
-                if (ahead > 1 || (ahead == 1 && !updating))
+                if (ahead > 1 || (ahead == 1 && !may_change(state, c)))
                         return file_damaged(fault, state->in->file, "its chunk table is damaged");
         }
         for (uint32_t i = 0; i < state->in->n_undo; i++)
-                if (slot_is_wrong(state, i, updating))
+                if (slot_is_wrong(state, i))
                         return file_damaged(fault, state->in->file, "an undo slot is damaged");
         return 0;
 }

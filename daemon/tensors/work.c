@@ -7,6 +7,7 @@
  */
 #include "daemon/reduce/reduce.h"
 #include "daemon/tensors/access.h"
+#include "daemon/update/update.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +84,8 @@ static void work_copy(struct work *w)
                 ops->copy(plane.at, w->buffer, bytes);
         else
                 ops->copy(w->buffer, plane.at, bytes);
-        if (w->put && w->plane == ZERO_PLANE_MASTER && dtype != ZERO_FP32) {
+        if (w->put && w->plane == ZERO_PLANE_MASTER &&
+            layout_group_served(&job->layout->groups[w->group])) {
                 serve = work_map(w, ZERO_PLANE_SERVE);
                 ops->cast(dtype, serve.at, ZERO_FP32, plane.at, w->count);
         }
@@ -160,6 +162,7 @@ static bool work_must_wait(const struct work *w)
 
 void work_start(struct work *w)
 {
+        update_undo(w->replica); /* planes are read and written as the record has them */
         if (work_must_wait(w))
                 list_insert(&w->job->x->tensors->works, &w->link);
         else

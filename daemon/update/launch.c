@@ -24,7 +24,9 @@ struct run {
 struct launch {
         const struct replica *replica;
         const struct update_scalars *scalars;
+        const uint8_t *present;                    /* [tensor] */
         const struct node_gradient *node_gradient; /* NULL: the gradient is in the state */
+        bool serve;
         uint32_t group;
         struct mapping planes[UPDATE_PLANES], grad, served; /* of the shard */
         struct run run;
@@ -73,7 +75,6 @@ static void run_gradient(const struct launch *l, struct update_piece *update)
 
 static void run_end(struct launch *l)
 {
-        const struct state *s = l->replica->state;
         const struct job *job = l->replica->job;
         const struct plan_shard *shard = run_shard(l);
         enum zero_dtype dtype = job->layout->groups[l->group].dtype;
@@ -87,12 +88,12 @@ static void run_end(struct launch *l)
         for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
                 update.in[1 + i] = update.out[1 + i] =
                         (float *)l->planes[1 + i].at + (r.moment - shard->moment);
-        if (update.n && s->present[r.tensor])
+        if (update.n && l->present[r.tensor])
                 run_gradient(l, &update);
         l->run.count = 0;
         if (update.k == 0)
                 return;
-        if (shard->serve != UINT64_MAX)
+        if (l->serve && shard->serve != UINT64_MAX)
                 update.serve =
                         (char *)l->served.at + (r.master - shard->master) * dtype_size(dtype);
         if (l->n_pieces == PIECES)
@@ -114,16 +115,16 @@ static void run_add(struct launch *l, struct run part)
 }
 
 /* Adds the chunk's elements, tensor by tensor. */
-static void chunk_add(struct launch *l, const struct plan_chunk *c)
+static void chunk_add(struct launch *l, struct plan_chunk c)
 {
-        const struct plan_segment *s = &l->replica->state->plan->segments[c->first_segment];
+        const struct plan_segment *s = &l->replica->state->plan->segments[c.first_segment];
 
-        for (uint64_t done = 0, n; done < c->n; done += n, s++) {
-                uint64_t left = s->in_group + s->count - (c->in_group + done);
+        for (uint64_t done = 0, n; done < c.n; done += n, s++) {
+                uint64_t left = s->in_group + s->count - (c.in_group + done);
 
-                n = left < c->n - done ? left : c->n - done;
-                run_add(l, (struct run){ s->tensor, c->in_group + done, c->master + done,
-                                         c->moment + done, n });
+                n = left < c.n - done ? left : c.n - done;
+                run_add(l, (struct run){ s->tensor, c.in_group + done, c.master + done,
+                                         c.moment + done, n });
         }
 }
 
@@ -151,19 +152,21 @@ static void shard_unmap(struct launch *l)
 }
 
 void launch_chunks(const struct replica *h, const struct update_scalars *scalars,
-                   const struct node_gradient *node_gradient, uint32_t first, uint32_t end,
-                   uint64_t version)
+                   const uint8_t *present, const struct node_gradient *node_gradient, bool serve,
+                   uint32_t first, uint32_t end, uint64_t version)
 {
         const struct plan *plan = h->state->plan;
         struct launch l = { .replica = h,
                             .scalars = scalars,
+                            .present = present,
                             .node_gradient = node_gradient,
-                            .group = plan->chunks[first].group };
+                            .serve = serve,
+                            .group = plan_chunk(plan, first).group };
 
         shard_map(&l);
         for (uint32_t c = first; c < end; c++)
                 if (state_chunk_version(h->state, c) != version)
-                        chunk_add(&l, &plan->chunks[c]);
+                        chunk_add(&l, plan_chunk(plan, c));
         run_end(&l);
         pieces_end(&l);
         place_updated(h->state->id.place);

@@ -7,6 +7,12 @@
  * its undo slot.  On a GPU a group is updated in place (launch.h), also from contributions whose
  * sum was deferred.  A group is at the new version as soon as its last chunk is; the record is
  * finished after the last group.
+ *
+ * Eager groups are updated ahead of the decision, each as soon as its sum is complete, if ranks
+ * have said how the step will end.  Their old values are kept (store/undo.c), and they are served
+ * as before.  When the step is committed they only have to be served.  When it is skipped or void,
+ * or somebody wants to read the planes meanwhile, the old values are put back.  That is safe at any
+ * time: an update that finds the old values starts from the recorded gradient.
  */
 #include "daemon/update/launch.h"
 
@@ -20,17 +26,26 @@
 
 enum { TASK_CHUNKS = 512 };
 enum { IDLE_STEPS = 8 }; /* steps without a gradient of a group before the warning */
-enum group_phase { GROUP_PENDING, GROUP_RUNNING, GROUP_FINISHED };
+enum group_phase { GROUP_FINISHED, GROUP_PENDING, GROUP_RUNNING };
+/* What is done with chunks.  LEAD: updates before the decision, of the groups that are complete. */
+enum update_aim { AIM_NONE, AIM_LEAD, AIM_CARRY_OUT, AIM_UNDO };
 
 struct update_group {
         enum group_phase phase;
+        bool ahead;                     /* chunks are, or may be, ahead of the record */
+        bool again;                     /* the aim has changed: begins anew after its tasks */
+        bool saved;                     /* shard_observer.update_begin without its end */
         uint32_t next_chunk, in_flight; /* tasks */
         uint64_t save_from;             /* shard_observer.update_begin */
         struct offer *deferred;         /* NULL: the sum is in the state */
 };
 
 struct update {
-        uint64_t version, attempt;      /* to reach; the attempt that was decided */
+        enum update_aim aim;
+        uint64_t version, attempt;  /* to reach; the attempt that was decided */
+        struct step_params *params; /* how ranks will end lead_attempt; NULL: not told */
+        uint64_t lead_attempt;
+        uint8_t *present;               /* [tensor]: has a gradient; of groups that are ahead */
         struct update_scalars *scalars; /* [tensor] */
         struct update_group *groups;    /* [group] */
         uint32_t unfinished, in_flight; /* groups; tasks */
@@ -39,8 +54,9 @@ struct update {
 struct update_task {
         struct offload_task task;
         struct replica *replica;
+        enum update_aim aim;
         uint32_t group, first, end; /* chunks */
-        uint64_t save_from;
+        uint64_t version, save_from;
 };
 
 static int update_new(struct replica *h)
@@ -51,8 +67,9 @@ static int update_new(struct replica *h)
                 return -ENOMEM;
         h->update = u;
         u->scalars = calloc(h->job->layout->n_tensors + 1, sizeof *u->scalars);
+        u->present = calloc(h->job->layout->n_tensors + 1, 1);
         u->groups = calloc(h->job->layout->n_groups, sizeof *u->groups);
-        return u->scalars && u->groups ? 0 : -ENOMEM;
+        return u->scalars && u->present && u->groups ? 0 : -ENOMEM;
 }
 
 static void update_free(struct replica *h)
@@ -62,6 +79,8 @@ static void update_free(struct replica *h)
         if (!u)
                 return;
         free(u->scalars);
+        free(u->present);
+        free(u->params);
         free(u->groups);
         free(u);
 }
@@ -95,7 +114,8 @@ static void save_end(struct replica *h)
 
 /* ---- one chunk, on an offload thread -------------------------------------------- */
 
-static bool chunk_present(const struct replica *h, const struct plan_chunk *c)
+static bool chunk_present(const struct replica *h, const struct plan_chunk *c,
+                          const uint8_t *present)
 {
         const struct plan *plan = h->state->plan;
         uint64_t end = c->in_group + c->n;
@@ -105,53 +125,101 @@ static bool chunk_present(const struct replica *h, const struct plan_chunk *c)
 
                 if (s->group != c->group || s->in_group >= end)
                         break;
-                if (h->state->present[s->tensor])
+                if (present[s->tensor])
                         return true;
         }
         return false;
 }
 
-static void chunk_update(const struct replica *h, uint32_t chunk, uint32_t worker,
-                         uint64_t save_from)
+static void chunk_carry_out(const struct update_task *t, uint32_t chunk, uint32_t worker)
 {
+        const struct replica *h = t->replica;
         struct state *state = h->state;
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
         struct undo_values old = { .planes = { NULL } };
-        bool present;
+        bool present = chunk_present(h, &c, state->present);
 
-        if (state_chunk_version(state, chunk) == h->update->version)
-                return; /* committed before a crash; the restart has served it */
-        present = chunk_present(h, c);
-        if (present) {
-                old = undo_update(state, worker, chunk, h->update->version, h->job->x->ops,
-                                  h->update->scalars);
-        } else {
-                if (save_from != UINT64_MAX)
-                        old = undo_values(state, worker, chunk);
-                undo_skip(state, chunk, h->update->version);
+        if (state_chunk_version(state, chunk) != t->version) {
+                if (present) {
+                        old = undo_update(state, worker, chunk, t->version, h->job->x->ops,
+                                          h->update->scalars);
+                } else {
+                        if (t->save_from != UINT64_MAX)
+                                old = undo_values(state, worker, chunk);
+                        undo_skip(state, chunk, t->version);
+                }
+                crash_point(CRASH_UPDATE_CHUNK);
+                if (t->save_from != UINT64_MAX)
+                        save_chunk(h, chunk, old, t->save_from);
         }
-        crash_point(CRASH_UPDATE_CHUNK);
-        if (save_from != UINT64_MAX)
-                save_chunk(h, chunk, old, save_from);
-        if (present)
+        if (present) /* also if the chunk was updated ahead */
                 state_serve_chunk(state, h->job->layout, chunk, h->job->x->ops);
+}
+
+/* A chunk without a gradient stays as it is. */
+static void chunk_lead(const struct update_task *t, uint32_t chunk, uint32_t worker)
+{
+        const struct replica *h = t->replica;
+        struct state *state = h->state;
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        const uint8_t *gradients = h->update->present;
+        struct undo_values old;
+
+        if (chunk_present(h, &c, gradients))
+                old = undo_update_ahead(state, worker, chunk, t->version, gradients, h->job->x->ops,
+                                        h->update->scalars);
+        else if (t->save_from != UINT64_MAX)
+                old = undo_values(state, worker, chunk);
+        if (t->save_from != UINT64_MAX)
+                save_chunk(h, chunk, old, t->save_from);
+}
+
+/* A checkpoint that was saving the group gets all of it: chunks that are ahead were saved. */
+static void chunk_undo(const struct update_task *t, uint32_t chunk, uint32_t worker)
+{
+        struct state *state = t->replica->state;
+
+        if (state_chunk_version(state, chunk) != t->version)
+                undo_ahead(state, chunk, t->version);
+        else if (t->save_from != UINT64_MAX)
+                save_chunk(t->replica, chunk, undo_values(state, worker, chunk), t->save_from);
+}
+
+static void device_update(const struct update_task *t)
+{
+        const struct replica *h = t->replica;
+        const struct update *u = h->update;
+        const struct update_group *g = &u->groups[t->group];
+        bool lead = t->aim == AIM_LEAD;
+
+        if (lead)
+                undo_keep(h->state, t->group);
+        launch_chunks(h, u->scalars, lead ? u->present : h->state->present,
+                      g->deferred ? deferred_node_gradient(g->deferred) : NULL, !lead, t->first,
+                      t->end, t->version);
+        if (g->ahead && !lead)
+                state_serve_group(h->state, h->job->layout, t->group, h->job->x->ops);
 }
 
 static void update_run(struct offload_task *task, uint32_t worker)
 {
-        struct update_task *t = CONTAINER_OF(task, struct update_task, task);
-        struct update *u = t->replica->update;
+        const struct update_task *t = CONTAINER_OF(task, struct update_task, task);
 
-        if (!state_in_file(t->replica->state)) {
-                const struct offer *deferred = u->groups[t->group].deferred;
-
-                launch_chunks(t->replica, u->scalars,
-                              deferred ? deferred_node_gradient(deferred) : NULL, t->first, t->end,
-                              u->version);
+        if (!state_in_file(t->replica->state) && t->aim != AIM_UNDO) {
+                device_update(t);
                 return;
         }
         for (uint32_t c = t->first; c < t->end; c++)
-                chunk_update(t->replica, c, worker, t->save_from);
+                switch (t->aim) {
+                case AIM_LEAD:
+                        chunk_lead(t, c, worker);
+                        break;
+                case AIM_UNDO:
+                        chunk_undo(t, c, worker);
+                        break;
+                default:
+                        chunk_carry_out(t, c, worker);
+                }
 }
 
 /* ---- the order of groups ---------------------------------------------------------- */
@@ -176,13 +244,31 @@ static void done_tell(struct replica *h)
         fabric_send(h->job->x->fabric, h->job->coordinator, &m);
 }
 
+/* Nothing is ahead of the record. */
+static void update_rest(struct replica *h)
+{
+        h->update->aim = AIM_NONE;
+        h->updating = h->ahead = false;
+}
+
+/* The old values are back, and no step was decided. */
+static void undo_finish(struct replica *h)
+{
+        update_rest(h);
+        update_tell(h);
+        accumulator_updated(h);
+        shard_settled(h->job);
+}
+
+static void lead_all(struct replica *h);
+
 static void update_finish(struct replica *h)
 {
         const struct owner_event e = { .kind = OWNER_UPDATED };
         struct owner_actions actions;
         struct owner o;
 
-        h->updating = false;
+        update_rest(h);
         owner_of_replica(h, &o);
         owner_step(&o, &e, &actions);
         for (uint32_t i = 0; i < actions.n; i++) {
@@ -200,21 +286,39 @@ static void update_finish(struct replica *h)
                 return;
         accumulator_updated(h);
         shard_settled(h->job);
+        lead_all(h);
+}
+
+/* What there was to do for all groups is done. */
+static void all_finish(struct replica *h)
+{
+        if (h->state->record->phase == ATTEMPT_DECIDED)
+                update_finish(h);
+        else
+                undo_finish(h);
 }
 
 static void group_finish(struct replica *h, uint32_t group)
 {
+        static const char *const has[] = { [AIM_LEAD] = "has updated ahead",
+                                           [AIM_CARRY_OUT] = "has updated",
+                                           [AIM_UNDO] = "has put back" };
         struct update *u = h->update;
-        bool last = --u->unfinished == 0, saved = u->groups[group].save_from != UINT64_MAX;
+        struct update_group *g = &u->groups[group];
+        enum update_aim aim = u->aim;
+        bool last = aim != AIM_LEAD && --u->unfinished == 0, saved = g->saved;
 
-        log_debug("job %s: owner %u has updated group '%s'", h->job->name, h->owner,
+        log_debug("job %s: owner %u %s group '%s'", h->job->name, h->owner, has[aim],
                   h->job->layout->groups[group].name);
-        u->groups[group].phase = GROUP_FINISHED;
+        g->phase = GROUP_FINISHED;
+        g->ahead = aim == AIM_LEAD;
+        g->saved = false;
         h->unread[group] = false;
-        deferred_release(STEAL(u->groups[group].deferred));
-        shard_ready(h, group, u->version);
+        deferred_release(STEAL(g->deferred));
+        if (aim == AIM_CARRY_OUT)
+                shard_ready(h, group, u->version);
         if (last)
-                update_finish(h);
+                all_finish(h);
         else
                 accumulator_group_free(h, group);
         if (saved)
@@ -222,6 +326,20 @@ static void group_finish(struct replica *h, uint32_t group)
 }
 
 static void update_advance(struct replica *h);
+
+/* The aim changed while tasks of the group ran: what they read may be overwritten now. */
+static void group_again(struct replica *h, uint32_t group)
+{
+        struct update_group *g = &h->update->groups[group];
+
+        g->again = false;
+        g->phase = GROUP_PENDING;
+        g->next_chunk = h->state->plan->shards[group].first_chunk;
+        if (h->update->aim != AIM_UNDO)
+                return;
+        h->unread[group] = false;
+        accumulator_group_free(h, group);
+}
 
 static void update_done(struct offload_task *task)
 {
@@ -234,8 +352,11 @@ static void update_done(struct offload_task *task)
         free(t);
         h->update->in_flight--;
         g->in_flight--;
-        if (g->in_flight == 0 && g->next_chunk == h->state->plan->shards[group].first_chunk +
-                                                          h->state->plan->shards[group].n_chunks)
+        if (g->in_flight == 0 && g->again)
+                group_again(h, group);
+        else if (g->in_flight == 0 &&
+                 g->next_chunk == h->state->plan->shards[group].first_chunk +
+                                          h->state->plan->shards[group].n_chunks)
                 group_finish(h, group);
         update_advance(h);
         job_unref(job);
@@ -250,16 +371,21 @@ static bool group_submit(struct replica *h, uint32_t group)
         uint32_t most = state_in_file(h->state) ? TASK_CHUNKS : shard->n_chunks;
         struct update_task *t;
 
-        if (g->phase == GROUP_FINISHED || g->next_chunk == end ||
+        if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end ||
             (g->phase == GROUP_PENDING && h->pins[group]))
                 return false;
         t = calloc(1, sizeof *t);
         if (!t)
                 return false;
-        if (g->phase == GROUP_PENDING)
-                g->save_from = save_begin(h, group);
+        if (g->phase == GROUP_PENDING && !g->saved)
+                g->save_from = g->ahead ? UINT64_MAX : save_begin(h, group);
+        g->saved = g->save_from != UINT64_MAX;
+        if (h->update->aim == AIM_LEAD)
+                g->ahead = h->ahead = true;
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .replica = h,
+                                   .aim = h->update->aim,
+                                   .version = h->update->version,
                                    .group = group,
                                    .first = g->next_chunk,
                                    .end = end - g->next_chunk > most ? g->next_chunk + most : end,
@@ -279,7 +405,7 @@ static void update_advance(struct replica *h)
         struct update *u = h->update;
         uint32_t limit = offload_workers(h->job->x->offload) + 1, i = 0;
 
-        if (!h->updating)
+        if (u->aim == AIM_NONE)
                 return;
         while (u->in_flight < limit && i < h->job->layout->n_groups)
                 if (!group_submit(h, h->order[i]))
@@ -288,26 +414,61 @@ static void update_advance(struct replica *h)
 
 /* ---- the decision -------------------------------------------------------------------- */
 
-/* Computes the scalars from the record alone, so an update that goes on after a crash has the same
- * bits. */
-static void update_scalars(struct replica *h)
+/* After a crash the record alone gives them, so the same update has the same bits. */
+static void update_scalars(struct replica *h, const struct hyper_set *sets, double grad_scale,
+                           uint32_t world_size)
 {
         const struct state *state = h->state;
-        const struct state_record *record = state->record;
 
         for (uint32_t i = 0; i < state->plan->n_segments; i++) {
                 const struct plan_segment *s = &state->plan->segments[i];
                 double divisor =
-                        layout_group_divisor(&h->job->layout->groups[s->group], record->world_size);
+                        layout_group_divisor(&h->job->layout->groups[s->group], world_size);
                 uint64_t set = state->tensor_set[s->tensor];
 
                 if (s->moment == UINT64_MAX)
                         continue;
-                assert(set < record->n_sets); /* otherwise this owner would not have voted */
-                h->update->scalars[s->tensor] =
-                        hyper_scalars(&record->sets[set], state->tensor_step[s->tensor] + 1,
-                                      record->grad_scale / divisor);
+                h->update->scalars[s->tensor] = hyper_scalars(
+                        &sets[set], state->tensor_step[s->tensor] + 1, grad_scale / divisor);
         }
+}
+
+/* Tasks of the last aim may still run: their groups begin anew when these have ended. */
+static void aim_at(struct replica *h, enum update_aim aim, uint64_t version, bool all)
+{
+        struct update *u = h->update;
+
+        free(STEAL(u->params)); /* nothing more is updated ahead in this attempt */
+        u->aim = aim;
+        u->version = version;
+        u->unfinished = 1; /* until all groups have been looked at */
+        h->updating = true;
+        for (uint32_t i = 0; i < h->job->layout->n_groups; i++) {
+                struct update_group *g = &u->groups[i];
+                const struct plan_shard *shard = &h->state->plan->shards[i];
+                bool work = g->ahead || (all && shard->n_chunks > 0);
+
+                g->again = g->in_flight > 0;
+                g->next_chunk = shard->first_chunk;
+                g->phase = !work ? GROUP_FINISHED : g->again ? GROUP_RUNNING : GROUP_PENDING;
+                h->unread[i] = g->again || (work && aim == AIM_CARRY_OUT);
+                u->unfinished += work;
+        }
+}
+
+static void aim_begin(struct replica *h)
+{
+        update_advance(h);
+        if (--h->update->unfinished == 0)
+                all_finish(h);
+}
+
+void update_undo(struct replica *h)
+{
+        if (!h->ahead || h->updating)
+                return;
+        aim_at(h, AIM_UNDO, h->state->record->version, false);
+        aim_begin(h);
 }
 
 void update_start(struct replica *h)
@@ -316,31 +477,69 @@ void update_start(struct replica *h)
         bool commit = record->commit;
         struct update *u = h->update;
 
-        assert(!h->updating && record->phase == ATTEMPT_DECIDED);
+        assert(record->phase == ATTEMPT_DECIDED);
         crash_point(CRASH_UPDATE_BEGIN);
-        h->updating = true;
         u->attempt = record->attempt;
-        u->version = record->version + commit;
-        u->unfinished = 1; /* until all groups have been looked at */
-        if (commit)
-                update_scalars(h);
-        for (uint32_t g = 0; g < h->job->layout->n_groups; g++) {
-                const struct plan_shard *shard = &h->state->plan->shards[g];
-                bool work = commit && shard->n_chunks > 0;
+        if (commit && !h->ahead) /* otherwise they are known, and tasks may be reading them */
+                update_scalars(h, record->sets, record->grad_scale, record->world_size);
+        aim_at(h, commit ? AIM_CARRY_OUT : AIM_UNDO, record->version + commit, commit);
+        for (uint32_t g = 0; commit && g < h->job->layout->n_groups; g++) {
+                bool work = h->state->plan->shards[g].n_chunks > 0;
 
-                u->groups[g] =
-                        (struct update_group){ .phase = work ? GROUP_PENDING : GROUP_FINISHED,
-                                               .next_chunk = shard->first_chunk,
-                                               .deferred = work ? deferred_take(h, g) : NULL };
-                h->unread[g] = work;
-                u->unfinished += work;
-                if (commit && !work && layout_group_trainable(h->job->layout, g))
+                u->groups[g].deferred = work ? deferred_take(h, g) : NULL;
+                if (!work && layout_group_trainable(h->job->layout, g))
                         shard_ready(h, g, u->version); /* this group has nothing to update here */
         }
-        update_advance(h);
-        if (--u->unfinished == 0)
-                update_finish(h);
+        aim_begin(h);
 }
+
+/* ---- ahead of the decision ----------------------------------------------------------------- */
+
+static void lead_group(struct replica *h, uint32_t group)
+{
+        const struct layout_group *l = &h->job->layout->groups[group];
+        struct update *u = h->update;
+        struct update_group *g = &u->groups[group];
+
+        if (!u->params || u->lead_attempt != h->job->attempt || h->updating || !l->eager ||
+            g->phase != GROUP_FINISHED || g->ahead || h->state->plan->shards[group].n_chunks == 0 ||
+            !accumulator_summed(h, group, u->present))
+                return;
+        if (u->aim == AIM_NONE)
+                update_scalars(h, u->params->sets, 1 / u->params->loss_scale, h->job->world_size);
+        u->aim = AIM_LEAD;
+        u->version = h->state->record->version + 1;
+        g->phase = GROUP_PENDING;
+        g->next_chunk = h->state->plan->shards[group].first_chunk;
+        h->unread[group] = true;
+        update_advance(h);
+}
+
+static void lead_all(struct replica *h)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                lead_group(h, g);
+}
+
+void update_lead(struct replica *h, const struct step_params *params)
+{
+        struct update *u = h->update;
+        struct fault fault;
+
+        /* the vote says what does not fit; without memory the decision is waited for */
+        if (step_params_ahead(params, &fault) ||
+            state_check_sets(h->state, params->sets, params->n_sets) != h->state->n_tensors)
+                return;
+        if (!u->params)
+                u->params = malloc(sizeof *u->params);
+        if (!u->params)
+                return;
+        *u->params = *params;
+        u->lead_attempt = h->job->attempt;
+        lead_all(h);
+}
+
+/* ---- steps ---------------------------------------------------------------------------------- */
 
 static bool group_present(const struct replica *h, uint32_t group)
 {
@@ -417,6 +616,6 @@ static void updates_tick(struct engine *x)
 }
 
 const struct module update_module = { .tick = updates_tick };
-const struct shard_observer update_observer = { .made = update_new,
-                                                .freed = update_free,
-                                                .unpinned = update_advance };
+const struct shard_observer update_observer = {
+        .made = update_new, .freed = update_free, .unpinned = update_advance, .summed = lead_group
+};

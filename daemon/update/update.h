@@ -1,4 +1,5 @@
-/* update.h - runs the optimizer on an owner's shards once a step is decided. */
+/* update.h - runs the optimizer on an owner's shards once a step is decided, and on eager groups as
+ * soon as their gradient is complete. */
 #pragma once
 
 #include "daemon/reduce/reduce.h"
@@ -7,6 +8,11 @@
 void update_begin(struct replica *h, const Zero__Decision *d, const struct owner_record *to);
 /* Carries out the recorded decision, from wherever a crash has left it. */
 void update_start(struct replica *h);
+/* The ranks will end the running attempt by these: updates eager groups as they become complete. */
+void update_lead(struct replica *h, const struct step_params *params);
+/* Puts the old values of all that is ahead of the decision back, and updates nothing more before
+ * it.  Observers hear `settled` when that is done. */
+void update_undo(struct replica *h);
 /* The replica has received its state: goes on with a vote or carries out a decision that the
  * state's record has. */
 void replica_take_up(struct replica *h);

@@ -20,6 +20,10 @@ not timed: of the largest rank and daemon what is resident with all it maps, and
 processes private memory and shared memory once (without pages of libraries), also less what
 importing torch takes.
 
+With --memory N that last run is the only one, N times in new processes. OWN is private memory (smaps_rollup: clean and
+dirty) of a rank above its imports, the mean over ranks, at most and after the last step; ALL is the sum over all
+processes less the imports.
+
 With --workers keep all processes live through all rounds, those not in turn asleep; with restart
 each round starts them anew, for models that do not fit into memory all at once (the default for
 125m).
@@ -46,12 +50,14 @@ CONTEXT = 256
 CHECK_STEPS = 4
 LOSS_TOLERANCE = 1e-4
 NORM_TOLERANCE = 5e-3  # what peers lose in fp32; a sum would be 1 off
+MEMORY = {"rank_own_mib": "OWN", "rank_own_after_mib": "OWN AFTER", "rank_peak_mib": "RANK PEAK",
+          "daemon_peak_mib": "DAEMON PEAK", "beyond_torch_mib": "ALL"}
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("tiny", "25m", "125m"), default="25m")
+    parser.add_argument("--model", choices=("tiny", "25m", "100m", "125m"), default="25m")
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(KINDS),
                         metavar="NAME,...")
     parser.add_argument("--steps", type=int, default=2, help="that count, of a system in a round")
@@ -60,6 +66,8 @@ def arguments():
                         help=f"of {CONTEXT} tokens, a rank and step")
     parser.add_argument("--quick", action="store_true",
                         help="shows that it runs, not how fast: tiny model, two rounds")
+    parser.add_argument("--memory", type=int, metavar="N",
+                        help="only samples memory, N times in new processes, and prints medians")
     parser.add_argument("--workers", choices=("keep", "restart"))
     parser.add_argument("--daemon-threads", type=int, default=0,
                         help="compute threads of a daemon; 0: one a CPU")
@@ -179,6 +187,18 @@ class Bench:
             with self.attempt(system), self.up(system):
                 self.memory[system.name] = system.watch(self.options.steps)
 
+    def median_memory(self):
+        """The medians of N times, a row of the table each."""
+        print(f"{self.options.model}, MiB:", *MEMORY.values(), sep=" | ", flush=True)
+        for system in self.systems:
+            with self.attempt(system):
+                seen = []
+                for _ in range(self.options.memory):
+                    with system:
+                        seen.append(system.watch(self.options.steps))
+                print(system.name, *(f"{statistics.median(s[key] for s in seen):.0f}" for key in MEMORY), sep=" | ",
+                      flush=True)
+
     def profile_all(self):
         os.makedirs(self.options.profile, exist_ok=True)
         for system in self.systems:
@@ -267,6 +287,9 @@ def main():
     bench = Bench(options)
     if options.profile:
         bench.profile_all()
+        return bool(bench.failed)
+    if options.memory:
+        bench.median_memory()
         return bool(bench.failed)
     bench.run()
     result = bench.result()

@@ -17,6 +17,7 @@ FORMULA = {1: lambda n: 4 + 12 / n, 2: lambda n: 2 + 14 / n, 3: lambda n: 16 / n
 # single owner's trainer maps the shard in place of a window
 OWN = {1: lambda n: 4 + 18 / n if n > 1 else 20, 2: lambda n: 2 + 18 / n if n > 1 else 18, 3: lambda n: 18 / n}
 SUM = "an owner adds up the gradients of its shard in fp32, not in 2 bytes"
+BESIDE = "an owner adds up the gradients of its shard in fp32, beside those of its rank"
 SHARD = "the window has the shard once more"
 
 
@@ -63,7 +64,7 @@ def fill(table, quick):
     for nodes in (1, 2, 4) if quick else (1, 2, 4, 8, 16):
         for stage in (1, 2, 3):
             planes, state, elements = measure(nodes, stage)
-            why = SUM if stage == 3 or nodes == 1 else f"{SUM}; {SHARD}"
+            why = (BESIDE if stage == 1 else SUM) + f"; {SHARD}" * (stage < 3 and nodes > 1)
             expected = FORMULA[stage](nodes)
             table.row("ZeRO 5", f"stage {stage}, N = {nodes}: bytes a device", BYTES[stage],
                       expected * PSI, state, known=[OWN[stage](nodes) / expected], note=why)

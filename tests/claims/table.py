@@ -4,7 +4,10 @@ A row holds if the counted value is the formula's within 1 %, unless the row say
 the formula says 0, the ratio is that of the counted value to something that the row names.  A row that does
 not hold is known if zerod differs by design: then the row has that ratio, or the largest one, and says why in its note.
 """
+import datetime
 import json
+import os
+import platform
 
 HEAD = ["source", "claim", "formula", "by formula", "counted", "ratio", "holds", "note"]
 
@@ -51,3 +54,10 @@ class Table:
 
 def number(x):
     return "" if x is None else f"{x:,.0f}" if abs(x) >= 100 or x == int(x) else f"{x:.3g}"
+
+
+def machine():
+    """The date, and what this machine computes with."""
+    with open("/proc/cpuinfo", encoding="utf-8") as f:
+        model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), platform.machine())
+    return f"{datetime.date.today()}, {len(os.sched_getaffinity(0))} cores of {model}"

@@ -256,6 +256,8 @@ static void make_current(Zero__Request *m, const struct job *job)
                 attempt = &m->push->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_NORM)
                 attempt = &m->norm->attempt;
+        else if (m->body_case == ZERO__REQUEST__BODY_AHEAD)
+                attempt = &m->ahead->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_STEP)
                 attempt = &m->step->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_STASH)

@@ -62,6 +62,10 @@ static void replica_events(const struct world *w, uint32_t node, struct event *e
         for (uint32_t c = 0; c < placement.copies; c++) {
                 if (w->nodes[node].replicas[c].running)
                         add(e, n, EVENT_UPDATED, node, c);
+                if (lead_can(w, node, c))
+                        add(e, n, EVENT_LEAD, node, c);
+                if (w->nodes[node].replicas[c].ahead && !w->nodes[node].replicas[c].running)
+                        add(e, n, EVENT_READ, node, c);
                 if (fill_can(w, node, c))
                         add(e, n, EVENT_FILL, node, c);
         }
@@ -178,6 +182,12 @@ void event_happen(void *world, struct event e)
         case EVENT_UPDATED:
                 update_finish(w, e.a, e.b);
                 break;
+        case EVENT_LEAD:
+                lead(w, e.a, e.b);
+                break;
+        case EVENT_READ:
+                update_undo(&w->nodes[e.a].replicas[e.b]);
+                break;
         case EVENT_FILL:
                 fill_go_on(w, e.a, e.b);
                 break;
@@ -246,8 +256,18 @@ void event_print(const void *world, struct event e)
                 printf("the daemon of node %u starts\n", e.a);
                 break;
         case EVENT_UPDATED:
-                printf("node %u (copy %u) has carried the decision of attempt %u out\n", e.a, e.b,
-                       w->nodes[e.a].replicas[e.b].record.decided_attempt);
+                if (w->nodes[e.a].replicas[e.b].running == RUNS_UNDO)
+                        printf("node %u (copy %u) has put its old values back\n", e.a, e.b);
+                else
+                        printf("node %u (copy %u) has carried the decision of attempt %u out\n",
+                               e.a, e.b, w->nodes[e.a].replicas[e.b].record.decided_attempt);
+                break;
+        case EVENT_LEAD:
+                printf("node %u (copy %u) updates ahead of the decision of attempt %u\n", e.a, e.b,
+                       w->nodes[e.a].attempt);
+                break;
+        case EVENT_READ:
+                printf("somebody reads planes of node %u (copy %u)\n", e.a, e.b);
                 break;
         case EVENT_FILL:
                 printf("node %u (copy %u) has %s\n", e.a, e.b,

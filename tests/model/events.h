@@ -11,6 +11,8 @@ enum event_kind {
         EVENT_DOWN,
         EVENT_START,
         EVENT_UPDATED,
+        EVENT_LEAD,
+        EVENT_READ,
         EVENT_FILL,
         EVENT_ATTACH,
         EVENT_PUSH,

@@ -42,6 +42,8 @@
  *   next; a fill that a link has lost is not asked for again; what a node held counts though it was
  *   lost.
  *
+ *   Eager: what is ahead is not put back when an attempt is void, or an owner votes while it is.
+ *
  * Two changes are not found.  step_startable() may forget to wait for updates of owners that have
  * their state: an owner that hears of a new attempt while it updates takes that attempt up
  * afterwards.  Within these bounds, offers ahead of their attempt may outlive the link, because the
@@ -144,6 +146,38 @@ static const struct search_case cases[] = {
                                   .mirror = true,
                                   .micro_batches = 1,
                                   .steps = 1,
+                                  .crashes = 1,
+                                  .wipes = 1,
+                                  .cuts = 1,
+                                  .faults = 1,
+                                  .less = LESS_SELF | LESS_UP | LESS_FLIGHT } },
+        { "eager",
+          "two nodes that update ahead of decisions, two steps (the first is skipped once), any one "
+          "fault or move",
+          &(const struct bounds){ .n_nodes = 2,
+                                  .owners = 3,
+                                  .n_ranks = 2,
+                                  .micro_batches = 1,
+                                  .steps = 2,
+                                  .overflow = true,
+                                  .eager = true,
+                                  .crashes = 1,
+                                  .cuts = 1,
+                                  .kills = 1,
+                                  .moves = 1,
+                                  .faults = 1,
+                                  .less = LESS_SELF | LESS_UP } },
+        { "eager-mirrors",
+          "two nodes that mirror each other and update ahead of decisions, one is lost for good or "
+          "not, or a link",
+          &(const struct bounds){ .n_nodes = 2,
+                                  .owners = 3,
+                                  .n_ranks = 1,
+                                  .mirror = true,
+                                  .micro_batches = 1,
+                                  .steps = 1,
+                                  .overflow = true,
+                                  .eager = true,
                                   .crashes = 1,
                                   .wipes = 1,
                                   .cuts = 1,

@@ -108,11 +108,17 @@ static void fill_end(struct world *w, uint32_t node, uint32_t copy)
 
 void fill_go_on(struct world *w, uint32_t node, uint32_t copy)
 {
-        struct replica *h = &w->nodes[node].replicas[copy];
-        const struct replica *twin = twin_of(w, node, copy);
+        struct replica *h = &w->nodes[node].replicas[copy], *twin = twin_of(w, node, copy);
 
         if (h->pulled) {
                 fill_end(w, node, copy);
+                return;
+        }
+        if (twin->ahead) {
+                update_undo(twin);
+                h->from = 0;
+                h->draft = (struct record){ 0 };
+                fill_answer(w, node, (u8)copy, ZERO_EABORTED);
                 return;
         }
         REQUIRE(twin->record.attempt && !twin->running && twin->record.version == h->draft.version,

@@ -48,7 +48,8 @@ static struct owner_replica replica_facts(const struct replica *h, uint32_t copy
         return (struct owner_replica){ .id = copy,
                                        .record = record_facts(&h->record),
                                        .in_force = true,
-                                       .updating = h->running,
+                                       .updating = h->running != RUNS_NOTHING,
+                                       .ahead = h->ahead != 0,
                                        .asked = h->preparing,
                                        .closing = true };
 }
@@ -82,7 +83,7 @@ static void replica_given(struct node *n, uint32_t copy)
 
         owner_step(&o, &e, &actions);
         if (actions.n)
-                n->replicas[copy].running = 1; /* OWNER_UPDATE */
+                n->replicas[copy].running = RUNS_UPDATE; /* OWNER_UPDATE */
 }
 
 void job_resume(struct world *w, uint32_t node)
@@ -174,6 +175,19 @@ static void stands(struct world *w, uint32_t node, const struct message *m,
                 remember(n, last, m->version, m->decision, m->skipped);
 }
 
+/* An update takes what is ahead for its own. */
+static void check_ahead(const struct replica *h, uint32_t node)
+{
+        const struct record *r = &h->record;
+
+        if (h->ahead && commits(r->decision))
+                REQUIRE(h->ahead == r->attempt &&
+                                memcmp(h->ahead_parts, r->parts, sizeof r->parts) == 0,
+                        "node %u commits attempt %u with planes that are ahead by another sum, of "
+                        "attempt %u",
+                        node, r->attempt, h->ahead);
+}
+
 static void word_run(struct world *w, uint32_t node, const struct message *m,
                      const struct owner_action *a)
 {
@@ -201,7 +215,11 @@ static void word_run(struct world *w, uint32_t node, const struct message *m,
                 record_change(&h->record, a);
                 h->record.decision = m->decision;
                 h->record.skipped = m->skipped;
-                h->running = 1;
+                check_ahead(h, node);
+                h->running = RUNS_UPDATE;
+                break;
+        case OWNER_UNDO:
+                update_undo(h);
                 break;
         case OWNER_BEGIN:
                 begin_attempt(w, node);
@@ -321,9 +339,39 @@ void replica_summed(struct world *w, uint32_t node, uint32_t copy)
 
 void update_finish(struct world *w, uint32_t node, uint32_t copy)
 {
-        w->nodes[node].replicas[copy].running = 0;
-        replica_event(w, node, copy, OWNER_UPDATED);
+        struct replica *h = &w->nodes[node].replicas[copy];
+        bool undone = h->running == RUNS_UNDO;
+
+        h->running = RUNS_NOTHING;
+        h->ahead = 0;
+        memset(h->ahead_parts, 0, sizeof h->ahead_parts);
+        if (!undone)
+                replica_event(w, node, copy, OWNER_UPDATED);
         accumulator_vote(w, node, copy);
+}
+
+bool lead_can(const struct world *w, uint32_t node, uint32_t copy)
+{
+        const struct node *n = &w->nodes[node];
+        const struct replica *h = &n->replicas[copy];
+
+        return bounds.eager && h->record.attempt && !h->running && !h->ahead &&
+               h->record.phase != OWNER_DECIDED && h->record.version == n->version &&
+               accumulator_complete(w, node, copy);
+}
+
+void lead(struct world *w, uint32_t node, uint32_t copy)
+{
+        struct replica *h = &w->nodes[node].replicas[copy];
+
+        h->ahead = w->nodes[node].attempt;
+        accumulator_sum(w, node, copy, h->ahead_parts);
+}
+
+void update_undo(struct replica *h)
+{
+        if (h->ahead && !h->running)
+                h->running = RUNS_UNDO;
 }
 
 void job_message(struct world *w, uint32_t node, uint32_t from, const struct message *m)

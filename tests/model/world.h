@@ -29,6 +29,7 @@ struct bounds {
         bool mirror;
         u8 micro_batches, steps;
         bool overflow; /* the gradient of the first step is not finite at first */
+        bool eager;    /* sums may be used ahead of the decision, and somebody may read the planes */
         /* The most faults of each kind, and of all kinds.  A crash may also come between the two
          * records of a node.  A wipe is a crash after which the node holds nothing; only if there
          * is another copy of everything. */
@@ -102,13 +103,17 @@ struct early {
 
 enum { RANK_EXISTS = 1, RANK_CALLING = 2, RANK_IN = 4, RANK_ATTACHING = 8, RANK_ADMITTED = 16 };
 
+enum replica_runs { RUNS_NOTHING, RUNS_UPDATE, RUNS_UNDO };
+
 /* One owner's shards: copy 0 of the node's own, copy 1 of the owner before it. */
 struct replica {
         struct record record;
         u8 offered[NODES], finished;
         struct node_gradient landed[NODES][MICRO_BATCHES];
         u8 chained; /* the sum is offered to the mirror */
-        u8 preparing, prepare_scale, running;
+        u8 preparing, prepare_scale, running; /* enum replica_runs */
+        u8 ahead; /* the attempt whose sum the planes have ahead of its decision; 0: none */
+        u8 ahead_parts[MICRO_BATCHES][RANKS]; /* that sum */
         u8 from, pulled; /* where it is being filled from (node + 1); the planes are there */
         struct record draft;
 };
@@ -229,6 +234,10 @@ void job_tear(struct world *w, uint32_t node, uint32_t copy);
 /* Votes if all that the replica's vote waits for has come. */
 void replica_summed(struct world *w, uint32_t node, uint32_t copy);
 void update_finish(struct world *w, uint32_t node, uint32_t copy);
+/* update.c: a complete sum is used ahead of the decision; old values are put back. */
+bool lead_can(const struct world *w, uint32_t node, uint32_t copy);
+void lead(struct world *w, uint32_t node, uint32_t copy);
+void update_undo(struct replica *h);
 
 /* ---- accumulator.c: accumulator.c, complete.c ---- */
 

@@ -372,6 +372,15 @@ static int do_norm(struct actor *actor, const json_t *command, json_t *ret)
         return ZERO_OK;
 }
 
+static int do_ahead(struct actor *actor, const json_t *command, json_t *ret)
+{
+        struct zero_set sets[ZERO_SET_MAX];
+        struct zero_step step;
+
+        step_params(command, sets, &step);
+        return zero_ahead(actor->client, &step);
+}
+
 static int do_step(struct actor *actor, const json_t *command, json_t *ret)
 {
         struct zero_set sets[ZERO_SET_MAX];
@@ -496,6 +505,7 @@ static const struct deed {
         { "scribble", do_scribble, true },
         { "grad", do_grad, true },
         { "push", do_push, true },
+        { "ahead", do_ahead, true },
         { "norm", do_norm, true },
         { "step", do_step, true },
         { "put", do_put, true },

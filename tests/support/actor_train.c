@@ -12,6 +12,7 @@
  * "patient": true   replays a step that was aborted; the reply counts them as "aborts"
  * "until": FILE     instead of "steps": up to the version whose number the file holds, and
  *                   the file may be changed meanwhile
+ * "ahead": true     says ahead of each step how it will end (zero_ahead())
  * "keep": true      keeps a text that tells the version with each step, and looks first that
  *                   what it was given at attach tells the version it begins at
  * "journal": FILE   appends "RANK VERSION HASH TIME" for each step that has ended: the
@@ -38,7 +39,7 @@ struct training {
         uint64_t first_step; /* of the noise, where the job is at version 0 */
         float pull;
         uint64_t hash, step_hash; /* of all that was fetched in forward passes; of this step's */
-        bool patient, keep, own;
+        bool patient, keep, own, ahead;
         uint64_t steps, done, aborts, skipped;
         int journal, until; /* -1: none */
         char kept[KEPT_MAX];
@@ -222,6 +223,8 @@ static int whole_step(struct training *t, struct zero_step *step, struct zero_re
 
         t->noise.step = t->first_step + version;
         t->step_hash = hash_begin;
+        if (t->ahead)
+                r = zero_ahead(a->client, step);
         for (uint32_t m = 0; !r && m < t->micro_batches; m++) {
                 t->noise.micro_batch = m;
                 r = forward(t);
@@ -283,6 +286,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                 .patient = json_is_true(json_object_get(command, "patient")),
                 .keep = json_is_true(json_object_get(command, "keep")),
                 .own = json_is_true(json_object_get(command, "own")),
+                .ahead = json_is_true(json_object_get(command, "ahead")),
                 .steps = field_count(command, "steps", 1),
                 .journal = open_named(command, "journal", O_WRONLY | O_APPEND | O_CREAT),
                 .until = open_named(command, "until", O_RDONLY),

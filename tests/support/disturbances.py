@@ -18,6 +18,7 @@ ONCE = ("attach.", "attempt.", "checkpoint.", "open.", "resume.", "coordinator.s
         "move.", "fill.drafted", "fill.filled")
 # Points that only worlds with mirrors have.
 MIRRORED = ("mirror.", "fill.")
+EAGER = ("ahead.", "coordinator.ahead")
 
 
 class Tally:
@@ -312,6 +313,8 @@ class Disturber:
     def places(self, point):
         """The nodes that can reach a point, with this placement of the ranks."""
         if point.startswith(MIRRORED) and not self.w.plan.mirrored:
+            return []
+        if point.startswith(EAGER) and not self.w.plan.eager:
             return []
         ranks = [self.w.plan.placement.count(i) for i in range(self.w.plan.nodes)]
         if point.startswith("coordinator."):

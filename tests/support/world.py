@@ -43,14 +43,24 @@ class Plan:
         if r.random() < 0.25:
             self.options["delay_ms"] = r.randint(1, 5)
         self.mirrored = seed % 2 == 1
+        self.eager = seed % 4 in (1, 2)
+        if self.eager:
+            self.train["clip"] = 0
+            self.lead(True)
         devices = [r.randint(1, 3) for _ in range(self.nodes)] if seed % 3 == 0 else [1] * self.nodes
         self.options["owners"] = " ".join(f"n{n}*{d}" for n, d in enumerate(devices))
         self.owners = [n for n, d in enumerate(devices) for _ in range(d)]
 
+    def lead(self, ahead):
+        """Whether owners update ahead of decisions."""
+        self.train["ahead"] = ahead
+        for g in self.layout:
+            g["eager"] = ahead
+
     def __str__(self):
         options = ", ".join(f"{k} {v}" for k, v in self.options.items())
         return (f"seed {self.seed}: {self.nodes} nodes{', wired' if self.wired else ''}"
-                f"{', mirrored' if self.mirrored else ''}, ranks on {self.placement}, "
+                f"{', mirrored' if self.mirrored else ''}{', eager' if self.eager else ''}, ranks on {self.placement}, "
                 f"{self.dtype}, {self.train['micro_batches']} micro-batches, stage {self.train['stage']}, {options}")
 
 
@@ -276,6 +286,7 @@ class World:
 
 def undisturbed(plan, version):
     """Runs the plan without disturbances: hashes by version, and the job's result."""
+    plan.lead(False)
     with World(plan, disturbed=False) as w:
         end = w.finish(version)
         return w.journal.hashes, end

@@ -68,6 +68,11 @@ def gpt(directory, *arguments, nodes_ranks=("--ranks", 2), program=(f"{EXAMPLES}
     return float(first[1]), float(last[1]), out
 
 
+def alike(found, wanted):
+    """Of gpt(): the same losses, as far as they are written; 40 steps in another order lose less than the last digit."""
+    assert abs(found[0] - wanted[0]) < 2e-3 and abs(found[1] - wanted[1]) < 2e-4, f"{found[:2]}, wanted {wanted[:2]}"
+
+
 @functools.cache
 def usual():
     """gpt() of two ranks."""
@@ -82,16 +87,20 @@ def torch_gpt_learns_alike_with_any_ranks():
         assert first > 5.4 and last < 3.0, out
         assert re.search(r"^step 40/40  loss [0-9.]+  grad_norm [0-9.]+  lr 0.0003051  tokens/s [0-9,.]+$", out,
                          re.MULTILINE), out
-        other = gpt(directory, "--accumulate", 2, "--stage", 2, nodes_ranks=("--ranks", 1))
-        assert abs(other[0] - first) < 1e-3 and abs(other[1] - last) < 1e-2, f"{last}, by one rank {other[1]}"
+        alike(gpt(directory, "--accumulate", 2, "--stage", 2, nodes_ranks=("--ranks", 1)), usual())
 
 
-@cases_of([("--tensor-parallel", 2), ("--layer-by-layer", "--accumulate", 2)], "{0[0]}")
+@cases_of([("--tensor-parallel", 2), ("--pipeline-parallel", 2), ("--layer-by-layer", "--accumulate", 2)], "{0[0]}")
 def torch_gpt_learns_alike(way):
     with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
-        first, last, _ = usual()
-        other = gpt(directory, *way)
-        assert abs(other[0] - first) < 1e-3 and abs(other[1] - last) < 1e-2, f"{last}, {way} {other[1]}"
+        alike(gpt(directory, *way), usual())
+
+
+@case
+def torch_gpt_learns_alike_with_divided_experts():
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
+        alike(gpt(directory, "--experts", 4, "--expert-parallel", 2, nodes_ranks=("--ranks", 4)),
+              gpt(directory, "--experts", 4, nodes_ranks=("--ranks", 1)))
 
 
 @case

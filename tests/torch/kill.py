@@ -83,7 +83,8 @@ def undisturbed(options):
 
 WAYS = ({"stage": 1}, {"stage": 3})
 MORE_WAYS = ({"stage": 2}, {"recompute": "reentrant"}, {"recompute": "nonreentrant"}, {"accumulate": "trainer"},
-             {"tied": True}, {"layerwise": True}, {"stash": True}, {"layerwise": True, "stash": True})
+             {"tied": True}, {"layerwise": True}, {"stash": True}, {"layerwise": True, "stash": True},
+             {"layerwise": True, "eager": True})
 
 
 def named(moment, options):

@@ -9,11 +9,13 @@ import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
 from harness import case, cases_of  # noqa: E402
 
 import collections  # noqa: E402
+import re  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
@@ -37,7 +39,7 @@ def accumulate(model, loss_of, batch, parts):
     return torch.stack(losses)
 
 
-def train(rank, layerwise, options, parts, stage=3, loss_of=None, shard=None, autocast=False):
+def train(rank, layerwise, options, parts, stage=3, loss_of=None, shard=None, autocast=False, clip=True):
     """Losses and parameters after some steps of a job of its own."""
     def mean(model, part):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -53,7 +55,8 @@ def train(rank, layerwise, options, parts, stage=3, loss_of=None, shard=None, au
         batch = batch_of(t, 8 * world).chunk(world)[rank]
         losses.append(layers.forward_backward(mean, batch) if layerwise else accumulate(model, mean, batch, parts))
         losses.append(torch.rand(1))  # the generator goes on alike
-        model.clip_grad_norm_(0.5)
+        if clip:
+            model.clip_grad_norm_(0.5)
         optimizer.step()
         assert stage < 3 or not fetched(model), fetched(model)
     with zt.full_params(model):
@@ -73,6 +76,24 @@ def same_bits(nodes_of_ranks, *arguments):
 @cases_of([1, 2, 4, 8], "{}_micro_batches")
 def bits_of_plain_accumulation(parts):
     same_bits([0], LARGE, parts)
+
+
+@cases_of([([0], {}), ([0, 1], {}), ([0, 0], {"dropout": 0.2}), ([0, 1], {"tied": True})], "{0[0]}_{0[1]}")
+def bits_of_plain_accumulation_with_an_eager_service(what):
+    """Blocks are updated while others still come; the plain job has no eager groups."""
+    nodes, options = what
+    with ranks.Cluster(1 + max(nodes), log_level="debug") as cluster:
+        found = [ranks.run(train, nodes, cluster, arguments=(eager, {**LARGE, **options}, 2, 3, None, {"eager": eager},
+                                                             False, False)) for eager in (True, False)]
+        assert all(updated_ahead(d) for d in cluster.daemons), "nothing was updated ahead"
+    for (got, values), (wanted, reference) in zip(*found):
+        assert torch.equal(got, wanted), (got, wanted)
+        for name, value in reference.items():
+            assert torch.equal(values[name], value), f"{name}: {(values[name] - value).abs().max()}"
+
+
+def updated_ahead(daemon):
+    return re.findall(r"has updated ahead group '([^']*)'", daemon.log())
 
 
 @cases_of([[0], [0, 1]], "on_nodes_{}")
@@ -151,6 +172,27 @@ def a_block_is_fetched_twice_and_pushed_once(parts):
     assert all(counts == [(2, 1)] for counts in blocks), units
     assert last == [(1, 1)], "the last block's backward follows its forward"
     assert root == [(1, 1)], units
+
+
+def pushed(_rank, tied):
+    """The units in the order in which a step pushes them."""
+    model = zt.shard(make(layers=9, tied=tied), groups=["wte", "wpe", "head", "Block"])
+    zt.AdamW(model)
+    layers = zt.LayerByLayer(model, model.blocks, micro_batches=2)
+    order, client = [], model.sharded.client
+    push, names = client.push, {g.index: u.name for u in model.sharded.units for g in u.groups}
+    client.push = lambda group, *more: order.append(names[group]) or push(group, *more)
+    layers.forward_backward(lambda m, part: m(part) / 2, batch_of(0, 8))
+    return order
+
+
+@case
+def what_is_behind_the_blocks_is_pushed_before_them():
+    blocks = [f"blocks.{i}" for i in reversed(range(9))]
+    order, = ranks.run(pushed, [0], ranks.shared(1), arguments=(False,))
+    assert order == ["head", *blocks, "wte", "wpe", ""], order
+    order, = ranks.run(pushed, [0], ranks.shared(1), arguments=(True,))
+    assert order == [*blocks, "wpe", ""], "the head's weights are the embedding's, in the group of the model itself"
 
 
 def live_inputs(_rank, stash):
@@ -276,6 +318,41 @@ def refused():
 @case
 def what_cannot_be_done_is_refused():
     in_rank(refused)
+
+
+def refused_to_eager():
+    plain = zt.shard(Net(), groups="Block")
+    raises(ValueError, "shard(model, eager=True)", zt.LayerByLayer, plain, plain.blocks, 2, eager=True)
+    plain.sharded.client.close()
+    model = zt.shard(Net(), groups="Block", eager=True, job="eager")
+    layers = zt.LayerByLayer(model, model.blocks, micro_batches=2)
+
+    def run():
+        return layers.forward_backward(lambda m, p: m(p).mean(), tokens(0))
+    raises(RuntimeError, "make the optimizer before", run)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    run()
+    raises(RuntimeError, "one forward_backward()", run)
+    raises(RuntimeError, "without clipping", model.clip_grad_norm_, 1.0)
+    assert model.clip_grad_norm_(float("inf")) > 0
+    optimizer.param_groups[0]["lr"] = 2e-2
+    raises(zerod.Conflict, ["lr", "zero_ahead"], optimizer.step)
+    optimizer.param_groups[0]["lr"] = 1e-2
+    optimizer.step()
+    scaler = zt.GradScaler(optimizer)
+    scaler.scale(torch.ones(()))
+    raises(RuntimeError, "GradScaler", run)
+    model.sharded.pending.loss_scale = 1.0
+    run()
+    model.zero_grad()  # gives the gradients up
+    run()
+    optimizer.step()
+    assert model.sharded.version == 2
+
+
+@case
+def what_an_eager_service_cannot_do_is_refused():
+    in_rank(refused_to_eager)
 
 
 def nested():

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """At stage 3 a trainer's memory for parameters is its window, however large the model, and trainers of a
-node have one copy."""
+node have one copy.  What a trainer freed it does not keep."""
+import ctypes
 import multiprocessing
 import os
 import re
@@ -103,6 +104,82 @@ def bounded_by_the_window():
         print(f"# model {size >> 10} kB, windows {window >> 10} kB, in steps {most >> 10} kB, after {after >> 10} kB")
         assert size >= 10 * window, f"the model has {size} bytes, the windows {window}"
         assert max(most, after) <= window, f"{most} bytes in steps, {after} after; the windows have {window}"
+
+
+# ---- what was freed -------------------------------------------------------------------
+
+
+class Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def in_use():
+    """Bytes that glibc has given out."""
+    libc.mallinfo2.restype = Mallinfo2
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
+
+
+def anonymous():
+    with open("/proc/self/status", encoding="utf-8") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon:"))
+
+
+def freed_tensors(_rank, stage):
+    """The most anonymous memory in steps, and the most in use, above what was there before."""
+    import zerod.torch as zt
+    model = zt.shard(make(layers=8, width=192, context=256), stage)
+    optimizer = zt.AdamW(model, lr=1e-4)
+    before, most = (anonymous(), in_use()), [0, 0]
+
+    def look(*_):
+        for i, now in enumerate((anonymous(), in_use())):
+            most[i] = max(most[i], now - before[i])
+    for block in model.blocks:
+        block.ln2.register_forward_pre_hook(look)
+        block.ln2.register_full_backward_pre_hook(look)
+    for t in range(6):
+        model(batch_of(t, 2, context=256)).backward()
+        look()
+        optimizer.step()
+    return most
+
+
+@case
+def a_trainer_does_not_keep_what_it_freed():
+    for stage in (2, 3):
+        (resident_, used), = ranks.run(freed_tensors, [0], ranks.shared(2), arguments=(stage,))
+        print(f"# stage {stage}: at most {used >> 10} kB in use, {resident_ >> 10} kB resident")
+        assert used > 32 << 20, "too little to see anything"
+        assert resident_ < 1.25 * used + (16 << 20), (resident_, used)
+
+
+PARTS = 2
+
+
+def records(_rank, blocks):
+    """The most bytes of malloc's that are in use in a step layer by layer, beyond what is between steps."""
+    import zerod.torch as zt
+    model = zt.shard(make(layers=blocks, width=32, heads=2), optimizer="sgd", stage=3, stash=blocks * PARTS * (1 << 14))
+    optimizer = zt.SGD(model, lr=1e-3)
+    layers = zt.LayerByLayer(model, model.blocks, micro_batches=PARTS)
+    seen = []
+    for t in range(3):
+        before = in_use()
+        layers.forward_backward(lambda m, part: m(part) / PARTS, batch_of(t, 4))
+        optimizer.step()
+        if t == 0:
+            model.blocks[-1].ln2.register_forward_pre_hook(lambda *_: seen.append(in_use() - before))
+    return max(seen)
+
+
+@case
+def a_run_of_a_block_leaves_small_records():
+    few, many = (ranks.run(records, [0], ranks.shared(2), arguments=(n,))[0] for n in (8, 72))
+    grown = (many - few) / 64
+    print(f"# layer by layer: {grown:.0f} bytes a block and {PARTS} micro-batches")
+    assert grown < 1024, f"{grown} bytes a block"
 
 
 # ---- checkpoints of Trainer -----------------------------------------------------------

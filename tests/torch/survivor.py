@@ -56,7 +56,9 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     options = dict(options)
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
     at, layerwise, stash = options.pop("at", AT), options.pop("layerwise", False), options.pop("stash", False)
-    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S), stash=1 << 20 if stash else None)
+    eager = options.pop("eager", False)
+    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S), stash=1 << 20 if stash else None,
+                     eager=eager)
     if stash and not layerwise:
         zt.checkpoint_blocks(model, model.blocks)
     optimizer = zt.AdamW(model, lr=1e-2)
@@ -82,7 +84,8 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
                     model(part).backward()
                 if handle:
                     handle.remove()
-            model.clip_grad_norm_(1.0)
+            if not eager:
+                model.clip_grad_norm_(1.0)
             if doomed and moment == "step":
                 act()
             optimizer.step(blob=b"after %d" % t)

@@ -199,6 +199,8 @@ PROTOTYPES = {
     "zero_layout_tensor_shape": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint64))),
     "zero_layout_tensors": (c_uint32, _layout),
     "zero_loss_scale": (c_double, _client),
+    "zero_layout_eager": (c_int, _layout, c_uint32),
+    "zero_ahead": (c_int, _client, POINTER(Step)),
     "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),
     "zero_prefetch": (c_int, _client, c_uint32),
     "zero_push": (c_int, _client, c_uint32, c_char_p, c_bool, POINTER(Sync)),

@@ -340,6 +340,14 @@ class Client(Conversation):
         self._wait(self._library.zero_norm, ctypes.byref(value), ctypes.byref(finite))
         return value.value, finite.value
 
+    def ahead(self, sets: Sequence[AdamWSet]) -> None:
+        """Says how this rank will end the step, before its first push: owners then update eager groups
+        (Layout.group(eager=True)) as soon as all ranks have pushed their last gradient.  step() takes the
+        same sets only, without clipping and loss scale; it raises Conflict for others.  A step that is
+        skipped or aborted leaves nothing behind.  Raises Invalid if no group is eager."""
+        step = self._step_of(sets, 0.0, 1.0, 0)
+        self._call(self._library.zero_ahead, ctypes.byref(step))
+
     def step(
         self,
         sets: Sequence[AdamWSet],

@@ -127,12 +127,15 @@ class Layout:
         ranks: Sequence[int] | None = None,
         divisor: float = 0.0,
         optimizer: str = "adamw",
+        eager: bool = False,
     ) -> int:
         """Appends a group of "fp32", "bf16" or "fp16" parameters; its index.
 
         ranks: those that push gradients of it; None: all.  Its gradient is the sum over them
         divided by divisor (0: their number).  optimizer: what updates it; the step's sets of its
-        tensors are of that optimizer.  Raises Invalid.
+        tensors are of that optimizer.  eager: owners update the group as soon as its gradient is
+        complete, if Client.ahead() has said how the step will end; that takes twice the memory for
+        master weights and moments.  Raises Invalid.
         """
         array, n = None, 0
         if ranks is not None:
@@ -149,10 +152,13 @@ class Layout:
             real(divisor, "divisor"),
         )
         with self._lock:
+            status = self._library.zero_layout_optimizer(
+                self._handle, index, name_of(optimizer, "optimizer")
+            )
+            if not status and eager:
+                status = self._library.zero_layout_eager(self._handle, index)
             self._raise(
-                self._library.zero_layout_optimizer(
-                    self._handle, index, name_of(optimizer, "optimizer")
-                ),
+                status,
                 (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"),
             )
         return index

@@ -131,19 +131,18 @@ void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan
                          const struct device_ops *ops, uint32_t chunk, struct undo_values old,
                          uint64_t from, uint8_t *stream)
 {
-        const struct plan_chunk *c = &plan->chunks[chunk];
-        const struct plan_shard *shard = &plan->shards[c->group];
+        const struct plan_chunk c = plan_chunk(plan, chunk);
+        const struct plan_shard *shard = &plan->shards[c.group];
         uint64_t moment_bytes = shard->moment_count * sizeof(float);
         uint32_t n = optimizer_moments(shard->optimizer);
-        uint64_t moments = map->group_end[c->group] - n * moment_bytes;
+        uint64_t moments = map->group_end[c.group] - n * moment_bytes;
         uint64_t master = moments - shard->range.count * sizeof(float);
 
-        save_values(ops, old.planes[0], c->n, master + (c->master - shard->master) * sizeof(float),
+        save_values(ops, old.planes[0], c.n, master + (c.master - shard->master) * sizeof(float),
                     from, stream);
         for (uint32_t i = 0; i < n; i++)
-                save_values(ops, old.planes[1 + i], c->n,
-                            moments + i * moment_bytes +
-                                    (c->moment - shard->moment) * sizeof(float),
+                save_values(ops, old.planes[1 + i], c.n,
+                            moments + i * moment_bytes + (c.moment - shard->moment) * sizeof(float),
                             from, stream);
 }
 

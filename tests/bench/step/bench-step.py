@@ -11,6 +11,8 @@ What a training step costs with zerod, against the same trainer with the states 
   small  the same with 16 tokens a step, so that a step is hardly more than its update
   mirror two trainers, two daemons, stage 3, every shard held twice; against the same without mirrors.  Besides, what
          travels between the daemons: bytes a parameter, step and node
+  buffers two trainers, two daemons, stage 3, 16 tokens a step; against the same with windows and buffers for the whole
+         model
 
 All of a case run in turn in each round, every second round backwards, and each is compared with the first of its
 case in its round.  Ratios are of the time of a step; cpu_ratio is of the CPU time of trainers and daemons together.
@@ -27,6 +29,7 @@ from cluster import Cluster, Tools  # noqa: E402
 from training import Alone, Served, write_text  # noqa: E402
 
 BUILD = "@BUILD@"
+UNBOUNDED = {"window": 1 << 30, "reduce_buffers": 1 << 30}
 SMALL = ["--context", "16", "--batch", "1"]
 
 
@@ -63,13 +66,14 @@ def against_inconsistent(more=()):
 
 
 @contextlib.contextmanager
-def against_one_copy():
+def two_nodes(of, more=()):
+    """of: the daemons' options, by name."""
     with contextlib.ExitStack() as stack:
         runs = []
-        for name, mirror in (("one copy", 0), ("mirrored", 1)):
-            cluster = stack.enter_context(Cluster(2, threads=0, mirror=mirror))
+        for name, daemons in of.items():
+            cluster = stack.enter_context(Cluster(2, threads=0, **daemons))
             write_text(cluster)
-            runs.append(Served(cluster, 2, 3, name))
+            runs.append(Served(cluster, 2, 3, name, more))
         yield runs
 
 
@@ -78,7 +82,8 @@ CASES = {"one": (lambda: against_alone(1, (1, 2, 3)), 1, 1, 1.10),
          "two": (lambda: against_alone(2, (3,)), 2, 1, 1.10),
          "crash": (against_inconsistent, 1, 1, 1.02),
          "small": (lambda: against_inconsistent(SMALL), 1, 10, None),
-         "mirror": (against_one_copy, 2, 1, None)}
+         "mirror": (lambda: two_nodes({"one copy": {}, "mirrored": {"mirror": 1}}), 2, 1, None),
+         "buffers": (lambda: two_nodes({"unbounded": UNBOUNDED, "bounded": {}}, SMALL), 2, 10, 1.11)}
 
 
 def rounds_of(case, repeat, steps):

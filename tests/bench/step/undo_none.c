@@ -9,6 +9,8 @@
  */
 #include "daemon/store/store.h"
 
+#include <stdlib.h>
+
 #include "daemon/store/file.h"
 #include "tests/support/adamw.h"
 
@@ -19,17 +21,17 @@ void undo_init(struct state *state)
 struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
                                const struct device_ops *ops, const struct update_scalars *scalars)
 {
-        const struct plan_chunk *c = &state->plan->chunks[chunk];
-        const struct plan_segment *segment = &state->plan->segments[c->first_segment];
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        const struct plan_segment *segment = &state->plan->segments[c.first_segment];
 
-        for (uint32_t done = 0, n; done < c->n; done += n, segment++) {
-                uint64_t left = segment->in_group + segment->count - (c->in_group + done);
+        for (uint32_t done = 0, n; done < c.n; done += n, segment++) {
+                uint64_t left = segment->in_group + segment->count - (c.in_group + done);
 
-                n = left < c->n - done ? (uint32_t)left : c->n - done;
-                run_adamw(ops, &scalars[segment->tensor], n, state->in->master + c->master + done,
-                          state->in->moments[0] + c->moment + done,
-                          state->in->moments[1] + c->moment + done,
-                          state->in->grad + c->moment + done, NULL);
+                n = left < c.n - done ? (uint32_t)left : c.n - done;
+                run_adamw(ops, &scalars[segment->tensor], n, state->in->master + c.master + done,
+                          state->in->moments[0] + c.moment + done,
+                          state->in->moments[1] + c.moment + done,
+                          state->in->grad + c.moment + done, NULL);
         }
         tables_set_chunk_version(state, chunk, version);
         return (struct undo_values){ 0 };
@@ -53,4 +55,21 @@ uint32_t undo_all(struct state *state)
 int undo_check(const struct state *state, struct fault *fault)
 {
         return 0;
+}
+
+struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_t chunk,
+                                     uint64_t version, const uint8_t *present,
+                                     const struct device_ops *ops,
+                                     const struct update_scalars *scalars)
+{
+        return undo_update(state, slot, chunk, version, ops, scalars);
+}
+
+void undo_ahead(struct state *state, uint32_t chunk, uint64_t version)
+{
+        abort(); /* no group is eager */
+}
+
+void undo_keep(const struct state *state, uint32_t group)
+{
 }

@@ -5,8 +5,15 @@ any of them holds, counted once, by its allocated blocks, whoever maps it.  Page
 libraries are left out of the sum: they are the same for all systems and the machine has them once.
 """
 import os
+from typing import NamedTuple
 
 MIB = 1 << 20
+
+
+class Imported(NamedTuple):
+    """Bytes in all ranks after the imports: anonymous pages, and private ones."""
+    anonymous: int
+    private: int
 
 
 def status_kib(pid, key):
@@ -15,6 +22,18 @@ def status_kib(pid, key):
             if line.startswith(key + ":"):
                 return int(line.split()[1])
     return 0
+
+
+def anonymous(pid):
+    """Bytes of anonymous pages."""
+    return status_kib(pid, "RssAnon") * 1024
+
+
+def private(pid):
+    """Bytes of pages that no other process has mapped, of files too."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as rollup:
+        fields = [line.split() for line in rollup]
+    return sum(int(f[1]) for f in fields if f[0] in ("Private_Clean:", "Private_Dirty:")) * 1024
 
 
 def reset_peak(pid):
@@ -72,25 +91,30 @@ def shared_bytes(pids, directory):
 class Watch:
     """Peaks from its making on; look() takes a sample.
 
-    imported: bytes that torch itself takes in all ranks.
+    imported: what torch itself takes in all ranks.
     """
 
     def __init__(self, ranks, daemons, directory, imported):
         self.imported = imported
         self.ranks, self.daemons, self.directory = ranks, daemons, directory
-        self.total = self.shared = self.private = 0
+        self.total = self.shared = self.private = self.own = 0
         for pid in ranks + daemons:
             reset_peak(pid)
 
     def look(self):
         pids = self.ranks + self.daemons
-        private = sum(status_kib(p, "RssAnon") for p in pids) * 1024
-        shared = shared_bytes(pids, self.directory)
-        self.total = max(self.total, private + shared)
-        self.private, self.shared = max(self.private, private), max(self.shared, shared)
+        sizes = sum(map(anonymous, pids)), shared_bytes(pids, self.directory)
+        self.total = max(self.total, sum(sizes))
+        self.private, self.shared = max(self.private, sizes[0]), max(self.shared, sizes[1])
+        self.own = max(self.own, self.own_now())
+
+    def own_now(self):
+        """Private bytes of a rank above its imports: the mean over ranks."""
+        return (sum(map(private, self.ranks)) - self.imported.private) / len(self.ranks)
 
     def result(self):
-        """MiB: the largest rank's and daemon's resident peak with all it maps, and the sums."""
+        """MiB: the largest rank's and daemon's resident peak with all it maps, what is a rank's own, at most and now,
+        and the sums."""
 
         def mib(size):
             return round(size / MIB, 1)
@@ -99,5 +123,6 @@ class Watch:
             return mib(max((status_kib(p, "VmHWM") * 1024 for p in pids), default=0))
 
         return {"rank_peak_mib": peak(self.ranks), "daemon_peak_mib": peak(self.daemons),
+                "rank_own_mib": mib(self.own), "rank_own_after_mib": mib(self.own_now()),
                 "private_mib": mib(self.private), "shared_mib": mib(self.shared),
-                "total_mib": mib(self.total), "beyond_torch_mib": mib(self.total - self.imported)}
+                "total_mib": mib(self.total), "beyond_torch_mib": mib(self.total - self.imported.anonymous)}

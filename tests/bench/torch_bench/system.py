@@ -29,6 +29,7 @@ KINDS = {
     "zero1": ("zero1", RANKS, 0, 0),
     "fsdp2": ("fsdp2", RANKS, 0, 0),
     "deepspeed3": ("deepspeed3", RANKS, 0, 0),
+    "zerod1-1": ("zerod", RANKS, 1, 1),
     "zerod2-1": ("zerod", RANKS, 2, 1),
     "zerod3-1": ("zerod", RANKS, 3, 1),
     "zerod2-2": ("zerod", RANKS, 2, 2),
@@ -104,7 +105,7 @@ class System:
         self.kind, self.ranks, self.stage, self.nodes = KINDS[name]
         self.batches = [[rank] for rank in range(self.ranks)]
         self.workers, self.cluster, self.directory = [], None, None
-        self.torch, self.imported = None, 0  # version, and bytes in all ranks after its import
+        self.torch, self.imported = None, memory.Imported(0, 0)  # version; what its import took
 
     @classmethod
     def reference(cls, options):
@@ -141,7 +142,8 @@ class System:
         for rank, worker in enumerate(self.workers):
             worker.tell(do="build", **self.config(rank))
         built = self.hear(BUILD_S)
-        self.torch, self.imported = built[0]["torch"], sum(b["imported_kib"] for b in built) * 1024
+        self.torch = built[0]["torch"]
+        self.imported = memory.Imported(*(sum(b[key] for b in built) for key in ("anonymous", "private")))
 
     def config(self, rank):
         config = {"system": self.kind, "size": self.options.model,

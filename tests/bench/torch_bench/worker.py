@@ -19,6 +19,8 @@ import os
 import sys
 import time
 
+import memory
+
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -29,10 +31,6 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def private_kib():
-    """Anonymous memory of this process."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
 
 
 class Rank:
@@ -47,13 +45,13 @@ class Rank:
         import peers
 
         torch.set_num_threads(1)
-        imported = private_kib()
+        imported = memory.anonymous("self"), memory.private("self")
         makers = {"plain": peers.Plain, "ddp": peers.Ddp, "zero1": peers.Zero1,
                   "fsdp2": peers.Fsdp2, "deepspeed3": peers.DeepSpeed3, "zerod": ours.Zerod}
         self.config = config
         self.trainer = makers[config["system"]](config)
         ctypes.CDLL(None).malloc_trim(0)  # what building left is no part of training's memory
-        return {"torch": torch.__version__, "imported_kib": imported}
+        return {"torch": torch.__version__, "anonymous": imported[0], "private": imported[1]}
 
     def one_step(self, want_norm=False):
         import torch

@@ -87,12 +87,12 @@ static void update_in_place(struct scene *s, uint32_t first, uint32_t end)
         const struct state *x = s->state;
 
         for (uint32_t i = first; i < end; i++) {
-                const struct plan_chunk *c = &x->plan->chunks[i];
-                float *p = x->in->master + c->master, *m = x->in->moments[0] + c->moment;
-                float *v = x->in->moments[1] + c->moment;
+                const struct plan_chunk c = plan_chunk(x->plan, i);
+                float *p = x->in->master + c.master, *m = x->in->moments[0] + c.moment;
+                float *v = x->in->moments[1] + c.moment;
 
-                run_adamw(s->ops, &s->scalars, c->n, p, m, v, x->in->grad + c->moment, NULL);
-                s->ops->serve(ZERO_BF16, serve_of(s, c), p, c->n);
+                run_adamw(s->ops, &s->scalars, c.n, p, m, v, x->in->grad + c.moment, NULL);
+                s->ops->serve(ZERO_BF16, serve_of(s, &c), p, c.n);
         }
 }
 
@@ -114,12 +114,12 @@ static void update_consistent(struct scene *s, uint32_t first, uint32_t end, boo
         uint64_t version = x->record->version + 1;
 
         for (uint32_t i = first; i < end; i++) {
-                const struct plan_chunk *c = &x->plan->chunks[i];
+                const struct plan_chunk c = plan_chunk(x->plan, i);
                 struct undo_values old = undo_update(x, 0, i, version, s->ops, &s->scalars);
 
                 if (save)
                         snapshot_save_chunk(&s->map, x->plan, s->ops, i, old, 0, s->saved);
-                s->ops->serve(ZERO_BF16, serve_of(s, c), x->in->master + c->master, c->n);
+                s->ops->serve(ZERO_BF16, serve_of(s, &c), x->in->master + c.master, c.n);
         }
 }
 

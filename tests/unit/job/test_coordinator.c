@@ -23,7 +23,7 @@
  *   unreadable NODE STATUS TEXT         as opened, but its answer cannot be used
  *   failed NODE STATUS TEXT             the node does not open the job
  *   displaced NODE                      another job has given its place to this one
- *   ready NODE rank R attempt A [norm] [lr X]
+ *   ready NODE rank R attempt A [norm | ahead] [lr X]
  *   vote NODE owner O [mirror] attempt A [norm X] [infinite] [asked] [refuses TEXT]
  *                                       norm: squared; asked: for the norm alone
  *   done NODE owner O [mirror] attempt A
@@ -307,7 +307,9 @@ static void print(const struct coordinator_action *a)
                 print_fault(&c.note);
                 break;
         case COORDINATOR_PREPARE:
-                fprintf(out, "ask for votes in attempt %llu\n", (unsigned long long)c.step.attempt);
+                fprintf(out, "%s attempt %llu\n",
+                        a->flag ? "tell owners how ranks will end" : "ask for votes in",
+                        (unsigned long long)c.step.attempt);
                 break;
         case COORDINATOR_DECIDE:
                 print_decision("tell all: ");
@@ -665,6 +667,8 @@ static void on_ready(void)
                         e.attempt = number();
                 else if (strcmp(w, "norm") == 0)
                         e.params = NULL;
+                else if (strcmp(w, "ahead") == 0)
+                        e.kind = COORDINATOR_AHEAD;
                 else if (strcmp(w, "lr") == 0)
                         params.sets[0].value[0] = real();
                 else

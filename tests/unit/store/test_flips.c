@@ -126,7 +126,7 @@ static void hold(struct state *s, uint32_t slot, uint32_t chunk)
 
         for (uint32_t i = 0; i < 3 * s->plan->chunk_elements; i++)
                 at->values[i] = (float)i;
-        at->kept = undo_mark(s->plan->chunks[chunk].n);
+        at->kept = undo_mark(plan_chunk(s->plan, chunk).n);
         at->version = seal(SEAL_UNDO_VERSION, slot, s->record->version + 1);
         at->chunk = seal(SEAL_UNDO, slot, (uint64_t)chunk + 1);
 }

@@ -4,7 +4,7 @@
  *
  * Once by SIGKILL at random instants, two threads updating at once; once by running an
  * attempt instruction by instruction and recovering from what the file holds after each that
- * changed it.
+ * changed it.  Each with updates after the decision, and ahead of it.
  */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -33,6 +33,7 @@ static char *directory, *other_directory;
 static struct store *other;
 static layout *l;
 static struct state *undisturbed;
+static bool eager;
 
 static void begin(void)
 {
@@ -55,6 +56,14 @@ static void end(void)
 }
 
 TestSuite(kill, .init = begin, .fini = end);
+
+/* Jobs with eager groups; the undisturbed state has none. */
+static void make_eager(void)
+{
+        eager = true;
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                cr_assert_eq(layout_set_eager(l, g, true, NULL), 0);
+}
 
 static void make_first(void)
 {
@@ -81,17 +90,31 @@ static void *update_odd(void *arg)
         return NULL;
 }
 
-static void attempt_by_two_threads(struct state *s)
+static void *update_odd_ahead(void *arg)
+{
+        toy_update_ahead(arg, 1, 1, 2);
+        return NULL;
+}
+
+static void by_two_threads(struct state *s, void *(*odd)(void *),
+                           void (*even)(struct state *, uint32_t, uint32_t, uint32_t))
 {
         pthread_t thread;
 
+        if (pthread_create(&thread, NULL, odd, s))
+                abort();
+        even(s, 0, 0, 2);
+        pthread_join(thread, NULL);
+}
+
+static void attempt_by_two_threads(struct state *s)
+{
         if (s->record->phase == ATTEMPT_OPEN)
                 toy_push(s, l);
+        if (eager && s->record->phase != ATTEMPT_DECIDED)
+                by_two_threads(s, update_odd_ahead, toy_update_ahead);
         toy_decide(s);
-        if (pthread_create(&thread, NULL, update_odd, s))
-                abort();
-        toy_update(s, 0, 0, 2);
-        pthread_join(thread, NULL);
+        by_two_threads(s, update_odd, toy_update);
         state_finish(s);
 }
 
@@ -132,7 +155,7 @@ static void finish_and_compare(void)
 }
 
 /* About one attempt fits in that time, which is longer on a slow machine. */
-Test(kill, at_random_instants_leaves_the_bits_of_an_undisturbed_run)
+static void at_random_instants(void)
 {
         long limit_ns = LIMIT_NS;
 
@@ -149,6 +172,17 @@ Test(kill, at_random_instants_leaves_the_bits_of_an_undisturbed_run)
         cr_assert_gt(undisturbed->record->version, KILLS / 2);
 }
 
+Test(kill, at_random_instants_leaves_the_bits_of_an_undisturbed_run)
+{
+        at_random_instants();
+}
+
+Test(kill, at_random_instants_with_updates_ahead_leaves_the_bits_of_an_undisturbed_run)
+{
+        make_eager();
+        at_random_instants();
+}
+
 /* ---- every instruction ---- */
 
 /* The traced process: from the vote to the end of an attempt. */
@@ -156,6 +190,8 @@ static void run_traced(struct state *s)
 {
         toy_push(s, l);
         trace_me();
+        if (eager)
+                toy_update_ahead(s, 0, 0, 1);
         toy_decide(s);
         toy_update(s, 0, 0, 1);
         state_finish(s);
@@ -224,7 +260,7 @@ static uint64_t run_and_look(struct state *s, void (*run)(struct state *s),
         return t.instants;
 }
 
-static void at_every_instruction(const char *isa)
+static void at_every_instruction(const char *isa, uint32_t attempts)
 {
         struct state *s = fixture_state(other, "j", l, 1, 0, 2);
 
@@ -232,7 +268,8 @@ static void at_every_instruction(const char *isa)
         if (!toy_ops)
                 cr_skip_test("this CPU does not have %s", isa);
         toy_init(s);
-        toy_attempt(s, l);
+        for (uint32_t i = 0; i < attempts; i++)
+                toy_attempt(s, l);
         cr_assert_gt(run_and_look(s, run_traced, check_bits), 300);
         state_close(s);
 }
@@ -240,19 +277,33 @@ static void at_every_instruction(const char *isa)
 Test(kill, at_every_instruction_of_scalar_kernels_leaves_the_bits_of_an_undisturbed_run,
      .timeout = 300)
 {
-        at_every_instruction("scalar");
+        at_every_instruction("scalar", 1);
+}
+
+Test(kill, at_every_instruction_of_updates_ahead_leaves_the_bits_of_an_undisturbed_run,
+     .timeout = 300)
+{
+        make_eager();
+        at_every_instruction("scalar", 1);
+}
+
+/* The attempt after four is skipped (toy.c). */
+Test(kill, at_every_instruction_of_a_skip_what_is_ahead_can_be_put_back, .timeout = 300)
+{
+        make_eager();
+        at_every_instruction("scalar", 4);
 }
 
 Test(kill, at_every_instruction_of_avx2_kernels_leaves_the_bits_of_an_undisturbed_run,
      .timeout = 300)
 {
-        at_every_instruction("avx2");
+        at_every_instruction("avx2", 1);
 }
 
 Test(kill, at_every_instruction_of_avx512_kernels_leaves_the_bits_of_an_undisturbed_run,
      .timeout = 300)
 {
-        at_every_instruction("avx512");
+        at_every_instruction("avx512", 1);
 }
 
 /* Marks follow from the vote's norm. */

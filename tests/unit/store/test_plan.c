@@ -150,19 +150,18 @@ static void covered_by_chunks(const layout *l, const struct partition *partition
 
         for (uint32_t g = 0; g < p->n_groups; g++) {
                 const struct plan_shard *shard = &p->shards[g];
-                const struct plan_chunk *c = p->chunks + shard->first_chunk;
 
-                for (uint32_t i = 0; i < shard->n_chunks; i++, c++) {
-                        const struct plan_segment *s = &p->segments[c->first_segment];
+                for (uint32_t i = 0; i < shard->n_chunks; i++) {
+                        const struct plan_chunk c = plan_chunk(p, shard->first_chunk + i);
+                        const struct plan_segment *s = &p->segments[c.first_segment];
 
-                        cr_assert_eq(c->group, g);
-                        cr_assert_eq(c->moment, moment);
-                        cr_assert(c->n > 0 && c->n <= p->chunk_elements);
-                        cr_assert(c->in_group >= s->in_group &&
-                                  c->in_group < s->in_group + s->count);
-                        cr_assert_eq(c->master - s->master, c->in_group - s->in_group);
-                        cr_assert_eq(c->moment - s->moment, c->in_group - s->in_group);
-                        moment += c->n;
+                        cr_assert_eq(c.group, g);
+                        cr_assert_eq(c.moment, moment);
+                        cr_assert(c.n > 0 && c.n <= p->chunk_elements);
+                        cr_assert(c.in_group >= s->in_group && c.in_group < s->in_group + s->count);
+                        cr_assert_eq(c.master - s->master, c.in_group - s->in_group);
+                        cr_assert_eq(c.moment - s->moment, c.in_group - s->in_group);
+                        moment += c.n;
                 }
                 cr_assert_eq(moment, shard->moment + shard->moment_count);
         }
@@ -176,15 +175,15 @@ Test(plan, chunks_cover_the_trainable_elements_once_and_in_order)
 static void contiguous(const layout *l, const struct partition *partition, const struct plan *p)
 {
         for (uint32_t i = 0; i < p->n_chunks; i++) {
-                const struct plan_chunk *c = &p->chunks[i];
-                const struct plan_segment *s = &p->segments[c->first_segment];
+                const struct plan_chunk c = plan_chunk(p, i);
+                const struct plan_segment *s = &p->segments[c.first_segment];
 
-                const struct plan_shard *shard = &p->shards[c->group];
+                const struct plan_shard *shard = &p->shards[c.group];
                 const struct plan_segment *end =
                         p->segments + shard->first_segment + shard->n_segments;
 
-                cr_assert_leq(c->in_group + c->n, shard->range.first + shard->range.count);
-                for (; s < end && s->in_group < c->in_group + c->n; s++)
+                cr_assert_leq(c.in_group + c.n, shard->range.first + shard->range.count);
+                for (; s < end && s->in_group < c.in_group + c.n; s++)
                         cr_assert_neq(s->moment, UINT64_MAX);
         }
 }
@@ -248,7 +247,7 @@ Test(plan, no_short_chunk_is_left_at_the_end_of_a_long_run)
         cr_assert_eq(plan_new(l, partition, 0, 1280, &p), 0);
         cr_assert_eq(p->n_chunks, 8);
         for (uint32_t c = 0; c < p->n_chunks; c++)
-                cr_assert_geq(p->chunks[c].n, 1024);
+                cr_assert_geq(plan_chunk(p, c).n, 1024);
 }
 
 Test(plan, more_chunks_than_can_be_counted_are_refused_at_once)

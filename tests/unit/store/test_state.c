@@ -442,7 +442,7 @@ Test(state, impossible_chunk_versions_and_slots_are_refused)
         hold(s, 1, 2);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         hold(s, 1, 1);
-        s->in->undo->kept = undo_mark(s->plan->chunks[0].n + 1);
+        s->in->undo->kept = undo_mark(plan_chunk(s->plan, 0).n + 1);
         cr_assert_eq(open_only(NULL), ZERO_EIO);
         hold(s, 0, 2);
         cr_assert_eq(open_only(NULL), 0);

@@ -61,22 +61,37 @@ void toy_decide(struct state *s)
 
 const struct device_ops *toy_ops;
 
-static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk)
+static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk, bool ahead)
 {
+        const struct device_ops *ops = toy_ops ? toy_ops : device_host(NULL);
+        uint64_t version = s->record->version + 1;
         struct update_scalars scalars[16];
 
         assert(s->n_tensors <= 16);
         for (uint32_t t = 0; t < s->n_tensors; t++)
                 scalars[t] = hyper_scalars(&toy_sets[s->tensor_set[t]], 3, 0.5);
-        undo_update(s, slot, chunk, s->record->version + 1, toy_ops ? toy_ops : device_host(NULL),
-                    scalars);
+        if (ahead)
+                undo_update_ahead(s, slot, chunk, version, s->present, ops, scalars);
+        else
+                undo_update(s, slot, chunk, version, ops, scalars);
+}
+
+void toy_update_ahead(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
+{
+        for (uint32_t c = first; c < s->plan->n_chunks; c += stride)
+                if (state_chunk_version(s, c) == s->record->version)
+                        update_chunk(s, slot, c, true);
 }
 
 void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
 {
-        for (uint32_t c = first; s->record->commit && c < s->plan->n_chunks; c += stride)
-                if (state_chunk_version(s, c) == s->record->version)
-                        update_chunk(s, slot, c);
+        const struct state_record *r = s->record;
+
+        for (uint32_t c = first; c < s->plan->n_chunks; c += stride)
+                if (r->commit && state_chunk_version(s, c) == r->version)
+                        update_chunk(s, slot, c, false);
+                else if (!r->commit && state_chunk_version(s, c) != r->version)
+                        undo_ahead(s, c, r->version);
 }
 
 void toy_attempt(struct state *s, const layout *l)

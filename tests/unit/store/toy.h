@@ -20,7 +20,10 @@ void toy_init(struct state *s);
 void toy_push(struct state *s, const layout *l);
 /* Brings the attempt from any phase to its decision, with the gradients that were pushed. */
 void toy_decide(struct state *s);
-/* Updates every `stride`-th chunk from `first` on that is at the old version. */
+/* The same as toy_update(), before the decision; all groups are eager. */
+void toy_update_ahead(struct state *s, uint32_t slot, uint32_t first, uint32_t stride);
+/* After the decision: updates every `stride`-th chunk from `first` on that is at the old version,
+ * or puts back what is ahead of a skipped step. */
 void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride);
 /* Brings the attempt from any phase to its end. */
 void toy_attempt(struct state *s, const layout *l);

@@ -44,6 +44,8 @@ _all: "weakref.WeakSet[Activations]" = weakref.WeakSet()
 class Entry:
     """What autograd keeps in the place of a tensor."""
 
+    __slots__ = ("owner", "attempt", "key", "shape", "stride", "dtype", "device", "written", "__weakref__")
+
     def __init__(self, owner: "Activations", tensor: torch.Tensor):
         like = torch.empty_like(tensor, device="meta")  # dense, in the tensor's order of dimensions
         self.owner, self.attempt, self.key = owner, owner.attempt, owner.next_key

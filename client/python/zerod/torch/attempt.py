@@ -132,9 +132,13 @@ class Attempt:
         """As Client.grad()."""
         return self._of_step(self.client.grad, group)
 
-    def push(self, group: int, present: bytes, stream: int | None = None) -> None:
-        """As Client.push(), of a micro-batch that need not be the last."""
-        self._of_step(self.client.push, group, present, False, stream)
+    def push(self, group: int, present: bytes, stream: int | None = None, last: bool = False) -> None:
+        """As Client.push()."""
+        self._of_step(self.client.push, group, present, last, stream)
+
+    def ahead(self, sets: list[zerod.AdamWSet]) -> None:
+        """As Client.ahead()."""
+        self._of_step(self.client.ahead, sets)
 
     def norm(self) -> tuple[float, bool]:
         """As Client.norm()."""

@@ -37,6 +37,9 @@ def clip_grad_norm_(model_or_parameters: nn.Module | torch.Tensor | Iterable[tor
         raise ValueError(f"max_norm {max_norm} is not > 0")
     sharded = _sharded_to_clip(model_or_parameters)
     pending = sharded.pending
+    if sharded.gradients.last and max_norm < math.inf:
+        raise RuntimeError("eager blocks were updated before the norm is known, and cannot be clipped: train without "
+                           "clipping, or shard the model without eager=True")
     sharded.finish_backward_pushes()
     norm, finite = sharded.attempt.norm()
     norm /= pending.loss_scale

@@ -3,7 +3,7 @@
 Rule: a gradient stays where autograd made it until its unit's gradients are complete, or the
 backward pass ends.  Then the gradients of each group are copied into push memory, once, and pushed.
 Every push is one micro-batch; zero_step() ends the series, so no backward pass need know that it is
-the last.
+the last.  One that knows has owners update eager groups ahead of the step.
 """
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class GroupGradient:
         self.place, self.group = place, group
         self.parts: list[torch.Tensor | None] = [None] * len(group.params)
         self.marks: list[Any] = [None] * len(group.params)  # of the work that made the part
-        self.views: dict[int, list[torch.Tensor]] = {}  # by address of push memory
 
     def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
         """Takes a gradient over, or adds it to the one before in the job's gradient dtype."""
@@ -38,23 +37,19 @@ class GroupGradient:
             self.parts[param.position] = before.to(dtype).add_(gradient)
         self.marks[param.position] = self.place.mark()
 
-    def push(self, attempt: "Attempt", dtype: torch.dtype) -> None:
+    def push(self, attempt: "Attempt", dtype: torch.dtype, last: bool) -> None:
         """Pushes the parts that have come, if any; blocks while no push memory is free."""
         present = bytes(part is not None for part in self.parts)
         if not any(present):
             return
         address = attempt.grad(self.group.index)
-        if address not in self.views:
-            self.views[address] = [
-                self.place.tensor_at(address + p.offset * dtype.itemsize, p.local_numel,
-                                     dtype).view(p.local_shape)
-                for p in self.group.params]
-        for view, part, mark in zip(self.views[address], self.parts, self.marks):
+        flat = self.place.tensor_at(address, self.group.elements, dtype)
+        for p, part, mark in zip(self.group.params, self.parts, self.marks):
             if part is not None:
                 self.place.follow(mark, part)
-                view.copy_(part)
+                flat[p.offset:p.offset + p.local_numel].view(p.local_shape).copy_(part)
         self.forget()
-        attempt.push(self.group.index, present, self.place.stream)
+        attempt.push(self.group.index, present, self.place.stream, last)
 
     def forget(self) -> None:
         """Drops what was not pushed; it is lost with the attempt."""
@@ -68,6 +63,7 @@ class Gradients:
     keep: push nothing for now; micro-batches add up in the trainer's memory.
     part: the micro-batch that gradients come from; several: parameters whose gradient comes in several
     pieces of a micro-batch, which add up before micro-batches do.
+    last: owners know how the step will end, and each group is pushed once.
     """
 
     def __init__(self, sharded: "Sharded", groups: list[Group], dtype: torch.dtype):
@@ -79,6 +75,7 @@ class Gradients:
         self.several: set[ShardedParam] = set()
         self.pieces: dict[ShardedParam, dict[int, torch.Tensor]] = {}
         self.any = False  # a gradient was pushed or kept in this attempt
+        self.last = False
 
     @torch.no_grad()
     def take(self, param: ShardedParam, gradient: torch.Tensor) -> None:
@@ -111,17 +108,17 @@ class Gradients:
         if kept or not self.keep:
             for g in groups:
                 if g.trainable:
-                    self.of_group[g.index].push(self.sharded.attempt, self.dtype)
+                    self.of_group[g.index].push(self.sharded.attempt, self.dtype, self.last)
 
     @torch.no_grad()
     def push_all(self) -> None:
         """Pushes whatever has not been pushed."""
         for g in self.of_group.values():
-            g.push(self.sharded.attempt, self.dtype)
+            g.push(self.sharded.attempt, self.dtype, self.last)
 
     def forget(self) -> None:
         """Begins a new attempt, without gradients."""
-        self.any = False
+        self.any = self.last = False
         self.pieces.clear()
         for g in self.of_group.values():
             g.forget()

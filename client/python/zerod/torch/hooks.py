@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .heap import Heap
 from .unit import ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Hooks:
         self.forward_order, self.backward_order = Order(), Order()
         self.task = -1  # the backward pass whose end the engine will report
         self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
+        self.heap = Heap()
 
     def install(self) -> None:
         """Wraps every unit's forward."""
@@ -157,6 +159,7 @@ class Hooks:
 
     def fetch(self, unit: Unit, order: Order | None = None) -> None:
         """Holds a unit and shows its parameters, and prefetches what will probably follow it in that order."""
+        self.heap.look()
         first = unit.params and unit.params[0].gathered is None
         unit.fetch()
         if first:

@@ -13,7 +13,8 @@ cuts before it.
 
 Rules: what is outside of blocks runs in the threads as it stands, and keeps its graph.  A module outside of
 blocks stays fetched while all threads pass it, if the window has room for it.  A block's gradients add up
-here, and are pushed once, when its last backward is over.
+here, and are pushed once, when its last backward is over; those of a module that is used behind the blocks alone,
+such as a large head, before the blocks begin theirs.
 """
 from __future__ import annotations
 
@@ -44,13 +45,16 @@ class _Stop(BaseException):
 class _Gradients:
     """Gradients that come back to a cut, one for each tensor, as far as they have come."""
 
+    __slots__ = ("so_far",)
+
     def __init__(self, n: int):
         self.so_far: list[torch.Tensor | None] = [None] * n
 
-    def add(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Takes gradients; those of several uses add up."""
-        self.so_far = [have if new is None else new if have is None else have + new
-                       for have, new in zip(self.so_far, gradients)]
+    def add(self, at: int, gradient: torch.Tensor | None) -> None:
+        """Takes a gradient; those of several uses add up."""
+        if gradient is not None:
+            have = self.so_far[at]
+            self.so_far[at] = gradient if have is None else have + gradient
 
 
 class _Cut(torch.autograd.Function):  # pylint: disable=abstract-method
@@ -64,11 +68,17 @@ class _Cut(torch.autograd.Function):  # pylint: disable=abstract-method
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        ctx.gradients.add(gradients)
+        for at, gradient in enumerate(gradients):
+            ctx.gradients.add(at, gradient)
         return None, None, *(None for _ in gradients)
 
 
 _ANCHOR = torch.empty(0, requires_grad=True)  # has a cut's outputs require a gradient
+
+
+def _shared(new: Any, before: Any) -> Any:
+    """The equal one that is there already."""
+    return before if new == before else new
 
 
 def _cut(tensors: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], _Gradients]:
@@ -93,6 +103,8 @@ def _autocast(states: list[Any]) -> Iterator[None]:
 class _Random:
     """The state of torch's generators."""
 
+    __slots__ = ("place", "cpu", "device")
+
     def __init__(self, place: "Host | Gpu"):
         self.place, self.cpu, self.device = place, torch.get_rng_state(), place.random_state()
 
@@ -111,14 +123,19 @@ class _Run:
     """One run of a block by one micro-batch, to be run again.
 
     args: its arguments, flat; in the place of those that are in the stash, the entries.  edges: where the gradients
-    of those go on.  outputs: which of its outputs have a gradient.
+    of those go on: into a cut, or an edge of autograd's graph.  outputs: which of its outputs have a gradient.
+
+    There is one for each block and micro-batch until its backward, so that it is small: what it has in common with the
+    run before, it shares, and a node of the graph lives on only where the graph goes on.
     """
 
-    def __init__(self, unit: Unit, random: _Random):
+    __slots__ = ("unit", "random", "autocasts", "args", "shape", "versions", "edges", "outputs", "gradients")
+
+    def __init__(self, unit: Unit, random: _Random, before: "_Run | None"):
         self.unit, self.random = unit, random
-        self.autocasts = _autocasts(unit.sharded.place.device)
+        self.autocasts = _shared(_autocasts(unit.sharded.place.device), before and before.autocasts)
         self.args: list[Any] = []
-        self.shape: Any = None
+        self.shape: Any = before and before.shape
         self.versions: list[int] = []
         self.edges: dict[int, Any] = {}
         self.outputs: list[int] = []
@@ -126,7 +143,8 @@ class _Run:
 
     def forward(self, args: Any, kwargs: Any) -> Any:
         """The first time: without autograd; the outputs are cut."""
-        self.args, self.shape = pytree.tree_flatten((args, kwargs))
+        self.args, shape = pytree.tree_flatten((args, kwargs))
+        self.shape = _shared(shape, self.shape)
         tensors = list(tensors_in(self.args))
         needed = torch.is_grad_enabled() and (any(t.requires_grad for t in tensors)
                                               or any(p.placeholder.requires_grad for p in self.unit.params))
@@ -156,7 +174,14 @@ class _Run:
         for i, arg in enumerate(self.args):
             entry = activations.pack(arg) if isinstance(arg, torch.Tensor) else arg
             if entry is not arg:
-                self.args[i], self.edges[i] = entry, torch.autograd.graph.get_gradient_edge(arg)
+                self.args[i], self.edges[i] = entry, self._edge(arg)
+
+    @staticmethod
+    def _edge(tensor: torch.Tensor) -> Any:
+        cut = getattr(tensor.grad_fn, "gradients", None)
+        if isinstance(cut, _Gradients) and not tensor._backward_hooks and not tensor.retains_grad:  # pylint: disable=protected-access
+            return cut, tensor.output_nr
+        return torch.autograd.graph.get_gradient_edge(tensor)
 
     @staticmethod
     def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -193,7 +218,13 @@ class _Run:
                                "were, so that a cache among them must be off (use_cache=False)")
             raise
         self._go_back((flat[i], g) for i, g in zip(self.outputs, self.gradients.so_far) if flat[i].requires_grad)
-        self._go_back(zip(self.edges.values(), arriving.so_far))
+        beyond = []
+        for edge, gradient in zip(self.edges.values(), arriving.so_far):
+            if isinstance(edge[0], _Gradients):
+                edge[0].add(edge[1], gradient)
+            else:
+                beyond.append((edge, gradient))
+        self._go_back(beyond)
 
     @staticmethod
     def _go_back(pairs: Iterable[tuple[Any, torch.Tensor | None]]) -> None:
@@ -285,12 +316,20 @@ class LayerByLayer:
     block), a block must not return its own parameters, and hooks of the block module itself (not of modules inside)
     see its first run only.
 
+    eager: L2L's eager server, for a model of ``shard(model, eager=True)``, where it is the default: the service
+    updates a block as soon as its gradient is complete, by the values that the optimizer has when
+    forward_backward() begins.  A step then has one forward_backward() and no other backward pass; nothing is
+    clipped, no loss is scaled.  The bits are the same, whatever is killed in between.
+
     Errors: TypeError if the model is not sharded; ValueError, naming the module, for a block that is no group of its
-    own, or for micro_batches below 1.
+    own, or for micro_batches below 1, or eager where the model is not.
     """
 
-    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module], micro_batches: int):
+    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module], micro_batches: int, *, eager: bool | None = None):
         self.model, self.sharded = model, sharded_of(model)
+        self.eager = self.sharded.eager if eager is None else eager
+        if self.eager and not self.sharded.eager:
+            raise ValueError("eager=True needs a model of shard(model, eager=True): the service keeps old values for it")
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is a number of parts, at least 1, not {micro_batches!r}")
         self.micro_batches = micro_batches
@@ -298,7 +337,9 @@ class LayerByLayer:
         self.outside = [u for u in self.sharded.units if u not in self.blocks]
         self.current: _MicroBatch | None = None  # whose thread runs
         self.expected: list[Unit] = []  # the blocks of the last step, in the order of their calls
+        self.behind: list[Unit] = []  # modules that this step uses behind the last block alone
         self.inside: Unit | None = None  # the block that runs
+        self.newest: _Run | None = None
 
     def _units_of(self, blocks: list[nn.Module]) -> list[Unit]:
         units = {id(u.module): u for u in self.sharded.units if not u.is_root}
@@ -328,6 +369,8 @@ class LayerByLayer:
         calls a block, or an input was changed in place; what loss_of raises; as of a backward pass.
         """
         parts = self._split(batch)
+        if self.eager:
+            self._say_ahead()
         after, seed = self._seed()
         micros: list[_MicroBatch] = []
         try:
@@ -342,6 +385,15 @@ class LayerByLayer:
                 micro.stop()
             after.restore()
         return torch.stack(losses)
+
+    def _say_ahead(self) -> None:
+        """Every group is pushed once from here on, and owners know how the step will end."""
+        optimizer = self.sharded.optimizer and self.sharded.optimizer()
+        if optimizer is None:
+            raise RuntimeError("eager blocks are updated before step(): make the optimizer before forward_backward()")
+        if self.sharded.has_gradients:
+            raise RuntimeError("eager: a step has one forward_backward() and no other backward pass: call step() first")
+        optimizer.ahead()
 
     def _split(self, batch: Any) -> list[Any]:
         flat, shape = pytree.tree_flatten(batch)
@@ -400,7 +452,7 @@ class LayerByLayer:
                 unit.depth -= 1
             for unit, forward in zip(self.blocks, forwards):
                 unit.module.forward = forward
-            self.current = self.inside = None
+            self.current = self.inside = self.newest = None
 
     def _fits(self) -> bool:
         """Whether all modules outside of blocks can be held beside two blocks."""
@@ -416,7 +468,7 @@ class LayerByLayer:
                                    "one another; name the outer ones alone")
             assert micro is not None
             micro.meet(unit)
-            run = _Run(unit, _Random(self.sharded.place))
+            self.newest = run = _Run(unit, _Random(self.sharded.place), self.newest)
             self.runs.append(run)
             self.inside = unit
             try:
@@ -430,7 +482,9 @@ class LayerByLayer:
         rounds: list[list[_Run]] = []
         losses: list[torch.Tensor] = []
         unit = None
+        first = [u.call for u in self.outside]
         while not losses:
+            last = [u.call for u in self.outside]
             self.runs: list[_Run] = []
             for micro in micros:
                 self.current, self.sharded.gradients.part = micro, micro.number
@@ -447,6 +501,8 @@ class LayerByLayer:
                 for following in self.expected[len(rounds) + 1:len(rounds) + 2]:
                     self.sharded.hooks.prefetch(following)
         self.expected = [runs[0].unit for runs in rounds]
+        self.behind = [u for u, a, b in zip(self.outside, first, last) if a is b and u.call is not b]
+        self.newest = None
         return rounds, losses
 
     @staticmethod
@@ -478,6 +534,8 @@ class LayerByLayer:
         sharded = self.sharded
         gradients, hooks = sharded.gradients, sharded.hooks
         calls = self.expected
+        for unit in self.behind:
+            gradients.push_groups(unit.groups, kept=True)
         gradients.several |= {p for u in calls if calls.count(u) > 1 for p in u.params}
         for at in range(len(rounds) - 1, -1, -1):
             unit, runs = calls[at], rounds.pop()

@@ -177,6 +177,18 @@ class ServiceOptimizer(torch.optim.Optimizer):
                     self.sharded.write(param, "set", torch.tensor([index]))
                     self._sets[param] = index
 
+    def ahead(self) -> None:
+        """Tells owners by which values this step will be made: they update eager groups as soon as their gradients
+        are complete.  step() then raises zerod.Conflict if a value has changed."""
+        self._check_mine()
+        pending = self.sharded.pending
+        if pending.loss_scale != 1.0:
+            raise RuntimeError("eager blocks are updated before an overflow is known: train without a GradScaler, or "
+                               "shard the model without eager=True")
+        self._assign_sets()
+        self.sharded.attempt.ahead([self.set_of(g) for g in self.param_groups])
+        self.sharded.gradients.last = True
+
     @property
     def kept(self) -> bytes:
         """What this rank, or the one whose place it took, gave to the last step that was decided as

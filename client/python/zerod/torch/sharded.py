@@ -45,6 +45,7 @@ class Sharded:
     goes_on: the job had its values when this rank attached, so that loading others is left out.
     keep: whether the job stays when all ranks have completed it.
     hold_groups: how many groups this rank may hold at once, or zerod.ALL.
+    eager: its groups are updated as soon as their gradients are complete, where a trainer says which is the last.
     pipeline: this rank's stage, if the model is one; elsewhere: the parameters of other stages.
     """
 
@@ -66,6 +67,7 @@ class Sharded:
         self.goes_on = False
         self.hold_groups = 0
         self.keep = True
+        self.eager = False
         self.pipeline: Stage | None = None
         self.elsewhere: list[ParamElsewhere] = []
 

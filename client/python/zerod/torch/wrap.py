@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import zerod
 from zerod.environment import incarnation
 
-from . import initialize, state
+from . import heap, initialize, state
 from .activations import Activations
 from .attempt import Attempt
 from .clip_grad import clip_grad_norm_
@@ -125,7 +125,7 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
                 suffix = split.suffix(part) if split else ""
                 index = layout.group(name + suffix, DTYPES[params[0].dtype],
                                      split.ranks[part] if split and not stage else None, divisor,
-                                     optimizer=sharded.optimizer_name)
+                                     optimizer=sharded.optimizer_name, eager=sharded.eager)
                 for p in params:
                     layout.tensor(index, p.name + suffix, tuple(p.split.shape(part) if split else p.shape),
                                   frozen=not p.trainable)
@@ -237,7 +237,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
-          keep: bool = True, optimizer: str = "adamw",
+          keep: bool = True, optimizer: str = "adamw", eager: bool = False,
           stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
           data: Iterable[str] | None = None, pipeline: str | None = None,
           tied: Iterable[Iterable[str]] = ()) -> nn.Module:
@@ -278,6 +278,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     its status.
     optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
     "sgd", or "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
+    eager: owners update a block as soon as its gradient is complete, while others still come (:class:`LayerByLayer`
+    says which is the last; L2L's eager parameter server).  The bits are the same; master weights and moments take
+    twice the memory in the service, so that a step which is skipped or aborted is undone.  No clipping, no loss scale.
     stash: room for the inputs of checkpointed blocks (:func:`checkpoint`), a zerod.Stash or its bytes: those of
     all inputs that one step has at once.  None: no room.
 
@@ -307,6 +310,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
         raise ValueError(f"prefetch is a number of units, not {prefetch!r}")
+    heap.share_one_arena()
     marked = _marked(model)
     planned = find_units(model, groups, marked)
     if not any(u.params for u in planned):
@@ -333,7 +337,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     initialize.prepare(model, init_fn)
     place = place_of(device, (p.value for p in params))
     sharded = Sharded(model, stage, prefetch, place, optimizer)
-    sharded.pipeline = cut
+    sharded.pipeline, sharded.eager = cut, bool(eager)
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job, timeout=timeout)
     if mesh is not None:
