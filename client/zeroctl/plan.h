@@ -3,7 +3,8 @@
  * before there is one.
  *
  * zeroctl does not see the daemon, so plan_bytes.c has the rules of proto/partition.h,
- * proto/slots.h and daemon/store/plan.h a second time.  tests/integration/plan.py compares both.
+ * proto/slots.h, daemon/store/plan.h and daemon/stash a second time.  tests/integration/plan.py
+ * compares both.
  *
  * Numbers are bytes or elements in int64_t, as JSON has them.
  */
@@ -58,6 +59,9 @@ struct plan_cluster {
         int64_t nodes, owners, devices; /* owners: nodes that hold shards, the first ones */
         int64_t ranks, gpus;            /* of each node */
         int64_t stage, hold /* 0: not given */, push, micro_batches, batch, seq;
+        int64_t stash;           /* bytes of a rank's checkpoints; 0: none; -1: one a layer */
+        int64_t tensor_parallel; /* ranks that stash the same bytes; a divisor or multiple of ranks
+                                  */
         bool mirror, states_on_gpu;
         enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */
         const struct plan_optimizer *optimizer;          /* NULL: as the model has it */
@@ -74,10 +78,12 @@ struct plan_node {
         int64_t gather_window, slots; /* all windows of the node together */
         int64_t push_windows;         /* of all its ranks */
         int64_t sums, receive;        /* the most that buffers take */
+        int64_t stash;                /* reserved */
         int64_t host, gpu;            /* together; gpu: of the GPU that has most to hold */
         struct {
                 int64_t gather_sent, gather_received, reduce_sent, reduce_received; /* bytes */
                 int64_t gather_elements, reduce_elements; /* received; sent */
+                int64_t stash;                            /* bytes, as many sent as received */
                 int64_t update, copy;                     /* bytes that are read and written */
         } step;
 };
@@ -85,12 +91,14 @@ struct plan_node {
 struct plan {
         int64_t parameters, elements, trainable; /* parameters: without the gaps of alignment */
         int64_t groups, largest_group;           /* largest_group: elements */
-        int64_t push_window, activations;        /* of each rank; activations 0: not known */
+        int64_t push_window;                     /* of each rank */
+        int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];
         struct plan_node nodes[ZERO_NODE_MAX];
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
         double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */
         int bound;                  /* the largest of them; -1: none is known */
+        double estimate;            /* seconds; 0: one of them is not known */
 };
 extern const char *const plan_bounds[PLAN_BOUNDS];
 
@@ -98,6 +106,13 @@ extern const char *const plan_bounds[PLAN_BOUNDS];
 int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
               const char **ret_flaw);
 bool plan_fits(const struct plan_cluster *c, const struct plan *p);
+
+/* ---- how fast a running cluster is (plan_measure.c) ---- */
+
+/* Measures each rate of the cluster that is 0, and sets it to the slowest node's.  CTL_OK, or a
+ * code and a sentence on standard error.  The caller releases *ret. */
+int plan_measure(struct ctl *ctl, struct plan_cluster *c, json_t **ret);
+void plan_measure_show(const struct ctl *ctl, FILE *out, const json_t *answer);
 
 /* ---- for people (plan_show.c) ---- */
 

@@ -7,11 +7,21 @@
 #include <inttypes.h>
 #include <time.h>
 
-static double now(void)
+static double seconds_of(clockid_t clock)
 {
         struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
+        clock_gettime(clock, &t);
         return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double now(void)
+{
+        return seconds_of(CLOCK_MONOTONIC);
+}
+
+double report_cpu_seconds(void)
+{
+        return seconds_of(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 int report_init(const struct options *options, struct fault *fault, struct report *ret_report)
@@ -76,15 +86,16 @@ static void progress(struct report *report, uint32_t step, double loss, double l
         if (json(report))
                 printf("{\"event\":\"step\",\"step\":%u,\"steps\":%u,\"loss\":%.6f,\"lr\":%g,"
                        "\"grad_norm\":%.6f,\"tokens_per_second\":%.0f,\"skipped\":%u,"
-                       "\"loss_scale\":%g,\"eta\":%.1f}\n",
+                       "\"loss_scale\":%g,\"eta\":%.1f,\"compute_cpu_s\":%.6f}\n",
                        step, o->steps, loss, lr, result->grad_norm, rate, report->skipped,
-                       result->loss_scale, left);
+                       result->loss_scale, left, report->computing / steps);
         else
                 printf("step %u/%u  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s  skipped %u  "
                        "eta %.0f s\n",
                        step, o->steps, loss, result->grad_norm, lr, rate, report->skipped, left);
         report->window = now();
         report->window_first = step;
+        report->computing = 0;
 }
 
 void report_step(struct report *report, uint32_t step, double loss, double lr,

@@ -14,6 +14,7 @@ struct report {
         double begin;                 /* seconds on the monotonic clock */
         double window;                /* when the last progress line was printed */
         uint32_t first, window_first; /* the steps at these times */
+        double computing;             /* CPU seconds of forward and backward passes since then */
         uint32_t skipped;
 };
 
@@ -24,6 +25,7 @@ void report_deinit(struct report *report);
 void report_model(const struct report *report, uint64_t parameters, uint64_t groups);
 /* Starts the clock of throughput and remaining time; decided: steps committed or skipped. */
 void report_begin(struct report *report, uint32_t step, uint64_t decided);
+double report_cpu_seconds(void); /* of all threads so far */
 /* step: the steps done so far; loss: this rank's own.  A skipped step is only counted. */
 void report_step(struct report *report, uint32_t step, double loss, double lr,
                  const struct zero_result *result);

@@ -119,7 +119,9 @@ static int train_step(struct trainer *t, uint32_t step)
         double loss, lr = learning_rate(t->options, step);
         struct zero_result result;
         t->loss_scale = loss_scale(t);
+        double begin = report_cpu_seconds();
         int r = compute(t, step, &loss);
+        t->report.computing += report_cpu_seconds() - begin;
         if (!r)
                 r = update(t, lr, &result);
         if (r)
