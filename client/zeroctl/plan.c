@@ -10,10 +10,10 @@ static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *state
 static const char *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
 static long layers, hidden, vocab, seq = 1024, batch;
 /* -1: not given */
-static long nodes = 1, owners = -1, devices = 1, ranks = 1, gpus, stage = 3, hold = -1, push = 2;
+static long nodes = -1, owners = -1, devices = 1, ranks = 1, gpus, stage = 3, hold = -1, push = 2;
 static long micro_batches = 1;
 
-static const struct command_option options[] = {
+const struct command_option plan_options[] = {
         { "model", "FILE",
           "a safetensors file, an index of safetensors files (model.safetensors.index.json), or a "
           "config.json of Hugging Face whose model_type is gpt2, bert, llama, mistral or qwen2",
@@ -65,6 +65,10 @@ static const struct command_option options[] = {
         { "copy", "GB/S", "what a node copies between shards, windows and sums",
           .text = &copy_rate },
         { "compute", "SECONDS", "what a step of the trainer takes by itself", .text = &compute },
+        { 0 },
+};
+
+static const struct command_option options[] = {
         { "paper", NULL, "print tables of the ZeRO paper from its formulas, and its numbers",
           .flag = &paper },
         { 0 },
@@ -72,9 +76,14 @@ static const struct command_option options[] = {
 
 /* ---- what is asked --------------------------------------------------------------- */
 
+static const struct plan_asker of_plan = { .name = "plan",
+                                           .most_nodes = ZERO_NODE_MAX,
+                                           .most_ranks = ZERO_RANK_MAX },
+                               *asker = &of_plan;
+
 static int usage(const char *option, const char *needed, long value)
 {
-        ctl_error("plan: --%s is %s, not %ld", option, needed, value);
+        ctl_error("%s: --%s is %s, not %ld", asker->name, option, needed, value);
         return CTL_USAGE;
 }
 
@@ -89,7 +98,7 @@ static int take_dtype(const char *option, const char *text, enum zero_dtype *ret
         }
         ZERO_DTYPE_MAP(X)
 #undef X
-        ctl_error("plan: --%s is fp32, bf16 or fp16, not '%s'", option, text);
+        ctl_error("%s: --%s is fp32, bf16 or fp16, not '%s'", asker->name, option, text);
         return CTL_USAGE;
 }
 
@@ -108,7 +117,8 @@ static int take_number(const char *option, const char *text, const char *suffixe
         if (suffix)
                 x = ldexp(x, 10 * (int)(suffix + 1 - suffixes));
         if (end == text || end[suffix != NULL] || !(x > 0 && x <= most)) {
-                ctl_error("plan: --%s is a number above 0 and up to %s, not '%s'", option,
+                ctl_error("%s: --%s is a number above 0 and up to %s, not '%s'", asker->name,
+                          option,
                           *suffixes ? "1048576T, perhaps with a suffix K, M, G or T" : "1000000000",
                           text);
                 return CTL_USAGE;
@@ -128,12 +138,14 @@ static int take_size(const char *option, const char *text, int64_t *ret)
 
 static int check_counts(void)
 {
+        /* without --nodes, the asker sees to it that these fit the nodes that it takes */
+        long n = nodes < 0 ? 1 : nodes, most_owners = nodes < 0 ? asker->most_nodes : nodes;
         const struct {
                 const char *option;
                 long value, most;
         } bounds[] = {
-                { "nodes", nodes, ZERO_NODE_MAX },
-                { "owners", owners < 0 ? nodes : owners, nodes },
+                { "nodes", n, asker->most_nodes },
+                { "owners", owners < 0 ? n : owners, most_owners },
                 { "devices", devices, 8 },
                 { "ranks", ranks, ZERO_RANK_MAX },
                 { "stage", stage, 3 },
@@ -142,6 +154,7 @@ static int check_counts(void)
                 { "push", push, ZERO_GROUP_MAX },
                 { "micro-batches", micro_batches, COUNT_MAX },
         };
+        char most[64];
 
         for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++) {
                 char needed[32];
@@ -152,25 +165,29 @@ static int check_counts(void)
         }
         if (gpus > ranks)
                 return usage("gpus", "at most --ranks: a rank has one GPU", gpus);
-        if ((owners < 0 ? nodes : owners) * devices > ZERO_NODE_MAX)
-                return usage("devices", "such that all owners have at most 64", devices);
-        if (nodes * ranks > ZERO_RANK_MAX)
-                return usage("ranks", "such that all nodes have at most 4096", ranks);
+        snprintf(most, sizeof(most), "such that all owners have at most %ld", asker->most_nodes);
+        if ((owners < 0 ? n : owners) * devices > asker->most_nodes)
+                return usage("devices", most, devices);
+        snprintf(most, sizeof(most), "such that all nodes have at most %ld", asker->most_ranks);
+        if (n * ranks > asker->most_ranks)
+                return usage("ranks", most, ranks);
         return CTL_OK;
 }
 
 static int check_model(const struct ctl *ctl)
 {
         bool by_sizes = layers || hidden || vocab;
+        int named = !!ctl->argument + !!model + by_sizes + paper;
 
-        if (!!ctl->argument + !!model + by_sizes + paper != 1) {
-                ctl_error(
-                        "plan: of which model? name a JOB, --model FILE, or --layers, --hidden and "
-                        "--vocab; or ask for --paper");
+        if (named != 1 && (named || !asker->any_model)) {
+                ctl_error("%s: of which model? name a JOB, --model FILE, or --layers, --hidden and "
+                          "--vocab%s",
+                          asker->name, asker->any_model ? "" : "; or ask for --paper");
                 return CTL_USAGE;
         }
         if (by_sizes && !(layers && hidden && vocab)) {
-                ctl_error("plan: --layers, --hidden and --vocab belong together, each 1 or more");
+                ctl_error("%s: --layers, --hidden and --vocab belong together, each 1 or more",
+                          asker->name);
                 return CTL_USAGE;
         }
         return CTL_OK;
@@ -182,7 +199,7 @@ static int check_places(void)
 {
         cluster.states_on_gpu = strcmp(states, "gpu") == 0;
         if (!cluster.states_on_gpu && strcmp(states, "host") != 0) {
-                ctl_error("plan: --states is host or gpu, not '%s'", states);
+                ctl_error("%s: --states is host or gpu, not '%s'", asker->name, states);
                 return CTL_USAGE;
         }
         if (cluster.states_on_gpu && devices > gpus)
@@ -191,7 +208,8 @@ static int check_places(void)
                 return usage("gpus", "1 or more with --gpu-memory", gpus);
         cluster.optimizer = optimizer ? plan_optimizer(optimizer) : NULL;
         if (optimizer && !cluster.optimizer) {
-                ctl_error("plan: --optimizer is %s, not '%s'", plan_optimizer_names(), optimizer);
+                ctl_error("%s: --optimizer is %s, not '%s'", asker->name, plan_optimizer_names(),
+                          optimizer);
                 return CTL_USAGE;
         }
         return CTL_OK;
@@ -227,10 +245,14 @@ static int check_values(void)
         return r;
 }
 
-static int check(const struct ctl *ctl)
+int plan_check(const struct ctl *ctl, const struct plan_asker *who)
 {
-        int r = check_model(ctl);
+        int r;
 
+        asker = who;
+        if (nodes < 0 && !asker->any_nodes)
+                nodes = 1;
+        r = check_model(ctl);
         if (r == CTL_OK)
                 r = check_counts();
         if (r == CTL_OK)
@@ -238,7 +260,12 @@ static int check(const struct ctl *ctl)
         return r == CTL_OK ? check_values() : r;
 }
 
-static void fill_cluster(void)
+static int check(const struct ctl *ctl)
+{
+        return plan_check(ctl, &of_plan);
+}
+
+struct plan_cluster plan_cluster_asked(void)
 {
         cluster.nodes = nodes;
         cluster.owners = owners < 0 ? nodes : owners;
@@ -255,6 +282,7 @@ static void fill_cluster(void)
         cluster.link *= 1e9;
         cluster.update *= 1e9;
         cluster.copy *= 1e9;
+        return cluster;
 }
 
 /* ---- the answer ------------------------------------------------------------------- */
@@ -356,12 +384,14 @@ static json_t *answer_json(const struct plan_model *m, const struct plan *p)
 
 /* ---- run --------------------------------------------------------------------------- */
 
-static int take_model(struct ctl *ctl, struct plan_model *ret)
+int plan_model_asked(struct ctl *ctl, struct plan_model *ret)
 {
         if (ctl->argument)
                 return plan_model_job(ctl, ret);
         if (model)
                 return plan_model_file(model, ret);
+        if (!layers)
+                return plan_model_sizes(128, 25600, 50257, cluster.seq, ret);
         return plan_model_sizes(layers, hidden, vocab, cluster.seq, ret);
 }
 
@@ -374,13 +404,13 @@ static int run(struct ctl *ctl)
 
         if (paper)
                 return ctl_show(ctl, plan_paper(), plan_paper_show);
-        fill_cluster();
+        plan_cluster_asked();
         p = calloc(1, sizeof(*p));
         if (!p) {
                 ctl_error("out of memory");
                 return CTL_FAILED;
         }
-        r = take_model(ctl, &m);
+        r = plan_model_asked(ctl, &m);
         if (r == CTL_OK) {
                 r = plan_make(&m, &cluster, p, &flaw);
                 if (r == CTL_OK)
@@ -423,6 +453,7 @@ const struct command command_plan = {
                 "make it "
                 "fit.",
         .options = options,
+        .more_options = plan_options,
         .check = check,
         .run = run,
         .of_job = true,

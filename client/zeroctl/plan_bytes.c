@@ -59,7 +59,7 @@ struct work {
         const struct plan_model *m;
         const struct plan_cluster *c;
         struct plan *p;
-        struct owner owners[ZERO_NODE_MAX];
+        struct owner *owners;
         int64_t n_owners;
         bool overflow;
 };
@@ -433,15 +433,16 @@ static void count(struct work *w)
 int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
               const char **ret_flaw)
 {
-        struct work *w = calloc(1, sizeof(*w));
+        struct work work = { .m = m, .c = c, .p = ret, .n_owners = c->owners * c->devices };
+        struct work *w = &work;
         int64_t slots;
 
-        if (!w) {
+        w->owners = calloc((size_t)w->n_owners, sizeof(*w->owners));
+        if (!w->owners) {
                 *ret_flaw = "out of memory";
                 return CTL_FAILED;
         }
-        *ret = (struct plan){ 0 };
-        *w = (struct work){ .m = m, .c = c, .p = ret, .n_owners = c->owners * c->devices };
+        memset(ret, 0, sizeof(*ret));
         count(w);
         cut_groups(w);
         slots = window_bytes(w, c->stage == 1 ? ret->groups : c->push, grad_size(w), false, false);
@@ -451,9 +452,19 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
         make_bounds(ret, c);
         if (w->overflow)
                 *ret_flaw = "the model takes more than 2^63 bytes: give smaller numbers";
-        bool overflow = w->overflow;
-        free(w);
-        return overflow ? CTL_FAILED : CTL_OK;
+        free(w->owners);
+        return w->overflow ? CTL_FAILED : CTL_OK;
+}
+
+struct plan_passes plan_passes(const struct plan_model *m, const struct plan_cluster *c,
+                               struct plan *p, uint32_t group)
+{
+        const struct work w = { .m = m, .c = c, .p = p };
+
+        return (struct plan_passes){ .dtype = group_dtype(&w, group),
+                                     .gathers = gathers(&w, group),
+                                     .pushes = pushes(&w),
+                                     .reduce_size = reduce_size(&w) };
 }
 
 bool plan_fits(const struct plan_cluster *c, const struct plan *p)
