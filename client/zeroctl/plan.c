@@ -391,8 +391,8 @@ int plan_model_asked(struct ctl *ctl, struct plan_model *ret)
         if (model)
                 return plan_model_file(model, ret);
         if (!layers)
-                return plan_model_sizes(128, 25600, 50257, cluster.seq, ret);
-        return plan_model_sizes(layers, hidden, vocab, cluster.seq, ret);
+                return plan_model_sizes(128, 25600, 50257, seq, ret);
+        return plan_model_sizes(layers, hidden, vocab, seq, ret);
 }
 
 static int run(struct ctl *ctl)

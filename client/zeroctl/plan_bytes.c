@@ -163,7 +163,9 @@ static int64_t gathers(const struct work *w, uint32_t group)
 {
         int64_t n = w->p->groups, m = w->c->micro_batches, slots = window_slots(w);
 
-        return slots == n ? 1 : 1 + m * (group < n - slots) + (m - 1) * (group >= slots);
+        if (slots == n) /* a group that is not trained never changes */
+                return trainable(w, group, 0, elements(w, group)) > 0;
+        return 1 + m * (group < n - slots) + (m - 1) * (group >= slots);
 }
 
 /* ---- shards ---------------------------------------------------------------------- */

@@ -125,10 +125,10 @@ static json_t *description(const struct ctl *ctl, const struct plan_model *m,
 
 /* ---- the program ------------------------------------------------------------------- */
 
-/* $ZEROD_SIMULATE, or where meson installs it, seen from zeroctl. */
+/* $ZEROCTL_SIMULATE, or where meson installs it, seen from zeroctl. */
 static const char *program(char path[static PATH_LENGTH])
 {
-        const char *given = getenv("ZEROD_SIMULATE");
+        const char *given = getenv("ZEROCTL_SIMULATE");
         ssize_t n = readlink("/proc/self/exe", path, PATH_LENGTH - 1);
         char *slash;
 
@@ -196,7 +196,7 @@ static int simulate(const struct ctl *ctl, const json_t *what, json_t **ret)
             fseek(in, 0, SEEK_SET) == 0)
                 e = run_program(name, in, out, &pid);
         if (e) {
-                ctl_error("simulate: cannot run %s: %s; see ZEROD_SIMULATE in zeroctl(1)", name,
+                ctl_error("simulate: cannot run %s: %s; see ZEROCTL_SIMULATE in zeroctl(1)", name,
                           strerror(e));
         } else if (program_ends(pid, patience) && fseek(out, 0, SEEK_SET) == 0) {
                 *ret = json_loadf(out, 0, &error);
@@ -375,7 +375,8 @@ const struct command command_simulate = {
                 "daemon spends on messages, and then the decision.\n"
                 "The same options give the same output. Another *--seed* gives another order of "
                 "messages, and the same counts. The program that simulates, zerod-simulate, is "
-                "found by the environment variable *ZEROD_SIMULATE*, or where it is installed. It "
+                "found by the environment variable *ZEROCTL_SIMULATE*, or where it is installed. "
+                "It "
                 "may take 600 seconds, or *--timeout*.",
         .options = options,
         .more_options = plan_options,
