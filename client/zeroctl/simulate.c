@@ -22,10 +22,11 @@
 extern char **environ;
 
 enum { PATIENCE_S = 600, RANKS_MAX = 65536, PATH_LENGTH = 4096 };
-enum { PEER_UCX = 6000000, QUEUES = 24 }; /* bytes: of a peer; of a node's queue in each group */
+enum { PEER_UCX = 6000000, PEER_TCP = 150000 }; /* bytes; measured */
+enum { QUEUE = 24 }; /* bytes, of each node in each group of a replica (reduce/accumulator.h) */
 
 static long seed = 1;
-static const char *latency = "10", *message = "2", *bulk = "ucx";
+static const char *latency = "10", *message = "20", *bulk = "ucx";
 static double latency_us, message_us;
 
 static const struct command_option options[] = {
@@ -34,7 +35,8 @@ static const struct command_option options[] = {
           "microseconds that a message takes at least, and at most twice (default: 10)",
           .text = &latency },
         { "message", "US",
-          "microseconds that a daemon spends on a message that it sends or receives (default: 2)",
+          "microseconds that a daemon spends on a message that it sends or receives, with what "
+          "follows from it (default: 20, measured with groups of 512 bytes)",
           .text = &message },
         { "bulk", "ucx|tcp",
           "the path of payloads; over ucx, owners read small gradients without asking for them "
@@ -217,16 +219,15 @@ static int simulate(const struct ctl *ctl, const json_t *what, json_t **ret)
 static json_t *memory_json(const struct plan_cluster *c, const struct plan *p)
 {
         const struct plan_node *most = &p->nodes[0];
-        int64_t planes = 0, peers = 0, queues;
+        int64_t planes = 0, peers, queues;
 
         for (int64_t n = 1; n < c->nodes; n++)
                 if (p->nodes[n].host > most->host)
                         most = &p->nodes[n];
         for (int i = 0; i < PLAN_PLANES; i++)
                 planes += most->planes[i];
-        if (strcmp(bulk, "ucx") == 0)
-                peers = (c->nodes - 1) * PEER_UCX;
-        queues = QUEUES * c->nodes * p->groups * c->devices * (1 + c->mirror);
+        peers = (c->nodes - 1) * (strcmp(bulk, "ucx") == 0 ? PEER_UCX : PEER_TCP);
+        queues = QUEUE * c->nodes * p->groups * c->devices * (1 + c->mirror);
         return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "planes", (json_int_t)planes,
                          "windows", (json_int_t)(most->gather_window + most->push_windows),
                          "buffers", (json_int_t)(most->sums + most->receive), "peers",
@@ -369,7 +370,8 @@ const struct command command_simulate = {
                 "that come in are simulated one by one. Shown are the messages of a step between "
                 "nodes, by kind as *status* counts them, on all nodes and at the node that has "
                 "most; the most nodes whose messages wait for one daemon at once; memory of the "
-                "node that has most to hold, as in *plan*, with 6 MB for each other node over UCX; "
+                "node that has most to hold, as in *plan*, with 6 MB for each other node over UCX, "
+                "or 0.15 over TCP; "
                 "and what the step takes at least: the longest of link, update, copy, compute (as "
                 "in *plan*; *--link* is 12.5 if not given) and loop, the time that the busiest "
                 "daemon spends on messages, and then the decision.\n"
