@@ -24,7 +24,11 @@ const struct command_option plan_options[] = {
         { "seq", "N", "tokens of a sequence, and its positions (default: 1024)", .count = &seq },
         { "batch", "N", "sequences of a rank in a micro-batch; counts checkpoints of activations",
           .count = &batch },
-        { "nodes", "N", "nodes, 1 to 64 (default: 1)", .count = &nodes },
+        { "nodes", "N",
+          "nodes, 1 to 64 (default: 1); simulate: 1 to 4096 (default: 64, 256, 1024 and 4096, one "
+          "after "
+          "the other)",
+          .count = &nodes },
         { "owners", "N", "nodes that hold shards (default: all)", .count = &owners },
         { "devices", "N", "devices that a node divides its shards over, 1 to 8 (default: 1)",
           .count = &devices },
@@ -58,7 +62,8 @@ const struct command_option plan_options[] = {
         { "host-memory", "SIZE", "memory of each node: bytes, or with a suffix K, M, G, T",
           .text = &host_memory },
         { "gpu-memory", "SIZE", "memory of each GPU", .text = &gpu_memory },
-        { "link", "GB/S", "what a node sends, and receives, in 10^9 bytes a second",
+        { "link", "GB/S",
+          "what a node sends, and receives, in 10^9 bytes a second (simulate: 12.5 if not given)",
           .text = &link_rate },
         { "update", "GB/S", "what an update reads and writes on a node, or on a GPU with states",
           .text = &update_rate },

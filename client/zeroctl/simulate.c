@@ -373,7 +373,7 @@ const struct command command_simulate = {
                 "node that has most to hold, as in *plan*, with 6 MB for each other node over UCX, "
                 "or 0.15 over TCP; "
                 "and what the step takes at least: the longest of link, update, copy, compute (as "
-                "in *plan*; *--link* is 12.5 if not given) and loop, the time that the busiest "
+                "in *plan*) and loop, the time that the busiest "
                 "daemon spends on messages, and then the decision.\n"
                 "The same options give the same output. Another *--seed* gives another order of "
                 "messages, and the same counts. The program that simulates, zerod-simulate, is "

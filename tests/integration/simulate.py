@@ -237,7 +237,16 @@ BAD_DESCRIPTIONS = {
 def bad_description(name):
     assert program(json.dumps(DESCRIPTION)).returncode == 0
     r = program(json.dumps({**DESCRIPTION, **BAD_DESCRIPTIONS[name]}))
-    assert r.returncode == 1 and not r.stdout and r.stderr.startswith("zerod-simulate: "), (r.returncode, r.stderr)
+    assert r.returncode == 1 and not r.stdout, (r.returncode, r.stdout)
+    assert ("2^40" if name == "elements" else "the description of the cluster") in r.stderr, r.stderr
+
+
+@case
+def owners_vote_after_the_update_before():
+    """All is asked for at once; the update takes a second."""
+    r = program(json.dumps({**DESCRIPTION, "nodes": 5, "step_ns": 0, "update_ns": 10 ** 9}))
+    said = json.loads(r.stdout)
+    assert said["version"] == 3 and 1 <= said["decision_s"] < 1.001, said
 
 
 @case
