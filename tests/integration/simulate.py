@@ -38,25 +38,27 @@ def refused(words, *arguments, code=2):
 
 # ---- what daemons count ----
 
-def model(dtype="bf16", blocks=6):
-    """Groups of one slice, of some and of one for each owner, a frozen tensor, and an embedding of several parts."""
-    small = [group(f"norm{i}", tensor(f"n{i}", 700 + 200 * i), dtype=dtype) for i in range(3)]
-    frozen = [group("frozen", tensor("f", 70000, frozen=True), dtype=dtype)]
-    return small + frozen + [group(f"block{i}", tensor(f"b{i}.w", 300, 500 + 100 * i), tensor(f"b{i}.f", 9000, frozen=True),
-                                   dtype=dtype) for i in range(blocks)] + [
-        group("embed", tensor("wte", 9000, 1000), dtype=dtype)]
+def model(large):
+    """Groups of one slice, of some and of one for each owner, frozen tensors; large: one of several parts."""
+    groups = [group(f"norm{i}", tensor(f"n{i}", 700 + 200 * i), dtype="bf16") for i in range(3)]
+    groups += [group("frozen", tensor("f", 70000, frozen=True), dtype="bf16")]
+    groups += [group(f"block{i}", tensor(f"b{i}.w", 300, 300 + 100 * i), tensor(f"b{i}.f", 9000, frozen=True), dtype="bf16")
+               for i in range(4)]
+    return groups + [group("embed", tensor("wte", 9000 if large else 700, 1000), dtype="bf16")]
 
 
 CLUSTERS = {
-    "2_nodes": {"nodes": 2, "stage": 3},
+    "2_nodes": {"nodes": 2, "stage": 3, "large": True},
     "4_nodes": {"nodes": 4, "stage": 3},
     "8_nodes": {"nodes": 8, "stage": 3},
     "16_nodes": {"nodes": 16, "stage": 2},
     "ranks_share_nodes": {"nodes": 4, "stage": 2, "ranks": 2},
+    "mirrors": {"nodes": 5, "stage": 2, "mirror": True},
+    "devices": {"nodes": 2, "stage": 3, "devices": 2},
     "mirrored_devices": {"nodes": 3, "stage": 3, "devices": 2, "mirror": True},
     "owners": {"nodes": 4, "stage": 3, "owners": 2},
     "micro_batches": {"nodes": 2, "stage": 2, "micro_batches": 3},
-    "announced_offers": {"nodes": 4, "stage": 2, "bulk": "ucx"},
+    "announced_offers": {"nodes": 4, "stage": 2, "bulk": "ucx", "large": True},
 }
 
 
@@ -96,7 +98,7 @@ def counts(name):
     placement = [n for n in range(nodes) for _ in range(what.get("ranks", 1))]
     owners = " ".join(f"n{i}*{devices}" for i in range(what.get("owners", nodes)))
     with Cluster(nodes, owners=owners, mirror=int(what.get("mirror", False)), bulk=what.get("bulk", "tcp")) as c:
-        actors = c.ranks("job", model(), placement, hold=-1 if stage < 3 else 3, push=2, grad="bf16", reduce="bf16")
+        actors = c.ranks("job", model(what.get("large")), placement, hold=-1 if stage < 3 else 3, push=2, grad="bf16", reduce="bf16")
         said, = c[0].ctl("simulate", "job", *options_of(what))["sizes"]
         for daemon, simulated in zip(c.daemons, said["opening"]["nodes"]):
             opening = {k: n for k, n in sent(daemon).items() if k in OPENING}
@@ -192,8 +194,9 @@ def memory_is_the_plan_and_the_peers():
 BAD_OPTIONS = {
     "nodes": ([*SIZES, "--nodes", 4097], ["--nodes is 1 to 4096, not 4097"]),
     "no_nodes": ([*SIZES, "--nodes", 0], ["--nodes is 1 to 4096, not 0"]),
+    "ranks_of_a_size": (["--layers", 1, "--hidden", 8, "--vocab", 8, "--ranks", 17], ["4096 nodes", "--ranks"]),
     "owners": ([*SIZES, "--owners", 65], ["64 nodes", "--owners"]),
-    "ranks": ([*SIZES, "--ranks", 17], ["4096 nodes", "--ranks"]),
+    "ranks": ([*SIZES, "--ranks", 17, "--nodes", 4096], ["--ranks is such that all nodes have at most 65536"]),
     "devices": ([*SIZES, "--nodes", 4096, "--devices", 2], ["--devices", "4096"]),
     "latency": ([*SIZES, "--latency", "-1"], ["--latency is 0 to 1000000", "'-1'"]),
     "message": ([*SIZES, "--message", "fast"], ["--message", "'fast'"]),
