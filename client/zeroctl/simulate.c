@@ -274,6 +274,21 @@ static json_t *time_json(const struct plan *p, const json_t *said)
         return j;
 }
 
+/* Every node does the same with a group: all ranks work with all groups. */
+static int check_groups(const struct plan_model *m)
+{
+        const uint32_t *ranks;
+
+        for (uint32_t g = 0; g < zero_layout_groups(m->layout); g++)
+                if (zero_layout_group_ranks(m->layout, g, &ranks)) {
+                        ctl_error("simulate: group '%s' is of some ranks only, which is not "
+                                  "simulated; zeroctl plan takes such a job",
+                                  zero_layout_group_name(m->layout, g));
+                        return CTL_FAILED;
+                }
+        return CTL_OK;
+}
+
 static int size_json(const struct ctl *ctl, const struct plan_model *m, struct plan_cluster *c,
                      struct plan *p, json_t **ret)
 {
@@ -339,6 +354,8 @@ static int run(struct ctl *ctl)
 
         if (!p || !list)
                 ctl_error("out of memory");
+        if (r == CTL_OK)
+                r = check_groups(&m);
         if (r == CTL_OK)
                 r = sizes_json(ctl, &m, list, p);
         if (r == CTL_OK)

@@ -213,6 +213,14 @@ def bad_option(name):
     refused(words, *arguments)
 
 
+@case
+def groups_of_some_ranks():
+    with Cluster(1) as c:
+        c.ranks("job", [group("both", tensor("b", 64)), group("left", tensor("l", 64), ranks=[0])], [0, 0], hold=1, push=1)
+        r = c[0].ctl_run("simulate", "job", "--nodes", "2")
+        assert r.returncode == 1 and "'left'" in r.stderr and "zeroctl plan" in r.stderr, r.stderr
+
+
 def program(text):
     return subprocess.run([os.environ["ZEROCTL_SIMULATE"]], input=text, capture_output=True, text=True, timeout=REPLY_S,
                           check=False)
