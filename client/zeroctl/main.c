@@ -252,8 +252,11 @@ static int execute(struct ctl *ctl, const struct arguments *a)
                 .rank = ZERO_OBSERVER,
                 .timeout_ms = a->timeout_ms,
         };
-        if (a->command->alone && !ctl->argument)
-                return a->command->run(ctl);
+        if (a->command->alone && !ctl->argument) {
+                r = a->command->run(ctl); /* which may connect by itself */
+                zero_close(ctl->client);
+                return r;
+        }
         r = zero_connect(&ctl->options, &ctl->client);
         if (r == ZERO_ECLOSED) { /* the daemon may be restarting with other owners */
                 progress_nap(ANEW_MS);

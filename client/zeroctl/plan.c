@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool paper, mirror;
+static bool paper, mirror, measure;
 static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *states = "host";
-static const char *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
+static const char *stash, *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
 static long layers, hidden, vocab, seq = 1024, batch;
 /* -1: not given */
 static long nodes = -1, owners = -1, devices = 1, ranks = 1, gpus, stage = 3, hold = -1, push = 2;
-static long micro_batches = 1;
+static long micro_batches = 1, tensor_parallel = 1;
 
 const struct command_option plan_options[] = {
         { "model", "FILE",
@@ -49,6 +49,14 @@ const struct command_option plan_options[] = {
           "gradients of a rank in flight at stages 2 and 3 (default: 2); at stage 1 all",
           .count = &push },
         { "micro-batches", "N", "micro-batches of a step (default: 1)", .count = &micro_batches },
+        { "stash", "SIZE|auto",
+          "activation checkpoints of a rank that the nodes keep, in host memory; auto: one a "
+          "layer, "
+          "of 2 bytes an element",
+          .text = &stash },
+        { "tensor-parallel", "N",
+          "consecutive ranks that stash the same bytes, each an Nth of them (default: 1)",
+          .count = &tensor_parallel },
         { "dtype", "DTYPE",
           "of the parameters that trainers fetch: fp32, bf16 or fp16 (default: the model's)",
           .text = &dtype },
@@ -74,6 +82,11 @@ const struct command_option plan_options[] = {
 };
 
 static const struct command_option options[] = {
+        { "measure", NULL,
+          "measure what --update, --copy and --link would give, on all nodes of the running "
+          "cluster; "
+          "no job may have ranks; only for root and the user zerod runs as",
+          .flag = &measure },
         { "paper", NULL, "print tables of the ZeRO paper from its formulas, and its numbers",
           .flag = &paper },
         { 0 },
@@ -158,6 +171,7 @@ static int check_counts(void)
                 { "seq", seq, COUNT_MAX },
                 { "push", push, ZERO_GROUP_MAX },
                 { "micro-batches", micro_batches, COUNT_MAX },
+                { "tensor-parallel", tensor_parallel, n * ranks },
         };
         char most[64];
 
@@ -176,6 +190,10 @@ static int check_counts(void)
         snprintf(most, sizeof(most), "such that all nodes have at most %ld", asker->most_ranks);
         if (n * ranks > asker->most_ranks)
                 return usage("ranks", most, ranks);
+        if ((ranks % tensor_parallel && tensor_parallel % ranks) || n * ranks % tensor_parallel)
+                return usage("tensor-parallel",
+                             "a divisor or a multiple of --ranks, and a divisor of all ranks",
+                             tensor_parallel);
         return CTL_OK;
 }
 
@@ -184,10 +202,11 @@ static int check_model(const struct ctl *ctl)
         bool by_sizes = layers || hidden || vocab;
         int named = !!ctl->argument + !!model + by_sizes + paper;
 
-        if (named != 1 && (named || !asker->any_model)) {
+        if (named > 1 || (paper && measure) || !(named || measure || asker->any_model)) {
                 ctl_error("%s: of which model? name a JOB, --model FILE, or --layers, --hidden and "
                           "--vocab%s",
-                          asker->name, asker->any_model ? "" : "; or ask for --paper");
+                          asker->name,
+                          asker->any_model ? "" : "; or ask for --paper, or --measure alone");
                 return CTL_USAGE;
         }
         if (by_sizes && !(layers && hidden && vocab)) {
@@ -243,6 +262,10 @@ static int check_values(void)
 
         if (r == CTL_OK)
                 r = take_size("gpu-memory", gpu_memory, &cluster.gpu_memory);
+        if (r == CTL_OK && stash && strcmp(stash, "auto") == 0)
+                cluster.stash = -1;
+        else if (r == CTL_OK)
+                r = take_size("stash", stash, &cluster.stash);
         for (size_t i = 0; r == CTL_OK && i < sizeof(dtypes) / sizeof(dtypes[0]); i++)
                 r = take_dtype(dtypes[i].option, dtypes[i].text, dtypes[i].ret);
         for (size_t i = 0; r == CTL_OK && i < sizeof(rates) / sizeof(rates[0]); i++)
@@ -281,6 +304,7 @@ struct plan_cluster plan_cluster_asked(void)
         cluster.hold = hold < 0 ? 0 : hold;
         cluster.push = push;
         cluster.micro_batches = micro_batches;
+        cluster.tensor_parallel = tensor_parallel;
         cluster.batch = batch;
         cluster.seq = seq;
         cluster.mirror = mirror;
@@ -321,17 +345,19 @@ static json_t *node_json(const struct plan *p, int64_t i)
 
         return json_pack(
                 "{s:I, s:b, s:o, s:{s:I, s:I}, s:I, s:{s:I, s:I}, s:I, s:I,"
-                " s:{s:I, s:I}, s:{s:I, s:I}, s:I, s:I, s:I, s:I}",
+                " s:I, s:{s:I, s:I, s:I}, s:{s:I, s:I, s:I}, s:I, s:I, s:I, s:I}",
                 "node", (json_int_t)i, "owner", n->owner, "planes", planes_json(p, n), "gather",
                 "window_bytes", (json_int_t)n->gather_window, "slots", (json_int_t)n->slots,
                 "push_windows", (json_int_t)n->push_windows, "buffers", "sums", (json_int_t)n->sums,
                 "receive", (json_int_t)n->receive, "host_bytes", (json_int_t)n->host, "gpu_bytes",
-                (json_int_t)n->gpu, "sent", "gather", (json_int_t)n->step.gather_sent, "reduce",
-                (json_int_t)n->step.reduce_sent, "received", "gather",
+                (json_int_t)n->gpu, "stash", (json_int_t)n->stash, "sent", "gather",
+                (json_int_t)n->step.gather_sent, "reduce", (json_int_t)n->step.reduce_sent, "stash",
+                (json_int_t)n->step.stash, "received", "gather",
                 (json_int_t)n->step.gather_received, "reduce", (json_int_t)n->step.reduce_received,
-                "gather_elements_received", (json_int_t)n->step.gather_elements,
-                "reduce_elements_sent", (json_int_t)n->step.reduce_elements, "update_bytes",
-                (json_int_t)n->step.update, "copy_bytes", (json_int_t)n->step.copy);
+                "stash", (json_int_t)n->step.stash, "gather_elements_received",
+                (json_int_t)n->step.gather_elements, "reduce_elements_sent",
+                (json_int_t)n->step.reduce_elements, "update_bytes", (json_int_t)n->step.update,
+                "copy_bytes", (json_int_t)n->step.copy);
 }
 
 /* Model states of a process, and elements of a process and step, by the paper's formulas: sections
@@ -374,17 +400,18 @@ static json_t *answer_json(const struct plan_model *m, const struct plan *p)
 
         for (int64_t i = 0; i < cluster.nodes; i++)
                 json_array_append_new(list, node_json(p, i));
-        return json_pack("{s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I}, s:o, s:o, s:o, "
-                         "s:o, s:o, s:o}",
-                         "model", "parameters", (json_int_t)p->parameters, "elements",
-                         (json_int_t)p->elements, "trainable", (json_int_t)p->trainable, "groups",
-                         (json_int_t)p->groups, "largest_group", (json_int_t)p->largest_group,
-                         "tensors_left_out", (json_int_t)m->tensors_left_out, "rank", "push_window",
-                         (json_int_t)p->push_window, "activations", (json_int_t)p->activations,
-                         "stage", (json_int_t)stage, "zero_formula", paper_json(p), "nodes", list,
-                         "step", step_json(p), "fits", limits ? json_boolean(fit) : json_null(),
-                         "largest", plan_largest(m, &cluster, p), "advice",
-                         limits && !fit ? plan_advice(m, &cluster) : json_array());
+        return json_pack(
+                "{s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}, s:o, s:o, s:o, "
+                "s:o, s:o, s:o}",
+                "model", "parameters", (json_int_t)p->parameters, "elements",
+                (json_int_t)p->elements, "trainable", (json_int_t)p->trainable, "groups",
+                (json_int_t)p->groups, "largest_group", (json_int_t)p->largest_group,
+                "tensors_left_out", (json_int_t)m->tensors_left_out, "rank", "push_window",
+                (json_int_t)p->push_window, "activations", (json_int_t)p->activations, "stash",
+                (json_int_t)p->stash, "stage", (json_int_t)stage, "zero_formula", paper_json(p),
+                "nodes", list, "step", step_json(p), "fits",
+                limits ? json_boolean(fit) : json_null(), "largest", plan_largest(m, &cluster, p),
+                "advice", limits && !fit ? plan_advice(m, &cluster) : json_array());
 }
 
 /* ---- run --------------------------------------------------------------------------- */
@@ -400,31 +427,47 @@ int plan_model_asked(struct ctl *ctl, struct plan_model *ret)
         return plan_model_sizes(layers, hidden, vocab, seq, ret);
 }
 
+/* The plan's answer takes over `measured`, or is that alone. */
+static int plan_one(struct ctl *ctl, json_t *measured)
+{
+        struct plan *p = calloc(1, sizeof(*p));
+        struct plan_model m = { 0 };
+        const char *flaw = "out of memory";
+        int r = p ? plan_model_asked(ctl, &m) : CTL_FAILED;
+
+        if (r == CTL_OK)
+                r = plan_make(&m, &cluster, p, &flaw);
+        else if (p)
+                flaw = NULL; /* it has been said */
+        if (r == CTL_OK) {
+                json_t *answer = answer_json(&m, p);
+
+                if (measured)
+                        json_object_set(answer, "measured", measured);
+                r = ctl_show(ctl, answer, plan_show);
+        } else if (flaw) {
+                ctl_error("plan: %s", flaw);
+        }
+        free(p);
+        plan_model_free(&m);
+        return r;
+}
+
 static int run(struct ctl *ctl)
 {
-        struct plan_model m = { 0 };
-        struct plan *p;
-        const char *flaw;
-        int r;
+        json_t *measured = NULL;
+        int r = CTL_OK;
 
         if (paper)
                 return ctl_show(ctl, plan_paper(), plan_paper_show);
         plan_cluster_asked();
-        p = calloc(1, sizeof(*p));
-        if (!p) {
-                ctl_error("out of memory");
-                return CTL_FAILED;
-        }
-        r = plan_model_asked(ctl, &m);
-        if (r == CTL_OK) {
-                r = plan_make(&m, &cluster, p, &flaw);
-                if (r == CTL_OK)
-                        r = ctl_show(ctl, answer_json(&m, p), plan_show);
-                else
-                        ctl_error("plan: %s", flaw);
-        }
-        free(p);
-        plan_model_free(&m);
+        if (measure)
+                r = plan_measure(ctl, &cluster, &measured);
+        if (r == CTL_OK && (ctl->argument || model || layers))
+                r = plan_one(ctl, measured);
+        else if (r == CTL_OK)
+                r = ctl_show(ctl, json_pack("{s:O}", "measured", measured), plan_measure_show);
+        json_decref(measured);
         return r;
 }
 
@@ -449,10 +492,20 @@ const struct command command_plan = {
                 "what *status* counts; the buffers are the most that zerod takes. Not counted are "
                 "tables of state files, below 1 % of the planes and 1.3 MiB, and what a trainer "
                 "allocates beside its windows, but for one checkpoint of activations a layer (2 "
-                "bytes an element; section 6.1).\n"
+                "bytes an element; section 6.1). With *--stash* the nodes keep the checkpoints, "
+                "and "
+                "*--tensor-parallel* ranks share them: a node that has all of these holds each "
+                "byte "
+                "once; if they are on several nodes, each holds its ranks' parts and two whole "
+                "entries. A job's groups that only some ranks push are planned for the nodes of "
+                "these "
+                "ranks; node 0 has the first *--ranks* ranks, and so on.\n"
                 "A step takes at least the longest of: what the busiest node sends or receives, by "
                 "*--link*; what its update reads and writes, by *--update*; what it copies, by "
-                "*--copy*; and *--compute*. What is not given does not count.\n"
+                "*--copy*; and *--compute*. What is not given does not count. With *--measure* the "
+                "nodes of the running cluster measure the first three for about a second, all at "
+                "once, each in 256 MiB of memory of its own; the slowest node's figures count. "
+                "Alone, *--measure* prints them.\n"
                 "With *--host-memory* or *--gpu-memory* it says whether the model fits, the "
                 "largest that does (of what zerod takes, 262144 tensors), and single changes that "
                 "make it "

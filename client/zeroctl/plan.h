@@ -59,6 +59,9 @@ struct plan_cluster {
         int64_t nodes, owners, devices; /* owners: nodes that hold shards, the first ones */
         int64_t ranks, gpus;            /* of each node */
         int64_t stage, hold /* 0: not given */, push, micro_batches, batch, seq;
+        int64_t stash;           /* bytes of a rank's checkpoints; 0: none; -1: one a layer */
+        int64_t tensor_parallel; /* ranks that stash the same bytes; divides ranks, or the reverse
+                                  */
         bool mirror, states_on_gpu;
         enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */
         const struct plan_optimizer *optimizer;          /* NULL: as the model has it */
@@ -75,10 +78,12 @@ struct plan_node {
         int64_t gather_window, slots; /* all windows of the node together */
         int64_t push_windows;         /* of all its ranks */
         int64_t sums, receive;        /* the most that buffers take */
+        int64_t stash;                /* reserved */
         int64_t host, gpu;            /* together; gpu: of the GPU that has most to hold */
         struct {
                 int64_t gather_sent, gather_received, reduce_sent, reduce_received; /* bytes */
                 int64_t gather_elements, reduce_elements; /* received; sent */
+                int64_t stash;                            /* bytes, as many sent as received */
                 int64_t update, copy;                     /* bytes that are read and written */
         } step;
 };
@@ -86,7 +91,8 @@ struct plan_node {
 struct plan {
         int64_t parameters, elements, trainable; /* parameters: without the gaps of alignment */
         int64_t groups, largest_group;           /* largest_group: elements */
-        int64_t push_window, activations;        /* of each rank; activations 0: not known */
+        int64_t push_window;                     /* of each rank */
+        int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];
         struct plan_node nodes[PLAN_NODES_MAX];
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
@@ -123,6 +129,13 @@ int plan_check(const struct ctl *ctl, const struct plan_asker *asker);
 /* After plan_check().  nodes, owners -1: not given. */
 struct plan_cluster plan_cluster_asked(void);
 int plan_model_asked(struct ctl *ctl, struct plan_model *ret);
+
+/* ---- how fast a running cluster is (plan_measure.c) ---- */
+
+/* Measures each rate of the cluster that is 0, and sets it to the slowest node's.  CTL_OK, or a
+ * code and a sentence on standard error.  The caller releases *ret. */
+int plan_measure(struct ctl *ctl, struct plan_cluster *c, json_t **ret);
+void plan_measure_show(const struct ctl *ctl, FILE *out, const json_t *answer);
 
 /* ---- for people (plan_show.c) ---- */
 

@@ -15,6 +15,7 @@ enum {
         GPU_UNIT = 2 << 20, /* bytes that CUDA shares with trainers at once */
         TRANSFER = 4 << 20, /* bytes of a session that are no slots */
         BUFFERS = 4,        /* sums, and offers of each node, that a node keeps room for */
+        STASH_UNITS = 32768,
         HOLD = 4, /* groups, as zerod.torch.shard() holds them: outside the layers, the one in
                      use, the one before and the one ahead */
         MASTER = 0,
@@ -46,13 +47,17 @@ const char *plan_optimizer_names(void)
         return "adamw, adam, lion, sgd or sgd-momentum";
 }
 
-/* What an owner holds and moves, over all groups. */
+/* What an owner holds, over all groups. */
 struct owner {
         int64_t planes[PLAN_PLANES];
-        int64_t fetched, fetched_bytes;  /* its shards, as often as a node gathers them in a step */
-        int64_t reduced;                 /* its shards of groups that are trained, each push */
         int64_t update;                  /* bytes */
         int64_t largest, largest_moment; /* elements of a shard; of its trainable part */
+        struct {
+                int64_t fetched, fetched_bytes; /* its shards, as often as the node gathers them */
+                int64_t reduced; /* its shards of groups that are trained, each push */
+                int64_t summed;  /* bytes of the ranks' gradients, and of their sum on the node */
+                int64_t added;   /* bytes of that, and of the owner's sum */
+        } flow;                  /* in a step, between the owner and one node */
 };
 
 struct work {
@@ -61,6 +66,8 @@ struct work {
         struct plan *p;
         struct owner *owners;
         int64_t n_owners;
+        bool rank_sets; /* not all ranks work with all groups */
+        bool strangers; /* ranks that the cluster does not have */
         bool overflow;
 };
 
@@ -155,17 +162,39 @@ static int64_t window_slots(const struct work *w)
         return w->c->stage == 3 && held < n ? held : n;
 }
 
-/*
- * How often a node gathers the group in a step.  Forward passes go through the groups in order,
- * backward passes against it.  At a turn the window still has the last groups it took.
- */
-static int64_t gathers(const struct work *w, uint32_t group)
+/* Ranks of the node that work with the group.  Nodes have the ranks in order. */
+static int64_t members(const struct work *w, uint32_t group, int64_t node)
 {
-        int64_t n = w->p->groups, m = w->c->micro_batches, slots = window_slots(w);
+        const uint32_t *ranks;
+        uint32_t n = zero_layout_group_ranks(w->m->layout, group, &ranks);
+        int64_t sum = 0;
 
-        if (slots == n) /* a group that is not trained never changes */
-                return trainable(w, group, 0, elements(w, group)) > 0;
+        for (uint32_t i = 0; i < n; i++)
+                sum += ranks[i] / w->c->ranks == node;
+        return n ? sum : w->c->ranks;
+}
+
+/*
+ * How often a node gathers a group in a step: the `group`-th of `n` that its ranks work with.
+ * Forward passes go through the groups in order, backward passes against it.  At a turn the window
+ * still has the last groups it took.
+ */
+static int64_t gathers(const struct work *w, uint32_t number, int64_t group, int64_t n)
+{
+        int64_t m = w->c->micro_batches, slots = window_slots(w);
+
+        if (slots >= n) /* a group that is not trained never changes */
+                return trainable(w, number, 0, elements(w, number)) > 0;
         return 1 + m * (group < n - slots) + (m - 1) * (group >= slots);
+}
+
+/* Whether a node sums its ranks' gradients in a buffer.  Owners that have no other node to wait for
+ * read them where they are, and one rank's may travel as they are. */
+static bool sums(const struct work *w, int64_t ranks)
+{
+        if (w->c->nodes == 1 && w->c->states_on_gpu == (w->c->gpus > 0))
+                return false;
+        return ranks > 1 || grad_size(w) != reduce_size(w);
 }
 
 /* ---- shards ---------------------------------------------------------------------- */
@@ -185,41 +214,49 @@ static void add_shard(struct work *w, uint32_t group, struct owner *o, int64_t f
         add(w, &o->update, trained, (2 * planes + 1) * (int64_t)sizeof(float));
         if (group_dtype(w, group) != ZERO_FP32)
                 add(w, &o->update, trained, size);
-        add(w, &o->fetched, count, gathers(w, group));
-        add(w, &o->fetched_bytes, count * size, gathers(w, group));
-        if (trainable(w, group, 0, elements(w, group)))
-                add(w, &o->reduced, count, pushes(w));
         o->largest = count > o->largest ? count : o->largest;
         o->largest_moment = trained > o->largest_moment ? trained : o->largest_moment;
 }
 
-/* As proto/partition.c cuts the groups. */
-static void cut_groups(struct work *w)
+/* Of a node that has so many ranks with the group, and gathers it so often. */
+static void add_flow(struct work *w, uint32_t group, struct owner *o, int64_t count, int64_t ranks,
+                     int64_t times)
 {
-        int64_t start = 0;
+        add(w, &o->flow.fetched, count, times);
+        add(w, &o->flow.fetched_bytes, count * group_size(w, group), times);
+        if (!trainable(w, group, 0, elements(w, group)))
+                return;
+        add(w, &o->flow.reduced, count, pushes(w));
+        if (sums(w, ranks))
+                add(w, &o->flow.summed, count * pushes(w), ranks * grad_size(w) + reduce_size(w));
+        add(w, &o->flow.added, count * pushes(w),
+            2 * (int64_t)sizeof(float) + (sums(w, ranks) ? reduce_size(w) : ranks * grad_size(w)));
+}
 
+/* As proto/partition.c cuts the groups.  node -1: shards; else what flows to and from the node. */
+static void cut_groups(struct work *w, int64_t node)
+{
+        int64_t start = 0, own = 0, at = 0;
+
+        for (uint32_t g = 0; node >= 0 && g < w->p->groups; g++)
+                own += members(w, g, node) > 0;
         for (uint32_t g = 0; g < w->p->groups; g++) {
-                int64_t units = elements(w, g) / ALIGN;
+                int64_t units = elements(w, g) / ALIGN, ranks = node < 0 ? 0 : members(w, g, node);
                 int64_t n = elements(w, g) * group_size(w, g) / SLICE_MIN;
 
                 n = units == 0 ? 0 : n < 1 ? 1 : n < w->n_owners ? n : w->n_owners;
                 for (int64_t i = 0; i < n; i++) {
-                        int64_t first = units * i / n, end = units * (i + 1) / n;
+                        int64_t first = units * i / n * ALIGN, end = units * (i + 1) / n * ALIGN;
+                        struct owner *o = &w->owners[(start + i) % w->n_owners];
 
-                        add_shard(w, g, &w->owners[(start + i) % w->n_owners], first * ALIGN,
-                                  (end - first) * ALIGN);
+                        if (node < 0)
+                                add_shard(w, g, o, first, end - first);
+                        else if (ranks)
+                                add_flow(w, g, o, end - first, ranks, gathers(w, g, at, own));
                 }
                 start = (start + n) % w->n_owners;
+                at += ranks > 0;
         }
-}
-
-/* Whether a node sums its ranks' gradients in a buffer.  Owners that have no other node to wait for
- * read them where they are, and one rank's may travel as they are. */
-static bool sums(const struct work *w)
-{
-        if (w->c->nodes == 1 && w->c->states_on_gpu == (w->c->gpus > 0))
-                return false;
-        return w->c->ranks > 1 || grad_size(w) != reduce_size(w);
 }
 
 /* ---- windows --------------------------------------------------------------------- */
@@ -316,37 +353,69 @@ static void add_states_on_gpu(struct work *w, int64_t node)
 static void add_traffic(struct work *w, int64_t owner, int64_t to)
 {
         const struct owner *o = &w->owners[owner];
-        int64_t at = owner / w->c->devices, mirror = mirror_of(w, owner);
+        int64_t fetched = o->flow.fetched_bytes, at = owner / w->c->devices,
+                mirror = mirror_of(w, owner);
         struct plan_node *from = &w->p->nodes[at], *n = &w->p->nodes[to];
 
         if (to != at && to != mirror) {
-                add(w, &from->step.gather_sent, o->fetched_bytes, 1);
-                add(w, &n->step.gather_received, o->fetched_bytes, 1);
-                add(w, &n->step.gather_elements, o->fetched, 1);
+                add(w, &from->step.gather_sent, fetched, 1);
+                add(w, &n->step.gather_received, fetched, 1);
+                add(w, &n->step.gather_elements, o->flow.fetched, 1);
         } else if (w->c->gpus == 0 && n->gather_window) {
-                add(w, &n->step.copy, o->fetched_bytes, 1);
+                add(w, &n->step.copy, fetched, 2);
         }
         if (to != at) {
-                add(w, &n->step.reduce_sent, o->reduced, reduce_size(w));
-                add(w, &from->step.reduce_received, o->reduced, reduce_size(w));
-                add(w, &n->step.reduce_elements, o->reduced, 1);
+                add(w, &n->step.reduce_sent, o->flow.reduced, reduce_size(w));
+                add(w, &from->step.reduce_received, o->flow.reduced, reduce_size(w));
+                add(w, &n->step.reduce_elements, o->flow.reduced, 1);
         }
         if (to == mirror) { /* the sum, in fp32 */
                 add(w, &from->step.reduce_sent, o->planes[GRAD], 1);
                 add(w, &n->step.reduce_received, o->planes[GRAD], 1);
         }
         if (w->c->gpus) /* into the windows of all GPUs */
-                add(w, &n->step.copy, o->fetched_bytes, w->c->gpus);
-        if (sums(w))
-                add(w, &n->step.copy, o->reduced, w->c->ranks * grad_size(w) + reduce_size(w));
+                add(w, &n->step.copy, fetched, 2 * w->c->gpus);
+        add(w, &n->step.copy, o->flow.summed, 1);
+        add(w, &from->step.copy, o->flow.added, 1);
 }
 
 static void add_buffers(struct work *w, struct plan_node *n)
 {
-        if (sums(w))
+        if (sums(w, w->c->ranks))
                 add(w, &n->sums, w->p->largest_group, BUFFERS * reduce_size(w));
         add(w, &n->host, n->sums, 1);
         add(w, &n->host, n->receive, 1);
+}
+
+/* As daemon/stash/pages.c: whole units of a region. */
+static int64_t stash_unit(int64_t bytes)
+{
+        int64_t unit = PAGE;
+
+        while (bytes / unit >= STASH_UNITS)
+                unit *= 2;
+        return unit;
+}
+
+/*
+ * As daemon/stash/stash.c: ranks of one node share the whole; of sets on several nodes each node
+ * has its ranks' parts, and two whole entries.  A rank's entry is a layer's checkpoint.
+ */
+static void add_stash(struct work *w, int64_t node)
+{
+        int64_t bytes = w->p->stash, set = w->c->tensor_parallel, here = w->c->ranks;
+        int64_t layers = plan_layers(w->m) ? plan_layers(w->m) : 1;
+        int64_t entry = (bytes + layers - 1) / layers, unit = stash_unit(bytes), region = bytes;
+        struct plan_node *n = &w->p->nodes[node];
+
+        if (!bytes)
+                return;
+        if (set > here)
+                region = (bytes / set + 1) * here + (bytes / entry + 1) * unit + 2 * (entry + unit);
+        add(w, &n->stash, up(region, stash_unit(region)), set > here ? 1 : here / set);
+        add(w, &n->host, n->stash, 1);
+        if (set > here)
+                add(w, &n->step.stash, bytes / set * (set - here), w->c->micro_batches);
 }
 
 static void make_nodes(struct work *w)
@@ -363,8 +432,14 @@ static void make_nodes(struct work *w)
                 add_buffers(w, &p->nodes[n]);
                 if (w->c->states_on_gpu)
                         add_states_on_gpu(w, n);
+                if (n == 0 || w->rank_sets) {
+                        for (int64_t o = 0; o < w->n_owners; o++)
+                                memset(&w->owners[o].flow, 0, sizeof(w->owners[o].flow));
+                        cut_groups(w, n);
+                }
                 for (int64_t o = 0; o < w->n_owners; o++)
                         add_traffic(w, o, n);
+                add_stash(w, n);
                 p->host = p->nodes[n].host > p->host ? p->nodes[n].host : p->host;
                 p->gpu = p->nodes[n].gpu > p->gpu ? p->nodes[n].gpu : p->gpu;
         }
@@ -385,9 +460,10 @@ static void make_bounds(struct plan *p, const struct plan_cluster *c)
         for (int64_t i = 0; i < c->nodes; i++) {
                 const struct plan_node *n = &p->nodes[i];
 
-                link = larger(link, (double)n->step.gather_sent + (double)n->step.reduce_sent);
-                link = larger(link,
-                              (double)n->step.gather_received + (double)n->step.reduce_received);
+                double sent = (double)n->step.gather_sent + (double)n->step.reduce_sent;
+                double received = (double)n->step.gather_received + (double)n->step.reduce_received;
+
+                link = larger(link, larger(sent, received) + (double)n->step.stash);
                 update = larger(update, (double)n->step.update);
                 copy = larger(copy, (double)n->step.copy);
         }
@@ -424,12 +500,21 @@ static void count(struct work *w)
                         p->moments[i] =
                                 optimizer->moments[i] ? optimizer->moments[i] : p->moments[i];
         }
+        for (uint32_t g = 0; g < p->groups; g++) {
+                const uint32_t *ranks;
+                uint32_t n = zero_layout_group_ranks(l, g, &ranks);
+
+                w->rank_sets |= n > 0;
+                w->strangers |= n > 0 && ranks[n - 1] >= w->c->nodes * w->c->ranks;
+        }
         /* one checkpoint a layer, 2 bytes an element (ZeRO-R, section 6.1 of the paper) */
         p->activations = 2;
         for (int64_t *by = (int64_t[]){ w->c->batch, w->c->seq, plan_hidden(w->m),
                                         plan_layers(w->m), -1 };
              *by >= 0; by++)
                 w->overflow |= __builtin_mul_overflow(p->activations, *by, &p->activations);
+        p->stash = w->c->stash < 0 ? p->activations : w->c->stash;
+        p->activations = p->stash ? 0 : p->activations;
 }
 
 int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
@@ -437,6 +522,7 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
 {
         struct work work = { .m = m, .c = c, .p = ret, .n_owners = c->owners * c->devices };
         struct work *w = &work;
+        const char *flaw;
         int64_t slots;
 
         w->owners = calloc((size_t)w->n_owners, sizeof(*w->owners));
@@ -446,16 +532,24 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
         }
         memset(ret, 0, sizeof(*ret));
         count(w);
-        cut_groups(w);
+        cut_groups(w, -1);
         slots = window_bytes(w, c->stage == 1 ? ret->groups : c->push, grad_size(w), false, false);
         ret->push_window = TRANSFER;
         add(w, &ret->push_window, c->gpus ? up(slots, GPU_UNIT) : slots, 1);
         make_nodes(w);
         make_bounds(ret, c);
-        if (w->overflow)
-                *ret_flaw = "the model takes more than 2^63 bytes: give smaller numbers";
+        flaw = w->overflow ? "the model takes more than 2^63 bytes: give smaller numbers"
+               : w->strangers
+                       ? "groups of the job are of ranks that this cluster does not have: give "
+                         "--nodes and --ranks such that it has all ranks of the job"
+               : c->stash < 0 && !ret->stash
+                       ? "--stash auto needs --batch, and a model whose layers are known"
+                       : NULL;
         free(w->owners);
-        return w->overflow ? CTL_FAILED : CTL_OK;
+        if (!flaw)
+                return CTL_OK;
+        *ret_flaw = flaw;
+        return CTL_FAILED;
 }
 
 struct plan_passes plan_passes(const struct plan_model *m, const struct plan_cluster *c,
@@ -464,7 +558,7 @@ struct plan_passes plan_passes(const struct plan_model *m, const struct plan_clu
         const struct work w = { .m = m, .c = c, .p = p };
 
         return (struct plan_passes){ .dtype = group_dtype(&w, group),
-                                     .gathers = gathers(&w, group),
+                                     .gathers = gathers(&w, group, group, p->groups),
                                      .pushes = pushes(&w),
                                      .reduce_size = reduce_size(&w) };
 }

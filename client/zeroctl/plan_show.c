@@ -94,7 +94,8 @@ void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer)
 {
         const json_t *m = json_object_get(answer, "model"), *rank = json_object_get(answer, "rank");
         const json_t *zero = json_object_get(answer, "zero_formula");
-        double left_out = field_number(m, "tensors_left_out");
+        const json_t *node = json_array_get(json_object_get(answer, "nodes"), 0);
+        double left_out = field_number(m, "tensors_left_out"), stash = field_number(rank, "stash");
 
         fprintf(out, "model: %s parameters in %.0f groups, the largest of %s\n",
                 unit_count(field_number(m, "parameters")).text, field_number(m, "groups"),
@@ -105,13 +106,19 @@ void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 unit_bytes(field_number(rank, "push_window")).text,
                 field_number(rank, "activations") > 0
                         ? unit_bytes(field_number(rank, "activations")).text
-                        : "not known");
+                : stash > 0 ? "in the stash"
+                            : "not known");
+        if (stash > 0)
+                fprintf(out, "stash: %s of each rank; node 0 reserves %s and receives %s a step\n",
+                        unit_bytes(stash).text, unit_bytes(field_number(node, "stash")).text,
+                        unit_bytes(field_number(json_object_get(node, "received"), "stash")).text);
         fprintf(out,
                 "ZeRO stage %.0f, for each of its ranks: %s of model states, %s elements a "
                 "step\n\n",
                 field_number(rank, "stage"), unit_bytes(field_number(zero, "rank_bytes")).text,
                 unit_count(field_number(zero, "rank_elements")).text);
         show_nodes(ctl, out, json_object_get(answer, "nodes"));
+        plan_measure_show(ctl, out, answer);
         show_step(out, json_object_get(answer, "step"));
         show_fit(out, answer);
 }

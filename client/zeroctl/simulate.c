@@ -325,6 +325,10 @@ static int sizes_json(const struct ctl *ctl, const struct plan_model *m, json_t 
 
         if (!(c.link > 0))
                 c.link = 12.5e9;
+        if (c.stash && c.tensor_parallel > c.ranks) {
+                ctl_error("simulate: a stash that ranks of several nodes share is not simulated");
+                return CTL_USAGE;
+        }
         for (size_t i = 0; r == CTL_OK && i < (nodes < 0 ? sizeof(sizes) / sizeof(sizes[0]) : 1);
              i++) {
                 json_t *size = NULL;

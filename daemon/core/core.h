@@ -23,6 +23,7 @@ struct checkpoints;
 struct drops;
 struct event_waits;
 struct lifetime;
+struct measure;
 struct membership;
 struct ranks;
 struct reshard;
@@ -64,6 +65,7 @@ struct engine {
         struct list shut;       /* state files that wait for memory (core/shut.h) */
         /* What the folders of these names keep (module.h). */
         struct transfer *transfer;
+        struct measure *measure;
         struct drops *drops;
         struct tensors *tensors;
         struct checkpoints *checkpoints;

@@ -3,6 +3,7 @@
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/core/shut.h"
 #include "daemon/engine/lifetime.h"
+#include "daemon/measure/measure.h"
 #include "daemon/membership/membership.h"
 #include "daemon/reshard/reshard.h"
 
@@ -134,10 +135,11 @@ static const struct module engine_module = { .node_at = offsetof(struct engine, 
 static const struct shard_observer engine_observer = { .settled = engine_settled };
 
 static const struct module *const modules[] = {
-        &drop_module,          &transfer_module,   &shard_module,       &gather_module,
-        &stash_module,         &reduce_module,     &update_module,      &tensors_module,
-        &checkpoint_module,    &rank_module,       &bringing_module,    &fill_target_module,
-        &old_placement_module, &membership_module, &coordinator_module, &engine_module,
+        &drop_module,        &transfer_module,      &measure_module,    &shard_module,
+        &gather_module,      &stash_module,         &reduce_module,     &update_module,
+        &tensors_module,     &checkpoint_module,    &rank_module,       &bringing_module,
+        &fill_target_module, &old_placement_module, &membership_module, &coordinator_module,
+        &engine_module,
 };
 static const struct shard_observer *const observers[] = {
         &gather_observer,     &reduce_observer,        &update_observer, &tensors_observer,
@@ -390,6 +392,9 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
                 drop_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY) {
                 x->query(x, node, m);
+        } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_PULL &&
+                   m->pull->kind == ZERO__PULL__KIND__MEASURE) {
+                measure_pull_message(x, node, m);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT ||
                    m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOT_PROGRESS) {
                 snapshot_message(x, node, m);

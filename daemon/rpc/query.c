@@ -5,6 +5,14 @@
 
 /* ---- of clients ---- */
 
+int query_allowed(const struct session *session, const char *what, struct fault *fault)
+{
+        if (session->uid == 0 || session->uid == geteuid())
+                return 0;
+        return fault_set(fault, ZERO_EPERM, "only root and the user zerod runs as, %u, may %s",
+                         (unsigned)geteuid(), what);
+}
+
 static int jobs_query(struct pending_call *call, const char *what, const char *argument,
                       struct fault *fault)
 {
@@ -38,7 +46,7 @@ static const struct {
         { "checkpoint", checkpoint_query }, { "restore", checkpoint_query },
         { "progress", checkpoint_query },   { "members", membership_query },
         { "add-node", membership_query },   { "remove-node", membership_query },
-        { "takeover", membership_query },
+        { "takeover", membership_query },   { "measure", survey_query },
 };
 
 int query_start(struct pending_call *call, const char *what, const char *argument,
@@ -110,6 +118,7 @@ static const struct {
         { "moves", false, moves_question },        { "checkpoint", false, checkpoint_question },
         { "restore", false, checkpoint_question }, { "progress", false, checkpoint_question },
         { "held", true, held_question },           { "checksum", true, checksum_question },
+        { "measure", false, measure_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

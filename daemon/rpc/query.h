@@ -4,6 +4,7 @@
  *   query.c             which question goes where
  *   survey.c            questions to all nodes; combines their answers
  *   checksum.c          a job's checksum: this node's part, and all parts combined
+ *   measured.c          how fast this node is, and all nodes
  *   query_status.c      the state of this node, with its GPUs' memory
  *   query_checkpoint.c  checkpoints and restores: questions to a job's coordinator
  *   query_membership.c  the owner list, and changes to it
@@ -22,7 +23,10 @@ query_starter status_query, survey_query, shards_query, checkpoint_query, member
 /* Answers a node's question.  job: NULL if the question concerns no job. */
 typedef void question_answer(struct engine *x, struct job *job, uint32_t node,
                              const Zero__LinkMessage *m);
-question_answer checkpoint_question, checksum_question;
+question_answer checkpoint_question, checksum_question, measure_question;
+
+/* Whether the client may do what concerns the node and not one job: "change the owners". */
+int query_allowed(const struct session *session, const char *what, struct fault *fault);
 
 /* ---- checksum.c ---- */
 
@@ -30,6 +34,11 @@ question_answer checkpoint_question, checksum_question;
 json_t *checksums_together(const struct job *job, json_t *const *told);
 /* Whether all nodes told the same version; if not, the job has stepped between their answers. */
 bool checksums_agree(const struct job *job, json_t *const *told, json_int_t *ret_version);
+
+/* ---- measured.c ---- */
+
+/* All nodes' answers combined.  told: [node]. */
+json_t *measured_together(const struct engine *x, json_t *const *told);
 
 /* ---- answer.c ---- */
 

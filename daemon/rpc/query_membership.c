@@ -58,21 +58,12 @@ static int wanted_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
-static int allowed(const struct session *session, struct fault *fault)
-{
-        if (session->uid == 0 || session->uid == geteuid())
-                return 0;
-        return fault_set(fault, ZERO_EPERM,
-                         "only root and the user zerod runs as, %u, may change the owners",
-                         (unsigned)geteuid());
-}
-
 static int wanted_start(struct pending_call *call, enum membership_kind kind, const char *argument,
                         struct fault *fault)
 {
         struct engine *x = call->session->rpc->x;
         CLEANUP(cleanup_free) struct wanted *w = calloc(1, sizeof *w);
-        int r = allowed(call->session, fault);
+        int r = query_allowed(call->session, "change the owners", fault);
 
         if (!w)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");

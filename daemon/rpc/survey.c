@@ -11,13 +11,15 @@
 #include "proto/cleanup.h"
 
 enum { CHECKSUM_ROUNDS = 20 };
-enum { MOVES_MS = 5000 };    /* zeroctl asks again and again */
+enum { MOVES_MS = 5000 }; /* zeroctl asks again and again */
+enum { MEASURES_MS = 20000 };
 enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
 
 struct survey {
         struct engine *x;             /* not the rpc, which may end before the last answer */
         struct pending_call *call;    /* NULL once it has ended */
         char name[ZERO_NAME_MAX + 1]; /* of the job asked about, or empty */
+        char argument[16];            /* to the nodes: what is measured */
         struct job *job;              /* NULL: no job, or its state here waits for memory */
         const struct survey_kind *kind;
         uint32_t pending, rounds;
@@ -153,6 +155,11 @@ static json_t *moves_together(struct survey *s)
         return record_take_json(status_moves_type(), &moves, &arena);
 }
 
+static json_t *measures_together(struct survey *s)
+{
+        return measured_together(s->x, s->told);
+}
+
 static bool holds_job(const struct survey *s, uint32_t node)
 {
         return placement_nodes(&s->job->placement) >> node & 1;
@@ -177,6 +184,7 @@ static const struct survey_kind {
         { "checksum", "checksum", true, holds_job, true, checksum_together, 0 },
         { "drop", "drop", true, holds_in_force, false, drop_together, 0 },
         { "moves", "moves", false, NULL, false, moves_together, MOVES_MS },
+        { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS },
 };
 
 /* ---- asking ---------------------------------------------------------------------- */
@@ -250,6 +258,7 @@ static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
         s->pending++;
         s->answers[node].asked_ns = uv_hrtime();
         query.what = (char *)s->kind->question;
+        query.argument = s->argument;
         if (s->name[0])
                 m.job = s->name;
         if (s->job)
@@ -314,6 +323,8 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
                 kind++;
         if (kind->finish == drop_together && shut_has(x, argument))
                 r = shut_for_user(x, argument, call->session->uid, fault);
+        else if (kind->finish == measures_together)
+                r = query_allowed(call->session, "measure", fault);
         else if (kind->of_job)
                 r = job_for_user(x, argument, call->session->uid, &job, fault);
         if (r)
@@ -327,6 +338,8 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         s->kind = kind;
         if (kind->of_job)
                 snprintf(s->name, sizeof s->name, "%s", argument);
+        else
+                snprintf(s->argument, sizeof s->argument, "%s", argument);
         if (job)
                 job_hold(job); /* not job_ref(): a drop waits for such references */
         survey_ask_all(s);

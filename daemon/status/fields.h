@@ -313,6 +313,22 @@
 #define STATUS_PING(F, R)                                                                          \
         R(list, status_reached, peers, "all other nodes")
 
+#define STATUS_MEASURED_LINK(F, R)                                                                 \
+        F(text, from, "another node")                                                              \
+        F(real, bytes_per_s, "received from it while all nodes receive from all others")
+
+/* What one node tells the others. */
+#define STATUS_MEASURED_HERE(F, R)                                                                 \
+        F(real, bytes_per_s, "read and written; of links: received; null: no other node")          \
+        R(list, status_measured_link, links, "of links: the other nodes")
+
+#define STATUS_MEASURED_NODE(F, R)                                                                 \
+        F(text, node, "name")                                                                      \
+        R(inlined, status_measured_here, here, "what the node measured")
+
+#define STATUS_MEASURED(F, R)                                                                      \
+        R(list, status_measured_node, nodes, "all, measured at the same time")
+
 /* What one node tells the others. */
 #define STATUS_DROP_HERE(F, R)                                                                     \
         F(flag, keeps, "the node remembers the drop until all nodes know of it")                   \
@@ -376,6 +392,10 @@
         X(status_ordered, STATUS_ORDERED)                                                          \
         X(status_reached, STATUS_REACHED)                                                          \
         X(status_ping, STATUS_PING)                                                                \
+        X(status_measured_link, STATUS_MEASURED_LINK)                                              \
+        X(status_measured_here, STATUS_MEASURED_HERE)                                              \
+        X(status_measured_node, STATUS_MEASURED_NODE)                                              \
+        X(status_measured, STATUS_MEASURED)                                                        \
         X(status_drop_here, STATUS_DROP_HERE)                                                      \
         X(status_drop, STATUS_DROP)                                                                \
         X(status_wish, STATUS_WISH)

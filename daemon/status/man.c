@@ -51,7 +51,9 @@ static const struct row plan_rows[] = {
           "groups; "
           "largest_group, its elements; tensors_left_out, which are whole numbers" },
         { "object", NULL, "rank",
-          "bytes of each rank: push_window, activations (0: not known); and its stage" },
+          "bytes of each rank: push_window, activations (0: not known, or in the stash), stash; "
+          "and "
+          "its stage" },
         { "object", NULL, "zero_formula",
           "what the paper predicts of a process of its own: bytes_per_parameter; rank_bytes of "
           "model "
@@ -66,6 +68,11 @@ static const struct row plan_rows[] = {
           "taken "
           "in proportion; null: no memory was given" },
         { "list of texts", NULL, "advice", "single changes that make the model fit" },
+        { "object", NULL, "measured",
+          "with --measure: update_bytes_per_s, copy_bytes_per_s and link_bytes_per_s of the "
+          "slowest "
+          "node, absent if given, link null for one node; nodes, each with its own and with links: "
+          "bytes_per_s received from each other node" },
 };
 static const struct row plan_node_rows[] = {
         { "number", NULL, "node", "number, from 0" },
@@ -76,13 +83,14 @@ static const struct row plan_node_rows[] = {
         { "object", NULL, "buffers", "most bytes of sums, and of offers to receive" },
         { "number", NULL, "host_bytes", "bytes of host memory in total" },
         { "number", NULL, "gpu_bytes", "bytes of the GPU that holds most" },
-        { "object", NULL, "sent", "bytes a step to other nodes: gather and reduce" },
-        { "object", NULL, "received", "bytes a step from other nodes: gather and reduce" },
+        { "number", NULL, "stash", "bytes reserved for activation checkpoints" },
+        { "object", NULL, "sent", "bytes a step to other nodes: gather, reduce and stash" },
+        { "object", NULL, "received", "bytes a step from other nodes: gather, reduce and stash" },
         { "number", NULL, "gather_elements_received", "elements of parameters a step" },
         { "number", NULL, "reduce_elements_sent",
           "elements of gradients a step, without mirrors'" },
         { "number", NULL, "update_bytes", "bytes that an update reads and writes" },
-        { "number", NULL, "copy_bytes", "bytes a step that are copied within the node" },
+        { "number", NULL, "copy_bytes", "bytes a step that copies and sums read and write" },
 };
 static const struct row paper_rows[] = {
         { "list of objects", NULL, "table1",

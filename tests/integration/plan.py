@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import REPLY_S, SETS, Cluster, Tools, finish_all, group, tensor, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
-from harness import case, cases_of, main  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 
 STEPS = 3
 
@@ -37,11 +37,26 @@ def refused(words, *arguments, code=1):
 
 # ---- what daemons count ----
 
+def block_of(name, dtype, width=192, **more):
+    return group(name, tensor(f"{name}.w", width, 4 * width + 5), tensor(f"{name}.b", 4 * width + 5), dtype=dtype, **more)
+
+
 def model(dtype, blocks=10, width=192, **more):
     """Groups of two sizes, tensors that need padding, and a frozen one."""
     groups = [group("embed", tensor("wte", 301, width), tensor("wpe", 64, width, frozen=True), dtype=dtype, **more)]
-    return groups + [group(f"block{i}", tensor(f"b{i}.w", width, 4 * width + 5), tensor(f"b{i}.b", 4 * width + 5),
-                           dtype=dtype, **more) for i in range(blocks)]
+    return groups + [block_of(f"b{i}", dtype, width, **more) for i in range(blocks)]
+
+
+def pipeline(stages, blocks=8):
+    """Stage i is rank i; the first and the last one share the embedding."""
+    return [group("embed", tensor("wte", 301, 192), dtype="bf16", ranks=[0, stages - 1])] + [
+        block_of(f"s{s}.b{i}", "bf16", ranks=[s]) for s in range(stages) for i in range(blocks)]
+
+
+def tensor_parallel(ranks, parts=2, blocks=8):
+    """Rank r has part r % parts of every block, and with all others the embedding."""
+    return model("bf16", blocks=0) + [block_of(f"b{i}.p{p}", "bf16", ranks=list(range(p, ranks, parts)))
+                                      for i in range(blocks) for p in range(parts)]
 
 
 CLUSTERS = {
@@ -56,6 +71,16 @@ CLUSTERS = {
     "mirrors": {"nodes": 3, "stage": 3, "dtype": "fp32", "mirror": True},
     "devices": {"nodes": 2, "stage": 2, "dtype": "fp32", "devices": 2},
     "micro_batches": {"nodes": 2, "stage": 3, "dtype": "fp32", "micro_batches": 3},
+    "8_nodes_stage_3": {"nodes": 8, "stage": 3, "dtype": "bf16"},
+    "8_nodes_stage_2": {"nodes": 8, "stage": 2, "dtype": "fp32"},
+    "16_nodes_stage_3": {"nodes": 16, "stage": 3, "dtype": "fp32"},
+    "16_nodes_stage_1": {"nodes": 16, "stage": 1, "dtype": "bf16"},
+    "16_nodes_2_ranks_each": {"nodes": 16, "stage": 3, "dtype": "bf16", "ranks": 2},
+    "pipeline": {"nodes": 4, "stage": 3, "dtype": "bf16", "model": pipeline(4)},
+    "pipeline_holds_all": {"nodes": 2, "stage": 1, "dtype": "bf16", "model": pipeline(2)},
+    "pipeline_micro_batches": {"nodes": 2, "stage": 3, "dtype": "bf16", "model": pipeline(2), "micro_batches": 2},
+    "tensor_parallel": {"nodes": 2, "stage": 3, "dtype": "bf16", "ranks": 2, "model": tensor_parallel(4)},
+    "tensor_parallel_over_nodes": {"nodes": 4, "stage": 2, "dtype": "bf16", "model": tensor_parallel(4)},
     "lion_reduces_bf16": {"nodes": 2, "stage": 3, "dtype": "fp32", "reduce": "bf16", "optimizer": "lion"},
 }
 LION = [["lion", 1e-4, 0.9, 0.99, 0.1]]
@@ -65,7 +90,7 @@ def counted(daemon):
     """What the node has sent and received, and what its job counts."""
     status, job = daemon.status(), daemon.job("plan")
     peers = [p for p in status["peers"] if not p["self"]]
-    bytes_of = {way: {kind: sum(p[way][kind] for p in peers) for kind in ("gather", "reduce")}
+    bytes_of = {way: {kind: sum(p[way][kind] for p in peers) for kind in ("gather", "reduce", "stash")}
                 for way in ("sent", "received")}
     return {**bytes_of, "elements": {"gather": job["gather"]["elements_received"],
                                      "reduce": job["reduce"]["elements_sent"]}}
@@ -85,7 +110,7 @@ def check_node(planned, daemon, before, after, each_rank, gathers):
     assert {s["push_window"] for s in job["sessions"]} == {each_rank["push_window"]}, (job["sessions"], each_rank)
     assert planned["push_windows"] == sum(s["push_window"] for s in job["sessions"])
     for way in ("sent", "received"):
-        for kind in ("gather", "reduce"):
+        for kind in ("gather", "reduce", "stash"):
             seen = (after[way][kind] - before[way][kind]) / STEPS
             print(f"# {daemon.name} {way} {kind}: {planned[way][kind]} planned, {seen:.0f} counted a step")
             near(planned[way][kind], seen, f"{daemon.name} {way} {kind}", gathers if kind == "gather" else 1)
@@ -103,13 +128,13 @@ def counts(name):
     placement = [n for n in range(nodes) for _ in range(ranks)]
     names = [f"n{i}" for i in range(what.get("owners", nodes))]
     with Cluster(nodes, owners=" ".join(f"{n}*{devices}" for n in names), mirror=int(what.get("mirror", False))) as c:
-        actors = c.ranks("plan", model(what["dtype"], **more), placement, hold=hold, push=-1 if stage == 1 else 2,
+        actors = c.ranks("plan", what.get("model") or model(what["dtype"], **more), placement, hold=hold, push=-1 if stage == 1 else 2,
                          grad=what["dtype"], reduce=what.get("reduce", what["dtype"]))
 
         def steps(n):
             for a in actors:
                 a.start("train", steps=n, stage=stage, micro_batches=what.get("micro_batches", 1),
-                        sets=LION if more else SETS)
+                        own=True, sets=LION if more else SETS)
             finish_all(actors)
             until(lambda: [counted(d) for d in c.daemons] == [counted(d) for d in c.daemons], what="the step's end")
         steps(1)
@@ -123,6 +148,53 @@ def counts(name):
         assert said["model"]["elements"] == c[0].job("plan")["parameters"]
         for planned, d, b, a in zip(said["nodes"], c.daemons, before, after):
             check_node(planned, d, b, a, said["rank"], ranks if stage == 3 else 1)
+
+
+# [node of each rank], ranks of a set, entries, bytes of an entry
+STASHES = {
+    "alone": ([0, 1], 1, 3, 25 << 12),
+    "shared_on_a_node": ([0, 0, 0, 0], 4, 5, 245 << 12),
+    "shared_by_2_nodes": ([0, 1], 2, 12, 300_000),
+    "shared_by_8_nodes": (list(range(8)), 8, 12, 300_000),
+    "shared_by_16_nodes": (list(range(16)), 16, 12, 80 << 10),
+    "two_sets_of_2_nodes": ([0, 1, 2, 3], 2, 4, 300_000),
+    "2_of_4_on_a_node": ([0, 0, 1, 1], 4, 12, 1_000_000),
+}
+
+
+@cases_of(STASHES)
+def stash(name):
+    """What is reserved, to the byte; what comes from other nodes, within 10 %."""
+    placement, set_ranks, entries, size = STASHES[name]
+    nodes, ranks = max(placement) + 1, placement.count(0)
+    with Cluster(nodes) as c:
+        actors = [c.caller("plan", model("bf16", blocks=1), placement, rank) for rank in range(len(placement))]
+        for rank, a in enumerate(actors):
+            first = rank - rank % set_ranks
+            a.start("attach", stash={"ranks": list(range(first, first + set_ranks)), "bytes": entries * size,
+                                     "entry": size})
+        for a in actors:
+            finish_all([a, a, a])
+        for key in range(entries):
+            for a in actors:
+                a.start("stash_write", key=key, bytes=size, seed=key)
+        for key in reversed(range(entries)):
+            for a in actors:
+                a.start("stash_read", key=key, seed=key)
+                a.start("stash_release", key=key, last=True)
+        for a in actors:
+            finish_all([a] * 3 * entries)
+        until(lambda: all(d.job("plan")["stash"]["used"] == 0 for d in c.daemons), what="the stash to be empty")
+        said = plan("--layers", entries, "--hidden", 8, "--vocab", 8, "--nodes", nodes, "--ranks", ranks,
+                    "--tensor-parallel", set_ranks, "--stash", entries * size)
+        for planned, d in zip(said["nodes"], c.daemons):
+            seen, moved = d.job("plan")["stash"], counted(d)
+            assert planned["stash"] == seen["reserved"], (planned["stash"], seen)
+            near(planned["received"]["stash"], seen["received"], f"{d.name} stash received")
+            for way in ("sent", "received"):
+                near(planned[way]["stash"], moved[way]["stash"], f"{d.name} stash {way}")
+        host = plan("--layers", entries, "--hidden", 8, "--vocab", 8, "--nodes", nodes, "--ranks", ranks)["nodes"][0]
+        assert said["nodes"][0]["host_bytes"] == host["host_bytes"] + said["nodes"][0]["stash"]
 
 
 @cases_of(["host", "device"], "with_states_on_the_{}")
@@ -144,6 +216,81 @@ def gpus(place):
             assert planned["push_windows"] == sum(s["push_window"] for s in job["sessions"]), (planned, job["sessions"])
             near(planned["gpu_bytes"], max(sum(a["bytes"] for a in gpu["allocations"]) for gpu in d.status()["gpus"]),
                  f"{d.name} GPU")
+
+
+# ---- what daemons measure ----
+
+def measured_of(c, *options):
+    return c[0].ctl("plan", "--measure", *map(str, options))
+
+
+@cases_of(["ucx", "tcp"], "payloads_by_{}")
+def measure(bulk):
+    """Every node measures updates, copies and what it receives from each other node; the memory goes back."""
+    with Cluster(3, bulk=bulk) as c:
+        before = [d.memory() for d in c.daemons]
+        said = measured_of(c)["measured"]
+        for d, node in zip(c.daemons, said["nodes"]):
+            assert node["node"] == d.name
+            assert sorted(link["from"] for link in node["links"]) == [o.name for o in c.daemons if o is not d], node
+            assert all(link["bytes_per_s"] > 0 for link in node["links"]), node
+        for what in ("update", "copy", "link"):
+            name = f"{what}_bytes_per_s"
+            assert said[name] == min(node[name] for node in said["nodes"]) > 0, said
+        until(lambda: all(d.memory() < was + (16 << 10) for d, was in zip(c.daemons, before)), what="the memory")
+
+
+@case
+def measured_rates_bound_the_step():
+    """What is given is not measured; one node has no links."""
+    with Cluster(1) as c:
+        said = measured_of(c, *SIZES, "--copy", 1e6)
+        rate = said["measured"]["update_bytes_per_s"]
+        assert sorted(said["measured"]) == ["link_bytes_per_s", "nodes", "update_bytes_per_s"], said["measured"]
+        assert said["measured"]["link_bytes_per_s"] is None and said["step"]["link_s"] is None
+        assert abs(said["step"]["update_s"] * rate - said["nodes"][0]["update_bytes"]) < 1e-6 * rate, said
+        assert said["step"]["bound_by"] == "update", said["step"]
+
+
+def not_measured(c, *words, user=None, options=()):
+    r = c[0].ctl_run(*options, "plan", "--measure", user=user)
+    assert r.returncode == 1 and not r.stdout, (r.returncode, r.stdout, r.stderr)
+    for word in words:
+        assert word in r.stderr, f"'{word}' is not in: {r.stderr}"
+
+
+@case
+def other_users_may_not_measure():
+    if os.geteuid() != 0:
+        raise Skip("needs root")
+    with Cluster(1) as c:
+        try:
+            not_measured(c, "only root and the user zerod runs as", user=65534)
+        except PermissionError as why:
+            raise Skip(f"nobody cannot run zeroctl here: {why}") from why
+
+
+@case
+def a_job_with_ranks_is_not_disturbed():
+    """Wherever its ranks are."""
+    with Cluster(2) as c:
+        rank, = c.ranks("plan", model("fp32", blocks=1), [1], hold=1, push=1)
+        not_measured(c, "job 'plan' has ranks", "EBUSY")
+        c.dismiss(rank)
+        until(lambda: c[0].job("plan")["state"] == "idle", what="the rank to be gone")
+        assert measured_of(c)["measured"]["link_bytes_per_s"] > 0
+    r = zeroctl("plan", "--measure")
+    assert r.returncode == 3 and "cannot connect" in r.stderr, r.stderr
+
+
+@case
+def a_node_that_does_not_answer_is_named():
+    with Cluster(2) as c:
+        c[1].stop()
+        not_measured(c, "node n1 did not answer in time", options=["--timeout", "4"])
+        c[1].kill()
+        until(lambda: not c[0].peers_up(), what="the link's end")
+        not_measured(c, "node n1 is not reachable")
 
 
 # ---- models from files ----
@@ -287,6 +434,7 @@ SIZES = ["--layers", 4, "--hidden", 256, "--vocab", 1000]
 BAD_OPTIONS = {
     "no_model": ([], ["JOB", "--model", "--layers", "--paper"]),
     "two_models": ([*SIZES, "--paper"], ["of which model"]),
+    "measured_paper": (["--measure", "--paper"], ["of which model"]),
     "part": (["--layers", 4], ["--hidden", "belong together"]),
     "zero_nodes": ([*SIZES, "--nodes", 0], ["--nodes is 1 to 64, not 0"]),
     "nodes": ([*SIZES, "--nodes", 65], ["--nodes is 1 to 64, not 65"]),
@@ -307,6 +455,9 @@ BAD_OPTIONS = {
     "too_large": ([*SIZES, "--host-memory", "1048577T"], ["--host-memory", "up to 1048576T"]),
     "rate": ([*SIZES, "--copy", "1e300"], ["--copy", "up to 1000000000"]),
     "nan": ([*SIZES, "--link", "nan"], ["--link", "above 0"]),
+    "stash": ([*SIZES, "--stash", "much"], ["--stash", "'much'"]),
+    "tensor_parallel": ([*SIZES, "--ranks", 6, "--tensor-parallel", 4], ["--tensor-parallel", "divisor", "not 4"]),
+    "tensor_parallel_world": ([*SIZES, "--ranks", 2, "--tensor-parallel", 4], ["--tensor-parallel", "1 to 2, not 4"]),
     "gpu_memory": ([*SIZES, "--gpu-memory", "80G"], ["--gpus", "--gpu-memory"]),
 }
 
@@ -315,6 +466,16 @@ BAD_OPTIONS = {
 def bad_option(name):
     arguments, words = BAD_OPTIONS[name]
     refused(words, *arguments, code=2)
+
+
+@case
+def what_the_model_does_not_say():
+    refused(["--stash auto", "--batch"], *SIZES, "--stash", "auto")
+    with Cluster(1) as c:
+        c.ranks("plan", pipeline(2, blocks=1), [0, 0], hold=1, push=1)
+        r = c[0].ctl_run("plan", "plan")
+        assert r.returncode == 1 and "--nodes and --ranks" in r.stderr, r.stderr
+        assert c[0].ctl("plan", "plan", "--ranks", "2")["nodes"][0]["planes"] == c[0].job("plan")["planes"]
 
 
 @case
@@ -387,6 +548,10 @@ def activations():
     options = ["--layers", 12, "--hidden", 1024, "--vocab", 50257]
     assert plan(*options, "--batch", 8, "--seq", 512)["rank"]["activations"] == 2 * 8 * 512 * 1024 * 12
     assert plan(*options)["rank"]["activations"] == 0
+    in_stash = plan(*options, "--batch", 8, "--seq", 512, "--stash", "auto")
+    assert in_stash["rank"]["activations"] == 0 and in_stash["rank"]["stash"] == 2 * 8 * 512 * 1024 * 12
+    shared = plan(*options, "--batch", 8, "--seq", 512, "--stash", "auto", "--ranks", 4, "--tensor-parallel", 4)
+    assert shared["nodes"][0]["stash"] == in_stash["nodes"][0]["stash"] == in_stash["rank"]["stash"]
 
 
 # ---- the paper ----

@@ -5,7 +5,8 @@
  * {"do": "train", "steps", "micro_batches", "seed", "first_step", "stage", "scale",
  * "pull", and those of
  * "step"}.  Stage 3 fetches each group for the forward and again for the backward pass and
- * releases it after use; the others keep every group for the whole step.
+ * releases it after use; the others keep every group for the whole step.  "own": true leaves out
+ * the groups of other ranks, as a stage of a pipeline does.
  *
  * For runs that are disturbed:
  * "patient": true   replays a step that was aborted; the reply counts them as "aborts"
@@ -37,7 +38,7 @@ struct training {
         uint64_t first_step; /* of the noise, where the job is at version 0 */
         float pull;
         uint64_t hash, step_hash; /* of all that was fetched in forward passes; of this step's */
-        bool patient, keep;
+        bool patient, keep, own;
         uint64_t steps, done, aborts, skipped;
         int journal, until; /* -1: none */
         char kept[KEPT_MAX];
@@ -57,9 +58,8 @@ void step_params(const json_t *command, struct zero_set *sets, struct zero_step 
                 .blob = field_text(command, "blob"),
         };
         ret->blob_bytes = ret->blob ? strlen(ret->blob) : 0;
-        sets[0] = (struct zero_set){
-                .adamw = { field_number(command, "lr", 1e-3), 0.9, 0.999, 1e-8, 0.01 }
-        };
+        sets[0] = (struct zero_set){ .adamw = { field_number(command, "lr", 1e-3), 0.9, 0.999, 1e-8,
+                                                0.01 } };
         if (list)
                 ret->n_sets = (uint32_t)json_array_size(list);
         json_array_foreach(list, i, item)
@@ -94,15 +94,26 @@ static int let_go(struct training *t, uint32_t group)
         return zero_release(a->client, group, actor_sync(a, t->command));
 }
 
+/* The first group from `group` on that the rank works with. */
+static uint32_t own_group(const struct training *t, uint32_t group)
+{
+        const struct actor *a = t->actor;
+
+        while (t->own && group < a->n_groups && !actor_in_group(a, group))
+                group++;
+        return group;
+}
+
 static int forward(struct training *t)
 {
         struct actor *a = t->actor;
         int r = ZERO_OK;
 
-        for (uint32_t g = 0; !r && g < a->n_groups; g++) {
+        for (uint32_t g = own_group(t, 0), next; !r && g < a->n_groups; g = next) {
                 r = hold(t, g);
-                if (!r && g + 1 < a->n_groups)
-                        r = zero_prefetch(a->client, g + 1);
+                next = own_group(t, g + 1);
+                if (!r && next < a->n_groups)
+                        r = zero_prefetch(a->client, next);
                 if (r)
                         return r;
                 t->step_hash = (t->step_hash ^ view_hash(a, g, a->views[g])) * hash_prime;
@@ -143,7 +154,8 @@ static int backward(struct training *t, bool last)
         int r = ZERO_OK;
 
         for (uint32_t g = t->actor->n_groups; !r && g-- > 0;)
-                r = backward_group(t, g, last);
+                if (own_group(t, g) == g)
+                        r = backward_group(t, g, last);
         return r;
 }
 
@@ -270,6 +282,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                 .hash = hash_begin,
                 .patient = json_is_true(json_object_get(command, "patient")),
                 .keep = json_is_true(json_object_get(command, "keep")),
+                .own = json_is_true(json_object_get(command, "own")),
                 .steps = field_count(command, "steps", 1),
                 .journal = open_named(command, "journal", O_WRONLY | O_APPEND | O_CREAT),
                 .until = open_named(command, "until", O_RDONLY),
