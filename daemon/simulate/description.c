@@ -12,11 +12,11 @@
 #include "proto/dtype.h"
 
 enum {
-        TEXT_MAX = 64 << 20,     /* bytes of the description */
-        RANKS_MAX = 65536,       /* of the job */
-        SLICES_MAX = 1 << 26,    /* groups times owners */
-        REQUESTS_MAX = 1 << 24,  /* that one group brings to an owner in a pass */
-        PASSES_MAX = 1000000000, /* gathers or pushes of a group in a step */
+        TEXT_MAX = 64 << 20,    /* bytes of the description */
+        RANKS_MAX = 65536,      /* of the job */
+        SLICES_MAX = 1 << 26,   /* groups times owners */
+        REQUESTS_MAX = 1 << 26, /* that come in at an owner of all groups, for one pass */
+        PASSES_MAX = 1000000,   /* gathers or pushes of a group in a step */
 };
 #define NS_MAX ((json_int_t)3600 * 1000000000)
 
@@ -60,11 +60,13 @@ static int add_group(struct description *d, const json_t *group, struct fault *f
                 return bad(fault, "has a group whose dtype, gathers or tensors cannot be used");
         snprintf(name, sizeof name, "g%u", d->layout->n_groups);
         r = layout_add_group(d->layout, name, (enum zero_dtype)dtype, NULL, 0, 0, &number, fault);
+        if (r)
+                return r;
+        d->gathers[number] = (uint32_t)gathers;
         json_array_foreach(tensors, i, tensor)
         {
                 r = r ? r : add_tensor(d->layout, number, tensor, fault);
         }
-        d->gathers[number] = (uint32_t)gathers;
         return r;
 }
 
@@ -160,6 +162,7 @@ static int place(struct description *d, struct fault *fault)
 {
         const layout *l = d->layout;
         uint32_t n = d->owners * d->devices, nodes[NODE_SET_MAX];
+        uint64_t requests = 0;
 
         if ((uint64_t)l->n_groups * n > SLICES_MAX)
                 return bad(fault, "has too many groups for so many owners");
@@ -169,14 +172,11 @@ static int place(struct description *d, struct fault *fault)
         if (partition_new(l, n, &d->partition))
                 return fault_errno(fault, ENOMEM, "the partition");
         for (uint32_t g = 0; g < l->n_groups; g++) {
-                uint64_t parts = l->groups[g].elements
-                                         ? partition_slice_parts(d->partition, l, g, PART_BYTES)
-                                         : 0;
-
-                if (parts * d->nodes > REQUESTS_MAX)
-                        return bad(fault, "has a group that is too large for so few owners");
+                if (l->groups[g].elements)
+                        requests += (uint64_t)d->nodes *
+                                    partition_slice_parts(d->partition, l, g, PART_BYTES);
         }
-        return 0;
+        return requests > REQUESTS_MAX ? bad(fault, "has too large a model for so few owners") : 0;
 }
 
 static int read_text(FILE *in, json_t **ret, struct fault *fault)

@@ -17,21 +17,17 @@
 #include "daemon/job/owner.h"
 #include "proto/partition.h"
 
+/* clang-format off */
 /* Kinds of messages, as the link names them (proto/zero.proto); an answer has no body. */
-#define SIMULATED_KINDS(X)                                                                       \
-        X(join)                                                                                  \
-        X(open) X(opened) X(start) X(answer) X(ready) X(prepare) X(prepared) X(decision) X(done) \
-                X(offer) X(pull)
-enum kind {
+#define SIMULATED_KINDS(X)                                                                         \
+        X(join) X(open) X(opened) X(start) X(answer) X(ready) X(prepare) X(prepared) X(decision)   \
+        X(done) X(offer) X(pull)
+/* clang-format on */
 #define X(name) KIND_##name,
-        SIMULATED_KINDS(X)
+enum kind { SIMULATED_KINDS(X) KINDS };
 #undef X
-                KINDS,
-        /* what a node tells itself */
-        WAKE_JOIN = KINDS,
-        WAKE_READY,
-        WAKE_UPDATED,
-};
+/* What a node tells itself. */
+enum { WAKE_JOIN = KINDS, WAKE_READY, WAKE_UPDATED };
 extern const char *const kind_names[KINDS];
 
 enum { STEPS = 3, PHASES = STEPS + 1 }; /* phase 0 opens the job, phase i is step i */
@@ -69,7 +65,7 @@ struct tally {
 };
 
 struct message {
-        enum kind kind;
+        uint32_t kind; /* enum kind, or what wakes the node */
         uint32_t phase, from, to;
         uint32_t owner, copy, rank;
         uint64_t attempt, version;
