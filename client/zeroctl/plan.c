@@ -388,6 +388,7 @@ static json_t *step_json(const struct plan *p)
         }
         json_object_set_new(j, "at_least_s",
                             p->bound < 0 ? json_null() : seconds(p->bounds[p->bound]));
+        json_object_set_new(j, "estimate_s", seconds(p->estimate));
         json_object_set_new(j, "bound_by",
                             p->bound < 0 ? json_null() : json_string(plan_bounds[p->bound]));
         return j;
@@ -506,6 +507,14 @@ const struct command command_plan = {
                 "nodes of the running cluster measure the first three for about a second, all at "
                 "once, each in 256 MiB of memory of its own; the slowest node's figures count. "
                 "Alone, *--measure* prints them.\n"
+                "The estimate of a step, if all four are known, adds up what does not overlap. The "
+                "update follows the last gradient. Where trainers compute on the CPU, their "
+                "compute, "
+                "the links and the copies share cores and memory: all four are added. With "
+                "*--gpus*, "
+                "links and copies overlap with compute, and the longer of both counts. Messages, "
+                "and "
+                "what a trainer waits for others, are left out, so small models take longer.\n"
                 "With *--host-memory* or *--gpu-memory* it says whether the model fits, the "
                 "largest that does (of what zerod takes, 262144 tensors), and single changes that "
                 "make it "

@@ -98,6 +98,7 @@ struct plan {
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
         double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */
         int bound;                  /* the largest of them; -1: none is known */
+        double estimate;            /* seconds; 0: one of them is not known */
 };
 extern const char *const plan_bounds[PLAN_BOUNDS];
 

@@ -452,10 +452,20 @@ static double larger(double a, double b)
         return a > b ? a : b;
 }
 
-/* Everything may overlap, so that a step takes at least the longest of these. */
+/* 0: nothing is done, or how fast that is was not given. */
+static double time_of(double bytes, double rate)
+{
+        return rate > 0 ? bytes / rate : 0;
+}
+
+/*
+ * Everything may overlap, so that a step takes at least the longest of these.  The estimate adds up
+ * what does not.  An update begins after the last gradient.  Trainers that compute on a CPU share
+ * the cores and their memory with zerod, trainers that compute on GPUs do not.
+ */
 static void make_bounds(struct plan *p, const struct plan_cluster *c)
 {
-        double link = 0, update = 0, copy = 0;
+        double link = 0, update = 0, copy = 0, served;
 
         for (int64_t i = 0; i < c->nodes; i++) {
                 const struct plan_node *n = &p->nodes[i];
@@ -469,10 +479,15 @@ static void make_bounds(struct plan *p, const struct plan_cluster *c)
         }
         if (c->states_on_gpu) /* each GPU has a memory of its own */
                 update /= (double)c->devices;
-        p->bounds[0] = c->link > 0 ? link / c->link : 0;
-        p->bounds[1] = c->update > 0 ? update / c->update : 0;
-        p->bounds[2] = c->copy > 0 ? copy / c->copy : 0;
+        p->bounds[0] = time_of(link, c->link);
+        p->bounds[1] = time_of(update, c->update);
+        p->bounds[2] = time_of(copy, c->copy);
         p->bounds[3] = c->compute;
+        served = p->bounds[0] + p->bounds[2];
+        if ((link <= 0 || c->link > 0) && (copy <= 0 || c->copy > 0) && c->update > 0 &&
+            c->compute > 0)
+                p->estimate =
+                        p->bounds[1] + (c->gpus ? larger(served, c->compute) : served + c->compute);
         p->bound = -1;
         for (int i = 0; i < PLAN_BOUNDS; i++)
                 if (p->bounds[i] > (p->bound < 0 ? 0 : p->bounds[p->bound]))

@@ -64,6 +64,11 @@ static void show_step(FILE *out, const json_t *step)
                                 ? "not given"
                                 : unit_seconds(field_number(step, names[i])).text,
                         i + 1 < PLAN_BOUNDS ? "," : "\n");
+        if (json_is_null(json_object_get(step, "estimate_s")))
+                fputs("an estimate of a step needs all of these\n", out);
+        else
+                fprintf(out, "a step probably takes %s\n",
+                        unit_seconds(field_number(step, "estimate_s")).text);
 }
 
 static void show_fit(FILE *out, const json_t *answer)

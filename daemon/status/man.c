@@ -61,7 +61,8 @@ static const struct row plan_rows[] = {
         { "list of objects", NULL, "nodes", "all, in order; see below" },
         { "object", NULL, "step",
           "seconds: link_s, update_s, copy_s and compute_s, null if not given; at_least_s, the "
-          "longest of them; bound_by, its name" },
+          "longest of them; bound_by, its name; estimate_s, which adds up what does not overlap, "
+          "null if one of them is not known" },
         { "flag", NULL, "fits", "the memory given suffices; null: none was given" },
         { "object", NULL, "largest",
           "parameters and layers of the largest model that fits; layers null: all tensors are "

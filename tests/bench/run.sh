@@ -25,6 +25,7 @@ PROGRAMS=(
         'update'
         'recovery'
         'checkpoint'
+        'plan'
 )
 QUICK='--repeat 3'
 
@@ -33,7 +34,7 @@ work=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        echo "Programs: kernels bulk fetch step update recovery checkpoint torch"
+        echo "Programs: kernels bulk fetch step update recovery checkpoint plan torch"
 }
 
 finish() {

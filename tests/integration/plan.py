@@ -533,6 +533,19 @@ def a_step_is_bound_by_the_slowest():
 
 
 @case
+def an_estimate_adds_what_does_not_overlap():
+    options = ["--layers", 12, "--hidden", 1024, "--vocab", 50257, "--nodes", 2, "--ranks", 2, "--link", 10, "--update", 50]
+    assert plan(*options, "--copy", 20)["step"]["estimate_s"] is None, "without the compute"
+    assert plan(*options, "--compute", 1)["step"]["estimate_s"] is None, "without the copies"
+    for compute in (0.001, 1):
+        rates = [*options, "--copy", 20, "--compute", compute]
+        cpu, gpu = plan(*rates)["step"], plan(*rates, "--gpus", 2)["step"]
+        assert abs(cpu["estimate_s"] - sum(cpu[f"{what}_s"] for what in ("link", "update", "copy", "compute"))) < 1e-9, cpu
+        served = gpu["link_s"] + gpu["copy_s"]
+        assert abs(gpu["estimate_s"] - gpu["update_s"] - max(served, compute)) < 1e-9, gpu
+
+
+@case
 def a_rank_holds_what_a_torch_trainer_holds():
     """Four groups, or all where the embedding is so large that four slots of its size are more than the model."""
     for layers, slots in ((12, 13), (48, 4)):
