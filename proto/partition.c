@@ -117,6 +117,15 @@ int partition_sole_owner(const struct partition *p, uint32_t group)
         return p->slices[group] == 1 ? (int)p->start[group] : -1;
 }
 
+uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint32_t group,
+                               uint64_t most)
+{
+        uint64_t slices = p->slices[group], units = l->groups[group].elements / LAYOUT_ALIGN;
+        uint64_t largest = (units + slices - 1) / slices * LAYOUT_ALIGN;
+
+        return range_parts(largest, most / dtype_size(l->groups[group].dtype));
+}
+
 uint64_t partition_elements(const struct partition *p, uint32_t owner)
 {
         uint64_t elements = 0;

@@ -41,5 +41,8 @@ struct range range_part(struct range whole, uint32_t part, uint32_t parts);
 uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i);
 /* The one owner of the whole group, or -1 if there are several (or none). */
 int partition_sole_owner(const struct partition *p, uint32_t group);
+/* Parts that each slice of a group with elements comes in, of at most `most` bytes each. */
+uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint32_t group,
+                               uint64_t most);
 /* Elements an owner holds of all groups. */
 uint64_t partition_elements(const struct partition *p, uint32_t owner);

@@ -14,5 +14,8 @@ enum { N_COMMANDS = 0 ZEROCTL_COMMANDS };
 /* In the order of --help. */
 extern const struct command *const commands[N_COMMANDS];
 
+/* The i-th option of a subcommand, or NULL. */
+const struct command_option *command_option(const struct command *command, size_t i);
+
 void help_all(FILE *out);
 void help_command(FILE *out, const struct command *command);

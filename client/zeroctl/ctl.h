@@ -53,8 +53,9 @@ struct command {
         const char *arguments; /* "JOB", "[JOB]", "JOB DIR" or NULL */
         const char *summary;
         const char *description;
-        const struct command_option *options; /* the last has no name; NULL: none */
-        int (*check)(const struct ctl *ctl);  /* before it connects; or NULL */
+        const struct command_option *options;      /* the last has no name; NULL: none */
+        const struct command_option *more_options; /* the same, shared with other subcommands */
+        int (*check)(const struct ctl *ctl);       /* before it connects; or NULL */
         int (*run)(struct ctl *ctl);
         void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer);
         bool of_job; /* the connection observes the job that is named */

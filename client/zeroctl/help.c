@@ -58,6 +58,17 @@ static void print_text(FILE *out, const char *text, int indent, int column)
         fputc('\n', out);
 }
 
+const struct command_option *command_option(const struct command *command, size_t i)
+{
+        const struct command_option *lists[] = { command->options, command->more_options };
+
+        for (size_t k = 0; k < 2; k++)
+                for (const struct command_option *o = lists[k]; o && o->name; o++)
+                        if (i-- == 0)
+                                return o;
+        return NULL;
+}
+
 void help_all(FILE *out)
 {
         fputs("Usage: zeroctl [OPTION]... COMMAND [ARGUMENT]...\n\n"
@@ -94,7 +105,7 @@ void help_command(FILE *out, const struct command *command)
                 command->arguments ? " " : "", command->arguments ? command->arguments : "");
         print_text(out, command->description, 0, 0);
         fputs("\nOptions:\n", out);
-        for (const struct command_option *o = command->options; o && o->name; o++)
-                help_option(out, o);
+        for (size_t i = 0; command_option(command, i); i++)
+                help_option(out, command_option(command, i));
         fputs(general_options, out);
 }

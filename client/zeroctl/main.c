@@ -108,11 +108,12 @@ static int take_words(struct ctl *ctl, const struct command *command, char **wor
 
 static int take_option(const struct command *command, const struct given *given)
 {
-        const struct command_option *o = command->options;
+        const struct command_option *o;
+        size_t i = 0;
 
-        while (o && o->name && strcmp(o->name, given->name) != 0)
-                o++;
-        if (!o || !o->name) {
+        while ((o = command_option(command, i)) && strcmp(o->name, given->name) != 0)
+                i++;
+        if (!o) {
                 ctl_error("%s: --%s is not an option of this command; see zeroctl %s --help",
                           command->name, given->name, command->name);
                 return CTL_USAGE;
@@ -173,7 +174,8 @@ static void list_options(struct option list[static OPTIONS_MAX + 1])
         memset(list, 0, (OPTIONS_MAX + 1) * sizeof(*list));
         memcpy(list, general_options, sizeof(general_options));
         for (size_t i = 0; i < N_COMMANDS; i++)
-                for (const struct command_option *o = commands[i]->options; o && o->name; o++) {
+                for (size_t j = 0; command_option(commands[i], j); j++) {
+                        const struct command_option *o = command_option(commands[i], j);
                         size_t k = 0;
 
                         while (k < n && strcmp(list[k].name, o->name) != 0)

@@ -41,14 +41,14 @@ static void print_tag(const char *dashes, const char *name, const char *argument
 static void print_commands(void)
 {
         for (size_t i = 0; i < N_COMMANDS; i++) {
-                const struct command_option *o = commands[i]->options;
+                const struct command_option *o = command_option(commands[i], 0);
 
                 print_tag("", commands[i]->name, commands[i]->arguments);
                 print_text(commands[i]->description);
                 if (!o)
                         continue;
                 fputs(".RS\n", stdout);
-                for (; o->name; o++) {
+                for (size_t k = 0; (o = command_option(commands[i], k)); k++) {
                         print_tag("\\-\\-", o->name, o->argument);
                         print_text(o->help);
                 }

@@ -10,10 +10,10 @@ static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *state
 static const char *stash, *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
 static long layers, hidden, vocab, seq = 1024, batch;
 /* -1: not given */
-static long nodes = 1, owners = -1, devices = 1, ranks = 1, gpus, stage = 3, hold = -1, push = 2;
+static long nodes = -1, owners = -1, devices = 1, ranks = 1, gpus, stage = 3, hold = -1, push = 2;
 static long micro_batches = 1, tensor_parallel = 1;
 
-static const struct command_option options[] = {
+const struct command_option plan_options[] = {
         { "model", "FILE",
           "a safetensors file, an index of safetensors files (model.safetensors.index.json), or a "
           "config.json of Hugging Face whose model_type is gpt2, bert, llama, mistral or qwen2",
@@ -24,7 +24,11 @@ static const struct command_option options[] = {
         { "seq", "N", "tokens of a sequence, and its positions (default: 1024)", .count = &seq },
         { "batch", "N", "sequences of a rank in a micro-batch; counts checkpoints of activations",
           .count = &batch },
-        { "nodes", "N", "nodes, 1 to 64 (default: 1)", .count = &nodes },
+        { "nodes", "N",
+          "nodes, 1 to 64 (default: 1); simulate: 1 to 4096 (default: 64, 256, 1024 and 4096, one "
+          "after "
+          "the other)",
+          .count = &nodes },
         { "owners", "N", "nodes that hold shards (default: all)", .count = &owners },
         { "devices", "N", "devices that a node divides its shards over, 1 to 8 (default: 1)",
           .count = &devices },
@@ -66,13 +70,18 @@ static const struct command_option options[] = {
         { "host-memory", "SIZE", "memory of each node: bytes, or with a suffix K, M, G, T",
           .text = &host_memory },
         { "gpu-memory", "SIZE", "memory of each GPU", .text = &gpu_memory },
-        { "link", "GB/S", "what a node sends, and receives, in 10^9 bytes a second",
+        { "link", "GB/S",
+          "what a node sends, and receives, in 10^9 bytes a second (simulate: 12.5 if not given)",
           .text = &link_rate },
         { "update", "GB/S", "what an update reads and writes on a node, or on a GPU with states",
           .text = &update_rate },
         { "copy", "GB/S", "what a node copies between shards, windows and sums",
           .text = &copy_rate },
         { "compute", "SECONDS", "what a step of the trainer takes by itself", .text = &compute },
+        { 0 },
+};
+
+static const struct command_option options[] = {
         { "measure", NULL,
           "measure what --update, --copy and --link would give, on all nodes of the running "
           "cluster; "
@@ -85,9 +94,14 @@ static const struct command_option options[] = {
 
 /* ---- what is asked --------------------------------------------------------------- */
 
+static const struct plan_asker of_plan = { .name = "plan",
+                                           .most_nodes = ZERO_NODE_MAX,
+                                           .most_ranks = ZERO_RANK_MAX },
+                               *asker = &of_plan;
+
 static int usage(const char *option, const char *needed, long value)
 {
-        ctl_error("plan: --%s is %s, not %ld", option, needed, value);
+        ctl_error("%s: --%s is %s, not %ld", asker->name, option, needed, value);
         return CTL_USAGE;
 }
 
@@ -102,7 +116,7 @@ static int take_dtype(const char *option, const char *text, enum zero_dtype *ret
         }
         ZERO_DTYPE_MAP(X)
 #undef X
-        ctl_error("plan: --%s is fp32, bf16 or fp16, not '%s'", option, text);
+        ctl_error("%s: --%s is fp32, bf16 or fp16, not '%s'", asker->name, option, text);
         return CTL_USAGE;
 }
 
@@ -121,7 +135,8 @@ static int take_number(const char *option, const char *text, const char *suffixe
         if (suffix)
                 x = ldexp(x, 10 * (int)(suffix + 1 - suffixes));
         if (end == text || end[suffix != NULL] || !(x > 0 && x <= most)) {
-                ctl_error("plan: --%s is a number above 0 and up to %s, not '%s'", option,
+                ctl_error("%s: --%s is a number above 0 and up to %s, not '%s'", asker->name,
+                          option,
                           *suffixes ? "1048576T, perhaps with a suffix K, M, G or T" : "1000000000",
                           text);
                 return CTL_USAGE;
@@ -141,12 +156,14 @@ static int take_size(const char *option, const char *text, int64_t *ret)
 
 static int check_counts(void)
 {
+        /* without --nodes, the asker sees to it that these fit the nodes that it takes */
+        long n = nodes < 0 ? 1 : nodes, most_owners = nodes < 0 ? asker->most_nodes : nodes;
         const struct {
                 const char *option;
                 long value, most;
         } bounds[] = {
-                { "nodes", nodes, ZERO_NODE_MAX },
-                { "owners", owners < 0 ? nodes : owners, nodes },
+                { "nodes", n, asker->most_nodes },
+                { "owners", owners < 0 ? n : owners, most_owners },
                 { "devices", devices, 8 },
                 { "ranks", ranks, ZERO_RANK_MAX },
                 { "stage", stage, 3 },
@@ -154,8 +171,9 @@ static int check_counts(void)
                 { "seq", seq, COUNT_MAX },
                 { "push", push, ZERO_GROUP_MAX },
                 { "micro-batches", micro_batches, COUNT_MAX },
-                { "tensor-parallel", tensor_parallel, nodes * ranks },
+                { "tensor-parallel", tensor_parallel, n * ranks },
         };
+        char most[64];
 
         for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++) {
                 char needed[32];
@@ -166,11 +184,13 @@ static int check_counts(void)
         }
         if (gpus > ranks)
                 return usage("gpus", "at most --ranks: a rank has one GPU", gpus);
-        if ((owners < 0 ? nodes : owners) * devices > ZERO_NODE_MAX)
-                return usage("devices", "such that all owners have at most 64", devices);
-        if (nodes * ranks > ZERO_RANK_MAX)
-                return usage("ranks", "such that all nodes have at most 4096", ranks);
-        if ((ranks % tensor_parallel && tensor_parallel % ranks) || nodes * ranks % tensor_parallel)
+        snprintf(most, sizeof(most), "such that all owners have at most %ld", asker->most_nodes);
+        if ((owners < 0 ? n : owners) * devices > asker->most_nodes)
+                return usage("devices", most, devices);
+        snprintf(most, sizeof(most), "such that all nodes have at most %ld", asker->most_ranks);
+        if (n * ranks > asker->most_ranks)
+                return usage("ranks", most, ranks);
+        if ((ranks % tensor_parallel && tensor_parallel % ranks) || n * ranks % tensor_parallel)
                 return usage("tensor-parallel",
                              "a divisor or a multiple of --ranks, and a divisor of all ranks",
                              tensor_parallel);
@@ -180,16 +200,18 @@ static int check_counts(void)
 static int check_model(const struct ctl *ctl)
 {
         bool by_sizes = layers || hidden || vocab;
+        int named = !!ctl->argument + !!model + by_sizes + paper;
 
-        if (!!ctl->argument + !!model + by_sizes + paper > 1 || (paper && measure) ||
-            !(ctl->argument || model || by_sizes || paper || measure)) {
-                ctl_error(
-                        "plan: of which model? name a JOB, --model FILE, or --layers, --hidden and "
-                        "--vocab; or ask for --paper, or --measure alone");
+        if (named > 1 || (paper && measure) || !(named || measure || asker->any_model)) {
+                ctl_error("%s: of which model? name a JOB, --model FILE, or --layers, --hidden and "
+                          "--vocab%s",
+                          asker->name,
+                          asker->any_model ? "" : "; or ask for --paper, or --measure alone");
                 return CTL_USAGE;
         }
         if (by_sizes && !(layers && hidden && vocab)) {
-                ctl_error("plan: --layers, --hidden and --vocab belong together, each 1 or more");
+                ctl_error("%s: --layers, --hidden and --vocab belong together, each 1 or more",
+                          asker->name);
                 return CTL_USAGE;
         }
         return CTL_OK;
@@ -201,7 +223,7 @@ static int check_places(void)
 {
         cluster.states_on_gpu = strcmp(states, "gpu") == 0;
         if (!cluster.states_on_gpu && strcmp(states, "host") != 0) {
-                ctl_error("plan: --states is host or gpu, not '%s'", states);
+                ctl_error("%s: --states is host or gpu, not '%s'", asker->name, states);
                 return CTL_USAGE;
         }
         if (cluster.states_on_gpu && devices > gpus)
@@ -210,7 +232,8 @@ static int check_places(void)
                 return usage("gpus", "1 or more with --gpu-memory", gpus);
         cluster.optimizer = optimizer ? plan_optimizer(optimizer) : NULL;
         if (optimizer && !cluster.optimizer) {
-                ctl_error("plan: --optimizer is %s, not '%s'", plan_optimizer_names(), optimizer);
+                ctl_error("%s: --optimizer is %s, not '%s'", asker->name, plan_optimizer_names(),
+                          optimizer);
                 return CTL_USAGE;
         }
         return CTL_OK;
@@ -250,10 +273,14 @@ static int check_values(void)
         return r;
 }
 
-static int check(const struct ctl *ctl)
+int plan_check(const struct ctl *ctl, const struct plan_asker *who)
 {
-        int r = check_model(ctl);
+        int r;
 
+        asker = who;
+        if (nodes < 0 && !asker->any_nodes)
+                nodes = 1;
+        r = check_model(ctl);
         if (r == CTL_OK)
                 r = check_counts();
         if (r == CTL_OK)
@@ -261,7 +288,12 @@ static int check(const struct ctl *ctl)
         return r == CTL_OK ? check_values() : r;
 }
 
-static void fill_cluster(void)
+static int check(const struct ctl *ctl)
+{
+        return plan_check(ctl, &of_plan);
+}
+
+struct plan_cluster plan_cluster_asked(void)
 {
         cluster.nodes = nodes;
         cluster.owners = owners < 0 ? nodes : owners;
@@ -279,6 +311,7 @@ static void fill_cluster(void)
         cluster.link *= 1e9;
         cluster.update *= 1e9;
         cluster.copy *= 1e9;
+        return cluster;
 }
 
 /* ---- the answer ------------------------------------------------------------------- */
@@ -384,13 +417,15 @@ static json_t *answer_json(const struct plan_model *m, const struct plan *p)
 
 /* ---- run --------------------------------------------------------------------------- */
 
-static int take_model(struct ctl *ctl, struct plan_model *ret)
+int plan_model_asked(struct ctl *ctl, struct plan_model *ret)
 {
         if (ctl->argument)
                 return plan_model_job(ctl, ret);
         if (model)
                 return plan_model_file(model, ret);
-        return plan_model_sizes(layers, hidden, vocab, cluster.seq, ret);
+        if (!layers)
+                return plan_model_sizes(128, 25600, 50257, seq, ret);
+        return plan_model_sizes(layers, hidden, vocab, seq, ret);
 }
 
 /* The plan's answer takes over `measured`, or is that alone. */
@@ -399,7 +434,7 @@ static int plan_one(struct ctl *ctl, json_t *measured)
         struct plan *p = calloc(1, sizeof(*p));
         struct plan_model m = { 0 };
         const char *flaw = "out of memory";
-        int r = p ? take_model(ctl, &m) : CTL_FAILED;
+        int r = p ? plan_model_asked(ctl, &m) : CTL_FAILED;
 
         if (r == CTL_OK)
                 r = plan_make(&m, &cluster, p, &flaw);
@@ -426,7 +461,7 @@ static int run(struct ctl *ctl)
 
         if (paper)
                 return ctl_show(ctl, plan_paper(), plan_paper_show);
-        fill_cluster();
+        plan_cluster_asked();
         if (measure)
                 r = plan_measure(ctl, &cluster, &measured);
         if (r == CTL_OK && (ctl->argument || model || layers))
@@ -485,6 +520,7 @@ const struct command command_plan = {
                 "make it "
                 "fit.",
         .options = options,
+        .more_options = plan_options,
         .check = check,
         .run = run,
         .of_job = true,

@@ -12,6 +12,7 @@
 
 #include "ctl.h"
 
+enum { PLAN_NODES_MAX = 4096 }; /* more than a cluster may have: zeroctl simulate */
 enum { PLAN_PLANES = 5, PLAN_MOMENTS = 2, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
 
 struct plan_optimizer {
@@ -94,7 +95,7 @@ struct plan {
         int64_t push_window;                     /* of each rank */
         int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];
-        struct plan_node nodes[ZERO_NODE_MAX];
+        struct plan_node nodes[PLAN_NODES_MAX];
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
         double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */
         int bound;                  /* the largest of them; -1: none is known */
@@ -106,6 +107,30 @@ extern const char *const plan_bounds[PLAN_BOUNDS];
 int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
               const char **ret_flaw);
 bool plan_fits(const struct plan_cluster *c, const struct plan *p);
+
+/* What every node does with a group in a step. */
+struct plan_passes {
+        enum zero_dtype dtype;
+        int64_t gathers, pushes;
+        int64_t reduce_size; /* bytes of an element of the gradient between nodes */
+};
+struct plan_passes plan_passes(const struct plan_model *m, const struct plan_cluster *c,
+                               struct plan *p, uint32_t group);
+
+/* ---- what is asked (plan.c) ---- */
+
+/* Options of the model and the cluster, and who else takes them. */
+extern const struct command_option plan_options[];
+struct plan_asker {
+        const char *name;
+        long most_nodes, most_ranks; /* ranks: of all nodes */
+        bool any_model, any_nodes;   /* may be left out: plan_model_asked() makes one of 10^12 */
+};
+/* CTL_OK, or CTL_USAGE and a sentence on standard error. */
+int plan_check(const struct ctl *ctl, const struct plan_asker *asker);
+/* After plan_check().  nodes, owners -1: not given. */
+struct plan_cluster plan_cluster_asked(void);
+int plan_model_asked(struct ctl *ctl, struct plan_model *ret);
 
 /* ---- how fast a running cluster is (plan_measure.c) ---- */
 

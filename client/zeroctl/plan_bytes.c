@@ -66,7 +66,7 @@ struct work {
         const struct plan_model *m;
         const struct plan_cluster *c;
         struct plan *p;
-        struct owner owners[ZERO_NODE_MAX];
+        struct owner *owners;
         int64_t n_owners;
         bool rank_sets; /* not all ranks work with all groups */
         bool strangers; /* ranks that the cluster does not have */
@@ -178,14 +178,16 @@ static int64_t members(const struct work *w, uint32_t group, int64_t node)
 }
 
 /*
- * How often a node gathers a group in a step, of `n` that its ranks work with.  Forward passes go
- * through the groups in order, backward passes against it.  At a turn the window still has the last
- * groups it took.
+ * How often a node gathers a group in a step: the `group`-th of `n` that its ranks work with.
+ * Forward passes go through the groups in order, backward passes against it.  At a turn the window
+ * still has the last groups it took.
  */
-static int64_t gathers(const struct work *w, int64_t group, int64_t n)
+static int64_t gathers(const struct work *w, uint32_t number, int64_t group, int64_t n)
 {
         int64_t m = w->c->micro_batches, slots = window_slots(w);
 
+        if (slots >= n) /* a group that is not trained never changes */
+                return trainable(w, number, 0, elements(w, number)) > 0;
         return 1 + m * (group < n - slots) + (m - 1) * (group >= slots);
 }
 
@@ -253,7 +255,7 @@ static void cut_groups(struct work *w, int64_t node)
                         if (node < 0)
                                 add_shard(w, g, o, first, end - first);
                         else if (ranks)
-                                add_flow(w, g, o, end - first, ranks, gathers(w, at, own));
+                                add_flow(w, g, o, end - first, ranks, gathers(w, g, at, own));
                 }
                 start = (start + n) % w->n_owners;
                 at += ranks > 0;
@@ -538,16 +540,17 @@ static void count(struct work *w)
 int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
               const char **ret_flaw)
 {
-        struct work *w = calloc(1, sizeof(*w));
+        struct work work = { .m = m, .c = c, .p = ret, .n_owners = c->owners * c->devices };
+        struct work *w = &work;
         const char *flaw;
         int64_t slots;
 
-        if (!w) {
+        w->owners = calloc((size_t)w->n_owners, sizeof(*w->owners));
+        if (!w->owners) {
                 *ret_flaw = "out of memory";
                 return CTL_FAILED;
         }
-        *ret = (struct plan){ 0 };
-        *w = (struct work){ .m = m, .c = c, .p = ret, .n_owners = c->owners * c->devices };
+        memset(ret, 0, sizeof(*ret));
         count(w);
         cut_groups(w, -1);
         slots = window_bytes(w, c->stage == 1 ? ret->groups : c->push, grad_size(w), false, false);
@@ -563,11 +566,22 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
                : c->stash < 0 && !ret->stash
                        ? "--stash auto needs --batch, and a model whose layers are known"
                        : NULL;
-        free(w);
+        free(w->owners);
         if (!flaw)
                 return CTL_OK;
         *ret_flaw = flaw;
         return CTL_FAILED;
+}
+
+struct plan_passes plan_passes(const struct plan_model *m, const struct plan_cluster *c,
+                               struct plan *p, uint32_t group)
+{
+        const struct work w = { .m = m, .c = c, .p = p };
+
+        return (struct plan_passes){ .dtype = group_dtype(&w, group),
+                                     .gathers = gathers(&w, group, group, p->groups),
+                                     .pushes = pushes(&w),
+                                     .reduce_size = reduce_size(&w) };
 }
 
 bool plan_fits(const struct plan_cluster *c, const struct plan *p)

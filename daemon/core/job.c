@@ -30,14 +30,9 @@ struct job *job_find(struct engine *x, const char *name)
         return NULL;
 }
 
-/* Job names are spread over the owners by FNV-1a. */
 uint32_t coordinator_of(const struct engine *x, const char *job)
 {
-        uint64_t h = 14695981039346656037u;
-
-        for (; *job; job++)
-                h = (h ^ (uint8_t)*job) * 1099511628211u;
-        return x->placement.node[(h >> 32) % x->placement.n_owners];
+        return placement_coordinator(&x->placement, job);
 }
 
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)

@@ -28,7 +28,8 @@ struct fabric_peer {
         uint64_t next_transfer, next_announced;
         uint32_t announced; /* payloads */
         uint64_t sent[TRAFFIC_KINDS], received[TRAFFIC_KINDS];
-        struct list waiting; /* struct waiting */
+        uint64_t messages[FABRIC_BODIES]; /* sent */
+        struct list waiting;              /* struct waiting */
         uint64_t last_due;
 };
 
@@ -193,12 +194,17 @@ static int put_off(struct fabric_peer *peer, const Zero__LinkMessage *m)
 int fabric_send(struct fabric *fabric, uint32_t node, const Zero__LinkMessage *m)
 {
         struct fabric_peer *peer = peer_of(fabric, node);
+        int r;
 
         if (!peer->up || fabric->closing)
                 return -ENOTCONN;
         if (node == fabric->self || fabric->delay_ms)
-                return put_off(peer, m);
-        return fabric->ops->send(fabric->carrier, node, m);
+                r = put_off(peer, m);
+        else
+                r = fabric->ops->send(fabric->carrier, node, m);
+        assert((unsigned)m->body_case < FABRIC_BODIES);
+        peer->messages[m->body_case] += r == 0;
+        return r;
 }
 
 /* ---- payloads ---- */
@@ -355,6 +361,12 @@ void fabric_cut(struct fabric *fabric, uint32_t node, const char *why)
 {
         if (node != fabric->self && fabric->ops)
                 fabric->ops->cut(fabric->carrier, node, why);
+}
+
+const uint64_t *fabric_messages(const struct fabric *fabric, uint32_t node)
+{
+        assert(node < fabric->n_nodes);
+        return fabric->peers[node].messages;
 }
 
 void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info *ret)

@@ -20,11 +20,19 @@
 #include "daemon/fabric/link/link.h"
 
 enum { FABRIC_PROBE_MS = 10000 };
+enum { FABRIC_BODIES = 80 }; /* above the numbers of bodies in LinkMessage */
 
 struct fabric;
 
 /* Traffic is counted by kind. */
-enum traffic { TRAFFIC_GATHER, TRAFFIC_REDUCE, TRAFFIC_STASH, TRAFFIC_STATE, TRAFFIC_CONTROL, TRAFFIC_KINDS };
+enum traffic {
+        TRAFFIC_GATHER,
+        TRAFFIC_REDUCE,
+        TRAFFIC_STASH,
+        TRAFFIC_STATE,
+        TRAFFIC_CONTROL,
+        TRAFFIC_KINDS
+};
 
 struct fabric_events {
         void (*up)(void *arg, uint32_t node);
@@ -81,3 +89,6 @@ uint64_t fabric_announce(struct fabric *fabric, uint32_t node, enum traffic kind
 /* Cuts the link of a peer that broke the protocol. */
 void fabric_cut(struct fabric *fabric, uint32_t node, const char *why);
 void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info *ret);
+/* [FABRIC_BODIES]: messages sent to the node, by the number of their body; 0: answers without one.
+ */
+const uint64_t *fabric_messages(const struct fabric *fabric, uint32_t node);

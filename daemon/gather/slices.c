@@ -98,11 +98,7 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
 /* Number of parts of each slice of the group. */
 static uint32_t slice_parts(const struct job *job, uint32_t group)
 {
-        const struct layout_group *g = &job->layout->groups[group];
-        uint64_t slices = job->partition->slices[group], units = g->elements / LAYOUT_ALIGN;
-        uint64_t largest = (units + slices - 1) / slices * LAYOUT_ALIGN;
-
-        return range_parts(largest, job->x->part_bytes / dtype_size(g->dtype));
+        return partition_slice_parts(job->partition, job->layout, group, job->x->part_bytes);
 }
 
 uint32_t gather_parts(const struct job *job, uint32_t group)

@@ -48,26 +48,27 @@ struct coordinator_job {
 struct coordinator {
         struct coordinator_job job;
         struct coordinator_actions *actions; /* of the current event, as are the next three */
-        uint64_t now_ms, linked, up;
+        uint64_t now_ms;
+        node_set linked, up;
         struct step step;
         bool dead;       /* COORDINATOR_CLOSED was given */
         bool may_create; /* a rank has asked for the job and was not in it before */
         bool claimed;    /* a node has said that it has states of the job */
         bool settled;    /* where the job stands is known: step.{version, decision, ...} */
         bool whole; /* the states in force tell that: at least one copy of each owner's is there */
-        enum node_state nodes[ZERO_NODE_MAX];
-        bool created[ZERO_NODE_MAX];       /* by this opening: dropping it loses nothing */
-        bool lacks[ZERO_NODE_MAX];         /* it knew nothing of the job when asked */
-        bool fresh[ZERO_NODE_MAX];         /* no rank has worked on its states */
+        enum node_state nodes[NODE_SET_MAX];
+        bool created[NODE_SET_MAX];        /* by this opening: dropping it loses nothing */
+        bool lacks[NODE_SET_MAX];          /* it knew nothing of the job when asked */
+        bool fresh[NODE_SET_MAX];          /* no rank has worked on its states */
         struct standing **standings;       /* [holder]; NULL: unknown */
         struct standing *standing_storage; /* [holder] */
         uint64_t puts[HOLDER_MAX];         /* [holder]: which client puts its state has */
-        uint64_t rounds[ZERO_NODE_MAX];    /* [node]: the round in which it said so */
+        uint64_t rounds[NODE_SET_MAX];     /* [node]: the round in which it said so */
         uint64_t round;                    /* advances when one of two copies may miss a put */
         bool filling[HOLDER_MAX];          /* [holder]: COORDINATOR_FILLED has not come yet */
         struct old_placement old_placements[OLD_PLACEMENT_MAX];
         struct old_placement *old_placement; /* source of the move, once known */
-        uint64_t stale;                      /* bits of nodes with states of earlier placements */
+        node_set stale;                      /* nodes with states of earlier placements */
         struct fault refused;                /* why the placement in force is given up; or OK */
         struct fault clash;       /* attaching ranks have brought different layouts; or OK */
         struct fault fault;       /* why the job cannot go on until a node returns; or OK */
@@ -75,9 +76,9 @@ struct coordinator {
         uint32_t hinders;         /* the node of `fault` */
         struct sitter *sitters;   /* [rank] */
         struct list joins;        /* struct join, oldest first */
-        uint64_t untold;          /* nodes that may have the newest state, which nobody else has */
+        node_set untold;          /* nodes that may have the newest state, which nobody else has */
         bool may_be_there;        /* untold, because no other node knows of the job */
-        uint64_t missed;          /* nodes that the log said the job does not wait for */
+        node_set missed;          /* nodes that the log said the job does not wait for */
         uint64_t others_until_ms; /* until when linked nodes may tell; 0: the job waits for none */
         uint64_t return_until_ms; /* until when ranks of a node that was away may return */
         uint32_t complete, unwanted; /* ranks that have completed the job; that want it dropped */

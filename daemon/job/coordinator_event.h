@@ -57,9 +57,10 @@ enum coordinator_finish { FINISH_NOT, FINISH_COMPLETE, FINISH_UNWANTED };
 struct coordinator_event {
         enum coordinator_event_kind kind;
         uint64_t now_ms;     /* with every event: on any clock */
-        uint64_t linked, up; /* with every event: bits of nodes; up: same owner list in force */
+        node_set linked, up; /* with every event; up: same owner list in force */
         uint32_t node, rank, owner, copy, holder;
-        uint64_t session, cut, attempt, epoch, call;
+        uint64_t session, attempt, epoch, call;
+        node_set cut;
         bool known, created, orderly, norm_only;
         enum coordinator_finish finish;
         int status;

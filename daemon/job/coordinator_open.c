@@ -9,7 +9,7 @@
 /* Whether the node holds shards of the job. */
 static bool is_holder(const struct coordinator *c, uint32_t node)
 {
-        return placement_nodes(&c->step.placement) >> node & 1;
+        return placement_owner_on(&c->step.placement, node) != NO_OWNER;
 }
 
 /* ---- the end of a job that cannot be created ------------------------------------------------ */
@@ -66,7 +66,7 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
 
         step_heard(&c->step, s->attempt);
         if (s->place.epoch < c->step.placement.epoch) {
-                c->stale |= 1ull << node;
+                node_set_add(&c->stale, node);
                 return old_placements_hear(c->old_placements, node, &s->place, s->standing, s->puts,
                                            fault);
         }
@@ -263,13 +263,13 @@ static bool holders_known(const struct coordinator *c)
 }
 
 /* Nodes that have not told what they have. */
-static uint64_t others_unknown(const struct coordinator *c)
+static node_set others_unknown(const struct coordinator *c)
 {
-        uint64_t unknown = 0;
+        node_set unknown = { 0 };
 
         for (uint32_t n = 0; n < c->job.n_nodes; n++)
                 if (c->nodes[n] != NODE_KNOWN)
-                        unknown |= 1ull << n;
+                        node_set_add(&unknown, n);
         return unknown;
 }
 
@@ -277,17 +277,17 @@ static uint64_t others_unknown(const struct coordinator *c)
  * A job that would be created does not wait for nodes that were declared dead.  A job that would go
  * back to earlier states does, because some of it is known to be lost.
  */
-static uint64_t find_untold(const struct coordinator *c, enum opening_choice choice,
+static node_set find_untold(const struct coordinator *c, enum opening_choice choice,
                             const struct old_placement *old_placement)
 {
-        uint64_t unknown = others_unknown(c), dead = c->step.placement.dead;
+        node_set unknown = others_unknown(c), dead = c->step.placement.dead;
 
         if (choice == OPENING_MOVES)
                 return unknown & lists_untold(&c->step.placement,
                                               old_placement->placement.epoch + 1, ~unknown);
         if (choice == OPENING_MAKES)
                 return unknown & ~dead & lists_untold(&c->step.placement, 0, ~unknown | dead);
-        return 0;
+        return (node_set){ 0 };
 }
 
 /*
@@ -300,26 +300,26 @@ static uint64_t find_untold(const struct coordinator *c, enum opening_choice cho
  */
 static bool others_wait(struct coordinator *c, bool gap)
 {
-        uint64_t unknown = others_unknown(c), waited = 0;
-        bool first = c->others_until_ms == 0;
+        node_set unknown = others_unknown(c);
+        bool first = c->others_until_ms == 0, waited = false;
 
         if (first)
                 c->others_until_ms = c->now_ms + OTHERS_MS;
         for (uint32_t n = 0; n < c->job.n_nodes; n++) {
-                bool patient = gap || c->linked >> n & 1;
+                bool patient = gap || node_set_has(&c->linked, n);
                 uint64_t until = c->others_until_ms - (patient ? 0 : OTHERS_MS - AWAY_MS);
 
-                if (unknown >> n & 1 && c->now_ms < until)
-                        waited |= 1ull << n;
+                waited = waited || (node_set_has(&unknown, n) && c->now_ms < until);
         }
         for (uint32_t n = 0; n < c->job.n_nodes; n++) {
-                if (!(unknown >> n & 1) || (waited ? !first : c->missed >> n & 1))
+                if (!node_set_has(&unknown, n) || (waited ? !first : node_set_has(&c->missed, n)))
                         continue;
                 act(c, (struct coordinator_action){
-                               .kind = COORDINATOR_UNKNOWN, .node = n, .flag = waited != 0 });
-                c->missed |= waited ? 0 : 1ull << n;
+                               .kind = COORDINATOR_UNKNOWN, .node = n, .flag = waited });
+                if (!waited)
+                        node_set_add(&c->missed, n);
         }
-        return waited || c->untold;
+        return waited || node_set_any(c->untold);
 }
 
 /* All nodes of the placement in force have answered for the first time. */
@@ -338,7 +338,8 @@ static void open_choose(struct coordinator *c)
         c->may_be_there = choice == OPENING_MAKES;
         if (choice != OPENING_STANDS && !first && others_wait(c, gap))
                 return;
-        c->others_until_ms = c->missed = 0;
+        c->others_until_ms = 0;
+        c->missed = (node_set){ 0 };
         c->old_placement = old_placement;
         switch (choice) {
         case OPENING_STANDS:
@@ -360,7 +361,7 @@ static void node_open(struct coordinator *c, uint32_t node)
         if (step_node_has_ranks(&c->step, node))
                 c->return_until_ms = c->now_ms + RETURN_MS;
         step_node_open(&c->step, node);
-        if (c->stale >> node & 1)
+        if (node_set_has(&c->stale, node))
                 placed_tell(c, node);
 }
 

@@ -18,21 +18,20 @@ void old_placement_forget_node(struct coordinator *c, uint32_t node)
         const struct recovery now = step_stands(&c->step);
 
         old_placements_forget_node(c->old_placements, node);
-        c->stale &= ~(1ull << node);
+        node_set_remove(&c->stale, node);
         if (c->settled && !c->whole && !old_placement_covers(c->old_placement, &now))
                 c->settled = false; /* if there is no other one, the job waits for the node */
 }
 
 void settle_answered(struct coordinator *c, const struct coordinator_event *e)
 {
-        uint64_t node = 1ull << e->node;
+        struct old_placement *f = c->old_placement;
 
-        if (!c->old_placement || e->epoch != c->old_placement->placement.epoch ||
-            !(c->old_placement->settling & node))
+        if (!f || e->epoch != f->placement.epoch || !node_set_has(&f->settling, e->node))
                 return;
-        c->old_placement->settling &= ~node;
+        node_set_remove(&f->settling, e->node);
         if (e->status == ZERO_OK)
-                c->old_placement->settled |= node;
+                node_set_add(&f->settled, e->node);
         else if (e->status != ZERO_EPEER)
                 open_hinder(c, e->status, e->node, e->text);
         placing_advance(c);
@@ -42,11 +41,11 @@ void settle_answered(struct coordinator *c, const struct coordinator_event *e)
 static bool old_placement_settle(struct coordinator *c)
 {
         const struct recovery now = step_stands(&c->step);
-        uint64_t nodes = old_placement_unsettled(c->old_placement, &now);
+        node_set nodes = old_placement_unsettled(c->old_placement, &now);
 
         c->old_placement->settling |= nodes;
-        for (; nodes; nodes &= nodes - 1)
-                act_node(c, COORDINATOR_SETTLE, (uint32_t)__builtin_ctzll(nodes));
+        for (; node_set_any(nodes); node_set_remove(&nodes, node_set_first(nodes)))
+                act_node(c, COORDINATOR_SETTLE, node_set_first(nodes));
         return old_placement_settled(c->old_placement, &now);
 }
 
@@ -71,7 +70,8 @@ static bool may_go_back(const struct coordinator *c)
         if (c->whole || !f || f->placement.epoch + 1 != c->step.placement.epoch)
                 return false;
         for (uint32_t o = 0; o < f->placement.n_owners; o++)
-                if (f->placement.node[o] >= c->job.n_nodes || !(c->up >> f->placement.node[o] & 1))
+                if (f->placement.node[o] >= c->job.n_nodes ||
+                    !node_set_has(&c->up, f->placement.node[o]))
                         return false;
         return true;
 }
@@ -289,7 +289,7 @@ static void fill_lacking(struct coordinator *c)
 
 void placed_tell(struct coordinator *c, uint32_t node)
 {
-        c->stale &= ~(1ull << node);
+        node_set_remove(&c->stale, node);
         act_node(c, COORDINATOR_PLACED, node);
 }
 

@@ -44,7 +44,7 @@ static const struct standing *const *standings_of(const struct old_placement *f)
 static bool is_known(const struct old_placement *f)
 {
         for (uint32_t h = 0; f->placement.n_owners && h < placement_holders(&f->placement); h++)
-                if (holder_node(&f->placement, h) < ZERO_NODE_MAX)
+                if (holder_node(&f->placement, h) < NODE_SET_MAX)
                         return true;
         return false;
 }
@@ -84,16 +84,16 @@ static void old_placement_forget(struct old_placement *f)
                 free(f->standings[h]);
                 f->standings[h] = NULL;
         }
-        f->settling = f->settled = 0;
+        f->settling = f->settled = (node_set){ 0 };
 }
 
 /* An owner has no node until a node tells of its state. */
 static void old_placement_begin(struct old_placement *f, const struct state_place *of)
 {
-        uint32_t nobody[ZERO_NODE_MAX];
+        uint32_t nobody[NODE_SET_MAX];
 
-        for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
-                nobody[o] = ZERO_NODE_MAX;
+        for (uint32_t o = 0; o < NODE_SET_MAX; o++)
+                nobody[o] = NODE_SET_MAX;
         old_placement_forget(f);
         placement_init(&f->placement, of->epoch, nobody, of->n_owners, false);
         f->placement.copies = of->n_owners > 1 ? PLACEMENT_COPIES : 1;
@@ -107,7 +107,7 @@ int old_placements_hear(struct old_placement *old_placements, uint32_t node,
         struct old_placement *f = old_placement_of(old_placements, of->epoch);
         uint32_t holder;
 
-        if (of->n_owners < 1 || of->n_owners > ZERO_NODE_MAX || of->owner >= of->n_owners)
+        if (of->n_owners < 1 || of->n_owners > NODE_SET_MAX || of->owner >= of->n_owners)
                 return fault_set(fault, ZERO_EPROTO,
                                  "its state of an earlier owner list has an impossible number of "
                                  "owners or owner");
@@ -144,8 +144,8 @@ void old_placements_forget_node(struct old_placement *old_placements, uint32_t n
 {
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++) {
                 forget_standings(&old_placements[i], node);
-                old_placements[i].settling &= ~(1ull << node);
-                old_placements[i].settled &= ~(1ull << node);
+                node_set_remove(&old_placements[i].settling, node);
+                node_set_remove(&old_placements[i].settled, node);
         }
 }
 
@@ -153,9 +153,9 @@ static void retell(struct old_placement *f, uint32_t node)
 {
         for (uint32_t o = 0; o < f->placement.n_owners; o++) {
                 if (f->placement.node[o] == node)
-                        f->placement.node[o] = ZERO_NODE_MAX;
+                        f->placement.node[o] = NODE_SET_MAX;
                 if (f->placement.mirror[o] == node)
-                        f->placement.mirror[o] = ZERO_NODE_MAX;
+                        f->placement.mirror[o] = NODE_SET_MAX;
         }
 }
 
@@ -223,17 +223,17 @@ bool old_placement_gives(const struct old_placement *f, uint32_t holder, const s
         return fits(f->standings[holder], now);
 }
 
-static uint64_t giving_nodes(const struct old_placement *f, const struct recovery *now)
+static node_set giving_nodes(const struct old_placement *f, const struct recovery *now)
 {
-        uint64_t nodes = 0;
+        node_set nodes = { 0 };
 
         for (uint32_t h = 0; h < placement_holders(&f->placement); h++)
                 if (old_placement_gives(f, h, now))
-                        nodes |= 1ull << holder_node(&f->placement, h);
+                        node_set_add(&nodes, holder_node(&f->placement, h));
         return nodes;
 }
 
-uint64_t old_placement_unsettled(const struct old_placement *f, const struct recovery *now)
+node_set old_placement_unsettled(const struct old_placement *f, const struct recovery *now)
 {
         return giving_nodes(f, now) & ~(f->settling | f->settled);
 }
@@ -249,7 +249,7 @@ bool old_placement_covers(const struct old_placement *f, const struct recovery *
 
 bool old_placement_settled(const struct old_placement *f, const struct recovery *now)
 {
-        return (giving_nodes(f, now) & ~f->settled) == 0 && old_placement_covers(f, now);
+        return !node_set_any(giving_nodes(f, now) & ~f->settled) && old_placement_covers(f, now);
 }
 
 /* ---- which states count -------------------------------------------------------------- */
@@ -318,12 +318,16 @@ enum opening_choice opening_choose(const struct standing *const *standings,
         return old_placement_before(old_placements, NULL) ? OPENING_WAITS : OPENING_MAKES;
 }
 
-uint64_t lists_untold(const struct placement *p, uint64_t since, uint64_t told)
+node_set lists_untold(const struct placement *p, uint64_t since, node_set told)
 {
-        uint64_t n = p->epoch - since, untold = n > PLACEMENT_BEFORE ? p->older & ~told : 0;
+        uint64_t n = p->epoch - since;
+        node_set untold = { 0 };
+
+        if (n > PLACEMENT_BEFORE)
+                untold = p->older & ~told;
 
         for (uint64_t i = 0; i < n && i < PLACEMENT_BEFORE; i++)
-                if (!(p->before[i] & told))
+                if (!node_set_any(p->before[i] & told))
                         untold |= p->before[i];
         return untold;
 }

@@ -65,7 +65,7 @@ struct old_placement {
         struct placement placement; /* n_owners 0: nobody has states */
         struct standing *standings[HOLDER_MAX];
         uint64_t puts[HOLDER_MAX];
-        uint64_t settling, settled; /* bits of nodes */
+        node_set settling, settled; /* nodes */
 };
 
 /* A node tells of a state.  A state with impossible numbers, or of one placement too many, is
@@ -90,7 +90,7 @@ int old_placement_recover(const struct old_placement *f, struct recovery *ret, u
 bool old_placement_gives(const struct old_placement *f, uint32_t holder,
                          const struct recovery *now);
 /* Nodes with such states that have to be asked to settle. */
-uint64_t old_placement_unsettled(const struct old_placement *f, const struct recovery *now);
+node_set old_placement_unsettled(const struct old_placement *f, const struct recovery *now);
 /* Whether one copy of each owner's is there; if not, choose another placement, or wait. */
 bool old_placement_covers(const struct old_placement *f, const struct recovery *now);
 /* Whether all of them have settled, and old_placement_covers(). */
@@ -114,10 +114,9 @@ enum opening_choice opening_choose(const struct standing *const *standings,
 
 /*
  * For each list from epoch `since` to the one before p's whose nodes have all not told what they
- * have: its nodes.  The job waits for one of each list. since: at most p's epoch; told: bits of
- * nodes.
+ * have: its nodes.  The job waits for one of each list. since: at most p's epoch; told: nodes.
  */
-uint64_t lists_untold(const struct placement *p, uint64_t since, uint64_t told);
+node_set lists_untold(const struct placement *p, uint64_t since, node_set told);
 
 /*
  * Whether a holder in force has to be filled. s NULL: it has no state. whole: as found at the

@@ -12,7 +12,7 @@ struct cutting {
         const bool *readable;
         uint32_t node, turn; /* of the holder; the copy that is asked first */
         uint64_t most;
-        uint64_t load[ZERO_NODE_MAX]; /* [node]: elements that it sends */
+        uint64_t load[NODE_SET_MAX]; /* [node]: elements that it sends */
         struct pieces *pieces;
         uint32_t capacity;
 };

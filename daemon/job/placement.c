@@ -24,7 +24,7 @@ void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners,
                 p->mirror[o] = next_node(p, o);
 }
 
-void placement_follow(struct placement *p, const struct placement *last, uint64_t dead)
+void placement_follow(struct placement *p, const struct placement *last, node_set dead)
 {
         p->epoch = last->epoch + 1;
         p->older = last->older | last->before[PLACEMENT_BEFORE - 1];
@@ -35,68 +35,20 @@ void placement_follow(struct placement *p, const struct placement *last, uint64_
 
 bool placement_sane(const struct placement *p, uint32_t n_nodes)
 {
-        uint64_t seen = 0;
+        node_set seen = { 0 };
 
-        if (p->n_owners < 1 || p->n_owners > ZERO_NODE_MAX)
+        if (p->n_owners < 1 || p->n_owners > NODE_SET_MAX)
                 return false;
         for (uint32_t o = 0; o < p->n_owners; o++) {
                 bool same = o > 0 && p->node[o] == p->node[o - 1];
 
-                if (p->node[o] >= n_nodes || (!same && seen >> p->node[o] & 1))
+                if (p->node[o] >= n_nodes || (!same && node_set_has(&seen, p->node[o])))
                         return false;
-                seen |= 1ull << p->node[o];
+                node_set_add(&seen, p->node[o]);
         }
         for (uint32_t n = 0; n < n_nodes; n++)
                 if (placement_owners_on(p, n) > NODE_OWNERS_MAX)
                         return false;
-        return true;
-}
-
-void placement_to_message(const struct placement *p, Zero__Placement *ret)
-{
-        zero__placement__init(ret);
-        ret->epoch = p->epoch;
-        ret->n_owners = p->n_owners;
-        ret->owners = (uint32_t *)p->node;
-        ret->mirror = p->copies == PLACEMENT_COPIES;
-        ret->n_mirrors = ret->mirror ? p->n_owners : 0;
-        ret->mirrors = (uint32_t *)p->mirror;
-        ret->n_before = p->epoch < PLACEMENT_BEFORE ? (size_t)p->epoch : PLACEMENT_BEFORE;
-        ret->before = (uint64_t *)p->before;
-        ret->older = p->older;
-        ret->dead = p->dead;
-}
-
-static bool partly_sane(const struct placement *p, uint32_t n_nodes)
-{
-        for (uint32_t o = 0; o < p->n_owners; o++)
-                if ((p->node[o] >= n_nodes && p->node[o] != ZERO_NODE_MAX) ||
-                    (p->mirror[o] >= n_nodes && p->mirror[o] != ZERO_NODE_MAX))
-                        return false;
-        return true;
-}
-
-bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool partly,
-                            struct placement *ret)
-{
-        struct placement p;
-
-        if (!m || m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX || m->n_before > PLACEMENT_BEFORE)
-                return false;
-        placement_init(&p, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);
-        if (m->n_before)
-                memcpy(p.before, m->before, m->n_before * sizeof *m->before);
-        p.older = m->older;
-        p.dead = m->dead;
-        if (partly && m->n_mirrors) {
-                if (m->n_mirrors != m->n_owners)
-                        return false;
-                p.copies = PLACEMENT_COPIES;
-                memcpy(p.mirror, m->mirrors, m->n_mirrors * sizeof *m->mirrors);
-        }
-        if (partly ? !partly_sane(&p, n_nodes) : !placement_sane(&p, n_nodes))
-                return false;
-        *ret = p;
         return true;
 }
 
@@ -151,12 +103,22 @@ uint32_t holder_device(const struct placement *p, uint32_t holder)
         return place % placement_owners_on(p, node);
 }
 
-uint64_t placement_nodes(const struct placement *p)
+/* By FNV-1a. */
+uint32_t placement_coordinator(const struct placement *p, const char *job)
 {
-        uint64_t nodes = 0;
+        uint64_t h = 14695981039346656037u;
+
+        for (; *job; job++)
+                h = (h ^ (uint8_t)*job) * 1099511628211u;
+        return p->node[(h >> 32) % p->n_owners];
+}
+
+node_set placement_nodes(const struct placement *p)
+{
+        node_set nodes = { 0 };
 
         for (uint32_t o = 0; o < p->n_owners; o++)
-                nodes |= 1ull << p->node[o];
+                node_set_add(&nodes, p->node[o]);
         return nodes;
 }
 

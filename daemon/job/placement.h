@@ -14,10 +14,10 @@
 
 #include <stdbool.h>
 
+#include "daemon/job/node_set.h"
 #include "proto/zero.pb-c.h"
-#include "proto/zero_types.h"
 
-enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * ZERO_NODE_MAX };
+enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * NODE_SET_MAX };
 enum { NO_OWNER = -1, NO_HOLDER = HOLDER_MAX };
 /* Devices of one node. */
 enum { NODE_OWNERS_MAX = 8 };
@@ -27,25 +27,25 @@ enum { PLACEMENT_BEFORE = 32 };
 struct placement {
         uint64_t epoch;
         uint32_t n_owners, copies;
-        uint32_t node[ZERO_NODE_MAX];      /* [owner] */
-        uint32_t mirror[ZERO_NODE_MAX];    /* [owner]: its node, with two copies */
-        uint64_t before[PLACEMENT_BEFORE]; /* [i]: bits of the nodes of list epoch - 1 - i */
-        uint64_t older;                    /* bits of the nodes of all lists before those */
-        uint64_t dead; /* nodes that a person has declared dead since they were last owners */
+        uint32_t node[NODE_SET_MAX];       /* [owner] */
+        uint32_t mirror[NODE_SET_MAX];     /* [owner]: its node, with two copies */
+        node_set before[PLACEMENT_BEFORE]; /* [i]: the nodes of list epoch - 1 - i */
+        node_set older;                    /* the nodes of all lists before those */
+        node_set dead; /* nodes that a person has declared dead since they were last owners */
 };
 
 /* owners: the node of each. mirror: make two copies if there are two nodes. */
 void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners, uint32_t n,
                     bool mirror);
 /* Makes p the successor of `last`, with `dead` declared dead. */
-void placement_follow(struct placement *p, const struct placement *last, uint64_t dead);
+void placement_follow(struct placement *p, const struct placement *last, node_set dead);
 /* The message points into the placement. */
 void placement_to_message(const struct placement *p, Zero__Placement *ret);
 /* Whether owners are nodes of the cluster, those of one node adjacent and not too many. */
 bool placement_sane(const struct placement *p, uint32_t n_nodes);
 /*
  * False if the message is malformed. partly: the nodes of some owners, or of their mirrors, may be
- * unknown; these get ZERO_NODE_MAX. m may be NULL.
+ * unknown; these get NODE_SET_MAX. m may be NULL.
  */
 bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool partly,
                             struct placement *ret);
@@ -62,5 +62,7 @@ uint32_t placement_owners_on(const struct placement *p, uint32_t node);
 uint32_t holder_device(const struct placement *p, uint32_t holder);
 /* The place in the list where one more node's owners move the fewest bytes (pieces.h). */
 uint32_t placement_best_place(const struct placement *p);
-/* Bits of nodes that hold anything. */
-uint64_t placement_nodes(const struct placement *p);
+/* The node that coordinates a job: their names are spread over the owners. */
+uint32_t placement_coordinator(const struct placement *p, const char *job);
+/* Nodes that hold anything. */
+node_set placement_nodes(const struct placement *p);

@@ -89,7 +89,8 @@ bool step_occupied(const struct step *s)
 {
         for (uint32_t r = 0; r < s->world_size; r++)
                 if (s->rank_slots[r] == RANK_SLOT_HERE ||
-                    (s->rank_slots[r] == RANK_SLOT_LOST && !(s->open >> s->node_of_rank[r] & 1)))
+                    (s->rank_slots[r] == RANK_SLOT_LOST &&
+                     !node_set_has(&s->open, s->node_of_rank[r])))
                         return true;
         return false;
 }
@@ -104,7 +105,7 @@ bool step_node_has_ranks(const struct step *s, uint32_t node)
 
 bool step_needs_node(const struct step *s, uint32_t node)
 {
-        return placement_nodes(&s->placement) >> node & 1 || step_node_has_ranks(s, node);
+        return placement_owner_on(&s->placement, node) != NO_OWNER || step_node_has_ranks(s, node);
 }
 
 /* ---- where the job stands --------------------------------------------------- */
@@ -148,27 +149,27 @@ static void step_collect(struct step *s)
         memset(s->voted, 0, placement_holders(&s->placement) * sizeof *s->voted);
 }
 
-static uint64_t step_needed(const struct step *s)
+static node_set step_needed(const struct step *s)
 {
-        uint64_t needed = placement_nodes(&s->placement);
+        node_set needed = placement_nodes(&s->placement);
 
         for (uint32_t r = 0; r < s->world_size; r++)
                 if (s->node_of_rank[r] != RANK_ABSENT)
-                        needed |= 1ull << s->node_of_rank[r];
+                        node_set_add(&needed, s->node_of_rank[r]);
         return needed;
 }
 
 bool step_startable(const struct step *s)
 {
-        uint64_t needed = step_needed(s);
+        node_set needed = step_needed(s);
 
-        if (s->phase != STEP_FORMING || needed & ~s->open)
+        if (s->phase != STEP_FORMING || node_set_any(needed & ~s->open))
                 return false;
         for (uint32_t r = 0; r < s->world_size; r++)
                 if (s->rank_slots[r] != RANK_SLOT_HERE)
                         return false;
         for (uint32_t n = 0; n < s->n_nodes; n++)
-                if (needed >> n & 1 && s->cut[n] & needed)
+                if (node_set_has(&needed, n) && node_set_any(s->cut[n] & needed))
                         return false;
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 if (!s->done[h])
@@ -216,17 +217,17 @@ void step_part(struct step *s, uint32_t rank, bool orderly)
 
 void step_node_open(struct step *s, uint32_t node)
 {
-        s->open |= 1ull << node;
+        node_set_add(&s->open, node);
 }
 
 void step_node_shut(struct step *s, uint32_t node)
 {
-        s->open &= ~(1ull << node);
+        node_set_remove(&s->open, node);
 }
 
 void step_node_lost(struct step *s, uint32_t node)
 {
-        s->open &= ~(1ull << node);
+        node_set_remove(&s->open, node);
         if (step_needs_node(s, node))
                 s->phase = STEP_FORMING;
         for (uint32_t r = 0; r < s->world_size; r++)
@@ -234,12 +235,12 @@ void step_node_lost(struct step *s, uint32_t node)
                         s->rank_slots[r] = RANK_SLOT_LOST;
 }
 
-void step_links(struct step *s, uint32_t node, uint64_t cut)
+void step_links(struct step *s, uint32_t node, node_set cut)
 {
-        uint64_t needed = step_needed(s);
+        node_set needed = step_needed(s);
 
         s->cut[node] = cut;
-        if (needed >> node & 1 && cut & needed)
+        if (node_set_has(&needed, node) && node_set_any(cut & needed))
                 s->phase = STEP_FORMING;
 }
 

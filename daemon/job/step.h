@@ -49,8 +49,8 @@ struct step {
         uint64_t heard;             /* the highest attempt that any node knows of */
         uint32_t *node_of_rank;     /* [rank]; RANK_ABSENT where the slot is empty */
         enum rank_slot *rank_slots; /* [rank] */
-        uint64_t open;              /* nodes that are up and know the job */
-        uint64_t *cut;              /* [node]: nodes that it cannot reach */
+        node_set open;              /* nodes that are up and know the job */
+        node_set *cut;              /* [node]: nodes that it cannot reach */
         bool *ready;                /* [node] */
         bool *voted;                /* [holder] */
         struct votes *ballots;      /* [holder]: its vote */
@@ -103,7 +103,7 @@ void step_node_lost(struct step *s, uint32_t node);
 /* The node is up but has to be opened again: no attempt begins before. */
 void step_node_shut(struct step *s, uint32_t node);
 /* Which nodes a node cannot reach. */
-void step_links(struct step *s, uint32_t node, uint64_t cut);
+void step_links(struct step *s, uint32_t node, node_set cut);
 /* Whether everything that the job needs is there, and the last decision is carried out
  * everywhere. */
 bool step_startable(const struct step *s);

@@ -113,7 +113,8 @@
         F(real, heard_s, "time since its last message")                                            \
         F(real, round_trip_s, "round trip of the last heartbeat")                                  \
         F(counts, sent, "bytes by kind of traffic")                                                \
-        F(counts, received, "bytes by kind of traffic")
+        F(counts, received, "bytes by kind of traffic")                                            \
+        F(counts, messages, "sent messages by kind, as in proto/zero.proto; answer: without a body")
 
 #define STATUS_ATTACHING(F, R)                                                                     \
         F(text, job, "job that the rank attaches to")                                              \

@@ -7,13 +7,25 @@
 #include "proto/cleanup.h"
 
 static const char *const traffic_names[TRAFFIC_KINDS] = { "gather", "reduce", "stash", "state",
-                                                             "control" };
+                                                          "control" };
 
 static void report_traffic(struct arena *arena, const uint64_t bytes[TRAFFIC_KINDS],
                            struct record_counts *ret)
 {
         for (size_t i = 0; i < TRAFFIC_KINDS; i++)
                 counts_add(arena, ret, traffic_names[i], bytes[i]);
+}
+
+static void report_messages(struct arena *arena, const uint64_t messages[FABRIC_BODIES],
+                            struct record_counts *ret)
+{
+        for (unsigned i = 0; i < FABRIC_BODIES; i++) {
+                const ProtobufCFieldDescriptor *body =
+                        protobuf_c_message_descriptor_get_field(&zero__link_message__descriptor, i);
+
+                if (messages[i])
+                        counts_add(arena, ret, body ? body->name : "answer", messages[i]);
+        }
 }
 
 static void report_peer(struct arena *arena, const struct engine *x, uint32_t node,
@@ -38,6 +50,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
         ret->round_trip_s = (double)info.link.round_trip_ns / 1e9;
         report_traffic(arena, info.sent, &ret->sent);
         report_traffic(arena, info.received, &ret->received);
+        report_messages(arena, fabric_messages(x->fabric, node), &ret->messages);
 }
 
 /* Ranks in zero_attach(), whose job may not be open yet. */

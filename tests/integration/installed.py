@@ -67,6 +67,7 @@ def by_hand_as_the_readme_says():
             until(lambda: os.path.exists(f"{prefix}/sock"), what="the daemon's socket")
             assert "validation loss" in run(prefix, "zerod-gpt", "--data", "text", *SMALL, **place)
             assert "gpt" in run(prefix, "zeroctl", "status", **place)
+            assert "100 nodes: " in run(prefix, "zeroctl", "simulate", "--nodes", "100")
         finally:
             assert end_process(daemon, 15 * SLOW)
 
