@@ -131,6 +131,7 @@ uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t g
  */
 const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
+bool zero_layout_group_eager(const struct zero_layout *layout, uint32_t group);
 /* Number of tensors of a group; their indices are consecutive from *ret_first. */
 uint32_t zero_layout_group_tensors(const struct zero_layout *layout, uint32_t group,
                                    uint32_t *ret_first);

@@ -132,6 +132,11 @@ const char *zero_layout_group_name(const struct zero_layout *l, uint32_t group)
         return g ? g->name : NULL;
 }
 
+bool zero_layout_group_eager(const struct zero_layout *l, uint32_t group)
+{
+        return group < l->n_groups && l->groups[group].eager;
+}
+
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *l, uint32_t group)
 {
         const struct layout_group *g = group_at(l, group);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool paper, mirror, measure;
+static bool paper, mirror, measure, eager;
 static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *states = "host";
 static const char *stash, *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
 static long layers, hidden, vocab, seq = 1024, batch;
@@ -39,6 +39,8 @@ const struct command_option plan_options[] = {
           .text = &states },
         { "mirror", NULL, "a second copy of all shards, as zerod's option mirror",
           .flag = &mirror },
+        { "eager", NULL, "owners update ahead of decisions, as of zerod.torch.shard(eager=True)",
+          .flag = &eager },
         { "stage", "1|2|3", "ZeRO stage of the trainers (default: 3)", .count = &stage },
         { "hold", "N",
           "groups that a rank holds at once at stage 3 (default, as zerod.torch.shard(): 4, or all "
@@ -308,6 +310,7 @@ struct plan_cluster plan_cluster_asked(void)
         cluster.batch = batch;
         cluster.seq = seq;
         cluster.mirror = mirror;
+        cluster.eager = eager;
         cluster.link *= 1e9;
         cluster.update *= 1e9;
         cluster.copy *= 1e9;
@@ -329,8 +332,8 @@ static json_t *seconds(double s)
 /* Named as in the answer to status. */
 static json_t *planes_json(const struct plan *p, const struct plan_node *n)
 {
-        const char *names[PLAN_PLANES] = { "master", p->moments[0], p->moments[1], "grad",
-                                           "serve" };
+        const char *names[PLAN_PLANES] = { "master", p->moments[0], p->moments[1],
+                                           "grad",   "serve",       p->eager ? "old" : NULL };
         json_t *j = json_object();
 
         for (int i = 0; i < PLAN_PLANES; i++)

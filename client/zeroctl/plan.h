@@ -13,7 +13,7 @@
 #include "ctl.h"
 
 enum { PLAN_NODES_MAX = 4096 }; /* more than a cluster may have: zeroctl simulate */
-enum { PLAN_PLANES = 5, PLAN_MOMENTS = 2, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
+enum { PLAN_PLANES = 6, PLAN_MOMENTS = 2, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
 
 struct plan_optimizer {
         const char *name;
@@ -63,7 +63,7 @@ struct plan_cluster {
         int64_t stash;           /* bytes of a rank's checkpoints; 0: none; -1: one a layer */
         int64_t tensor_parallel; /* ranks that stash the same bytes; a divisor or multiple of ranks
                                   */
-        bool mirror, states_on_gpu;
+        bool mirror, states_on_gpu, eager;               /* eager: all groups are */
         enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */
         const struct plan_optimizer *optimizer;          /* NULL: as the model has it */
         int64_t host_memory, gpu_memory;                 /* bytes; 0: not given */
@@ -75,7 +75,7 @@ struct plan_cluster {
 
 struct plan_node {
         bool owner;
-        int64_t planes[PLAN_PLANES];  /* master, moments, grad, serve */
+        int64_t planes[PLAN_PLANES];  /* master, moments, grad, serve, old values of eager groups */
         int64_t gather_window, slots; /* all windows of the node together */
         int64_t push_windows;         /* of all its ranks */
         int64_t sums, receive;        /* the most that buffers take */
@@ -95,6 +95,7 @@ struct plan {
         int64_t push_window;                     /* of each rank */
         int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];
+        bool eager; /* some group is */
         struct plan_node nodes[PLAN_NODES_MAX];
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
         double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */

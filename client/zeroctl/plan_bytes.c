@@ -22,6 +22,7 @@ enum {
         MOMENT = 1,
         GRAD = 3,
         SERVE = 4,
+        OLD = 5,
 };
 
 static const struct plan_optimizer optimizers[] = {
@@ -98,6 +99,17 @@ static int64_t elements(const struct work *w, uint32_t group)
 static enum zero_dtype group_dtype(const struct work *w, uint32_t group)
 {
         return w->c->dtype ? w->c->dtype : zero_layout_group_dtype(w->m->layout, group);
+}
+
+static bool eager(const struct work *w, uint32_t group)
+{
+        return w->c->eager || zero_layout_group_eager(w->m->layout, group);
+}
+
+/* Whether owners have parameters to serve beside the master weights. */
+static bool served(const struct work *w, uint32_t group)
+{
+        return group_dtype(w, group) != ZERO_FP32 || eager(w, group);
 }
 
 static int64_t group_size(const struct work *w, uint32_t group)
@@ -212,11 +224,15 @@ static void add_shard(struct work *w, uint32_t group, struct owner *o, int64_t f
         add(w, &o->planes[GRAD], trained, sizeof(float));
         for (int i = 0; i < PLAN_MOMENTS && optimizer->moments[i]; i++, planes++)
                 add(w, &o->planes[MOMENT + i], trained, sizeof(float));
-        if (group_dtype(w, group) != ZERO_FP32)
+        if (served(w, group))
                 add(w, &o->planes[SERVE], up(count * size, PAGE), 1);
         add(w, &o->update, trained, (2 * planes + 1) * (int64_t)sizeof(float));
-        if (group_dtype(w, group) != ZERO_FP32)
+        if (served(w, group))
                 add(w, &o->update, trained, size);
+        if (eager(w, group)) { /* old values are written, and master is read again to be served */
+                add(w, &o->planes[OLD], trained, planes * (int64_t)sizeof(float));
+                add(w, &o->update, trained, (planes + 1) * (int64_t)sizeof(float));
+        }
         o->largest = count > o->largest ? count : o->largest;
         o->largest_moment = trained > o->largest_moment ? trained : o->largest_moment;
 }
@@ -270,8 +286,7 @@ static int64_t window_bytes(struct work *w, int64_t wanted, int64_t size, bool g
         int64_t largest = 0, sum = 0;
 
         for (uint32_t g = 0; g < w->p->groups; g++) {
-                bool skip = gather ? mapped && group_dtype(w, g) != ZERO_FP32
-                                   : !trainable(w, g, 0, elements(w, g));
+                bool skip = gather ? mapped && served(w, g) : !trainable(w, g, 0, elements(w, g));
                 int64_t bytes = up(elements(w, g) * (size ? size : group_size(w, g)), PAGE);
 
                 if (skip)
@@ -512,6 +527,7 @@ static void count(struct work *w)
 
                 add(w, &p->elements, elements(w, g), 1);
                 add(w, &p->trainable, trainable(w, g, 0, elements(w, g)), 1);
+                p->eager |= eager(w, g);
                 if (elements(w, g) > p->largest_group)
                         p->largest_group = elements(w, g);
                 for (int i = 0; i < PLAN_MOMENTS; i++)

@@ -76,26 +76,35 @@ static void report_stash(struct arena *arena, const struct job *job, struct stat
                                                info.reserved, info.used, info.most, info.received };
 }
 
-static uint64_t state_plane_bytes(const struct state *state, enum zero_plane plane,
-                                  uint64_t *on_gpu)
-{
-        uint64_t bytes = state ? plan_plane_bytes(state->plan, plane) : 0;
+/* Of one plane, or of something else that lies where the planes do. */
+typedef uint64_t bytes_of_plan(const struct plan *plan, enum zero_plane plane);
 
-        if (state && !state_in_file(state))
-                *on_gpu += bytes;
-        return bytes;
+static uint64_t old_bytes(const struct plan *plan, enum zero_plane plane)
+{
+        return plan->old_elements * sizeof(float);
 }
 
-/* Bytes of one plane over all replicas here, those of earlier owner lists included. */
-static uint64_t plane_bytes(const struct job *job, enum zero_plane plane, uint64_t *on_gpu)
+static void state_add(const struct state *state, bytes_of_plan *of, enum zero_plane plane,
+                      uint64_t *bytes, uint64_t *on_gpu)
+{
+        uint64_t n = state ? of(state->plan, plane) : 0;
+
+        *bytes += n;
+        if (state && !state_in_file(state))
+                *on_gpu += n;
+}
+
+/* Over all replicas here, those of earlier owner lists included. */
+static uint64_t plane_bytes(const struct job *job, bytes_of_plan *of, enum zero_plane plane,
+                            uint64_t *on_gpu)
 {
         uint64_t bytes = 0;
 
         for_replicas (job, h)
-                bytes += state_plane_bytes(h->state, plane, on_gpu);
+                state_add(h->state, of, plane, &bytes, on_gpu);
         list_for_each ((struct list *)&job->old_replicas, item) {
-                bytes += state_plane_bytes(CONTAINER_OF(item, struct replica, link)->state, plane,
-                                           on_gpu);
+                state_add(CONTAINER_OF(item, struct replica, link)->state, of, plane, &bytes,
+                          on_gpu);
         }
         return bytes;
 }
@@ -121,8 +130,16 @@ static void report_planes(struct arena *arena, const struct job *job, struct sta
 
                 if (name)
                         counts_add(arena, &ret->planes, name,
-                                   plane_bytes(job, status_planes[p], &ret->planes_on_gpu));
+                                   plane_bytes(job, plan_plane_bytes, status_planes[p],
+                                               &ret->planes_on_gpu));
         }
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                if (job->layout->groups[g].eager) {
+                        counts_add(arena, &ret->planes, "old",
+                                   plane_bytes(job, old_bytes, ZERO_PLANE_MASTER,
+                                               &ret->planes_on_gpu));
+                        return;
+                }
 }
 
 static void report_sessions(struct arena *arena, const struct job *job, struct status_job *ret)

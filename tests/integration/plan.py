@@ -81,6 +81,8 @@ CLUSTERS = {
     "pipeline_micro_batches": {"nodes": 2, "stage": 3, "dtype": "bf16", "model": pipeline(2), "micro_batches": 2},
     "tensor_parallel": {"nodes": 2, "stage": 3, "dtype": "bf16", "ranks": 2, "model": tensor_parallel(4)},
     "tensor_parallel_over_nodes": {"nodes": 4, "stage": 2, "dtype": "bf16", "model": tensor_parallel(4)},
+    "eager": {"nodes": 2, "stage": 3, "dtype": "fp32", "mirror": True, "eager": True},
+    "eager_one_owner": {"nodes": 1, "stage": 3, "dtype": "bf16", "ranks": 2, "eager": True},
     "lion_reduces_bf16": {"nodes": 2, "stage": 3, "dtype": "fp32", "reduce": "bf16", "optimizer": "lion"},
 }
 LION = [["lion", 1e-4, 0.9, 0.99, 0.1]]
@@ -123,7 +125,7 @@ def check_node(planned, daemon, before, after, each_rank, gathers):
 def counts(name):
     what = CLUSTERS[name]
     nodes, stage, devices, ranks = what["nodes"], what["stage"], what.get("devices", 1), what.get("ranks", 1)
-    more = {"optimizer": what["optimizer"]} if "optimizer" in what else {}
+    more = {k: what[k] for k in ("optimizer", "eager") if k in what}
     hold = -1 if stage < 3 else 3
     placement = [n for n in range(nodes) for _ in range(ranks)]
     names = [f"n{i}" for i in range(what.get("owners", nodes))]
@@ -134,7 +136,7 @@ def counts(name):
         def steps(n):
             for a in actors:
                 a.start("train", steps=n, stage=stage, micro_batches=what.get("micro_batches", 1),
-                        own=True, sets=LION if more else SETS)
+                        own=True, sets=LION if "optimizer" in more else SETS)
             finish_all(actors)
             until(lambda: [counted(d) for d in c.daemons] == [counted(d) for d in c.daemons], what="the step's end")
         steps(1)
