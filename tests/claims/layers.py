@@ -9,6 +9,7 @@ import gc
 import os
 import statistics
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE] + [os.path.join(HERE, "..", folder) for folder in ("support", "torch")]
@@ -49,6 +50,28 @@ def train(_rank, cluster, parts, layerwise):
         step(1 + t)
     seen = cluster[1].job(job)
     return seen["parameters"], (seen["gather"]["elements_received"] - before) / STEPS
+
+
+def train_by_fsdp2(rank, directory, parts):
+    """Elements of the model, and those that come to this rank in a step, its own part included."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=2)
+    model = make(layers=LAYERS, width=16, heads=2)
+    size = sum(p.numel() for p in model.parameters())
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    gathered, gather = [], dist.all_gather_single
+
+    def counted(output, *arguments, **named):
+        gathered.append(output.numel())
+        return gather(output, *arguments, **named)
+    dist.all_gather_single = counted
+    for part in batch_of(0, 16).chunk(parts):
+        (model(part) / parts).backward()
+    dist.destroy_process_group()
+    return size, sum(gathered)
 
 
 def own():
@@ -129,7 +152,7 @@ def bert_by_zerod(_rank, daemon):
     with torch.device("meta"):
         model = GPT(**BERT_LARGE)
     inputs = 24 * 2 * 128 * 1024 * 4
-    zt.shard(model, stash=inputs + 24 * 2 * 4096)
+    zt.shard(model, stash=inputs + 24 * 2 * 4096, timeout=600)
     optimizer = zt.AdamW(model, lr=1e-4)
     layers = zt.LayerByLayer(model, model.blocks, micro_batches=2)
     return peaks.train(model, lambda batch: layers.forward_backward(lambda m, part: m(part) / 2, batch), optimizer.step)
@@ -170,6 +193,11 @@ def fill(table, quick):
                 table.row("L2L", f"{what}, {parts} micro-batches: elements of weights a step to the trainer",
                           "2 x model" if layerwise else "2 u x model", times * size, moved, least=0.97,
                           note="what the window still has does not come again")
+            with tempfile.TemporaryDirectory() as directory:
+                size, moved = ranks.run(train_by_fsdp2, [0, 0], cluster, arguments=(directory, parts))[0]
+            table.row("L2L", f"FSDP2 with resharding, {parts} micro-batches: elements of weights a step to the trainer",
+                      "2 u x model", 2 * parts * size, moved, least=0.97, most=1.03,
+                      note="the peer: what each rank gathers, its own part included")
         if not quick:
             deeper(table, cluster)
     if not quick:
