@@ -19,6 +19,7 @@ from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
 from .optim import SGD, Adam, AdamW, Lion, ServiceOptimizer
 from .parameter import GradientsAreElsewhere, NotFetched
+from .ranks import rank, world_size
 from .sharded import Sharded, sharded_of
 from .state import full_params
 from .steps import Step, manual_seed, steps
@@ -29,5 +30,6 @@ __all__ = [
     "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
     "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "checkpoint",
     "checkpoint_blocks", "clip_grad_norm_", "drop", "full_params", "fully_shard",
-    "load_checkpoint", "load_safetensors", "manual_seed", "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps",
+    "load_checkpoint", "load_safetensors", "manual_seed", "rank", "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps",
+    "world_size",
 ]

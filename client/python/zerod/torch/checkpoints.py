@@ -242,8 +242,8 @@ def _groups_text(optimizer: ServiceOptimizer) -> str:
                              f"{len(groups)}: give all stages the same param groups, some of which may be empty")
         groups[index]["params"].append(param.name)
     try:
-        return json.dumps(groups)
-    except TypeError as e:
+        return json.dumps(groups, default=torch.Tensor.item)
+    except (TypeError, RuntimeError) as e:
         raise ValueError(f"a param group has a value that JSON cannot express: {e}") from e
 
 

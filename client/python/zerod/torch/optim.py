@@ -36,8 +36,10 @@ REFUSED = {"amsgrad": "zerod keeps no max_exp_avg_sq: leave it out",
 
 def _number(group: Mapping[str, Any], key: str) -> float:
     value = group[key]
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
     if isinstance(value, (torch.Tensor, str)):
-        raise ValueError(f"{key} is a number, not a {type(value).__name__}")
+        raise ValueError(f"{key} is a number or a tensor of one element, not {value!r}")
     value = float(value)
     if not 0.0 <= value < math.inf:
         raise ValueError(f"{key} {value} is not a finite number >= 0")
@@ -70,7 +72,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
     params: None for all trainable parameters, in the order of model.parameters(), else as in torch:
     an iterable of the model's parameters, of (name, parameter) or of dicts
     ``{"params": [...], "lr": ...}``; at most 256 groups.  Parameters in no group are not updated.
-    Hyperparameters are numbers, as in torch; tensors are a ValueError.
+    Hyperparameters are numbers, read at each step; lr and others that are one number may be a tensor of one
+    element, which goes into files as a number.
     how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
     differentiable are False, else a ValueError.
 
@@ -383,7 +386,7 @@ class Adam(ServiceOptimizer):
 
     name, planes, torch_kind = "adam", ("exp_avg", "exp_avg_sq"), torch.optim.Adam
 
-    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
                  decoupled_weight_decay: bool = False, **how: bool | None):
@@ -410,7 +413,7 @@ class AdamW(Adam):
 
     name, torch_kind = "adamw", torch.optim.AdamW
 
-    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
                  **how: bool | None):
@@ -435,7 +438,7 @@ class SGD(ServiceOptimizer):
 
     name, planes, has_step, torch_kind = "sgd", (), False, torch.optim.SGD
 
-    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-3,
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
                  nesterov: bool = False, *, maximize: bool = False, **how: bool | None):
         if nesterov and (not momentum or dampening):
@@ -466,7 +469,7 @@ class Lion(ServiceOptimizer):
 
     name, planes, has_step = "lion", ("exp_avg",), False
 
-    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float = 1e-4,
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-4,
                  betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, *,
                  maximize: bool = False):
         super().__init__(model, params, {"lr": lr, "betas": betas, "weight_decay": weight_decay,

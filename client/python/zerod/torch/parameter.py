@@ -42,6 +42,10 @@ class Gradient(torch.Tensor):
     def __repr__(self) -> str:  # pylint: disable=signature-differs
         return f"<gradient of '{self.param.name}', in zerod>"
 
+    def full_tensor(self) -> torch.Tensor:
+        """A DTensor's gradient has it."""
+        return self.clone()  # raises
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise GradientsAreElsewhere(
@@ -79,6 +83,12 @@ class Placeholder(torch.Tensor):
             f"{func}: parameter '{name}' is in zerod and not fetched here. Inside the forward of "
             "its module it is there by itself; elsewhere read or change it within "
             "'with zerod.torch.full_params(module, write=...)'")
+
+    def full_tensor(self) -> torch.Tensor:
+        """All values, in the parameter's dtype and on the model's device, as DTensor's method of this name; any rank
+        may call it alone."""
+        param = self.zerod_param
+        return param.sharded.read(param, "serve").view(param.shape).to(param.sharded.place.device)
 
     @property
     def grad(self) -> Any:  # type: ignore[override]

@@ -74,6 +74,22 @@ class ZeroModule(nn.Module):
         if self.sharded.has_gradients:
             self.sharded.barrier()
 
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """FSDP2's spelling of :meth:`no_sync`: False begins it, True ends it."""
+        if not recurse:
+            raise NotImplementedError("recurse=False: gradients of the whole model are pushed or kept; leave it out")
+        self.sharded.gradients.keep = not requires_gradient_sync
+
+    def unshard(self, async_op: bool = False) -> None:
+        """FSDP2's; raises NotImplementedError, for nothing would say which rank still needs what is there."""
+        del async_op
+        raise NotImplementedError("unshard() and reshard(): forward fetches and releases by itself; to read or change "
+                                  "parameters elsewhere, write 'with zerod.torch.full_params(module, write=...):'")
+
+    def reshard(self) -> None:
+        """As :meth:`unshard`."""
+        self.unshard()
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside push nothing: their gradients add up in this process, and the
@@ -310,8 +326,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
         raise ValueError(f"prefetch is a number of units, not {prefetch!r}")
-    heap.share_one_arena()
     marked = _marked(model)
+    _check_marks(model, stage)
+    heap.share_one_arena()
     planned = find_units(model, groups, marked)
     if not any(u.params for u in planned):
         raise ValueError(f"{type(model).__name__} has no parameters")
@@ -369,12 +386,40 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     return model
 
 
-def fully_shard(module: nn.Module) -> nn.Module:
+class _Mark:
+    """What fully_shard() leaves in a module: its own forward, if it had one, and the stage it asked for."""
+
+    def __init__(self, module: nn.Module, reshard: bool | None):
+        self.forward = module.__dict__.get("forward")
+        self.stage = {None: None, True: 3, False: 2}[reshard]
+
+
+_OF_FSDP2 = {
+    "mesh": "the ranks are those of the job: leave it out; to divide a model further, shard(model, mesh=...)",
+    "mp_policy": "give the model its dtype, and gradients theirs by shard(model, reduce_dtype=...)",
+    "offload_policy": "the service has parameters and optimizer state in host memory already: leave it out",
+    "shard_placement_fn": "the service chooses the shards: leave it out",
+    "ignored_params": "a parameter that is not trained is frozen by requires_grad_(False)"}
+
+
+def fully_shard(module: nn.Module, *, reshard_after_forward: bool | None = None, **other: Any) -> nn.Module:
     """Marks a module as one group of :func:`shard`, as FSDP2's function of that name; returns it.
 
     Blocks first, the model last.  ``shard(model, ...)`` or an optimizer, as ``AdamW(model)``, then
     takes the model to the service, or its first forward with the defaults of :func:`shard`.
+
+    reshard_after_forward: of a block, True is stage 3 and False is stage 2; shard() raises ValueError if its
+    stage is another one.  The model itself keeps its own parameters until backward ends, as FSDP2 does by default.
+    other: FSDP2's other arguments, for each of which a ValueError says what to write instead.
     """
+    for name in other:
+        if name not in _OF_FSDP2:
+            raise TypeError(f"fully_shard() has no argument '{name}'")
+        if other[name] is not None:
+            raise ValueError(f"fully_shard({name}=...): {_OF_FSDP2[name]}")
+    if not isinstance(reshard_after_forward, (bool, type(None))):
+        raise ValueError("reshard_after_forward is True, which is stage 3, or False, which is stage 2, not "
+                         f"{reshard_after_forward!r}")
     if "_zerod_mark" in module.__dict__:
         return module
     forward = module.forward
@@ -387,7 +432,7 @@ def fully_shard(module: nn.Module) -> nn.Module:
         shard(module)
         return module.forward(*args, **kwargs)
 
-    module.__dict__["_zerod_mark"] = module.__dict__.get("forward")
+    module.__dict__["_zerod_mark"] = _Mark(module, reshard_after_forward)
     module.forward = shard_first
     return module
 
@@ -396,11 +441,21 @@ def _marked(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if "_zerod_mark" in m.__dict__]
 
 
+def _check_marks(model: nn.Module, stage: int) -> None:
+    """Raises ValueError for a block that was marked for another stage."""
+    for name, module in model.named_modules():
+        wanted = module.__dict__["_zerod_mark"].stage if "_zerod_mark" in module.__dict__ else None
+        if module is not model and wanted not in (None, stage):
+            raise ValueError(f"module '{name}' is marked by fully_shard(reshard_after_forward={wanted == 3}), which is "
+                             f"stage {wanted}, and the stage is {stage}: all blocks have one stage, "
+                             f"shard(model, stage={wanted})")
+
+
 def _unmark(modules: list[nn.Module]) -> None:
     """Restores the forward of the modules."""
     for module in modules:
         del module.__dict__["forward"]
-        forward = module.__dict__.pop("_zerod_mark")
+        forward = module.__dict__.pop("_zerod_mark").forward
         if forward is not None:
             module.forward = forward
 
