@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The package as it is installed, and where it finds libzero."""
+import ast
 import os
 import shutil
 import subprocess
@@ -34,6 +35,20 @@ def copied(directory):
                     ignore=shutil.ignore_patterns("__pycache__"))
 
 
+def pkg_config():
+    tool = shutil.which("pkg-config")
+    if not tool:
+        raise Skip("there is no pkg-config")
+    return tool
+
+
+def for_pkg_config(directory):
+    """libzero, and what pkg-config says of it."""
+    shutil.copy(LIBRARY, os.path.join(directory, "libzero.so.0"))
+    with open(os.path.join(directory, "zero.pc"), "w", encoding="ascii") as f:
+        f.write(f"libdir={directory}\nName: zero\nDescription: zero\nVersion: 0\n")
+
+
 @case
 def built_package_is_complete():
     with tempfile.TemporaryDirectory() as directory:
@@ -47,6 +62,47 @@ def built_package_is_complete():
         assert done.returncode == 0, done.stderr
         assert modules(built) == modules(PACKAGE)
         assert run(built, ZEROD_LIBRARY=LIBRARY)[:2] == (0, LIBRARY)
+
+
+def builder():
+    """A Python that makes wheels without a network, that of the suites in PyTorch if this one does not."""
+    makes = "import setuptools, pip; from setuptools.command import bdist_wheel"
+    for python in filter(None, (sys.executable, os.environ.get("TESTS_PYTHON"))):
+        if subprocess.run([python, "-c", makes], capture_output=True, check=False).returncode == 0:
+            return python
+    raise Skip("no Python with pip and setuptools 70.1 or later")
+
+
+def pip(python, *arguments):
+    done = subprocess.run([python, "-m", "pip", "-q", "--disable-pip-version-check", *arguments], cwd="/",
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@case
+def a_wheel_needs_no_checkout():
+    """It is one for all Pythons and machines, and finds the libzero that is installed there."""
+    python = builder()
+    with tempfile.TemporaryDirectory() as directory:
+        source, wheels, installed = (os.path.join(directory, n) for n in ("source", "wheels", "installed"))
+        shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+        pip(python, "wheel", "--no-index", "--no-build-isolation", "--no-deps", "-w", wheels, source)
+        assert os.listdir(wheels) == [f"zerod-{zerod.__version__}-py3-none-any.whl"], os.listdir(wheels)
+        pip(python, "install", "--no-index", "--no-deps", "--target", installed, os.path.join(wheels, os.listdir(wheels)[0]))
+        shutil.rmtree(source)
+        assert modules(installed) == modules(PACKAGE)
+        for_pkg_config(directory)
+        status, out, err = run(installed, PATH=os.path.dirname(pkg_config()), PKG_CONFIG_PATH=directory)
+        assert (status, out) == (0, os.path.join(directory, "libzero.so.0")), err
+
+
+@case
+def sources_are_python_3_10():
+    """The syntax; no other Python than this one runs here."""
+    for path in modules(PACKAGE):
+        if path.endswith(".py"):
+            with open(os.path.join(PACKAGE, path), encoding="utf-8") as f:
+                ast.parse(f.read(), path, feature_version=(3, 10))
 
 
 @case
@@ -83,15 +139,10 @@ def library_of_the_checkout():
 
 @case
 def library_by_pkg_config():
-    tool = shutil.which("pkg-config")
-    if not tool:
-        raise Skip("there is no pkg-config")
     with tempfile.TemporaryDirectory() as directory:
         copied(directory)
-        shutil.copy(LIBRARY, os.path.join(directory, "libzero.so.0"))
-        with open(os.path.join(directory, "zero.pc"), "w", encoding="ascii") as f:
-            f.write(f"libdir={directory}\nName: zero\nDescription: zero\nVersion: 0\n")
-        status, out, err = run(directory, PATH=os.path.dirname(tool), PKG_CONFIG_PATH=directory)
+        for_pkg_config(directory)
+        status, out, err = run(directory, PATH=os.path.dirname(pkg_config()), PKG_CONFIG_PATH=directory)
         assert (status, out) == (0, os.path.join(directory, "libzero.so.0")), err
 
 
