@@ -81,7 +81,7 @@ class ZeroModule(nn.Module):
         self.sharded.gradients.keep = not requires_gradient_sync
 
     def unshard(self, async_op: bool = False) -> None:
-        """FSDP2's; raises NotImplementedError, for nothing would say which rank still needs what is there."""
+        """FSDP2's; raises NotImplementedError: a group is there during its own forward and backward alone."""
         del async_op
         raise NotImplementedError("unshard() and reshard(): forward fetches and releases by itself; to read or change "
                                   "parameters elsewhere, write 'with zerod.torch.full_params(module, write=...):'")
