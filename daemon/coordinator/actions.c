@@ -132,8 +132,7 @@ static void prepare(struct coordinated *c, bool ahead)
         prepare.attempt = s->attempt;
         prepare.ahead = ahead;
         if (ahead || !s->norm_only)
-                prepare.params =
-                        step_params_to_message(ahead ? &s->ahead_params : &s->params, &params);
+                prepare.params = step_params_to_message(ahead ? s->ahead : &s->params, &params);
         if (!ahead && !s->norm_only) {
                 for (uint32_t r = 0; r < s->world_size; r++)
                         if (c->handed[r].bytes)

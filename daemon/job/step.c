@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/cleanup.h"
+
 static int rank_slots_alloc(uint32_t world_size, uint32_t **ret_nodes,
                             enum rank_slot **ret_rank_slots)
 {
@@ -58,6 +60,7 @@ void step_deinit(struct step *s)
         free(s->voted);
         free(s->ballots);
         free(s->done);
+        free(s->ahead);
         *s = (struct step){ 0 };
 }
 
@@ -182,7 +185,8 @@ void step_start(struct step *s)
         s->started = true;
         step_heard(s, s->attempt);
         s->attempt = s->heard + 1;
-        s->normed = s->ahead = false;
+        s->normed = false;
+        free(STEAL(s->ahead));
         step_collect(s);
 }
 
@@ -253,7 +257,7 @@ static int params_check(const struct step *s, const struct step_params *params, 
         char text[240];
 
         if (params && params->n_sets && s->ahead &&
-            !step_params_equal(&s->ahead_params, params, text, sizeof text))
+            !step_params_equal(s->ahead, params, text, sizeof text))
                 return fault_set(
                         fault, ZERO_ECONFLICT,
                         "rank %u passes other values than rank %u passed to zero_ahead: %s", rank,
@@ -343,9 +347,11 @@ int step_ahead(struct step *s, uint64_t attempt, const struct step_params *param
         r = params_check(s, params, rank, fault);
         if (r || s->ahead)
                 return r;
+        s->ahead = malloc(sizeof *s->ahead);
+        if (!s->ahead)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        *s->ahead = *params;
         s->ahead_rank = rank;
-        s->ahead_params = *params;
-        s->ahead = true;
         *ret = STEP_AHEAD;
         return 0;
 }
@@ -358,7 +364,8 @@ static void step_decide(struct step *s, const struct votes *all)
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;
-        s->normed = s->ahead = false;
+        s->normed = false;
+        free(STEAL(s->ahead));
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 s->done[h] = false;
 }

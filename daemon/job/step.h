@@ -60,9 +60,8 @@ struct step {
         bool have_params;
         uint32_t params_rank; /* the rank that passed them */
         struct step_params params;
-        bool ahead; /* a rank has said how this attempt will end */
+        struct step_params *ahead; /* how this attempt will end; NULL: nobody has said */
         uint32_t ahead_rank;
-        struct step_params ahead_params;
         struct decision decision; /* of the last decided attempt */
         uint64_t decided_attempt; /* 0: none */
         double norm;              /* with norm_only; loss scale left in */

@@ -166,19 +166,20 @@ def restarted_node_attaches_before_waiting_ranks_of_another_world_size():
 
 @case
 def jobs_that_cannot_be_opened_are_forgotten():
-    """Sessions that ask for new jobs while a node is away leave nothing behind."""
+    """Sessions that ask for new jobs while a node is away leave nothing behind: at most 20 KiB each, less than what a
+    job's coordinator takes.  glibc may keep what those that waited at one time took."""
     with Cluster(2) as c:
         c[1].stop()
         until(lambda: not c[0].peers_up(), 60 * SLOW, "the link's end")
 
         before = c[0].memory()
-        for i in range(400):
+        for i in range(800):
             raw = wire.Raw(c[0].socket)
             raw.hello(f"name{i}", 0, 1)
             raw.send(wire.request(2, "attach", attach_fields()))
             raw.close()
             if i % 25 == 24 and SLOW == 1:  # sanitizers keep what was freed
-                until(lambda: c[0].memory() < before + 8192, what=f"memory near {before} KiB")
+                until(lambda: c[0].memory() < before + 16384, what=f"memory near {before} KiB")
         assert c[0].status()["jobs"] == []
 
 
