@@ -11,6 +11,11 @@ own part of each batch; samplers and metrics use torch.distributed, as Trainer s
 parameters and gradients go by zerod alone: there is no DistributedDataParallel.  Without
 ``use_cpu=True`` a rank trains on its GPU, as any Trainer does.
 
+Any other Trainer becomes one on a sharded model by :class:`TrainerMixin`, before its own class:
+
+    class SFTTrainer(zerod.transformers.TrainerMixin, trl.SFTTrainer):
+        pass
+
 Run with transformers 5.23.0 and accelerate 1.15.0; no other version is claimed.  All but the calls
 of CUDA is tested on the CPU; it has not been run on a GPU yet.
 """
@@ -20,20 +25,17 @@ import copy
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import accelerate
 import torch
 import transformers
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 
 import zerod
 
-from . import _replay
+from . import _replay, accelerate
 from . import torch as zt
 from .torch.checkpoints import OPTIMIZER_FILE, PLAIN_FILE, load_plain, save_plain
 from .torch.files import INDEX_SUFFIX
@@ -41,7 +43,7 @@ from .torch.place import place_of
 from .torch.plan import Groups
 from .torch.steps import follow
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "TrainerMixin"]
 
 log = logging.getLogger("zerod")
 
@@ -54,7 +56,7 @@ POSITION = ("global_step", "epoch", "num_input_tokens_seen", "total_flos", "best
             "best_global_step", "best_model_checkpoint")
 
 
-class Optimizer(AcceleratedOptimizer):
+class Optimizer(accelerate.Optimizer):
     """accelerate's wrapper of zerod's optimizer.  ends_step: of the Trainer, with the bytes that it keeps."""
 
     ends_step: Callable[[], None]
@@ -65,23 +67,15 @@ class Optimizer(AcceleratedOptimizer):
             self.ends_step()
 
 
-class Accelerator(accelerate.Accelerator):
-    """Prepares model and optimizer for Trainer, and neither moves, wraps nor copies them.
+class Accelerator(accelerate.Prepared):
+    """Prepares model and optimizer for Trainer.  trainer: its owner."""
 
-    trainer: its owner."""
-
-    trainer: "Trainer"
-
-    def prepare_model(self, model: nn.Module, device_placement: bool | None = None,
-                      evaluation_mode: bool = False) -> nn.Module:
-        """Adds autocast, if bf16 is asked for; ``evaluation_mode`` is accelerate's word for
-        "without DistributedDataParallel"."""
-        return super().prepare_model(model, device_placement=False, evaluation_mode=True)
+    trainer: "TrainerMixin"
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer,
                           device_placement: bool | None = None) -> Any:
-        """Leaves the optimizer in place: accelerate would read the whole state and write it back."""
-        prepared = super().prepare_optimizer(optimizer, device_placement=False)
+        """As Prepared's; its step() is the Trainer's."""
+        prepared = super().prepare_optimizer(optimizer, device_placement)
         prepared.__class__ = Optimizer
         prepared.ends_step = self.trainer._end_step
         return prepared
@@ -93,20 +87,15 @@ class Accelerator(accelerate.Accelerator):
         norm = self.trainer._steps.do(lambda: zt.clip_grad_norm_(parameters, max_norm, norm_type))
         return torch.tensor(torch.nan) if norm is None else norm
 
-    @contextmanager
-    def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Also for one rank."""
-        with model.no_sync() if self.trainer._accumulate == "trainer" else nullcontext():
-            yield
 
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether a gradient was not finite; the schedule then stays at its step."""
-        return any(o.optimizer.skipped for o in self._optimizers)
+class TrainerMixin:
+    """Makes a kind of ``transformers.Trainer`` train a model sharded by :func:`zerod.torch.shard`.
 
-
-class Trainer(transformers.Trainer):
-    """``transformers.Trainer`` on a model sharded by :func:`zerod.torch.shard`.
+    A subclass names it before the Trainer: ``class Seq2Seq(TrainerMixin, transformers.Seq2SeqTrainer)``.
+    The constructor has the Trainer's arguments and those below.  Sharded is what the Trainer's own
+    constructor makes of the model, with adapters if it adds them (``peft_config`` of TRL).  The Trainer must use
+    ``self.accelerator``, and its own ``create_optimizer``, ``training_step``, ``_save`` and loading of checkpoints
+    are not called.  Run in the suite: transformers.Seq2SeqTrainer, trl.SFTTrainer, trl.DPOTrainer.
 
     model: on the CPU, a GPU or the meta device, or sharded already on the device of the arguments;
     every rank may load it with ``from_pretrained``, and the service gets rank 0's values.
@@ -134,7 +123,7 @@ class Trainer(transformers.Trainer):
 
     accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes
     the least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
-    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, resume, keep: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep: of
     :func:`zerod.torch.shard`; ignored if the model is sharded already.
 
     A checkpoint directory has the files that Trainer writes, streamed by rank 0:
@@ -149,12 +138,12 @@ class Trainer(transformers.Trainer):
     """
 
     def __init__(self, model: nn.Module | None = None,
-                 args: transformers.TrainingArguments | None = None, *positional: Any,
+                 args: Any = None, *positional: Any,
                  stage: int = 3, groups: Groups = None, client: zerod.Client | None = None,
                  job: str | None = None, timeout: float | None = None,
                  reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
                  init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
-                 resume: str = "auto", keep: bool = True, **named: Any):
+                 on_lost_rank: str = "wait", resume: str = "auto", keep: bool = True, **named: Any):
         if model is None:
             raise ValueError("pass model=...: one job holds one model, and model_init makes many")
         if accumulate not in ("owner", "trainer"):
@@ -163,14 +152,16 @@ class Trainer(transformers.Trainer):
         self._writes_optimizer = False  # the model is written together with it
         super().__init__(model, args, *positional, **named)
         self._check_arguments()
-        if "_zerod_sharded" not in model.__dict__:
+        model = self.model
+        if not accelerate.is_sharded(model):
             client = client or zerod.connect(job, timeout=timeout)
             self._check_ranks(client)
             device = self.args.device
             # what follows is as random as without zerod
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
-                         init_fn=init_fn, prefetch=prefetch, device=device, resume=resume, keep=keep)
+                         init_fn=init_fn, prefetch=prefetch, on_lost_rank=on_lost_rank, device=device,
+                         resume=resume, keep=keep)
         self._check_ranks(model.sharded.client)
         self._check_place()
         self._check_optimizer()
@@ -222,7 +213,7 @@ class Trainer(transformers.Trainer):
         """As Trainer's, with an Accelerator that leaves a sharded model as it is."""
         super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Accelerator
-        self.accelerator.trainer = self
+        self.accelerator.trainer, self.accelerator.accumulate_in = self, self._accumulate
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """The model stays where it is: in the service."""
@@ -293,7 +284,7 @@ class Trainer(transformers.Trainer):
                       num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; after an abort it is repeated with the rest of its step."""
         def run() -> torch.Tensor:
-            return super(Trainer, self).training_step(model, copy.copy(inputs), num_items_in_batch)
+            return super(TrainerMixin, self).training_step(model, copy.copy(inputs), num_items_in_batch)
         return self._steps.do(run)
 
     def _end_step(self) -> None:
@@ -328,6 +319,14 @@ class Trainer(transformers.Trainer):
             super()._load_rng_state(checkpoint)
         else:
             self._kept[1].restore(self.model.sharded.place)
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *positional: Any, **named: Any) -> Any:
+        """As the Trainer's.  With ``predict_with_generate`` what stands in no block of the model is fetched throughout,
+        since generate() calls parts of the model."""
+        step = super().prediction_step
+        if getattr(self.args, "predict_with_generate", False):
+            step = self.model.sharded.hooks.within(step)
+        return step(model, inputs, *positional, **named)
 
     # ---- saving -----------------------------------------------------------------------
 
@@ -403,6 +402,10 @@ class Trainer(transformers.Trainer):
         log.info("loading the best model, %s (%s)", self.state.best_model_checkpoint,
                  self.state.best_metric)
         zt.load_safetensors(self.model, self.state.best_model_checkpoint)
+
+
+class Trainer(TrainerMixin, transformers.Trainer):
+    """``transformers.Trainer`` on a sharded model; see :class:`TrainerMixin`."""
 
 
 def _has(checkpoint: str, *names: str) -> bool:

@@ -372,10 +372,10 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
 
 
 def save_plain(directory: str, optimizer: ServiceOptimizer,
-               defaults: Mapping[str, Any] | None = None) -> None:
+               defaults: Mapping[str, Any] | None = None, name: str = PLAIN_FILE) -> None:
     """Writes model and optimizer as transformers.Trainer does, streamed; one rank calls it.
 
-    "optimizer.pt" is torch.save()'s of a state_dict() that torch's optimizer loads; "master.pt"
+    "optimizer.pt", or `name`, is torch.save()'s of a state_dict() that torch's optimizer loads; "master.pt"
     has the fp32 master weights of 16-bit parameters by the same numbers.
     defaults: of torch's optimizer, for what the param groups here do not have; None: torch's own.
     """
@@ -392,7 +392,7 @@ def save_plain(directory: str, optimizer: ServiceOptimizer,
     masters = {i: entry.pop("master") for i, entry in packed["state"].items() if "master" in entry}
     if masters:
         write_pickled(os.path.join(directory, MASTER_FILE), {"master": masters, **ids})
-    write_pickled(os.path.join(directory, PLAIN_FILE), {**packed, **ids})
+    write_pickled(os.path.join(directory, name), {**packed, **ids})
 
 
 def _damaged(directory: str, what: str) -> CheckpointError:
@@ -407,15 +407,15 @@ def _entry(directory: str, masters: Any, key: str) -> Any:
     return masters[key]
 
 
-def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
+def load_plain(directory: str, optimizer: ServiceOptimizer, name: str = PLAIN_FILE) -> None:
     """Loads the optimizer of :func:`save_plain` or transformers.Trainer; all ranks call it, with
     the model loaded.  CheckpointError if model and optimizer come from different saves, or master.pt
     is damaged; else as of :meth:`ServiceOptimizer.load_state_dict`."""
-    def read(name: str) -> dict[str, Any]:
-        return torch.load(os.path.join(directory, name), map_location="cpu", weights_only=True,
+    def read(file: str) -> dict[str, Any]:
+        return torch.load(os.path.join(directory, file), map_location="cpu", weights_only=True,
                           mmap=True)
 
-    packed, sharded = read(PLAIN_FILE), optimizer.sharded
+    packed, sharded = read(name), optimizer.sharded
     if SAVE_ID in packed:
         with contextlib.ExitStack() as stack:
             model = StoredSet(stack, os.path.join(directory, MODEL_FILE))
@@ -430,7 +430,7 @@ def load_plain(directory: str, optimizer: ServiceOptimizer) -> None:
                 raise _damaged(directory, "a 'master' that holds no parameters")
             for i, master in values.items():
                 if i not in packed["state"]:
-                    raise _damaged(directory, f"'{i}', which is not a parameter of {PLAIN_FILE}")
+                    raise _damaged(directory, f"'{i}', which is not a parameter of {name}")
                 if not isinstance(master, torch.Tensor):
                     raise _damaged(directory, f"'{i}', which is not a tensor")
                 packed["state"][i]["master"] = master

@@ -129,6 +129,11 @@ class Hooks:
 
         return torch.compiler.disable(zerod_forward, recursive=False)
 
+    def within(self, function: Any) -> Any:
+        """The function, as a forward pass of the whole model: what stands in no block is fetched while it runs, and
+        what it returns begins a backward pass."""
+        return self._wrap(self.sharded.units[-1], function)
+
     @torch.compiler.disable
     def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> Call:
         if self.depth == 0 and graph_task() == -1:
