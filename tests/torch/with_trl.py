@@ -19,14 +19,14 @@ import zerod.transformers  # noqa: E402
 
 TOLERANCE = 1e-5
 WORDS = [f"w{i}" for i in range(28)]
-COMMON = {"use_cpu": True, "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "logging_steps": 1,
+COMMON = {"use_cpu": True, "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 2e-3, "logging_steps": 1,
           "save_strategy": "no", "report_to": [], "disable_tqdm": True, "log_level": "error"}
 
 
 def need(*packages):
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise Skip(f"the package {package} is not installed")
+            raise Skip(f"the package {package} is not installed: deploy/python-requirements names it")
 
 
 def run(function, placement, *arguments):
@@ -139,7 +139,7 @@ def dpo(_rank, directory, sharded, peft):
     import trl
     from datasets import Dataset
     torch.manual_seed(1)
-    rows = [{"prompt": text(i, 2), "chosen": text(i + 1), "rejected": text(i + 7)} for i in range(12)]
+    rows = [{"prompt": text(i, 2), "chosen": " " + text(i + 1), "rejected": " " + text(i + 7)} for i in range(12)]
     trainer = mixed(trl.DPOTrainer, sharded)(
         model=llama(), ref_model=None if peft else llama(2), args=trl.DPOConfig(directory, max_length=16, **COMMON),
         processing_class=tokenizer(), train_dataset=Dataset.from_list(rows), **adapters(peft))
@@ -153,6 +153,7 @@ def trl_trains(way):
     """With adapters and without."""
     need("trl", "peft", "datasets")
     kind, peft, placement = way
+    importlib.import_module("datasets").disable_progress_bars()
     function = {"sft": sft, "dpo": dpo}[kind]
     same(run(function, placement, True, peft), run(function, placement, False, peft))
 

@@ -137,8 +137,7 @@ class TrainerMixin:
     ranks than zerod.
     """
 
-    def __init__(self, model: nn.Module | None = None,
-                 args: Any = None, *positional: Any,
+    def __init__(self, model: nn.Module | str | None = None, *positional: Any,
                  stage: int = 3, groups: Groups = None, client: zerod.Client | None = None,
                  job: str | None = None, timeout: float | None = None,
                  reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
@@ -150,7 +149,7 @@ class TrainerMixin:
             raise ValueError(f"accumulate is 'owner' or 'trainer', not {accumulate!r}")
         self._accumulate = accumulate
         self._writes_optimizer = False  # the model is written together with it
-        super().__init__(model, args, *positional, **named)
+        super().__init__(model, *positional, **named)
         self._check_arguments()
         model = self.model
         if not accelerate.is_sharded(model):
