@@ -1,0 +1,174 @@
+"""A strategy of Lightning for models whose parameters and optimizer state are in zerod.
+
+    from zerod.lightning import ZerodStrategy
+
+    trainer = lightning.pytorch.Trainer(accelerator="cpu", devices=2, strategy=ZerodStrategy(stage=3))
+    trainer.fit(model, data)
+
+The LightningModule stays as it is.  Ranks are started as for DDP: by Lightning, by torchrun or by Slurm.  Metrics,
+early stopping and meetings go by the process group that Lightning makes; parameters and gradients go by zerod alone.
+
+Run with lightning 2.6.6; no other version is claimed.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+import zerod
+
+from . import _frameworks, environment
+from . import torch as zt
+
+__all__ = ["ZerodStrategy"]
+
+
+class ZerodStrategy(DDPStrategy):
+    """Trains a LightningModule sharded by :func:`zerod.torch.shard`; there is no DistributedDataParallel.
+
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep: of
+    :func:`zerod.torch.shard`.  Without a job's name rank 0 chooses one, and the job ends
+    with its ranks.
+    accumulate: where the gradients of micro-batches add up (accumulate_grad_batches): "owner", in the service, which
+    takes the least memory, or "trainer", in this process, which pushes once a step.
+    process_group_backend, checkpoint_io, precision_plugin, cluster_environment: of DDPStrategy.
+
+    ``configure_optimizers`` returns one AdamW, Adam or SGD of torch, which the service's takes the place of, with
+    schedules for it; one of zerod.torch where the module is sharded before.  ``gradient_clip_val`` is the
+    service's clipping.  ``precision`` is "32-true" or "bf16-mixed".
+
+    Checkpoints are Lightning's own files, which other strategies load, and which this one loads from others.
+    Rank 0 has the whole model and optimizer in memory while it writes one; each rank while it loads one.
+    zerod.torch.save_checkpoint() streams instead.
+
+    A lost daemon or rank is zerod.Aborted from ``fit``.  Start all ranks again with the last checkpoint as ckpt_path.
+
+    Errors: ValueError, with the name, for more than one optimizer, automatic_optimization=False, other precisions, and
+    gradient_clip_algorithm="value"; and if Lightning sees other ranks than zerod.
+    """
+
+    def __init__(self, *, accumulate: str = "owner", process_group_backend: str | None = None, checkpoint_io: Any = None,
+                 precision_plugin: Precision | None = None, cluster_environment: Any = None, **options: Any):
+        if accumulate not in ("owner", "trainer"):
+            raise ValueError(f"accumulate is 'owner' or 'trainer', not {accumulate!r}")
+        _frameworks.check_options(options)
+        super().__init__(process_group_backend=process_group_backend, checkpoint_io=checkpoint_io,
+                         precision_plugin=precision_plugin, cluster_environment=cluster_environment)
+        self._accumulate, self._options = accumulate, options
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """A checkpoint's values go into the service."""
+        return True
+
+    # ---- model and optimizer -----------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        """Shards the module, for the optimizer that it configures when it is fitted."""
+        self.accelerator.setup(trainer)
+        self._check(trainer)
+        module, fitting = self.lightning_module, trainer.state.fn == TrainerFn.FITTING
+        if fitting:
+            self.setup_optimizers(trainer)
+            if len(self.optimizers) != 1:
+                raise ValueError(f"configure_optimizers() returned {len(self.optimizers)} optimizers: the service has one, "
+                                 "with param groups")
+        if "_zerod_sharded" not in module.__dict__:
+            self._shard(self.optimizers[0] if fitting else None)
+        if fitting:
+            before = self.optimizers[0]
+            self.optimizers = [_frameworks.converted(module, before)]
+            for config in self.lr_scheduler_configs:
+                _frameworks.rebind(config.scheduler, [(before, self.optimizers[0])])
+        self.setup_precision_plugin()
+        for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+            loop.inference_mode = False  # what is fetched first in inference mode cannot be trained
+
+    def _check(self, trainer: Any) -> None:
+        plugin = self.precision_plugin
+        if type(plugin) not in (Precision, MixedPrecision) or plugin.precision not in ("32-true", "bf16-mixed"):
+            raise ValueError(f"precision {plugin.precision}: a model sharded by zerod trains with '32-true' or 'bf16-mixed'")
+        if not self.lightning_module.automatic_optimization:
+            raise ValueError("automatic_optimization=False: zerod.lightning makes the step itself; write such a loop with "
+                             "zerod.torch")
+        if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+            raise ValueError("gradient_clip_algorithm='value': the service clips to a norm")
+        plugin.clip_grad_by_norm = self._clip
+
+    def _shard(self, optimizer: torch.optim.Optimizer | None) -> None:
+        options, place = dict(self._options), (self.global_rank, self.world_size)
+        if options.get("client") is None:
+            job = options.get("job") or environment.job()
+            if job is None and self.world_size > 1:
+                job = self.broadcast(environment.own_job())
+                options.setdefault("keep", False)  # nobody knows the name
+            # ranks that Lightning starts have no RANK
+            options["client"] = zerod.connect(job, *place, local_world_size=self.num_processes,
+                                              timeout=options.get("timeout"))
+        _frameworks.shard(self.lightning_module, optimizer, place, self.root_device, options)
+
+    def _clip(self, _optimizer: torch.optim.Optimizer, clip_val: int | float) -> None:
+        zt.clip_grad_norm_(self.lightning_module, clip_val)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Around the micro-batches of a step but the last."""
+        with self.lightning_module.no_sync() if self._accumulate == "trainer" else nullcontext():
+            yield
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def _within(self, name: str, context: Any, arguments: Any, named: Any) -> Any:
+        """A step of the module; what stands in no block is fetched while it runs."""
+        with context:
+            return self.lightning_module.sharded.hooks.within(getattr(self.lightning_module, name))(*arguments, **named)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Strategy's."""
+        return self._within("training_step", self.precision_plugin.train_step_context(), args, kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Strategy's."""
+        return self._within("validation_step", self.precision_plugin.val_step_context(), args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Strategy's."""
+        return self._within("test_step", self.precision_plugin.test_step_context(), args, kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As Strategy's."""
+        return self._within("predict_step", self.precision_plugin.predict_step_context(), args, kwargs)
+
+    # ---- checkpoints, the end ----------------------------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Whole, on rank 0, which writes it."""
+        return super().lightning_module_state_dict() if self.is_global_zero else {}
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Whole, on rank 0, which writes it."""
+        return super().optimizer_state(optimizer) if self.is_global_zero else {}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Into the service; all ranks call it."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+
+    def on_train_end(self) -> None:
+        """This rank has completed the job (zerod.Client.finish())."""
+        sharded = self.lightning_module.sharded
+        sharded.client.finish(sharded.keep)
+
+    def teardown(self) -> None:
+        """As DDPStrategy's, and the module stays where it is: in the service."""
+        module, self._lightning_module, self.model = self._lightning_module, None, None
+        try:
+            super().teardown()
+        finally:
+            self._lightning_module = self.model = module
