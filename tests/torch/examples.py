@@ -3,6 +3,7 @@
 nothing behind."""
 import functools
 import glob
+import importlib.util
 import os
 import re
 import subprocess
@@ -131,6 +132,15 @@ def finetune_hf_trains_saves_and_resumes():
             assert len(re.findall("'grad_norm'", out)) == 2, out
             found = sorted(os.listdir(f"{directory}/out"))
             assert {*checkpoints, "model.safetensors", "config.json", "tokenizer.json"} <= set(found), found
+
+
+@cases_of(["accelerate", "lightning"])
+def example_learns_with(framework):
+    if importlib.util.find_spec(framework) is None:
+        raise Skip(f"the package {framework} is not installed: deploy/python-requirements names it")
+    out = local_cluster("--ranks", 2, f"{EXAMPLES}/with_{framework}.py", "--epochs", 2)
+    found = re.search(f"^with_{framework}: accuracy (0[.][0-9]+), by chance 0.333$", out, re.MULTILINE)
+    assert found and float(found[1]) > 0.6, out
 
 
 if __name__ == "__main__":

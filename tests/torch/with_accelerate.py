@@ -2,6 +2,7 @@
 """A script for accelerate.Accelerator trains alike with zerod.accelerate.Accelerator: losses, gradient norms and learning
 rates, on one rank and on two; its checkpoints go to accelerate and back."""
 import os
+import signal
 import sys
 import tempfile
 
@@ -139,6 +140,36 @@ def train_in_bf16(rank, kind):
 @case
 def bf16_is_autocast():
     alike(run(train_in_bf16, [0], "zerod")[0], run(train_in_bf16, [0], "plain")[0], "bf16")
+
+
+def survive(_rank, daemon):
+    """The parameters after a loop by zt.steps(); in its third step rank 1 kills the daemon, once."""
+    accelerator = KINDS["zerod"](cpu=True, client=zerod.connect(timeout=120))
+    model = net()
+    model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), DataLoader(rows(), BATCH))
+    batches = list(data)
+    for step in zt.steps(model, until=5):
+        with step as t:
+            accelerator.backward(nn.functional.mse_loss(model(batches[t][0]), batches[t][1]))
+            if t == 2 and daemon and accelerator.process_index == 1:
+                os.kill(daemon, signal.SIGKILL)
+                daemon = None
+            optimizer.step()
+    values = [model.sharded.read(p) for p in model.sharded.params]
+    accelerator.wait_for_everyone()
+    return torch.cat(values).tolist()
+
+
+@case
+def a_loop_by_steps_goes_on_after_a_daemon_was_lost():
+    cluster = ranks.shared(2)
+    wanted = run(survive, [0, 1], None)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
+    with ranks.Ranks(survive, [0, 1], cluster, arguments=(cluster[1].process.pid,), environment=place) as job:
+        assert cluster[1].process.wait(ranks.DEADLINE_S) == -signal.SIGKILL
+        cluster[1].start()
+        assert job.finish() == wanted
+        cluster[0].ctl("drop", job.job)
 
 
 def refuses(_rank):

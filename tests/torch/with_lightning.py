@@ -4,13 +4,14 @@ metrics, on one rank and on two, with accumulation and clipping; checkpoints go 
 import importlib.util
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
-from cluster import free_ports  # noqa: E402
+from cluster import free_ports, until  # noqa: E402
 from common import raises  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
@@ -163,6 +164,19 @@ def checkpoints_go_to_lightning_and_back():
             again = [run(train, TOGETHER, other, directory, {}, f"{directory}/{name}/last.ckpt")[0] for other in ({}, "plain")]
             assert len(again[0]) == len(again[1]) and len(again[0]) < 22, "the first epoch was trained again"
             alike(*again, f"from a checkpoint of {name}")
+
+
+@case
+def lightning_starts_the_ranks_itself():
+    """They have no RANK; a job without a name is dropped at its end."""
+    cluster = ranks.shared(2)
+    environment = {k: v for k, v in os.environ.items() if k not in ("ZEROD_JOB", "RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, f"{ranks.ROOT}/client/examples/with_lightning.py", "--devices", "2", "--epochs", "2"],
+                          env={**environment, "ZEROD_SOCKET": cluster[0].socket, "GLOO_SOCKET_IFNAME": "lo"}, text=True,
+                          capture_output=True, timeout=ranks.DEADLINE_S, check=False)
+    assert done.returncode == 0 and "with_lightning: accuracy 0." in done.stdout, done.stdout + done.stderr
+    assert "MEMBER: 2/2" in done.stdout + done.stderr, done.stderr
+    until(lambda: all(job["job"].startswith("torch") for job in cluster[0].status()["jobs"]), what="the end of the job")
 
 
 def refuses(_rank, directory):

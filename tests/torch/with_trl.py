@@ -127,9 +127,11 @@ def sft(_rank, directory, sharded, peft):
     import trl
     from datasets import Dataset
     torch.manual_seed(1)
+    model = llama()
     trainer = mixed(trl.SFTTrainer, sharded)(
-        model=llama(), args=trl.SFTConfig(directory, max_length=16, **COMMON), processing_class=tokenizer(),
-        train_dataset=Dataset.from_list([{"text": text(i)} for i in range(12)]), **adapters(peft))
+        model=model, args=trl.SFTConfig(directory, max_length=16, **COMMON), processing_class=tokenizer(),
+        train_dataset=Dataset.from_list([{"text": text(i)} for i in range(12)]), **adapters(peft),
+        **({"groups": model._no_split_modules} if sharded else {}))
     found = history(trainer)
     meet()
     return found
