@@ -187,14 +187,15 @@ def refuses(_rank):
     raises(ValueError, "Adagrad", accelerator.prepare, other, torch.optim.Adagrad(other.parameters()))
 
 
-def refuses_compiling(_rank):
-    raises(ValueError, "dynamo_backend", zerod.accelerate.Accelerator, cpu=True, dynamo_backend="inductor")
+def refuses_argument(_rank, name, value):
+    raises(ValueError, name, zerod.accelerate.Accelerator, cpu=True, **{name: value})
 
 
 @case
 def what_cannot_be_is_refused_by_name():
     run(refuses, [0])
-    run(refuses_compiling, [0])
+    run(refuses_argument, [0], "dynamo_backend", "inductor")
+    run(refuses_argument, [0], "mixed_precision", "fp16")
 
 
 if __name__ == "__main__":
