@@ -94,7 +94,8 @@ class TrainerMixin:
     A subclass names it before the Trainer: ``class Seq2Seq(TrainerMixin, transformers.Seq2SeqTrainer)``.
     The constructor has the Trainer's arguments and those below.  Sharded is what the Trainer's own
     constructor makes of the model, with adapters if it adds them (``peft_config`` of TRL).  The Trainer must use
-    ``self.accelerator``; a ``create_optimizer``, ``_save`` or loading of checkpoints of its own is not called.  Run in the suite: transformers.Seq2SeqTrainer, trl.SFTTrainer, trl.DPOTrainer.
+    ``self.accelerator``; a ``create_optimizer``, ``_save`` or loading of checkpoints of its own is not called.  Run in
+    the suite: transformers.Seq2SeqTrainer, trl.SFTTrainer, trl.DPOTrainer.
 
     model: on the CPU, a GPU or the meta device, or sharded already on the device of the arguments;
     every rank may load it with ``from_pretrained``, and the service gets rank 0's values.
