@@ -172,7 +172,8 @@ def lightning_starts_the_ranks_itself():
     cluster = ranks.shared(2)
     environment = {k: v for k, v in os.environ.items() if k not in ("ZEROD_JOB", "RANK", "WORLD_SIZE")}
     done = subprocess.run([sys.executable, f"{ranks.ROOT}/client/examples/with_lightning.py", "--devices", "2", "--epochs", "2"],
-                          env={**environment, "ZEROD_SOCKET": cluster[0].socket, "GLOO_SOCKET_IFNAME": "lo"}, text=True,
+                          env={**environment, "ZEROD_SOCKET": cluster[0].socket, "ZEROD_LIBRARY": ranks.LIBRARY,
+                               "GLOO_SOCKET_IFNAME": "lo"}, text=True,
                           capture_output=True, timeout=ranks.DEADLINE_S, check=False)
     assert done.returncode == 0 and "with_lightning: accuracy 0." in done.stdout, done.stdout + done.stderr
     assert "MEMBER: 2/2" in done.stdout + done.stderr, done.stderr
