@@ -33,8 +33,9 @@ class ZerodStrategy(DDPStrategy):
     """Trains a LightningModule sharded by :func:`zerod.torch.shard`; there is no DistributedDataParallel.
 
     stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep: of
-    :func:`zerod.torch.shard`.  Without a job's name rank 0 chooses one, and the job ends
-    with its ranks.
+    :func:`zerod.torch.shard`.  Without a job's name rank 0 chooses one.  That job is
+    dropped when all ranks have ended by themselves, which Lightning's own launcher does not wait for: it may stay until
+    ``zeroctl drop``.
     accumulate: where the gradients of micro-batches add up (accumulate_grad_batches): "owner", in the service, which
     takes the least memory, or "trainer", in this process, which pushes once a step.
     process_group_backend, checkpoint_io, precision_plugin, cluster_environment: of DDPStrategy.
