@@ -18,12 +18,12 @@ from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
 from .optim import SGD, Adam, AdamW, Lion, ServiceOptimizer
-from .parameter import GradientsAreElsewhere, NotFetched
+from .parameter import GradientsAreElsewhere, NotFetched, WrittenInPlace
 from .ranks import rank, world_size
 from .sharded import Sharded, sharded_of
 from .state import full_params
 from .steps import Step, manual_seed, steps
-from .unit import ShardedParam, WrittenInPlace
+from .unit import ShardedParam
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .heap import Heap
+from .parameter import Copies
 from .unit import ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Hooks:
         self.task = -1  # the backward pass whose end the engine will report
         self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
         self.heap = Heap()
+        self.copies = Copies()
 
     def install(self) -> None:
         """Wraps every unit's forward."""
@@ -154,6 +156,8 @@ class Hooks:
 
     def begin_pass(self) -> None:
         """Clears what a failed backward pass left behind."""
+        self.copies.check()
+        self.copies.watched.clear()
         self.pass_number = next(_passes)
         self.task = -1
         for unit in list(self.in_backward):
@@ -165,13 +169,29 @@ class Hooks:
     def fetch(self, unit: Unit, order: Order | None = None) -> None:
         """Holds a unit and shows its parameters, and prefetches what will probably follow it in that order."""
         self.heap.look()
-        first = unit.params and unit.params[0].gathered is None
-        unit.fetch()
-        if first:
-            self.watch(unit)
+        self._hold(unit)
+        unit.show()
         if order is not None:
             for ahead in order.visit(unit, self.sharded.prefetch):
                 self.prefetch(ahead)
+
+    def _hold(self, unit: Unit) -> None:
+        first = unit.params and unit.params[0].gathered is None
+        unit.hold()
+        if first:
+            self.watch(unit)
+
+    def copy_of(self, param: ShardedParam) -> torch.Tensor:
+        """A copy of a parameter, whose gradient is the parameter's; the unit is fetched for it if need be."""
+        unit, fetched, trains = param.unit, param.unit.fetched, torch.is_grad_enabled()
+        try:
+            self._hold(unit)
+            param.follow_requires_grad()
+            with torch.inference_mode(False), torch.set_grad_enabled(trains):  # a copy counts its versions
+                return param.shown.clone()
+        finally:
+            if not fetched and not self.holds:
+                unit.release()
 
     def prefetch(self, unit: Unit) -> None:
         """Has the service bring what the unit will need."""

@@ -1,12 +1,15 @@
 """Placeholders: they stand in a sharded model for parameters that are not fetched.
 
 Rule: a placeholder has a parameter's class, attributes, shape, dtype and name, and no values.
-Whoever uses its values gets an error that names the parameter; nothing computes with garbage.
+An operation that reads values gets a copy of the parameter, whose gradient is the parameter's.  An
+operation that writes values raises an error that names the parameter: nothing is lost silently.
 """
 from __future__ import annotations
 
 import functools
+import logging
 import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +19,25 @@ if TYPE_CHECKING:
     from .unit import ShardedParam
 
 
+log = logging.getLogger("zerod")
+
+READS_MEMORY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.__dlpack__)
+
+
 class NotFetched(RuntimeError):
     """A parameter's values were used where its module does not have them."""
+
+
+class _Reads(NotFetched):
+    """An operation only reads values: a copy of the parameter will do."""
+
+
+class WrittenInPlace(RuntimeError):
+    """A gathered parameter, or a copy of it, was changed in place."""
+
+    def __init__(self, name: str, where: str):
+        super().__init__(f"parameter '{name}' was changed in place {where}; the change is lost. Change parameters "
+                         "within 'with zerod.torch.full_params(module, write=True)'")
 
 
 class GradientsAreElsewhere(RuntimeError):
@@ -74,15 +94,29 @@ class Placeholder(torch.Tensor):
                 "in zerod, not fetched>")
 
     @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in READS_MEMORY and all(issubclass(t, Placeholder) for t in types):
+            try:
+                with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
+                    return func(*args, **kwargs)
+            except _Reads:  # else it needs no values, or writes some
+                pass
+        return _on_copies(func, args, kwargs)
+
+    @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return _detached(args[0].zerod_param)
-        name = next((a.zerod_param.name for a in _flat(args, kwargs)
-                     if isinstance(a, Placeholder)), "?")
-        raise NotFetched(
-            f"{func}: parameter '{name}' is in zerod and not fetched here. Inside the forward of "
-            "its module it is there by itself; elsewhere read or change it within "
-            "'with zerod.torch.full_params(module, write=...)'")
+        written = _placeholders(list(_written(func, args, kwargs or {})))
+        if not written:
+            read = _placeholders((args, kwargs))
+            raise _Reads(f"{func}: parameter '{read[0].zerod_param.name if read else '?'}' is in zerod and not "
+                         "fetched here, and torch does not say so in time to fetch it: read it within 'with "
+                         "zerod.torch.full_params(module)', or name the method that uses it, "
+                         "zerod.torch.register_forward_method(model, 'method')")
+        raise NotFetched(f"{func}: parameter '{written[0].zerod_param.name}' is in zerod and cannot be written here: "
+                         "change it within 'with zerod.torch.full_params(module, write=True)'")
 
     def full_tensor(self) -> torch.Tensor:
         """All values, in the parameter's dtype and on the model's device, as DTensor's method of this name; any rank
@@ -112,8 +146,8 @@ class Placeholder(torch.Tensor):
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        """Raises :class:`NotFetched`."""
-        raise self._no_data()
+        """As detach(): can be read, and not be written."""
+        return self.detach()
 
     @data.setter
     def data(self, value: Any) -> None:
@@ -166,5 +200,69 @@ def _detached(param: "ShardedParam") -> Placeholder:
     return self
 
 
-def _flat(args: Any, kwargs: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves((args, kwargs or {}))  # pylint: disable=protected-access
+def _placeholders(values: Any) -> list[Placeholder]:
+    leaves = torch.utils._pytree.tree_leaves(values)  # pylint: disable=protected-access
+    return [v for v in leaves if isinstance(v, Placeholder)]
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+    """The arguments that an operator writes."""
+    for position, a in enumerate(func._schema.arguments):  # pylint: disable=protected-access
+        if a.alias_info is not None and a.alias_info.is_write:
+            yield args[position] if position < len(args) else kwargs.get(a.name)
+
+
+def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
+    """The function's result on copies of the parameters; WrittenInPlace if it changes one.
+
+    Autograd saves the copies, so that the graph is valid however often the parameters come and go."""
+    copies: dict[Placeholder, torch.Tensor] = {}
+
+    def copy_of(placeholder: Placeholder) -> torch.Tensor:
+        if placeholder not in copies:
+            param = placeholder.zerod_param
+            log.debug("parameter '%s' is fetched for %s, outside of its module's forward", param.name,
+                      getattr(func, "__name__", func))
+            copy = param.sharded.hooks.copy_of(param)
+            copies[placeholder] = copy if placeholder is param.placeholder else copy.detach()
+        return copies[placeholder]
+
+    args, kwargs = torch.utils._pytree.tree_map_only(  # pylint: disable=protected-access
+        Placeholder, copy_of, (args, kwargs))
+    result = func(*args, **kwargs)
+    if func in (torch.Tensor.numpy, torch.Tensor.__array__):
+        result.setflags(write=False)
+    for placeholder, copy in copies.items():
+        placeholder.zerod_param.sharded.hooks.copies.add(placeholder.zerod_param.name, copy, result)
+    return result
+
+
+class Copies:
+    """Copies of parameters that the user may still see views of: changes of them would be lost."""
+
+    def __init__(self) -> None:
+        self.watched: list[tuple[str, torch.Tensor]] = []
+
+    def add(self, name: str, copy: torch.Tensor, result: Any) -> None:
+        """Watches a copy if the result has its memory; WrittenInPlace if it was changed already."""
+        self.check()
+        copy = getattr(copy, "_local_tensor", copy)
+        if copy._version:
+            raise WrittenInPlace(name, "outside of its module's forward")
+        address = copy.untyped_storage().data_ptr()
+        for t in torch.utils._pytree.tree_leaves(result):  # pylint: disable=protected-access
+            t = getattr(t, "_local_tensor", t)
+            if isinstance(t, torch.Tensor) and t.layout is torch.strided and not t.is_meta and (
+                    t.untyped_storage().data_ptr() == address):
+                with torch.no_grad():
+                    counter = copy.detach()
+                    counter.data = torch.empty(0, dtype=copy.dtype, device=copy.device)  # it shares the version alone
+                self.watched.append((name, counter))
+                return
+
+    def check(self) -> None:
+        """WrittenInPlace if a copy was changed."""
+        name = next((name for name, counter in self.watched if counter._version), None)
+        if name is not None:
+            self.watched.clear()
+            raise WrittenInPlace(name, "outside of its module's forward")

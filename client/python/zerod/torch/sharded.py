@@ -10,7 +10,8 @@ from torch import nn
 
 from zerod.environment import incarnation
 
-from .unit import Group, ShardedParam, Unit, WrittenInPlace
+from .parameter import WrittenInPlace
+from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
     import zerod

@@ -116,19 +116,13 @@ class _Full:
 
 def _restore(param: ShardedParam) -> None:
     """Puts back what the module shows in the present state of its unit."""
-    unit = _unit_of(param)
-    param.put_in_place(param.gathered if unit is not None and unit.shown else param.placeholder)
-
-
-def _unit_of(param: ShardedParam) -> Any:
-    return next((u for u in param.sharded.units if any(p is param for p in u.params)), None)
+    param.put_in_place(param.shown if param.unit.shown else param.placeholder)
 
 
 def _let_go(param: ShardedParam) -> None:
     """What this rank has fetched of the parameter is not the newest any more."""
-    unit = _unit_of(param)
-    if unit is not None and unit.depth == 0 and unit.fetched:
-        unit.release()
+    if param.unit.depth == 0 and param.unit.fetched:
+        param.unit.release()
 
 
 class _Model:

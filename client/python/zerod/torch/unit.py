@@ -16,17 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .parameter import placeholder_of
+from .parameter import WrittenInPlace, placeholder_of
 from .split import is_dtensor
 
 if TYPE_CHECKING:
     from .place import Gpu, Host
     from .sharded import Sharded
     from .split import Split
-
-
-class WrittenInPlace(RuntimeError):
-    """A gathered parameter was changed in place."""
 
 
 class ShardedParam:
@@ -45,6 +41,7 @@ class ShardedParam:
         self.local_shape = split.shape(split.own) if split else value.shape  # of what this rank fetches
         self.local_numel = self.local_shape.numel()
         self.parts: list[int] = []
+        self.unit: Unit
         self.trainable = value.requires_grad
         self.index = self.group = self.offset = -1
         self.position = -1  # among its group's tensors
@@ -146,6 +143,8 @@ class Unit:
     def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
         self.params = [p for g in groups for p in g.params]
+        for p in self.params:
+            p.unit = self
         self.forward: Callable[..., Any] = module.forward  # without the hooks
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
@@ -163,8 +162,8 @@ class Unit:
         """Whether backward uses parameters that get no gradient."""
         return any(not p.placeholder.requires_grad for p in self.params)
 
-    def fetch(self) -> None:
-        """Holds the unit's groups and shows its parameters; blocks."""
+    def hold(self) -> None:
+        """Holds the unit's groups; blocks."""
         if not self.fetched:
             try:
                 for g in self.groups:
@@ -174,6 +173,9 @@ class Unit:
                 raise
             self.fetched = True
             self.memory = {p.gathered.untyped_storage().data_ptr() for p in self.params if p.numel}
+
+    def show(self) -> None:
+        """Shows the parameters of a unit that is fetched."""
         if not self.shown:
             for p in self.params:
                 p.check_place()
@@ -232,10 +234,7 @@ class Unit:
     def _check_written(self) -> None:
         written = [p.name for p in self.params if p.was_written()]
         if written:
-            raise WrittenInPlace(
-                f"parameter '{written[0]}' was changed in place while it was fetched; the change "
-                "is lost. Change parameters within 'with zerod.torch.full_params(module, "
-                "write=True)'")
+            raise WrittenInPlace(written[0], "while it was fetched")
 
     def gradient_arrived(self, param: ShardedParam) -> bool:
         """Whether all trained parameters have their gradients now; then counting starts again."""
