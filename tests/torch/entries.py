@@ -189,5 +189,182 @@ def written_outside(write):
     in_rank(writes, write)
 
 
+# ---- other methods than forward ------------------------------------------------------
+
+
+class Encoder(Net):
+    """Its methods call modules, and the root unit is fetched in none of them by itself."""
+
+    def encode(self, tokens):
+        return self.head(self.embed(tokens) @ self.embed.weight.t() @ self.embed.weight)
+
+    def look(self, tokens):
+        return self.encode(tokens)
+
+
+def encoder(_):
+    torch.manual_seed(0)
+    return Encoder(BLOCKS)
+
+
+def encoded(model, step):
+    loss = model.encode(tokens(step)).square().mean() + loss_of(model, step)
+    loss.backward()
+    return loss.detach()
+
+
+@cases_of([1, 2, 3], "stage{}")
+def encode_is_a_forward_by_itself(stage):
+    in_rank(lambda: same(stage, {}, prepare=encoder, backward=encoded), nodes=2)
+
+
+class Counts:
+    """How often each group is fetched."""
+
+    def __init__(self, model):
+        client = model.sharded.client
+        self.fetches, fetch = 0, client.fetch
+
+        def counted(group):
+            self.fetches += 1
+            return fetch(group)
+        client.fetch = counted
+
+
+def registers():
+    plain, model = encoder(None), zt.shard(encoder(None), stage=3)
+    with torch.no_grad():
+        assert torch.equal(model.look(tokens(0)), plain.look(tokens(0)))
+        zt.register_forward_method(model, "look")
+        zt.register_forward_method(model, "look")
+        counts = Counts(model)
+        assert torch.equal(model.look(tokens(0)), plain.look(tokens(0)))
+    assert counts.fetches == 1 and not fetched(model), counts.fetches
+    raises(AttributeError, "see", zt.register_forward_method, model, "see")
+    raises(TypeError, "mode", zt.register_forward_method, model, "mode")
+    raises(TypeError, "not part of a sharded", zt.register_forward_method, plain, "look")
+
+
+@case
+def a_registered_method_fetches_once():
+    in_rank(registers, nodes=2)
+
+
+# ---- full_params() and hold() --------------------------------------------------------
+
+
+def outputs(model):
+    with torch.no_grad():
+        return model(tokens(0)), model(tokens(1))
+
+
+def same_outputs(a, b):
+    return all(torch.equal(x, y) for x, y in zip(outputs(a), outputs(b)))
+
+
+def runs_in_full(stage):
+    plain, model = make(blocks=BLOCKS), zt.shard(make(blocks=BLOCKS), stage=stage)
+    counts = Counts(model)
+    with zt.full_params(model):
+        assert same_outputs(plain, model) and counts.fetches == 0, counts.fetches
+        weights = [plain.head.weight, model.head.weight]
+        a, b = (torch.autograd.grad(loss_of(m, 0), [w])[0] for m, w in zip((plain, model), weights))
+        assert torch.equal(a, b)
+    with zt.full_params(model.blocks[1]):  # a part: other units are fetched
+        assert same_outputs(plain, model)
+    assert same_outputs(plain, model)
+    said = raises(zt.GradientsAreElsewhere, "embed.weight", backward_in_full, model)
+    assert "torch.autograd.grad()" in str(said)
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), 2)
+    got = train(model, zt.AdamW(model, lr=1e-2), 2)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+def backward_in_full(model):
+    with zt.full_params(model):
+        loss_of(model, 0).backward()
+
+
+@cases_of([1, 2, 3], "stage{}")
+def a_model_runs_in_full_params(stage):
+    in_rank(runs_in_full, stage, nodes=2)
+
+
+def holds(options, stage, fits):
+    plain, model = make(**options), zt.shard(make(**options), stage=stage)
+    counts = Counts(model)
+    with zt.hold(model):
+        assert same_outputs(plain, model)
+        first = counts.fetches
+        assert same_outputs(plain, model) and counts.fetches == first, (first, counts.fetches)
+        assert (first > 0) == fits, first
+    assert stage < 3 or not fetched(model), fetched(model)
+    optimizers = torch.optim.AdamW(plain.parameters(), lr=1e-2), zt.AdamW(model, lr=1e-2)
+    with zt.hold(model) if fits else contextlib.nullcontext():
+        want, got = train(plain, optimizers[0], 2), train(model, optimizers[1], 2)
+        assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+    with zt.hold(model), torch.no_grad():
+        assert (model(tokens(0)) - plain(tokens(0))).abs().max() < 1e-3
+    loss_of(model, 0).backward()
+    assert stage < 3 or not fetched(model), fetched(model)
+
+
+@cases_of([(1, 1, True), (2, 3, True), (BLOCKS, 3, False)], "{0[0]}_blocks_stage{0[1]}")
+def held(blocks_stage_fits):
+    blocks, stage, fits = blocks_stage_fits
+    in_rank(lambda: holds({"blocks": blocks}, stage, fits), nodes=2)
+
+
+# ---- copies --------------------------------------------------------------------------
+
+
+def copies(stage):
+    plain, model = make(tied=True), zt.shard(make(tied=True), stage=stage, stash=1 << 20)
+    zt.checkpoint_blocks(model, model.blocks)
+    loss_of(model, 0).backward()
+    model.zero_grad()
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), 2)
+    for twin in twins:
+        assert type(twin) is Net and twin.head.weight is twin.embed.weight
+        assert not any("zerod" in name for m in twin.modules() for name in m.__dict__)
+        got = train(twin, torch.optim.AdamW(twin.parameters(), lr=1e-2), 2)
+        assert want == got, (want, got)
+    got = train(model, zt.AdamW(model, lr=1e-2), 2)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+    raises(zt.NotFetched, ["blocks.0", "copy.deepcopy(model)"], copy.deepcopy, model.blocks[0])
+    raises(zt.NotFetched, ["blocks.0", "save_safetensors"], pickle.dumps, model.blocks[0])
+
+
+@cases_of([1, 3], "stage{}")
+def a_copy_is_a_plain_model(stage):
+    in_rank(copies, stage, nodes=2)
+
+
+def averages(decay):
+    models = make(), zt.shard(make(), stage=3)
+    optimizers = (torch.optim.AdamW(models[0].parameters(), lr=1e-2), zt.AdamW(models[1], lr=1e-2))
+    averaged = []
+    for model, optimizer in zip(models, optimizers):
+        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay and torch.optim.swa_utils.get_ema_multi_avg_fn(decay))
+        for step in range(3):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+        averaged.append(average)
+    for a, b in zip(*(average.parameters() for average in averaged)):
+        assert (a - b).abs().max() < 1e-3, (a - b).abs().max()
+    assert not fetched(models[1]), fetched(models[1])
+
+
+@cases_of([None, 0.9], "decay_{}")
+def averaged_model(decay):
+    in_rank(averages, decay, nodes=2)
+
+
 if __name__ == "__main__":
     ranks.main()

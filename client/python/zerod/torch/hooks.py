@@ -22,6 +22,7 @@ import torch
 
 from .heap import Heap
 from .parameter import Copies
+from .twin import override
 from .unit import ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -102,10 +103,22 @@ class Hooks:
         """Wraps every unit's forward."""
         for unit in self.sharded.units:
             unit.forward = unit.module.forward
-            unit.module.forward = self._wrap(unit, unit.forward)
+            override(unit.module, "forward", self._wrap(unit, unit.forward))
             inner = {m for p in unit.params for m, _ in p.places} - {unit.module}
             for module in () if self.holds else inner:
-                module.register_forward_hook(functools.partial(self._after_inner, unit))
+                hook = functools.partial(self._after_inner, unit)
+                hook.zerod = True  # type: ignore[attr-defined]  # plain() leaves it out
+                module.register_forward_hook(hook)
+
+    def run_as_forward(self, module: torch.nn.Module, name: str) -> None:
+        """Has the innermost unit around the module fetched while the method runs."""
+        method = getattr(module, name)
+        if not callable(method):
+            raise TypeError(f"{type(module).__name__}.{name} is not a method")
+        if name in module.__dict__.get("_zerod_before", ()):
+            return
+        around = [u for u in self.sharded.units if any(m is module for m in u.module.modules())]
+        override(module, name, self._wrap(max(around, key=lambda u: len(u.name)), method))
 
     def watch(self, unit: Unit) -> None:
         """Registers for the gradients of parameters that were gathered for the first time."""
@@ -121,6 +134,8 @@ class Hooks:
     def _wrap(self, unit: Unit, forward: Any) -> Any:
         @functools.wraps(forward)
         def zerod_forward(*args: Any, **kwargs: Any) -> Any:
+            if unit.stays:
+                return forward(*args, **kwargs)
             call = self._before_forward(unit, args, kwargs)
             try:
                 output = forward(*args, **kwargs)
@@ -229,7 +244,7 @@ class Hooks:
             # no output shows when backward begins: the unit stays fetched for it
             if (unit.is_root and differentiable) or not outputs:
                 self.in_backward.add(unit)
-        if unit in self.in_backward:
+        if unit in self.in_backward and not unit.held:
             unit.hide()
         else:
             self.let_go(unit)
@@ -261,10 +276,17 @@ class Hooks:
         """Gives the unit's parameters back; at stages 1 and 2 only hides them."""
         self.in_backward.discard(unit)
         unit.calls.clear()
+        if unit.held:
+            return
         if self.holds:
             unit.hide()
         else:
             unit.release()
+
+    def let_go_unless_used(self, unit: Unit) -> None:
+        """let_go() where no forward or backward pass needs the unit."""
+        if unit.depth == 0 and unit not in self.in_backward:
+            self.let_go(unit)
 
     # ---- backward ---------------------------------------------------------------
 

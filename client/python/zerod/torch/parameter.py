@@ -170,12 +170,12 @@ class Placeholder(torch.Tensor):
                           "use 'with zerod.torch.full_params(module, write=...)'")
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be copied; "
-                         "build the model again and load its state_dict()")
+        raise NotFetched(f"parameter '{self.zerod_param.name}': a part of a sharded model cannot be copied: "
+                         "copy the whole model, copy.deepcopy(model), or the part within full_params() by its state_dict()")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise NotFetched(f"parameter '{self.zerod_param.name}': a sharded model cannot be pickled; "
-                         "save its state_dict(), or use zerod.torch.save_safetensors()")
+        raise NotFetched(f"parameter '{self.zerod_param.name}': a part of a sharded model cannot be pickled: save "
+                         "its state_dict(), or the whole model by zerod.torch.save_safetensors(model, path)")
 
 
 @functools.cache

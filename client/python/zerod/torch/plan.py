@@ -92,8 +92,10 @@ def check_param(p: PlannedParam) -> None:
             raise ValueError(f"parameter '{p.name}' has a hook of register_multi_grad_hook(), which "
                              "would never run after shard(): use register_hook() on each parameter")
     if p.value.dtype not in DTYPES:
+        way_out = ("convert it" if p.value.requires_grad else "keep it in the trainer, as a buffer: "
+                   "module.register_buffer(name, value.data) before shard()")
         raise TypeError(f"parameter '{p.name}' is {p.value.dtype}; zerod holds "
-                        f"{', '.join(str(d) for d in DTYPES)}")
+                        f"{', '.join(str(d) for d in DTYPES)}: {way_out}")
     if p.value.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"parameter '{p.name}' is on {p.value.device}; zerod serves host memory "
                          "and CUDA devices: shard the model there or on the meta device")

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+import zerod
+
 from .files import Source, pieces
+from .parameter import GradientsAreElsewhere
 from .sharded import Sharded, find_param
+from .twin import override
 from .unit import ShardedParam
 
 
@@ -73,12 +79,14 @@ class _Full:
 
     def show(self) -> None:
         self.depth += 1
+        self.param.full = self.tensor
         self.param.put_in_place(self.tensor)
 
     def hide(self) -> bool:
         """One context ends; whether it was the last."""
         self.depth -= 1
         if self.depth == 0:
+            self.param.full = None
             _restore(self.param)
         return self.depth == 0
 
@@ -160,16 +168,17 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
 
     module: a sharded model or a part of one.  Values have the parameter's shape and dtype, on the
     model's device, and are read one at a time when the context begins; tied parameters are read
-    once.  Any rank may use it alone; it is reentrant.  Meant for looking and changing: after a
-    forward pass inside, the modules that ran have their placeholders again.
+    once.  Any rank may use it alone; it is reentrant.  The model runs inside, on these parameters: forward,
+    generate().  torch.autograd.grad() works on them; backward() would train nothing, and raises at the end.
 
     write: when the block ends without an exception, this rank writes what changed to the service;
     after an exception nothing is written.  In 16-bit models the fp32 master weights of what changed
     become the new values.  Use it on one rank, between steps, and let the others wait:
     ``sharded_of(model).barrier()`` on all ranks makes them meet.  Without write, changes are lost.
 
-    Errors: TypeError if the module is not part of a sharded model; with write: RuntimeError in the
-    middle of a step, ValueError if a parameter was given another shape.
+    Errors: TypeError if the module is not part of a sharded model; GradientsAreElsewhere if parameters have
+    gradients at the end; with write: RuntimeError in the middle of a step, ValueError if a parameter was given
+    another shape.
     """
     model = _model_of(module)
     params = model.params_in(module)
@@ -184,6 +193,11 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
             full.show()
             shown.append(full)
         yield
+        for full in shown:
+            if full.tensor.grad is not None:
+                raise GradientsAreElsewhere(
+                    f"backward() within full_params() gave '{full.param.name}' a gradient, which the service does not "
+                    "get: call it outside, take torch.autograd.grad(), or set .grad to None before the end")
         if write:
             check_boundary(model.sharded)
             for full in shown:
@@ -193,6 +207,56 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
         for full in shown:
             if full.hide():
                 del model.full[full.param]
+
+
+@contextlib.contextmanager
+def hold(module: nn.Module) -> Iterator[None]:
+    """Inside, what forward passes of the module fetch stays fetched: for generation and evaluation.
+
+    module: a sharded model or a part of one.  At stages 1 and 2, on a GPU, and where the model fits its window,
+    the groups stay in the window until the next step.  Else this is ``full_params(module)``: the rank has a copy
+    of the module's parameters until the end.  Any rank may use it alone.  Passes with gradients are right too,
+    and slower than without, except in the copy (full_params() says why).
+
+    Errors: TypeError if the module is not part of a sharded model.
+    """
+    model = _model_of(module)
+    sharded = model.sharded
+    if sharded.place.holds and sharded.hold_groups != zerod.ALL:
+        with full_params(module):
+            yield
+        return
+    units = {p.unit for p in model.params_in(module)}
+    for unit in units:
+        unit.held += 1
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.held -= 1
+            sharded.hooks.let_go_unless_used(unit)
+
+
+def register_forward_method(module: nn.Module, name: str) -> None:
+    """Has the module's parameters fetched while this method runs, as while its forward does.
+
+    module: a sharded model or a part of one.  name: of a method, which may call forward.  shard() does so for
+    generate(), encode() and encode_...(), and get_..._features() of all modules.  FSDP2 has a function of that
+    name.
+
+    Errors: TypeError if the module is not part of a sharded model or the attribute is no method,
+    AttributeError if it is missing.
+    """
+    _model_of(module).sharded.hooks.run_as_forward(module, name)
+
+
+ENTRIES = re.compile(r"generate|encode(_\w+)?|get_\w+_features")
+
+
+@functools.cache
+def _entries(kind: type) -> list[str]:
+    """Methods of transformers, peft and sentence-transformers that use parameters without a forward pass."""
+    return [n for n in dir(kind) if ENTRIES.fullmatch(n) and inspect.isfunction(inspect.getattr_static(kind, n))]
 
 
 # ---- state_dict() ------------------------------------------------------------------
@@ -293,15 +357,13 @@ def install(model: nn.Module, sharded: Sharded) -> None:
     on the service's values."""
     kept = _Model(sharded)
     for module in model.modules():
-        module.__dict__["_zerod_state"] = kept
-        _override(module, "load_state_dict", _load)
+        override(module, "_zerod_state", kept)
+        override(module, "load_state_dict", functools.partial(_load, module))
         if module in kept.of_module:
-            _override(module, "_save_to_state_dict", _save_module)
-            _override(module, "_load_from_state_dict", _load_module)
-
-
-def _override(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-    module.__dict__[name] = functools.partial(function, module)
+            override(module, "_save_to_state_dict", functools.partial(_save_module, module))
+            override(module, "_load_from_state_dict", functools.partial(_load_module, module))
+        for name in _entries(type(module)):
+            register_forward_method(module, name)
 
 
 # ---- names -------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class ShardedParam:
         self.hooks, self.post_hooks = value._backward_hooks, value._post_accumulate_grad_hooks
         self.gathered: nn.Parameter | None = None  # made at the first fetch
         self.shown: torch.Tensor | None = None  # what the model sees of it
+        self.full: torch.Tensor | None = None  # what it sees within full_params()
         self.seen = 0  # the gathered parameter's version counter when it was last in order
 
     @property
@@ -75,9 +76,8 @@ class ShardedParam:
             if found is not self.placeholder and found is not self.shown:
                 raise ValueError(
                     f"parameter '{self.name}' is not the service's here: it was replaced after "
-                    "shard(), or the model was called inside full_params(). Replace modules and "
-                    "tie weights before shard(); change values by full_params(write=True), and "
-                    "call the model after it")
+                    "shard(). Replace modules and tie weights before shard(); change values by "
+                    "full_params(write=True)")
 
     def parameter(self, values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
         """A parameter with these values, of the user's class; it shares its dict of attributes with
@@ -138,7 +138,8 @@ class Group:
 
 
 class Unit:
-    """See the module's docstring.  depth: calls of its forward that have not returned."""
+    """See the module's docstring.  depth: calls of its forward that have not returned.  held: by how many
+    contexts of hold()."""
 
     def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
@@ -149,7 +150,7 @@ class Unit:
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
         self.memory: set[int] = set()  # addresses of the storages of what is fetched
-        self.depth = 0
+        self.depth = self.held = 0
         self.call: object = None  # the newest
         self.calls: set[object] = set()  # whose backward is under way
         self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
@@ -161,6 +162,13 @@ class Unit:
     def has_frozen(self) -> bool:
         """Whether backward uses parameters that get no gradient."""
         return any(not p.placeholder.requires_grad for p in self.params)
+
+    @property
+    def stays(self) -> bool:
+        """Whether a forward pass finds its parameters, and leaves them: then it needs no hooks."""
+        if self.held and self.shown and not torch.is_grad_enabled():
+            return True
+        return bool(self.params) and all(p.full is not None for p in self.params)
 
     def hold(self) -> None:
         """Holds the unit's groups; blocks."""
@@ -177,10 +185,11 @@ class Unit:
     def show(self) -> None:
         """Shows the parameters of a unit that is fetched."""
         if not self.shown:
-            for p in self.params:
+            params = [p for p in self.params if p.full is None]
+            for p in params:
                 p.check_place()
                 p.follow_requires_grad()
-            for p in self.params:
+            for p in params:
                 p.put_in_place(p.shown)
             self.shown = True
 
@@ -197,7 +206,8 @@ class Unit:
             return
         self.shown = False
         for p in self.params:
-            p.put_in_place(p.placeholder)
+            if p.full is None:
+                p.put_in_place(p.placeholder)
         self._check_written()
 
     def release(self) -> None:

@@ -8,6 +8,7 @@ parameters back after use.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import sys
@@ -34,6 +35,7 @@ from .place import place_of
 from .plan import DTYPES, Groups, PlannedUnit, find_units
 from .sharded import RESUME, Sharded, check_resume, sharded_of
 from .split import check_mesh, count_batches, local_of, split_of
+from .twin import override, plain
 from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -59,6 +61,15 @@ class ZeroModule(nn.Module):
                         error_if_nonfinite: bool = False) -> torch.Tensor:
         """As :func:`zerod.torch.clip_grad_norm_`."""
         return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """A model that is not sharded, with the parameters of now, in this rank's memory; any rank may make one alone."""
+        with state.full_params(self), plain(self):
+            return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As of a copy that is not sharded: torch.save(model) and pickle need no zerod to load."""
+        return copy.copy, (copy.deepcopy(self),)  # a function that every Python has
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """As in torch.  RuntimeError where a schedule of torch.distributed.pipelining is about to divide gradients that
@@ -380,7 +391,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     _unmark(marked)
     _bring_values(sharded, planned, init_fn)
     sharded.hooks.install()
-    model.__dict__["_zerod_sharded"] = _of_job[sharded.client.job] = sharded
+    override(model, "_zerod_sharded", sharded)
+    _of_job[sharded.client.job] = sharded
     model.__class__ = type(type(model).__name__, (ZeroModule, type(model)), {})
     state.install(model, sharded)
     return model
