@@ -205,7 +205,7 @@ class Hooks:
             with torch.inference_mode(False), torch.set_grad_enabled(trains):  # a copy counts its versions
                 return param.shown.clone()
         finally:
-            if not fetched and not self.holds:
+            if not fetched and not self.holds and not unit.held:
                 unit.release()
 
     def prefetch(self, unit: Unit) -> None:

@@ -171,7 +171,7 @@ class Placeholder(torch.Tensor):
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise NotFetched(f"parameter '{self.zerod_param.name}': a part of a sharded model cannot be copied: "
-                         "copy the whole model, copy.deepcopy(model), or the part within full_params() by its state_dict()")
+                         "copy the whole model, copy.deepcopy(model), or take the part's state_dict()")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NotFetched(f"parameter '{self.zerod_param.name}': a part of a sharded model cannot be pickled: save "
