@@ -39,7 +39,7 @@ PRIVATE = {
                                "_version"]),
     "parameters": (inspect.getsource(nn.parameter), ["_is_param"]),
     "DTensor": (DTensor, ["_local_tensor"]),
-    "modules": (nn.Module(), ["_buffers", "_load_from_state_dict", "_modules", "_non_persistent_buffers_set", "_parameters",
+    "modules": (nn.Module(), ["_buffers", "_forward_hooks", "_load_from_state_dict", "_modules", "_non_persistent_buffers_set", "_parameters",
                               "_save_to_state_dict"]),
     "modules that attend": (nn.MultiheadAttention, ["_reset_parameters"]),
     "compiled modules": (inspect.getsource(torch._dynamo.eval_frame.OptimizedModule), ["_orig_mod"]),
@@ -51,13 +51,17 @@ PRIVATE = {
     "models of transformers": (transformers.PreTrainedModel, ["_init_weights", "_set_gradient_checkpointing"]),
     "initialised by transformers": (inspect.getsource(transformers.modeling_utils), ["_is_hf_initialized"]),
     "transformers.Trainer": (inspect.getsource(transformers.Trainer), ["_train_batch_size"]),
-    "accelerate.Accelerator": (inspect.getsource(accelerate.Accelerator), ["_optimizers"]),
+    "accelerate.Accelerator": (inspect.getsource(accelerate.Accelerator), [
+        "_load_model_state_pre_hook", "_optimizers", "_save_model_state_pre_hook"]),
+    "schedules": (inspect.getsource(torch.optim.lr_scheduler), ["_schedulers"]),
+    "operators": (torch.ops.aten.add.Tensor, ["_schema"]),
 }
 # Methods of somebody else's class that a class of the package has anew
 OVERRIDDEN = {
-    "Trainer": ["_load_best_model", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state",
-                "_move_model_to_device", "_save", "_save_checkpoint", "_save_optimizer_and_scheduler"],
+    "TrainerMixin": ["_load_best_model", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state",
+                     "_move_model_to_device", "_save", "_save_checkpoint", "_save_optimizer_and_scheduler"],
 }
+MIXED_INTO = {"TrainerMixin": [transformers.Trainer]}
 
 
 def is_private(name):
@@ -132,6 +136,7 @@ def overridden_private_methods_are_listed():
     for module in [m for name, m in sys.modules.items() if name.split(".")[0] == "zerod"]:
         for kind in filter(inspect.isclass, vars(module).values()):
             others = [base for base in kind.__mro__[1:] if base.__module__.split(".")[0] != "zerod"]
+            others += MIXED_INTO.get(kind.__name__, [])
             anew = sorted(n for n, what in vars(kind).items() if is_private(n) and inspect.isfunction(what)
                           and any(n in vars(base) for base in others))
             if kind.__module__ == module.__name__ and anew:
