@@ -174,7 +174,7 @@ def stash(name):
         for rank, a in enumerate(actors):
             first = rank - rank % set_ranks
             a.start("attach", stash={"ranks": list(range(first, first + set_ranks)), "bytes": entries * size,
-                                     "entry": size})
+                                     "entry_bytes": size})
         for a in actors:
             finish_all([a, a, a])
         for key in range(entries):
