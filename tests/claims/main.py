@@ -17,7 +17,7 @@ from cluster import Tools  # noqa: E402
 
 import activations  # noqa: E402
 import buffers  # noqa: E402
-import eager  # noqa: E402
+import server  # noqa: E402
 import states  # noqa: E402
 from table import Table, machine  # noqa: E402
 
@@ -53,7 +53,7 @@ def largest(table, _quick):
 
 
 PARTS = [("ZeRO 5 and 7", states.fill), ("ZeRO 6.1 and 6.3", activations.fill), ("ZeRO 6.2", buffers.fill),
-         ("L2L", layers), ("L2L, eager server", eager.fill), ("largest model", largest)]
+         ("L2L", layers), ("L2L, eager server", server.fill), ("largest model", largest)]
 LARGE = [("ZeRO 6.2, a billion parameters", buffers.fill_large)]
 
 
