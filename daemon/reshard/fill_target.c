@@ -222,11 +222,13 @@ static int take_into_job(struct fill_target *f, struct fault *fault)
 
 static void fill_target_settle(struct fill_target *f)
 {
-        const struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
+        struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
         struct fault fault;
         int r = 0;
 
         f->phase = FILL_TARGET_SETTLING;
+        if (h)
+                update_undo(h);
         if (!h || !replica_read(h))
                 r = take_into_job(f, &fault);
         else if (engine_now(f->x) >= f->settle_until_ms)
@@ -271,7 +273,7 @@ void fill_target_asked(struct fill_target *f)
 /* Whether the fill was done before, and the coordinator has not heard of that: tells it again. */
 static bool told_again(struct fill_target *f)
 {
-        const struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
+        struct replica *h = replica_of_copy(f->job, f->owner, f->copy);
         const struct state_record *r = h ? h->state->record : NULL;
 
         if (!r || r->phase != ATTEMPT_OPEN || r->version != f->record.version ||

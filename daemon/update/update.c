@@ -251,6 +251,8 @@ static void update_rest(struct replica *h)
         h->updating = h->ahead = false;
 }
 
+static void lead_all(struct replica *h);
+
 /* The old values are back, and no step was decided. */
 static void undo_finish(struct replica *h)
 {
@@ -258,9 +260,8 @@ static void undo_finish(struct replica *h)
         update_tell(h);
         accumulator_updated(h);
         shard_settled(h->job);
+        lead_all(h);
 }
-
-static void lead_all(struct replica *h);
 
 static void update_finish(struct replica *h)
 {
@@ -381,7 +382,7 @@ static bool group_submit(struct replica *h, uint32_t group)
                 g->save_from = g->ahead ? UINT64_MAX : save_begin(h, group);
         g->saved = g->save_from != UINT64_MAX;
         if (h->update->aim == AIM_LEAD)
-                g->ahead = h->ahead = true;
+                g->ahead = true;
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .replica = h,
                                    .aim = h->update->aim,
@@ -507,6 +508,8 @@ static void lead_group(struct replica *h, uint32_t group)
                 return;
         if (u->aim == AIM_NONE)
                 update_scalars(h, u->params->sets, 1 / u->params->loss_scale, h->job->world_size);
+        h->ahead = true; /* from now on: a reader may hold the group back, and the attempt end
+                            meanwhile */
         u->aim = AIM_LEAD;
         u->version = h->state->record->version + 1;
         g->phase = GROUP_PENDING;
