@@ -184,13 +184,16 @@ static void open_answered(void *arg, int status, const char *text, const Zero__L
                 status = ZERO_EPROTO;
         if (c->state.dead) {
                 ;
+        } else if (!status && m->opened->later) {
+                coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_ASK_AGAIN,
+                                                                 .node = node });
         } else if (!status) {
                 node_opened(c, node, m->opened);
         } else {
                 bool displaced = displace(o, status, text);
 
                 coordinated_event(
-                        c, (struct coordinator_event){ .kind = displaced ? COORDINATOR_DISPLACED
+                        c, (struct coordinator_event){ .kind = displaced ? COORDINATOR_ASK_AGAIN
                                                                          : COORDINATOR_OPEN_FAILED,
                                                        .node = node,
                                                        .status = status,

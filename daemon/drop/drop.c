@@ -327,11 +327,22 @@ static uint64_t that_hold(const struct engine *x)
         return x->placement.epoch ? UINT64_MAX : placement_nodes(&x->placement);
 }
 
+static uint64_t that_must_hear(const struct engine *x, const struct drop *d)
+{
+        return d ? d->untold & ~x->placement.dead & that_hold(x) : 0;
+}
+
+bool drop_only_ends(struct engine *x, const char *job)
+{
+        const struct drop *d = drop_find(x, job);
+
+        return !that_must_hear(x, d) && !(d && d->asked) && is_dying(x, job);
+}
+
 int drop_check(struct engine *x, const char *job, struct fault *fault)
 {
         struct drop *d = drop_find(x, job);
-        uint64_t untold = d ? d->untold & ~x->placement.dead & that_hold(x) : 0;
-        uint64_t away = untold & ~x->up;
+        uint64_t untold = that_must_hear(x, d), away = untold & ~x->up;
 
         if (away)
                 return fault_set(fault, ZERO_EBUSY,

@@ -17,6 +17,8 @@ typedef void drop_told(struct engine *x, uint32_t node, uint64_t call, bool keep
 void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call, drop_told *told);
 /* Another node says that the job is dropped. */
 void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+/* Whether the drop of such a job only waits for what still uses the job on this node. */
+bool drop_only_ends(struct engine *x, const char *job);
 /* ZERO_EBUSY while a job of that name is being dropped. */
 int drop_check(struct engine *x, const char *job, struct fault *fault);
 /* Takes up drops of an earlier process, after its jobs are found and before they are taken up. */

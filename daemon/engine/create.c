@@ -148,7 +148,8 @@ static void job_make(struct job *job, uint32_t node, uint64_t call)
         offload_submit(job->x->offload, &make->task);
 }
 
-static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *open)
+static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *open,
+                           bool later)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Opened opened = ZERO__OPENED__INIT;
@@ -157,6 +158,7 @@ static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMess
         m.answer = open->call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;
+        opened.later = later;
         fabric_send(x->fabric, node, &m);
 }
 
@@ -230,9 +232,13 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 answer(x, node, m, ZERO_EPEER, "the job's state on this node waits for memory");
                 return;
         }
+        if (!job && drop_only_ends(x, m->job)) {
+                unknown_answer(x, node, m, open->create);
+                return;
+        }
         r = job ? 0 : drop_check(x, m->job, &fault);
         if (!r && !job && !open->create) {
-                unknown_answer(x, node, m);
+                unknown_answer(x, node, m, false);
                 return;
         }
         if (!r)

@@ -168,8 +168,8 @@ static void node_event(struct coordinator *c, const struct coordinator_event *e)
         case COORDINATOR_OPEN_FAILED:
                 open_failed(c, e);
                 break;
-        case COORDINATOR_DISPLACED:
-                c->nodes[e->node] = NODE_KNOWN; /* the next tick asks the node again */
+        case COORDINATOR_ASK_AGAIN:
+                c->nodes[e->node] = NODE_KNOWN; /* at the next tick */
                 break;
         case COORDINATOR_SETTLED:
                 settle_answered(c, e);

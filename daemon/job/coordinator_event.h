@@ -42,7 +42,7 @@ enum coordinator_event_kind {
         COORDINATOR_LEAVE,     /* node, rank, session, orderly, finish */
         COORDINATOR_OPENED,    /* node, known, created, attempt, states; status, text: unreadable */
         COORDINATOR_OPEN_FAILED, /* node, status, text */
-        COORDINATOR_DISPLACED,   /* node: it has room now, ask again */
+        COORDINATOR_ASK_AGAIN,   /* node: what kept it from creating the job passes */
         COORDINATOR_READY,       /* node, rank, attempt, params (NULL: the norm), call */
         COORDINATOR_AHEAD,       /* the same, before ranks end the step */
         COORDINATOR_VOTE,        /* node, owner, copy, attempt, vote, norm_only */

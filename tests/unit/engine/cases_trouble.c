@@ -122,6 +122,33 @@ static void a_dropped_job_can_be_made_anew(void)
         session_close(&s);
 }
 
+/* Something in flight on node 1 still needs the earlier job. */
+static void a_rank_waits_for_the_end_of_a_dropped_job(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct job *earlier;
+
+        session_open(&s, &t);
+        session_attach(&s);
+        earlier = net_job(&s.net, 1, "zoo");
+        job_ref(earlier);
+        net_drop(&s.net, "zoo");
+        kill_all(&s);
+        for (int i = 0; i < 50; i++)
+                net_turn(&s.net);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_ATTACH });
+        run_turns(&s, 100, 1);
+        CHECK(s.trainers[0].busy);
+        job_unref(earlier);
+        session_run(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        CHECK(s.trainers[0].version == 1);
+        session_close(&s);
+}
+
 static void daemons_stop_in_the_middle(void)
 {
         for (uint32_t turns = 0; turns < 100; turns += 7) {
@@ -487,6 +514,7 @@ const struct test_case trouble_cases[] = {
         { "a-dropped-state-is-freed-beside-the-loop", a_dropped_state_is_freed_beside_the_loop },
         { "a-drop-is-kept-where-no-state-is-left", a_drop_is_kept_where_no_state_is_left },
         { "a-dropped-job-can-be-made-anew", a_dropped_job_can_be_made_anew },
+        { "a-rank-waits-for-the-end-of-a-dropped-job", a_rank_waits_for_the_end_of_a_dropped_job },
         { "daemons-stop-in-the-middle", daemons_stop_in_the_middle },
         { "two-sessions-cannot-be-one-rank", two_sessions_cannot_be_one_rank },
         { "a-rank-that-gave-up-attaching-may-try-again",

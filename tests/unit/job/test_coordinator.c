@@ -22,7 +22,7 @@
  *       [puts P] [fresh]            carrying: the decision is not carried out yet
  *   unreadable NODE STATUS TEXT         as opened, but its answer cannot be used
  *   failed NODE STATUS TEXT             the node does not open the job
- *   displaced NODE                      another job has given its place to this one
+ *   again NODE                          what keeps the node from creating the job passes
  *   ready NODE rank R attempt A [norm | ahead] [lr X]
  *   vote NODE owner O [mirror] attempt A [norm X] [infinite] [asked] [refuses TEXT]
  *                                       norm: squared; asked: for the norm alone
@@ -740,7 +740,7 @@ static const struct {
         { .word = "close", .run = on_close },
         { .word = "up", .run_kind = on_node, .kind = COORDINATOR_NODE_UP },
         { .word = "down", .run_kind = on_node, .kind = COORDINATOR_NODE_DOWN },
-        { .word = "displaced", .run_kind = on_node, .kind = COORDINATOR_DISPLACED },
+        { .word = "again", .run_kind = on_node, .kind = COORDINATOR_ASK_AGAIN },
         { .word = "join", .run_kind = on_join, .kind = COORDINATOR_JOIN },
         { .word = "clash", .run_kind = on_join, .kind = COORDINATOR_CLASH },
         { .word = "failed", .run_kind = on_failed, .kind = COORDINATOR_OPEN_FAILED },
