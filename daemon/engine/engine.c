@@ -261,10 +261,13 @@ static void prepare_message(struct job *job, const Zero__Prepare *m)
         for (uint32_t i = 0; i < actions.n; i++) {
                 struct replica *h = at[actions.items[i].replica];
 
-                if (actions.items[i].kind == OWNER_LEAD)
+                if (actions.items[i].kind == OWNER_LEAD) {
                         update_lead(h, &params);
-                else /* OWNER_ASK */
+                } else { /* OWNER_ASK */
+                        if (m->params)
+                                update_led_as(h, &params);
                         accumulator_prepare(h, m, m->params ? &params : NULL);
+                }
         }
 }
 

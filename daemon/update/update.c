@@ -542,6 +542,21 @@ void update_lead(struct replica *h, const struct step_params *params)
         lead_all(h);
 }
 
+void update_led_as(struct replica *h, const struct step_params *params)
+{
+        struct update *u = h->update;
+        char text[200];
+
+        if (!u->params || u->lead_attempt != h->job->attempt || params->n_sets == 0 ||
+            step_params_equal(u->params, params, text, sizeof text))
+                return;
+        log_error("job %s: the coordinator asks for a vote on another step than the one that was "
+                  "updated ahead (%s): the old values go back",
+                  h->job->name, text);
+        update_undo(h);
+        free(STEAL(u->params));
+}
+
 /* ---- steps ---------------------------------------------------------------------------------- */
 
 static bool group_present(const struct replica *h, uint32_t group)

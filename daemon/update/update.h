@@ -10,6 +10,8 @@ void update_begin(struct replica *h, const Zero__Decision *d, const struct owner
 void update_start(struct replica *h);
 /* The ranks will end the running attempt by these: updates eager groups as they become complete. */
 void update_lead(struct replica *h, const struct step_params *params);
+/* A vote is asked for: what was updated ahead with other values than these goes back. */
+void update_led_as(struct replica *h, const struct step_params *params);
 /* Puts the old values of all that is ahead of the decision back, and updates nothing more before
  * it.  Observers hear `settled` when that is done. */
 void update_undo(struct replica *h);

@@ -6,6 +6,7 @@
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/reduce/accumulator.h"
 #include "daemon/transfer/staging.h"
+#include "daemon/update/update.h"
 #include "listening.h"
 
 /* Runs one operation of one rank to its end. */
@@ -509,6 +510,125 @@ static void a_link_that_ends_anywhere_loses_nothing(void)
                 cut_behind(&t, turns, &expected);
 }
 
+/* ---- updates ahead of decisions ---- */
+
+static void eager_training(struct training *t, struct outcome *expected)
+{
+        *t = training_default();
+        t->eager = true;
+        t->clip_norm = 0;
+        *expected = training_run(t);
+}
+
+/* Says how the step ends, and hands in the gradients of all groups; the step is not ended. */
+static void push_ahead(struct session *s, uint32_t step)
+{
+        for (uint32_t r = 0; r < s->training->ranks; r++) {
+                s->trainers[r].step = step;
+                trainer_add(&s->trainers[r], (struct op){ .kind = OP_AHEAD, .params = &s->params });
+                session_pushes(s, r, step);
+        }
+        session_run(s);
+}
+
+static bool all_summed(void *arg)
+{
+        struct session *s = arg;
+        uint8_t present[64];
+
+        for (uint32_t n = 0; n < s->training->net.owners; n++) {
+                const struct replica *h = net_own(net_job(&s->net, n, "zoo"));
+
+                for (uint32_t g = 0; g < ZOO_GROUPS; g++)
+                        if (accumulator_has(h, g) && !accumulator_summed(h, g, present))
+                                return false;
+        }
+        return true;
+}
+
+static bool all_back(void *arg)
+{
+        const struct replica *h = arg;
+
+        return !h->ahead && !h->updating;
+}
+
+static void finish_as_expected(struct session *s, const struct outcome *expected)
+{
+        struct checksum sum;
+
+        for (uint64_t v = s->trainers[0].rank->job->version; v < 3; v++) {
+                session_program(s, (uint32_t)v + 1);
+                session_run(s);
+        }
+        sum = net_checksum(&s->net, "zoo");
+        CHECK(memcmp(&sum, &expected->sum, sizeof sum) == 0);
+        session_close(s);
+}
+
+/* While a reader pins a group, its update waits; the attempt, and with it the gradient, ends
+ * meanwhile. */
+static void a_reader_may_outlive_the_attempt_of_an_update_ahead(void)
+{
+        struct outcome expected;
+        struct training t;
+        struct session s;
+
+        eager_training(&t, &expected);
+        open_listening(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        for (uint32_t n = 0; n < t.net.owners; n++) {
+                struct replica *h = net_own(net_job(&s.net, n, "zoo"));
+
+                net_wait(&s.net, all_back, h, "the end of the first step's update");
+                for (uint32_t g = 0; g < ZOO_GROUPS; g++)
+                        shard_pin(h, g);
+        }
+        push_ahead(&s, 9);
+        net_wait(&s.net, all_summed, &s, "the sums");
+        fabric_cut(s.net.nodes[0].x.fabric, 1, "for a test");
+        run_turns(&s, 20, 1);
+        kill_all(&s);
+        net_up(&s.net);
+        session_attach(&s);
+        for (uint32_t n = 0; n < t.net.owners; n++)
+                for (uint32_t g = 0; g < ZOO_GROUPS; g++)
+                        shard_unpin(net_own(net_job(&s.net, n, "zoo")), g);
+        run_turns(&s, 20, 1);
+        finish_as_expected(&s, &expected);
+}
+
+/* The coordinator asks for a vote on other values than it told ahead. */
+static void an_update_ahead_with_other_values_goes_back(void)
+{
+        struct step_params other;
+        struct outcome expected;
+        struct training t;
+        struct session s;
+        struct replica *h;
+
+        eager_training(&t, &expected);
+        session_open(&s, &t);
+        session_attach(&s);
+        other = s.params;
+        other.sets[0].value[0] *= 2;
+        session_program(&s, 1);
+        session_run(&s);
+        h = net_own(net_job(&s.net, 0, "zoo"));
+        push_ahead(&s, 2);
+        net_wait(&s.net, all_summed, &s, "the sums");
+        update_led_as(h, &s.params);
+        CHECK(h->ahead);
+        update_led_as(h, &other);
+        net_wait(&s.net, all_back, h, "the old values");
+        for (uint32_t r = 0; r < t.ranks; r++)
+                trainer_add(&s.trainers[r], (struct op){ .kind = OP_STEP, .params = &s.params });
+        session_run(&s);
+        finish_as_expected(&s, &expected);
+}
+
 const struct test_case trouble_cases[] = {
         { "a-job-dropped-at-any-time-leaves-nothing", a_job_dropped_at_any_time_leaves_nothing },
         { "a-dropped-state-is-freed-beside-the-loop", a_dropped_state_is_freed_beside_the_loop },
@@ -532,5 +652,9 @@ const struct test_case trouble_cases[] = {
         { "offers-of-attempts-to-come-end-with-the-link",
           offers_of_attempts_to_come_end_with_the_link },
         { "a-link-that-ends-anywhere-loses-nothing", a_link_that_ends_anywhere_loses_nothing },
+        { "a-reader-may-outlive-the-attempt-of-an-update-ahead",
+          a_reader_may_outlive_the_attempt_of_an_update_ahead },
+        { "an-update-ahead-with-other-values-goes-back",
+          an_update_ahead_with_other_values_goes_back },
         { 0 },
 };
