@@ -69,7 +69,7 @@ finish() {
 # one_failed TREE WHAT
 one_failed() {
         failed=$((failed + 1))
-        printf '%-8s FAILED %s\n' "$1" "$2"
+        printf '%-8s FAILED %s\n' "$1" "$2" | tee -a "$work/told"
 }
 
 # Whatever tests left is named, counted and ended.
@@ -142,7 +142,7 @@ test_tree() {
                 one_failed "$name" 'meson test'
                 return
         fi
-        python3 "$root/tests/summary.py" "$name" "$work/reports" "$work/counts" "$log" ||
+        python3 "$root/tests/summary.py" "$name" "$work/reports" "$work/counts" "$log" | tee -a "$work/told" ||
                 one_failed "$name" 'no summary'
         [[ -f $work/counts ]] && read -r -a counts <"$work/counts" && passed=$((passed + counts[0])) \
                 failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
@@ -206,6 +206,8 @@ main() {
                 test_tree san "$root/build-san"
         }
         ((skipped == 0)) || echo "$skipped skipped, named above"
+        # once more, for whoever has only the end of a log
+        ((failed == 0)) || grep -E '^[a-z]+ +FAILED ' "$work/told"
         echo "$passed passed, $failed failed"
         ((failed == 0 && passed > 0))
 }
