@@ -73,6 +73,7 @@ struct engine {
         struct reshard *reshard;
         struct lifetime *lifetime; /* the engine's */
         uint32_t releases;         /* states whose memory is being freed */
+        uint32_t examinations;     /* of this node, in progress (doctor/doctor.h) */
         struct requests requests;
         uint64_t linked;             /* bit n: the link to node n stands */
         uint64_t agreeing;           /* bit n: node n has the same owner list in force */

@@ -47,6 +47,7 @@ static const struct {
         { "progress", checkpoint_query },   { "members", membership_query },
         { "add-node", membership_query },   { "remove-node", membership_query },
         { "takeover", membership_query },   { "measure", survey_query },
+        { "examine", survey_query },
 };
 
 int query_start(struct pending_call *call, const char *what, const char *argument,
@@ -118,7 +119,7 @@ static const struct {
         { "moves", false, moves_question },        { "checkpoint", false, checkpoint_question },
         { "restore", false, checkpoint_question }, { "progress", false, checkpoint_question },
         { "held", true, held_question },           { "checksum", true, checksum_question },
-        { "measure", false, measure_question },
+        { "measure", false, measure_question },    { "examine", false, examine_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

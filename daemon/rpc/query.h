@@ -5,6 +5,7 @@
  *   survey.c            questions to all nodes; combines their answers
  *   checksum.c          a job's checksum: this node's part, and all parts combined
  *   measured.c          how fast this node is, and all nodes
+ *   examined.c          what each node finds wrong with itself, and nodes compared
  *   query_status.c      the state of this node, with its GPUs' memory
  *   query_checkpoint.c  checkpoints and restores: questions to a job's coordinator
  *   query_membership.c  the owner list, and changes to it
@@ -23,7 +24,7 @@ query_starter status_query, survey_query, shards_query, checkpoint_query, member
 /* Answers a node's question.  job: NULL if the question concerns no job. */
 typedef void question_answer(struct engine *x, struct job *job, uint32_t node,
                              const Zero__LinkMessage *m);
-question_answer checkpoint_question, checksum_question, measure_question;
+question_answer checkpoint_question, checksum_question, measure_question, examine_question;
 
 /* Whether the client may do what concerns the node and not one job: "change the owners". */
 int query_allowed(const struct session *session, const char *what, struct fault *fault);
@@ -39,6 +40,17 @@ bool checksums_agree(const struct job *job, json_t *const *told, json_int_t *ret
 
 /* All nodes' answers combined.  told: [node]. */
 json_t *measured_together(const struct engine *x, json_t *const *told);
+
+/* ---- examined.c ---- */
+
+/* A node's answer to "examine"; came: an answer came. */
+struct examined_answer {
+        json_t *told;
+        bool came;
+        double clock_s, within_s; /* this node's clock when that node answered, give or take */
+};
+/* All nodes' answers combined, and compared with this node's.  [node] */
+json_t *examined_together(const struct engine *x, const struct examined_answer *answers);
 
 /* ---- answer.c ---- */
 

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/core/shut.h"
 #include "daemon/rpc/query.h"
@@ -12,7 +13,7 @@
 
 enum { CHECKSUM_ROUNDS = 20 };
 enum { MOVES_MS = 5000 }; /* zeroctl asks again and again */
-enum { MEASURES_MS = 20000 };
+enum { MEASURES_MS = 20000, EXAMINE_MS = 10000 };
 enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
 
 struct survey {
@@ -160,6 +161,29 @@ static json_t *measures_together(struct survey *s)
         return measured_together(s->x, s->told);
 }
 
+static double wall_clock(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_REALTIME, &now);
+        return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static json_t *examinations_together(struct survey *s)
+{
+        struct examined_answer answers[ZERO_NODE_MAX];
+        double now = wall_clock();
+
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++) {
+                double half = (double)s->answers[n].took_ns / 2e9;
+                double asked = (double)(uv_hrtime() - s->answers[n].asked_ns) / 1e9;
+
+                answers[n] = (struct examined_answer){ s->told[n], s->answers[n].came,
+                                                       now - asked + half, half };
+        }
+        return examined_together(s->x, answers);
+}
+
 static bool holds_job(const struct survey *s, uint32_t node)
 {
         return placement_nodes(&s->job->placement) >> node & 1;
@@ -178,13 +202,15 @@ static const struct survey_kind {
         bool all_must;                                       /* answer, or there is no answer */
         json_t *(*finish)(struct survey *s);
         uint64_t most_ms; /* 0: as long as the client waits */
+        bool privileged;  /* only for root and the user zerod runs as */
 } kinds[] = {
         { "ping", "ping", false, NULL, false, ping_together, 0 },
         { "shards", "held", true, holds_job, false, shards_together, 0 },
         { "checksum", "checksum", true, holds_job, true, checksum_together, 0 },
         { "drop", "drop", true, holds_in_force, false, drop_together, 0 },
         { "moves", "moves", false, NULL, false, moves_together, MOVES_MS },
-        { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS },
+        { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS, true },
+        { "examine", "examine", false, NULL, false, examinations_together, EXAMINE_MS, true },
 };
 
 /* ---- asking ---------------------------------------------------------------------- */
@@ -323,8 +349,8 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
                 kind++;
         if (kind->finish == drop_together && shut_has(x, argument))
                 r = shut_for_user(x, argument, call->session->uid, fault);
-        else if (kind->finish == measures_together)
-                r = query_allowed(call->session, "measure", fault);
+        else if (kind->privileged)
+                r = query_allowed(call->session, what, fault);
         else if (kind->of_job)
                 r = job_for_user(x, argument, call->session->uid, &job, fault);
         if (r)

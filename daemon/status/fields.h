@@ -306,6 +306,25 @@
 
 /* ---- what is asked of all nodes ---- */
 
+#define STATUS_FINDING(F, R)                                                                       \
+        F(text, check, "what was looked at")                                                       \
+        F(text, state, "fine, warning or error")                                                   \
+        F(text, found, "what is there")                                                            \
+        F(text, advice, "what to do; empty: nothing")
+
+/* What one node tells the others. */
+#define STATUS_EXAMINED_HERE(F, R)                                                                 \
+        F(text, version, "version of zerod")                                                       \
+        F(real, clock_s, "the node's clock, since 1970")                                           \
+        R(list, status_finding, findings, "what the node found")
+
+#define STATUS_EXAMINED_NODE(F, R)                                                                 \
+        F(text, node, "name")                                                                      \
+        R(list, status_finding, findings, "about the node")
+
+#define STATUS_EXAMINED(F, R)                                                                      \
+        R(list, status_examined_node, nodes, "all nodes")
+
 #define STATUS_REACHED(F, R)                                                                       \
         F(text, node, "name")                                                                      \
         F(flag, up, "it has answered")                                                             \
@@ -393,6 +412,10 @@
         X(status_ordered, STATUS_ORDERED)                                                          \
         X(status_reached, STATUS_REACHED)                                                          \
         X(status_ping, STATUS_PING)                                                                \
+        X(status_finding, STATUS_FINDING)                                                          \
+        X(status_examined_here, STATUS_EXAMINED_HERE)                                              \
+        X(status_examined_node, STATUS_EXAMINED_NODE)                                              \
+        X(status_examined, STATUS_EXAMINED)                                                        \
         X(status_measured_link, STATUS_MEASURED_LINK)                                              \
         X(status_measured_here, STATUS_MEASURED_HERE)                                              \
         X(status_measured_node, STATUS_MEASURED_NODE)                                              \

@@ -1,0 +1,107 @@
+/* Examines the node: its links here, the machine on a thread that may block. */
+#include "daemon/doctor/doctor.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core/blocking.h"
+#include "proto/cleanup.h"
+
+const char *const finding_states[FINDING_STATES] = { "fine", "warning", "error" };
+
+struct examination {
+        struct blocking_work work;
+        struct engine *x;
+        struct site site;
+        struct findings findings;
+        doctor_done *done;
+        void *arg;
+};
+
+void finding_add(struct findings *f, const char *check, enum finding_state state,
+                 const char *advice, const char *format, ...)
+{
+        struct finding *item = &f->items[f->n];
+        va_list args;
+
+        if (f->n == FINDINGS_MAX)
+                return;
+        f->n++;
+        snprintf(item->check, sizeof item->check, "%s", check);
+        item->state = state;
+        item->advice = advice;
+        va_start(args, format);
+        vsnprintf(item->found, sizeof item->found, format, args);
+        va_end(args);
+}
+
+static void examine_link(const struct engine *x, const struct site *site, uint32_t node,
+                         struct findings *f)
+{
+        char check[sizeof f->items->check];
+        struct fabric_info info;
+
+        fabric_info(x->fabric, node, &info);
+        snprintf(check, sizeof check, "link %s", node_name(x, node));
+        if (!info.up)
+                finding_add(
+                        f, check, FINDING_ERROR,
+                        "see that zerod runs there, and that no firewall keeps either node from "
+                        "the other's port in `peers`",
+                        "down: %s", info.link.why);
+        else if (strcmp(info.bulk, "tcp") == 0 && strcmp(x->conf->bulk, "auto") == 0 &&
+                 site_has_rdma(site))
+                finding_add(f, check, FINDING_WARNING,
+                            "see what UCX finds there with ucx_info -d, and whether `ucx_tls` or "
+                            "`tcp_payloads` leaves that out",
+                            "payloads go over tcp (%s), though this node has an RDMA device",
+                            info.bulk_detail);
+        else
+                finding_add(f, check, FINDING_FINE, "", "%s %s", info.bulk, info.bulk_detail);
+}
+
+static void examination_run(struct blocking_work *work)
+{
+        struct examination *e = CONTAINER_OF(work, struct examination, work);
+
+        site_examine(&e->site, &e->findings);
+}
+
+static void examination_done(struct blocking_work *work)
+{
+        struct examination *e = CONTAINER_OF(work, struct examination, work);
+
+        e->x->examinations--;
+        e->done(e->arg, &e->findings);
+        free(e);
+}
+
+int doctor_start(struct engine *x, doctor_done *done, void *arg)
+{
+        struct examination *e = calloc(1, sizeof *e);
+
+        if (!e)
+                return -ENOMEM;
+        e->x = x;
+        e->done = done;
+        e->arg = arg;
+        e->work.run = examination_run;
+        e->work.done = examination_done;
+        e->site = (struct site){ "", x->conf, x->cluster->n_nodes == 1, store_used(x->store) };
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (n != x->cluster->self)
+                        examine_link(x, &e->site, n, &e->findings);
+        x->examinations++;
+        blocking_submit(x->loop, &e->work);
+        return 0;
+}
+
+static bool doctor_idle(const struct engine *x)
+{
+        return x->examinations == 0;
+}
+
+const struct module doctor_module = { .idle = doctor_idle };
