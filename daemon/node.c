@@ -36,7 +36,7 @@ enum { SAVE_RATE = 64 << 20 };
 
 struct node {
         uv_loop_t loop;
-        const struct conf *conf;
+        struct conf *conf;
         struct cluster cluster;
         struct engine x;
         struct rpc *rpc;
@@ -147,7 +147,54 @@ static void node_stop(void *arg)
         node_wind_down(node);
 }
 
-/* SIGHUP: reads the key files again, for rotation.  Links that stand keep their keys. */
+/* ---- options that change ------------------------------------------------------ */
+
+static enum log_level node_log_level(const struct conf *conf)
+{
+        static const struct {
+                const char *name;
+                enum log_level level;
+        } levels[] = { { "error", LOG_LEVEL_ERROR },
+                       { "warning", LOG_LEVEL_WARNING },
+                       { "info", LOG_LEVEL_INFO },
+                       { "debug", LOG_LEVEL_DEBUG } };
+
+        for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
+                if (strcmp(conf->log_level, levels[i].name) == 0)
+                        return levels[i].level;
+        return LOG_LEVEL_INFO;
+}
+
+/* Everybody else reads the options anew. */
+static void node_configured(struct node *node)
+{
+        log_set_level(node_log_level(node->conf));
+        store_set_quota(node->x.store, node->conf->memory_limit);
+}
+
+static int node_configure(void *arg, const char *name, const char *value, struct fault *fault)
+{
+        struct node *node = arg;
+        int r = conf_set(node->conf, name, value, fault);
+
+        if (r)
+                return r;
+        node_configured(node);
+        log_info("zeroctl has set %s = %s, until zerod reloads its configuration or starts", name,
+                 value);
+        return 0;
+}
+
+static void option_changed(void *arg, const char *name, const char *was, const char *is, bool live)
+{
+        if (live)
+                log_info("reload: %s was %s and is %s", name, was, is);
+        else
+                log_warning("reload: %s stays %s: restart zerod to make it %s", name, was, is);
+}
+
+/* SIGHUP: reads the configuration, and the key files for rotation.  Links that stand keep their
+ * keys. */
 static void node_reload(void *arg)
 {
         struct node *node = arg;
@@ -155,6 +202,11 @@ static void node_reload(void *arg)
         struct fault fault;
 
         service_reloading(node->service);
+        if (conf_load_again(node->conf, option_changed, NULL, &fault))
+                log_error("reload: %s; zerod keeps the options that it has", fault.text);
+        else
+                log_info("reload: read the configuration again");
+        node_configured(node);
         if (conf_cluster(node->conf, &fresh, &fault)) {
                 log_error("reload: %s; zerod keeps the keys it has", fault.text);
         } else {
@@ -189,22 +241,6 @@ static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
         struct node *node = arg;
 
         engine_message(&node->x, peer, m);
-}
-
-static enum log_level node_log_level(const struct conf *conf)
-{
-        static const struct {
-                const char *name;
-                enum log_level level;
-        } levels[] = { { "error", LOG_LEVEL_ERROR },
-                       { "warning", LOG_LEVEL_WARNING },
-                       { "info", LOG_LEVEL_INFO },
-                       { "debug", LOG_LEVEL_DEBUG } };
-
-        for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
-                if (strcmp(conf->log_level, levels[i].name) == 0)
-                        return levels[i].level;
-        return LOG_LEVEL_INFO;
 }
 
 static int node_device(struct node *node, struct fault *fault)
@@ -353,8 +389,8 @@ static void node_anew(struct node *node)
                               .event_waits = x->event_waits,
                               .taken_back = x->taken_back,
                               .states_away = x->states_away,
-                              .placement_chosen = x->placement_chosen,
-                              .placement_arg = x->placement_arg };
+                              .node = x->node,
+                              .node_arg = x->node_arg };
         node->stopping = node->again = false;
         uv_timer_stop(&node->stop_timer);
         if (node_engine(node, &fault) || node_socket(node, &fault)) {
@@ -452,7 +488,9 @@ static int node_user(const struct conf *conf, struct fault *fault)
         return r;
 }
 
-int node_run(const struct conf *conf, struct fault *fault)
+static const struct node_ops node_ops = { node_placement_chosen, node_configure };
+
+int node_run(struct conf *conf, struct fault *fault)
 {
         static struct node node; /* one a process */
         int socket = service_socket(), r = 0;
@@ -465,11 +503,11 @@ int node_run(const struct conf *conf, struct fault *fault)
                 r = rpc_listen(conf->socket, conf->socket_mode, &socket, fault);
         if (r)
                 return r;
-        node.conf = node.x.conf = conf;
+        node.x.conf = node.conf = conf;
         node.x.loop = &node.loop;
         node.x.cluster = &node.cluster;
-        node.x.placement_chosen = node_placement_chosen;
-        node.x.placement_arg = &node;
+        node.x.node = &node_ops;
+        node.x.node_arg = &node;
         node.socket = socket;
         uv_loop_init(&node.loop);
         uv_timer_init(&node.loop, &node.stop_timer);

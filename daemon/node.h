@@ -9,4 +9,4 @@
 struct node;
 
 /* Runs a daemon until it is told to stop; conf stays the caller's.  0, or a fault. */
-int node_run(const struct conf *conf, struct fault *fault);
+int node_run(struct conf *conf, struct fault *fault);

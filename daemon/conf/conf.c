@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/chunk.h"
@@ -169,6 +170,52 @@ static int report(const struct conf *conf, struct fault *fault)
         return CONF_DONE;
 }
 
+/* A default may depend on the process's user, who is another one since the start. */
+static bool same(const struct loaded *a, const struct loaded *b, const struct option *o)
+{
+        char one[OPTION_NUMBER], other[OPTION_NUMBER];
+        size_t i = (size_t)(o - options);
+
+        return (a->origin[i].source == CONF_DEFAULT && b->origin[i].source == CONF_DEFAULT) ||
+               strcmp(option_get(o, &a->conf, one), option_get(o, &b->conf, other)) == 0;
+}
+
+int conf_load_again(struct conf *conf,
+                    void (*changed)(void *arg, const char *name, const char *was, const char *is,
+                                    bool live),
+                    void *arg, struct fault *fault)
+{
+        struct loaded *l = CONTAINER_OF(conf, struct loaded, conf);
+        CLEANUP(cleanup_loaded_free)
+        struct loaded *fresh = NULL;
+        struct arguments a;
+        int r = arguments_read(l->argc, l->argv, &a, fault);
+
+        if (r == 0)
+                r = loaded_new(&fresh, fault);
+        if (r == 0)
+                r = load_sources(fresh, &a, fault);
+        if (r)
+                return r;
+        for (uint32_t i = 0; i < N_OPTIONS; i++) {
+                const struct option *o = &options[i];
+                char was[OPTION_NUMBER], is[OPTION_NUMBER];
+
+                if (same(l, fresh, o))
+                        continue;
+                changed(arg, o->name, option_get(o, conf, was), option_get(o, &fresh->conf, is),
+                        option_is_live(o));
+                if (option_is_live(o))
+                        r = loaded_set(l, o, option_get(o, &fresh->conf, is), fresh->origin[i],
+                                       "reload", fault);
+                if (r)
+                        return r;
+        }
+        free(l->file);
+        l->file = STEAL(fresh->file);
+        return 0;
+}
+
 int conf_load(int argc, char **argv, struct conf **ret, struct fault *fault)
 {
         CLEANUP(cleanup_loaded_free)
@@ -186,8 +233,11 @@ int conf_load(int argc, char **argv, struct conf **ret, struct fault *fault)
                 return CONF_DONE;
         }
         r = loaded_new(&l, fault);
-        if (r == 0)
-                r = load_sources(l, &a, fault);
+        if (r)
+                return r;
+        l->argc = argc;
+        l->argv = argv;
+        r = load_sources(l, &a, fault);
         if (r == 0 && a.check)
                 r = report(&l->conf, fault);
         if (r == 0)

@@ -7,7 +7,7 @@
 
 #include "proto/fault.h"
 
-enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT };
+enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT, CONF_SET };
 
 struct conf {
         char *node;                 /* this node's name; "": host name */
@@ -83,6 +83,20 @@ int conf_load(int argc, char **argv, struct conf **ret, struct fault *fault);
 int conf_parse(const char *name, const char *text, size_t size, struct conf **ret,
                struct fault *fault);
 void conf_free(struct conf *conf);
+/*
+ * Changes one option of a running daemon, as conf_load() would read it.  ZERO_EINVAL for a name or
+ * value that is not allowed, and for an option that takes effect only at a start.
+ */
+int conf_set(struct conf *conf, const char *name, const char *value, struct fault *fault);
+/*
+ * Reads the sources of conf_load() again; argv must still be there.  Calls changed() for every
+ * option with another value than before: `live` options are changed, others would take effect at a
+ * start.  What conf_set() has set goes back to the sources' value.  On a fault nothing changes.
+ */
+int conf_load_again(struct conf *conf,
+                    void (*changed)(void *arg, const char *name, const char *was, const char *is,
+                                    bool live),
+                    void *arg, struct fault *fault);
 /* Every option with its value and source ("file /etc/zerod/zerod.conf:12"), in table order. */
 void conf_each(const struct conf *conf,
                void (*each)(void *arg, const char *name, const char *value, const char *source,

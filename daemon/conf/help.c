@@ -51,7 +51,8 @@ void option_facts(const struct option *o, char ret_text[static OPTION_FACTS])
 
         if (!option_is_string(o))
                 option_range(o, range);
-        snprintf(ret_text, OPTION_FACTS, "(%s%s%s%s%s)", kind_name(o), range[0] ? ", " : "", range,
+        snprintf(ret_text, OPTION_FACTS, "(%s%s%s%s%s%s)", kind_name(o), range[0] ? ", " : "",
+                 range, option_is_live(o) ? "; may change while zerod runs" : "",
                  o->preset[0] ? "; default " : "", o->preset);
 }
 

@@ -75,7 +75,25 @@ static void source_name(const struct loaded *l, const struct option *o, char *re
         case CONF_ARGUMENT:
                 snprintf(ret_text, size, "command line");
                 break;
+        case CONF_SET:
+                snprintf(ret_text, size, "zeroctl set");
+                break;
         }
+}
+
+int conf_set(struct conf *conf, const char *name, const char *value, struct fault *fault)
+{
+        const struct option *o = option_find(name, strlen(name));
+
+        if (!o)
+                return fault_set(fault, ZERO_EINVAL, "no option %s; did you mean %s?",
+                                 option_quote(name).text, option_nearest(name));
+        if (!option_is_live(o))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "%s takes effect when zerod starts: change the configuration and "
+                                 "restart zerod",
+                                 o->name);
+        return loaded_set(loaded_of(conf), o, value, (struct origin){ CONF_SET }, "set", fault);
 }
 
 void conf_each(const struct conf *conf,

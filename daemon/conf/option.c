@@ -94,6 +94,18 @@ bool option_is_string(const struct option *o)
         return o->kind < CONF_COUNT;
 }
 
+bool option_is_live(const struct option *o)
+{
+        static const char *const live[] = { "log_level",    "memory_limit", "stash_limit",
+                                            "gpu_windows",  "job_limit",    "wait_ms",
+                                            "rank_wait_ms", "drain_ms",     "checkpoint_memory" };
+
+        for (size_t i = 0; i < sizeof live / sizeof live[0]; i++)
+                if (strcmp(o->name, live[i]) == 0)
+                        return true;
+        return false;
+}
+
 /* Parses digits, and for a size one suffix.  False also for a number beyond 64 bits. */
 static bool parse_number(const char *text, bool size, uint64_t *ret)
 {

@@ -41,6 +41,8 @@ const char *option_nearest(const char *name);
 struct text_quote option_quote(const char *text);
 
 bool option_is_string(const struct option *o);
+/* Whether a running daemon may change the option: whoever uses the value reads it anew. */
+bool option_is_live(const struct option *o);
 /* Reads value and keeps it in conf; a fault says what is allowed. */
 int option_set(const struct option *o, struct conf *conf, const char *value, struct fault *fault);
 /* The value as text, in scratch if it is a number. */

@@ -18,6 +18,8 @@ struct loaded {
         struct conf conf;
         struct origin origin[N_OPTIONS];
         char *file; /* the file that was read, or NULL */
+        int argc;   /* the command line, of main() */
+        char **argv;
 };
 
 /* The command line; strings belong to argv. */

@@ -39,6 +39,14 @@ struct taken_back {
         char why[400];
 };
 
+/* What the engine asks of the process. */
+struct node_ops {
+        /* A new owner list is chosen; it comes into force when the engine restarts. */
+        void (*placement_chosen)(void *arg);
+        /* Changes an option while the daemon runs (conf_set()). */
+        int (*configure)(void *arg, const char *name, const char *value, struct fault *fault);
+};
+
 struct engine {
         const struct module *const *modules; /* every folder's (module.h) */
         uint32_t n_modules;
@@ -84,9 +92,8 @@ struct engine {
         /* Answers other nodes' questions about this one (rpc/query.c). */
         void (*query)(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
         bool leaving; /* the stop cuts ranks off: they do not count as lost */
-        /* A new owner list is chosen; it comes into force when the engine restarts. */
-        void (*placement_chosen)(void *arg);
-        void *placement_arg;
+        const struct node_ops *node;
+        void *node_arg;
 };
 
 uint64_t engine_now(const struct engine *x);

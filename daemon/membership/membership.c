@@ -179,7 +179,7 @@ static void membership_speak(struct membership *v, uint32_t actions, uint32_t fr
                 return;
         if (v->change)
                 change_over(v);
-        x->placement_chosen(x->placement_arg);
+        x->node->placement_chosen(x->node_arg);
 }
 
 static void membership_write(struct blocking_work *disk)

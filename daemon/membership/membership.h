@@ -9,7 +9,7 @@
  * If the proposer of a change dies, any node that has accepted the change completes it when enough
  * nodes are there.
  *
- * A chosen placement comes into force when the node restarts (engine.placement_chosen).  Where jobs
+ * A chosen placement comes into force when the node restarts (node_ops).  Where jobs
  * then find states of an earlier one, job/coordinator_place.c moves them.
  */
 #pragma once

@@ -1,6 +1,7 @@
 /* Which question goes where. */
 #include "daemon/rpc/query.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- of clients ---- */
@@ -35,6 +36,37 @@ static int config_query(struct pending_call *call, const char *what, const char 
         return 0;
 }
 
+/* argument: NAME=VALUE. */
+static int set_query(struct pending_call *call, const char *what, const char *argument,
+                     struct fault *fault)
+{
+        struct engine *x = call->session->rpc->x;
+        const char *equals = strchr(argument, '=');
+        struct arena arena = { NULL };
+        struct status_config config;
+        uint32_t i = 0;
+        char name[64];
+        int r = query_allowed(call->session, "set options", fault);
+
+        if (r)
+                return r;
+        if (!equals || (size_t)(equals - argument) >= sizeof name)
+                return fault_set(fault, ZERO_EINVAL, "which option? NAME=VALUE is expected");
+        snprintf(name, sizeof name, "%.*s", (int)(equals - argument), argument);
+        r = x->node->configure(x->node_arg, name, equals + 1, fault);
+        if (r)
+                return r;
+        report_config(&arena, x, &config);
+        while (i < config.options.n && strcmp(config.options.items[i].name, name) != 0)
+                i++;
+        if (i < config.options.n)
+                query_end_record(call, status_option_type(), &config.options.items[i], &arena);
+        else
+                query_end(call, NULL); /* the arena is out of memory */
+        arena_deinit(&arena);
+        return 0;
+}
+
 static const struct {
         const char *what;
         query_starter *start;
@@ -47,7 +79,7 @@ static const struct {
         { "progress", checkpoint_query },   { "members", membership_query },
         { "add-node", membership_query },   { "remove-node", membership_query },
         { "takeover", membership_query },   { "measure", survey_query },
-        { "examine", survey_query },
+        { "examine", survey_query },        { "set", set_query },
 };
 
 int query_start(struct pending_call *call, const char *what, const char *argument,

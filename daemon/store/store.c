@@ -273,6 +273,11 @@ uint64_t store_quota(const struct store *store)
         return store->quota;
 }
 
+void store_set_quota(struct store *store, uint64_t quota)
+{
+        store->quota = quota;
+}
+
 int store_admit(const struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
                 struct fault *fault)
 {

@@ -43,6 +43,8 @@ void store_save(struct store *store,
 uint64_t store_parked(const struct store *store);
 uint64_t store_used(const struct store *store);
 uint64_t store_quota(const struct store *store);
+/* A quota below what is used refuses new states, and drops none. */
+void store_set_quota(struct store *store, uint64_t quota);
 /*
  * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM.  `elsewhere` of them go to a GPU or a
  * memfd rather than to the directory.  The fault names `what`.

@@ -254,3 +254,91 @@ Test(load, check_finds_what_a_start_would)
         REFUSED("nobody is here", "--check", "--config",
                 files_text("a", "[zerod]\nnode = nobody is here\n"));
 }
+
+/* ---- options of a running daemon ---- */
+
+struct changes {
+        char text[1024];
+};
+
+static void note(void *arg, const char *name, const char *was, const char *is, bool live)
+{
+        struct changes *c = arg;
+        size_t n = strlen(c->text);
+
+        snprintf(c->text + n, sizeof(c->text) - n, "%s %s>%s %s;", name, was, is,
+                 live ? "live" : "start");
+}
+
+/* Loads from a file and an argument, which are there as long as conf. */
+static void running(const char *text)
+{
+        static char *argv[] = { "zerod", NULL, "--wait-ms=70000", NULL };
+        static char option[512];
+
+        snprintf(option, sizeof(option), "--config=%s", files_text("live.conf", text));
+        argv[1] = option;
+        cr_assert_eq(conf_load(3, argv, &conf, &fault), 0, "%s", fault.text);
+}
+
+Test(load, a_reload_changes_live_options_and_tells_of_the_others)
+{
+        struct changes c = { "" };
+
+        running("[zerod]\njob_limit = 3\nthreads = 2\n");
+        files_text("live.conf",
+                   "[zerod]\njob_limit = 5\nthreads = 4\nlog_level = debug\nwait_ms = 9\n");
+        cr_assert_eq(conf_load_again(conf, note, &c, &fault), 0);
+        cr_assert_str_eq(c.text, "job_limit 3>5 live;threads 2>4 start;log_level info>debug live;");
+        cr_assert_eq(conf->job_limit, 5);
+        cr_assert_eq(conf->threads, 2);
+        cr_assert_eq(conf->wait_ms, 70000); /* the command line's */
+        cr_assert_str_eq(conf->log_level, "debug");
+}
+
+Test(load, a_reload_of_a_bad_file_changes_nothing)
+{
+        struct changes c = { "" };
+
+        running("[zerod]\njob_limit = 3\n");
+        files_text("live.conf", "[zerod]\njob_limit = 5\njob_limitt = 5\n");
+        cr_assert_neq(conf_load_again(conf, note, &c, &fault), 0);
+        cr_assert(strstr(fault.text, "job_limitt"), "%s", fault.text);
+        cr_assert_str_eq(c.text, "");
+        cr_assert_eq(conf->job_limit, 3);
+}
+
+Test(load, what_was_set_lasts_until_a_reload)
+{
+        struct wanted w = { "job_limit", "", "" };
+        struct changes c = { "" };
+
+        running("[zerod]\njob_limit = 3\n");
+        cr_assert_eq(conf_set(conf, "job_limit", "7", &fault), 0);
+        cr_assert_eq(conf->job_limit, 7);
+        conf_each(conf, match, &w);
+        cr_assert_str_eq(w.value, "7");
+        cr_assert_str_eq(w.source, "zeroctl set");
+        cr_assert_eq(conf_load_again(conf, note, &c, &fault), 0);
+        cr_assert_str_eq(c.text, "job_limit 7>3 live;");
+        cr_assert_eq(conf->job_limit, 3);
+}
+
+Test(load, what_cannot_be_set_is_refused)
+{
+        static const struct {
+                const char *name, *value, *part;
+        } cases[] = { { "threads", "2", "threads takes effect when zerod starts" },
+                      { "job_limt", "2", "did you mean job_limit?" },
+                      { "job_limit", "0", "must be 1 to 4096" },
+                      { "job_limit", "", "must be 1 to 4096" },
+                      { "log_level", "loud", "must be one of" } };
+
+        running("[zerod]\njob_limit = 3\n");
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                cr_assert_eq(conf_set(conf, cases[i].name, cases[i].value, &fault), ZERO_EINVAL);
+                cr_assert(strstr(fault.text, cases[i].part), "'%s' is not in: %s", cases[i].part,
+                          fault.text);
+        }
+        cr_assert_eq(conf->job_limit, 3);
+}
