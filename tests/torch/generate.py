@@ -24,9 +24,9 @@ CONFIGS = {
     "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=5, num_attention_heads=2, num_key_value_heads=2, **SMALL)),
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(
-        d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0, **SMALL)),
+        d_model=16, d_kv=8, d_ff=32, num_layers=6, num_heads=2, decoder_start_token_id=0, **SMALL)),
     "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(
-        d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        d_model=16, encoder_layers=2, decoder_layers=6, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32, decoder_start_token_id=0,
         forced_eos_token_id=None, **SMALL)),
 }

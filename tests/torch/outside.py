@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Losses and outputs that reach past a unit's own output: tensors from inside of it, views of its
-parameters.  Its parameters may have gone away by then, and must be back, or never be needed."""
+"""Losses, outputs and inputs that reach past a unit's own: tensors from inside of it, views of its parameters, inputs that
+other units have too.  Its parameters may have gone away by then, and must be back, or never be needed; and they go away
+when nothing needs them."""
 import os
 import sys
 
@@ -10,10 +11,11 @@ from harness import case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
-from net import WIDTH, Block, in_rank, loss_of, make, same  # noqa: E402
+from net import WIDTH, Block, Net, in_rank, loss_of, make, same  # noqa: E402
 
 BLOCKS = 9  # more than the window has places
 
@@ -100,6 +102,99 @@ def unit_gives_its_parameter(kind):
     give, take = GIVEN[kind]
     in_rank(lambda: same(3, {"blocks": BLOCKS}, prepare=replaced(lambda: Added(give, take)),
                          shard_options={"groups": ["Position", "Block"]}), nodes=2)
+
+
+class Attending(Block):
+    """A block with another input besides its own, in one of these places; it gives that input on."""
+
+    def forward(self, x, *more, memory=None):
+        memory, *others = [memory] if more == () else more[0] if isinstance(more[0], tuple) else more
+        assert all(o is memory for o in others), "one tensor became two"
+        return super().forward(x) + self.up(self.norm(memory)).mean(-1, keepdim=True), memory
+
+
+WAYS = {"argument": lambda block, x, memory: block(x, memory)[0],
+        "keyword": lambda block, x, memory: block(x, memory=memory)[0],
+        "in_a_tuple_twice": lambda block, x, memory: block(x, (memory, memory))[0],
+        "checkpointed": lambda block, x, memory: checkpoint(block, x, memory, use_reentrant=False)[0]}
+
+
+class Attends(Net):
+    """All blocks have the memory, and each has the outputs of all blocks before in its sum; way: of WAYS, or None for blocks
+    that give it on."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.blocks = nn.ModuleList(Attending() for _ in range(BLOCKS))
+        self.way = way
+
+    def forward(self, tokens):
+        x, outputs = self.embed(tokens), []
+        memory = x.tanh()
+        for _ in range(2):
+            for block in self.blocks:
+                if self.way is None:
+                    x, memory = block(x, memory)
+                else:
+                    x = WAYS[self.way](block, x, memory)
+                outputs.append(x)
+                x = sum(outputs) / len(outputs)
+        return self.head(x)
+
+
+def attends(way):
+    def prepare(_):
+        torch.manual_seed(2)
+        return Attends(way)
+    return prepare
+
+
+@cases_of([*WAYS, None])
+def blocks_that_share_an_input(way):
+    in_rank(lambda: same(3, {}, prepare=attends(way)), nodes=2)
+
+
+def at_most_fetched():
+    """Called twice, a block is there during its own backward alone, when later blocks are over."""
+    model = zt.shard(attends("argument")(None), stage=3)
+    most = 0
+    for unit in model.sharded.units:
+        def begins(unit=unit, hold=unit.hold):
+            nonlocal most
+            hold()
+            most = max(most, len([u for u in model.sharded.units if u.fetched]))
+        unit.hold = begins
+    loss_of(model, 0).backward()
+    assert most == 2, f"{most} units are fetched at once, and not the root and a block"
+
+
+@case
+def blocks_that_share_an_input_leave_when_their_backward_is_over():
+    in_rank(at_most_fetched)
+
+
+class Stashing(Attending):
+    """Checkpoints itself, in its unit."""
+
+    def forward(self, x, memory):
+        return zt.checkpoint(super().forward, x, memory)
+
+
+def stashes():
+    torch.manual_seed(2)
+    model = Attends("argument")
+    for i in range(BLOCKS):
+        model.blocks[i] = Stashing()
+    zt.shard(model, stage=3, stash=1 << 20)
+    written, write = [], model.sharded.client.stash_write
+    model.sharded.client.stash_write = lambda *arguments: (written.append(arguments[2]), write(*arguments))[1]
+    loss_of(model, 0).backward()
+    assert len(written) == 2 * BLOCKS + 1, f"{len(written)} entries for {2 * BLOCKS} inputs and one that all blocks have"
+
+
+@case
+def what_blocks_share_is_stashed_once():
+    in_rank(stashes)
 
 
 def second_model():

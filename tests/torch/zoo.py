@@ -35,7 +35,7 @@ TEXT = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "nu
 GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
 PICTURE = {"image_size": 16, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
            "intermediate_size": 48}
-BOTH = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+BOTH = {"encoder_layers": 2, "decoder_layers": 6, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
         "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "d_model": 32, "vocab_size": VOCABULARY, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
@@ -107,7 +107,7 @@ KINDS = {
     "deberta-v2": (*CLASSES, {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "roberta": (*CLASSES, TEXT),
     "bart": (*TRANSLATION, BOTH),
-    "t5": (*TRANSLATION, {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "t5": (*TRANSLATION, {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 5, "num_heads": 4,
                           "decoder_start_token_id": 0}),
     "whisper": (transformers.AutoModelForSpeechSeq2Seq, spectra,
                 {**BOTH, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 64,

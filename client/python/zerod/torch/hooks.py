@@ -52,6 +52,27 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, f.name, None))
 
 
+def inputs_of_its_own(value: Any, seen: dict[int, torch.Tensor]) -> Any:
+    """An argument, with a view in the place of each tensor that a call of a unit had before.
+
+    The gradient of a tensor that several calls share is complete when the backward of all of them is over, that of a
+    view when the backward of its own call is.  seen: of this call, by id, so that what is one tensor stays one.  Lists and
+    dicts stay the caller's, who may see what the call does to them."""
+    if type(value) is tuple:
+        return tuple(inputs_of_its_own(v, seen) for v in value)
+    if not (isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+            and value.layout is torch.strided):
+        return value
+    if id(value) not in seen:
+        seen[id(value)] = value
+        if hasattr(value, "zerod_input"):
+            view = seen[id(value)] = value.view_as(value)
+            view.zerod_input = value if value.zerod_input is None else value.zerod_input
+        else:
+            value.zerod_input = None
+    return seen[id(value)]
+
+
 class Call:
     """One call of a unit's forward.  attempt: the number of its attempt.
     tells_its_end: gradients of its inputs will show the end of its backward."""
@@ -136,7 +157,7 @@ class Hooks:
         def zerod_forward(*args: Any, **kwargs: Any) -> Any:
             if unit.stays:
                 return forward(*args, **kwargs)
-            call = self._before_forward(unit, args, kwargs)
+            call, args, kwargs = self._before_forward(unit, args, kwargs)
             try:
                 output = forward(*args, **kwargs)
             except BaseException:
@@ -152,7 +173,7 @@ class Hooks:
         return self._wrap(self.sharded.units[-1], function)
 
     @torch.compiler.disable
-    def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> Call:
+    def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
         if self.depth == 0 and graph_task() == -1:
             self.begin_pass()
         self.fetch(unit, self.forward_order if graph_task() == -1 else None)
@@ -160,6 +181,9 @@ class Hooks:
         unit.depth += 1
         call = unit.call = Call(self.sharded.attempt.number)
         if torch.is_grad_enabled() and not unit.is_root and not self.holds:
+            seen: dict[int, torch.Tensor] = {}
+            args = inputs_of_its_own(args, seen)
+            kwargs = {k: inputs_of_its_own(v, seen) for k, v in kwargs.items()}
             inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             call.tells_its_end = bool(inputs) and not any(t.is_leaf for t in inputs)
             if call.tells_its_end:
@@ -167,7 +191,7 @@ class Hooks:
                     inputs, lambda _gradients: self._inputs_done(unit, call))
             for t in () if call.tells_its_end else inputs:  # autograd.grad() has no multi-grad hooks of leaves
                 t.register_hook(lambda _gradient: self._leaf_done(unit))
-        return call
+        return call, args, kwargs
 
     def begin_pass(self) -> None:
         """Clears what a failed backward pass left behind."""
