@@ -68,6 +68,38 @@ def generate(name_stage):
     in_rank(generates, *name_stage, nodes=2)
 
 
+def calls_of(model):
+    """How many functions of Python are called while the model generates."""
+    calls = 0
+
+    def count(_frame, event, _argument):
+        nonlocal calls
+        calls += event == "call"
+    sys.setprofile(count)
+    answer(model)
+    sys.setprofile(None)
+    return calls
+
+
+def held_generates_as_fast(stage, fits):
+    """Where parameters stay, hardly anything runs besides the model."""
+    plain = build("gpt2")
+    model = zt.shard(build("gpt2"), stage=stage, prefetch=9 if fits else 1)
+    train(model, zt.AdamW(model))
+    calls_of(plain)  # what it does once is done
+    want = calls_of(plain)
+    for context in (zt.hold, zt.full_params):
+        with context(model):
+            calls_of(model)
+            found = calls_of(model)
+            assert found < 1.1 * want, f"{context.__name__}: {found} calls, and {want} of the plain model"
+
+
+@cases_of([(2, True), (3, True), (3, False)], "stage{0[0]}_fits_{0[1]}")
+def held(stage_fits):
+    in_rank(held_generates_as_fast, *stage_fits)
+
+
 def clip():
     torch.manual_seed(0)
     tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}

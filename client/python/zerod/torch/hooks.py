@@ -125,11 +125,10 @@ class Hooks:
         for unit in self.sharded.units:
             unit.forward = unit.module.forward
             override(unit.module, "forward", self._wrap(unit, unit.forward))
+            hook = functools.partial(self._after_inner, unit)
+            hook.zerod = True  # type: ignore[attr-defined]  # plain() leaves it out
             inner = {m for p in unit.params for m, _ in p.places} - {unit.module}
-            for module in () if self.holds else inner:
-                hook = functools.partial(self._after_inner, unit)
-                hook.zerod = True  # type: ignore[attr-defined]  # plain() leaves it out
-                module.register_forward_hook(hook)
+            unit.inner = {} if self.holds else dict.fromkeys(inner, hook)
 
     def run_as_forward(self, module: torch.nn.Module, name: str) -> None:
         """Has the innermost unit around the module fetched while the method runs."""
@@ -180,6 +179,8 @@ class Hooks:
         self.depth += 1
         unit.depth += 1
         call = unit.call = Call(self.sharded.attempt.number)
+        for module, hook in unit.inner.items() if torch.is_grad_enabled() else ():  # else modules run faster without hooks
+            module._forward_hooks[id(unit)] = hook
         if torch.is_grad_enabled() and not unit.is_root and not self.holds:
             seen: dict[int, torch.Tensor] = {}
             args = inputs_of_its_own(args, seen)
@@ -255,9 +256,14 @@ class Hooks:
         self._forward_done(unit, call, output)
         return output
 
-    def _forward_done(self, unit: Unit, call: Call, output: Any) -> None:
+    def _leave(self, unit: Unit) -> None:
         self.depth -= 1
         unit.depth -= 1
+        for module in () if unit.depth else unit.inner:
+            module._forward_hooks.pop(id(unit), None)
+
+    def _forward_done(self, unit: Unit, call: Call, output: Any) -> None:
+        self._leave(unit)
         if unit.depth or graph_task() != -1:
             return
         if torch.is_grad_enabled():
@@ -275,8 +281,7 @@ class Hooks:
 
     @torch.compiler.disable
     def _failed_forward(self, unit: Unit) -> None:
-        self.depth -= 1
-        unit.depth -= 1
+        self._leave(unit)
         if graph_task() != -1:
             return
         if self.depth == 0:

@@ -79,6 +79,7 @@ class _Full:
 
     def show(self) -> None:
         self.depth += 1
+        self.param.unit.full += self.depth == 1
         self.param.full = self.tensor
         self.param.put_in_place(self.tensor)
 
@@ -87,6 +88,7 @@ class _Full:
         self.depth -= 1
         if self.depth == 0:
             self.param.full = None
+            self.param.unit.full -= 1
             _restore(self.param)
         return self.depth == 0
 

@@ -139,7 +139,8 @@ class Group:
 
 class Unit:
     """See the module's docstring.  depth: calls of its forward that have not returned.  held: by how many
-    contexts of hold()."""
+    contexts of hold().  full: of how many of its parameters full_params() shows the values.  inner: the hooks that modules
+    inside of it have while its forward makes a graph."""
 
     def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
@@ -150,7 +151,8 @@ class Unit:
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
         self.memory: set[int] = set()  # addresses of the storages of what is fetched
-        self.depth = self.held = 0
+        self.depth = self.held = self.full = 0
+        self.inner: dict[nn.Module, Callable[..., None]] = {}
         self.call: object = None  # the newest
         self.calls: set[object] = set()  # whose backward is under way
         self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
@@ -168,7 +170,7 @@ class Unit:
         """Whether a forward pass finds its parameters, and leaves them: then it needs no hooks."""
         if self.held and self.shown and not torch.is_grad_enabled():
             return True
-        return bool(self.params) and all(p.full is not None for p in self.params)
+        return 0 < len(self.params) == self.full
 
     def hold(self) -> None:
         """Holds the unit's groups; blocks."""
