@@ -34,6 +34,9 @@ COMMON = {"use_cpu": True, "max_steps": STEPS, "per_device_train_batch_size": 4,
           "ddp_find_unused_parameters": False}
 
 
+SAVING = {"save_strategy": "steps"}
+
+
 class Rows(torch.utils.data.Dataset):
     """Sequences that go up by three, some by two."""
 
@@ -166,6 +169,23 @@ def the_gradient_is_clipped(directory):
         assert abs(whole - norm) < 1e-4 * norm, f"{whole} without clipping, the gradient had {norm}"
 
 
+def train_compiled(rank, directory, resume=None):
+    found = train(rank, zerod.transformers.Trainer, directory, gpt2, {
+        **SAVING, "torch_compile": True, "torch_compile_backend": "eager"}, {}, resume)
+    assert torch._dynamo.utils.counters["frames"]["ok"], "nothing was compiled"
+    return found
+
+
+@case
+@in_directory
+def a_compiled_model_trains_as_one_that_is_not(directory):
+    """The Trainer compiles it; so it does when it resumes."""
+    wanted = sharded(TOGETHER, f"{directory}/a")
+    same(run(train_compiled, TOGETHER, ranks.shared(2), f"{directory}/b")[0], wanted, "from the beginning")
+    checkpoint = f"{directory}/b/checkpoint-{SAVE_AT}"
+    same(run(train_compiled, TOGETHER, ranks.shared(2), f"{directory}/c", checkpoint)[0], wanted, "resumed")
+
+
 def write_by_save_checkpoint(_rank, directory, checkpoint):
     """Makes of a checkpoint what Trainer once wrote."""
     trainer = trainer_of(zerod.transformers.Trainer, directory, gpt2(), {})
@@ -223,9 +243,6 @@ def an_optimizer_of_the_callers_goes_to_plain_torch_and_back(directory):
         again = run(train_by_sgd, [0], ranks.shared(2), kinds[other], f"{directory}/{other}-again",
                     f"{directory}/{name}/checkpoint-{SAVE_AT}")[0]
         same(again, found[name], f"{other} from the checkpoint of {name}")
-
-
-SAVING = {"save_strategy": "steps"}
 
 
 def partly_frozen():
@@ -423,8 +440,7 @@ def refused(_rank, directory, arguments, options):
 @case
 @in_directory
 def what_cannot_be_is_refused(directory):
-    wrong = [({"optim": "sgd"}, {}, "AdamW"), ({"torch_compile": True}, {}, "torch_compile"),
-             ({}, {"model_init": gpt2}, "model_init"), ({}, {"timeout": 0}, "timeout is 0 seconds"),
+    wrong = [({"optim": "sgd"}, {}, "AdamW"), ({}, {"model_init": gpt2}, "model_init"), ({}, {"timeout": 0}, "timeout is 0 seconds"),
              ({"auto_find_batch_size": True}, {}, "auto_find_batch_size"),
              ({}, {"optimizers": (torch.optim.SGD([torch.zeros(1)]), None)}, "zerod.torch.AdamW")]
     for arguments, options, word in wrong:

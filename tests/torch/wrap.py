@@ -484,39 +484,6 @@ def eval_and_no_grad(stage):
     in_rank(evaluates, stage)
 
 
-def compiled(stage):
-    plain, model = make(), make()
-    zt.shard(model, stage=stage)
-    for block in model.blocks:
-        block.compile(backend="aot_eager")
-    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
-    got = train(model, zt.AdamW(model, lr=1e-2))
-    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
-    frames = torch._dynamo.utils.counters["frames"]
-    assert frames["ok"] > 0, frames
-
-
-@cases_of([1, 3], "stage{}")
-def compile_per_block(stage):
-    in_rank(compiled, stage)
-
-
-def compiled_first():
-    plain, model = make(), make()
-    for i, block in enumerate(model.blocks):
-        model.blocks[i] = torch.compile(block, backend="aot_eager")
-    zt.shard(model, stage=3)
-    assert {p.name for p in zt.sharded_of(model).params} == {n for n, _ in plain.named_parameters()}
-    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
-    got = train(model, zt.AdamW(model, lr=1e-2))
-    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
-
-
-@case
-def compiled_before_shard():
-    in_rank(compiled_first)
-
-
 def marked():
     plain, model = make(), make()
     for block in model.blocks:

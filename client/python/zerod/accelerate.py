@@ -27,6 +27,7 @@ from torch import nn
 from . import _frameworks
 from . import torch as zt
 from .torch.checkpoints import load_plain, save_plain
+from .torch.sharded import uncompiled
 
 __all__ = ["Accelerator"]
 
@@ -44,7 +45,7 @@ class Optimizer(AcceleratedOptimizer):
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether zerod has the model."""
-    return "_zerod_sharded" in model.__dict__
+    return "_zerod_sharded" in uncompiled(model).__dict__
 
 
 class Prepared(accelerate.Accelerator):

@@ -49,7 +49,7 @@ log = logging.getLogger("zerod")
 
 #: What of TrainingArguments would copy, cast or wrap the whole model.
 REFUSED = ("fsdp", "deepspeed", "parallelism_config", "fp16", "fp16_full_eval", "bf16_full_eval",
-           "torch_compile", "use_liger_kernel", "auto_find_batch_size")
+           "use_liger_kernel", "auto_find_batch_size")
 ADAMW = ("adamw_torch", "adamw_torch_fused")
 #: What of TrainerState is kept with each step.
 POSITION = ("global_step", "epoch", "num_input_tokens_seen", "total_flos", "best_metric",
@@ -119,7 +119,7 @@ class TrainerMixin:
     service, and the log has grad_norm.  With bf16=True forward passes run under autocast; a model of
     dtype bfloat16 has fp32 master weights in the service.  ValueError for options that copy, cast or
     wrap a whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
-    torch_compile (compile blocks instead), use_liger_kernel, auto_find_batch_size.
+    use_liger_kernel, auto_find_batch_size.
 
     accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes
     the least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.

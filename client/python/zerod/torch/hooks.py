@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .sharded import Sharded
 
 
+NO_GRAPH = ("zerod fetches parameters before each block of a sharded model and releases them after it, so that no graph has "
+            "the whole model: leave fullgraph=True out, or compile the blocks, block.compile(fullgraph=True)")
+
 _passes = itertools.count(1)
 
 
@@ -154,7 +157,8 @@ class Hooks:
     def _wrap(self, unit: Unit, forward: Any) -> Any:
         @functools.wraps(forward)
         def zerod_forward(*args: Any, **kwargs: Any) -> Any:
-            if unit.stays:
+            # the parameters are there and stay; no function of Python says so, as torch.compile would compile that too
+            if 0 < unit.full == len(unit.params) or (unit.held and unit.shown and not torch.is_grad_enabled()):
                 return forward(*args, **kwargs)
             call, args, kwargs = self._before_forward(unit, args, kwargs)
             try:
@@ -164,7 +168,7 @@ class Hooks:
                 raise
             return self._after_forward(unit, call, output)
 
-        return torch.compiler.disable(zerod_forward, recursive=False)
+        return torch.compiler.disable(zerod_forward, recursive=False, reason=NO_GRAPH)
 
     def within(self, function: Any) -> Any:
         """The function, as a forward pass of the whole model: what stands in no block is fetched while it runs, and

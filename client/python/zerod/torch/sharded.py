@@ -197,9 +197,14 @@ class Sharded:
                 unit.forget()
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that torch.compile() was given, if it made this one."""
+    return model.__dict__.get("_modules", {}).get("_orig_mod", model)
+
+
 def sharded_of(model: nn.Module) -> Sharded:
     """The :class:`Sharded` of a model; TypeError if it is not sharded."""
-    model = model.__dict__.get("_modules", {}).get("_orig_mod", model)  # of torch.compile
+    model = uncompiled(model)
     sharded = model.__dict__.get("_zerod_sharded")
     if sharded is None:
         raise TypeError(f"{type(model).__name__} is not sharded: call zerod.torch.shard(model)")

@@ -19,7 +19,7 @@ import zerod
 
 from .files import Source, pieces
 from .parameter import GradientsAreElsewhere
-from .sharded import Sharded, find_param
+from .sharded import Sharded, find_param, uncompiled
 from .twin import override
 from .unit import ShardedParam
 
@@ -157,7 +157,7 @@ class _Model:
 
 
 def _model_of(module: nn.Module) -> _Model:
-    model = module.__dict__.get("_zerod_state")
+    model = uncompiled(module).__dict__.get("_zerod_state")
     if model is None:
         raise TypeError(f"{type(module).__name__} is not part of a sharded model: call "
                         "zerod.torch.shard(model)")

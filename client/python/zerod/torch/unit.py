@@ -165,13 +165,6 @@ class Unit:
         """Whether backward uses parameters that get no gradient."""
         return any(not p.placeholder.requires_grad for p in self.params)
 
-    @property
-    def stays(self) -> bool:
-        """Whether a forward pass finds its parameters, and leaves them: then it needs no hooks."""
-        if self.held and self.shown and not torch.is_grad_enabled():
-            return True
-        return 0 < len(self.params) == self.full
-
     def hold(self) -> None:
         """Holds the unit's groups; blocks."""
         if not self.fetched:

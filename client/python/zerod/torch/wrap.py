@@ -33,7 +33,7 @@ from .parameter import Placeholder
 from .pipeline import Stage, params_elsewhere
 from .place import place_of
 from .plan import DTYPES, Groups, PlannedUnit, find_units
-from .sharded import RESUME, Sharded, check_resume, sharded_of
+from .sharded import RESUME, Sharded, check_resume, sharded_of, uncompiled
 from .split import check_mesh, count_batches, local_of, split_of
 from .twin import override, plain
 from .unit import Group, ShardedParam, Unit
@@ -273,7 +273,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
     place of a dead rank attaches at once, and goes on in the step in which that rank died.
 
-    model: on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
+    model: also of torch.compile(); on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
     parameters.  Parameters keep their classes, attributes and hooks; hooks change the gradient
     that is pushed, and a post-accumulate-grad hook sees the gradient of one backward pass.
     The service gets rank 0's values.  Parameters on meta are initialised one group at a time: by
@@ -327,6 +327,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
     device.
     """
+    given, model = model, uncompiled(model)
     if "_zerod_sharded" in model.__dict__:
         raise ValueError(f"{type(model).__name__} is sharded already")
     if resume not in RESUME:
@@ -395,7 +396,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     _of_job[sharded.client.job] = sharded
     model.__class__ = type(type(model).__name__, (ZeroModule, type(model)), {})
     state.install(model, sharded)
-    return model
+    return given
 
 
 class _Mark:
