@@ -127,6 +127,21 @@ def two_breaks_a_block():
     in_rank(counts)
 
 
+def state():
+    model = zt.shard(make(), stage=3)
+    run = torch.compile(model, backend="eager")
+    found = run.state_dict()
+    raises(RuntimeError, "compiled._orig_mod", run.load_state_dict, found)
+    run._orig_mod.load_state_dict({name.removeprefix("_orig_mod."): 2 * value for name, value in found.items()})
+    with zt.full_params(run):
+        assert all(torch.equal(p, 2 * found[name]) for name, p in run.named_parameters())
+
+
+@case
+def a_compiled_model_loads_where_ranks_meet():
+    in_rank(state)
+
+
 def refuses():
     model = zt.shard(make(), stage=3)
     run = torch.compile(model, backend="eager", fullgraph=True)

@@ -315,6 +315,9 @@ def _blank(module: nn.Module, param: ShardedParam) -> nn.Parameter:
 def _load_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """``_load_from_state_dict`` of a module that owns sharded parameters."""
     model = _model_of(module)
+    if not model.loading:
+        raise RuntimeError("load_state_dict() of a module around a sharded model, where ranks would not meet: call the "
+                           "sharded model's own; that of what torch.compile() made is compiled._orig_mod")
     mine = model.of_module[module]
     blanks = {name: _blank(module, param) for name, param in mine.items()}
     versions = {name: t._version for name, t in blanks.items()}
