@@ -21,6 +21,7 @@
 #include <stdio.h>
 
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 
 enum { PARTS_IN_FLIGHT = 8 };
 
@@ -88,11 +89,13 @@ static bool entry_overtaken(const struct gather *g, uint32_t group)
 /* Gets a slab for the entry, or puts it among the starving. */
 static bool entry_slab(struct gather *g, uint32_t group)
 {
+        const struct layout_group *l = &g->job->layout->groups[group];
         struct entry *e = &g->entries[group];
         uint32_t evicted = SLAB_NONE;
 
         if (e->slab == SLAB_NONE)
-                e->slab = window_take(&g->window, group, &evicted);
+                e->slab = window_take(&g->window, group, l->elements * dtype_size(l->dtype),
+                                      &evicted);
         if (evicted != SLAB_NONE && evicted != group) {
                 g->entries[evicted].slab = SLAB_NONE;
                 if (g->entries[evicted].phase == ENTRY_READY)

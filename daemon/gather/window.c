@@ -35,34 +35,55 @@ static bool slab_available(const struct slab *s)
         return s->leases == 0 && !s->pinned && s->readers == 0;
 }
 
-/* The least recently used available slab.  A free slab has `used` 0, so it goes first. */
-static uint32_t window_choose(const struct window *w)
+/*
+ * How badly a slab suits a group, in bytes; 0: well.  A slab that has to grow is better than one of
+ * more than twice the group's size, which a large group will want.
+ */
+static uint64_t misfit(const struct window *w, const struct slab *s, uint64_t bytes)
 {
+        uint64_t unit = 1 << 20, needed = (bytes + unit - 1) / unit;
+        uint64_t has = (s->touched + unit - 1) / unit;
+
+        if (has == 0 || (has >= needed && has / 2 <= needed))
+                return 0;
+        return has < needed ? bytes - s->touched : w->slots->slot_bytes + s->touched;
+}
+
+/* The best available slab, of equal ones the least recently used.  A free slab has `used` 0. */
+static uint32_t window_choose(const struct window *w, uint64_t bytes)
+{
+        uint64_t least = UINT64_MAX;
         uint32_t best = SLAB_NONE;
 
         for (uint32_t i = 0; i < w->slots->n; i++) {
                 const struct slab *s = &w->slabs[i];
+                uint64_t badly = misfit(w, s, bytes);
 
-                if (!slab_available(s))
+                if (!slab_available(s) || badly > least)
                         continue;
-                if (best == SLAB_NONE || s->used < w->slabs[best].used)
+                if (badly < least || s->used < w->slabs[best].used)
                         best = i;
+                least = badly;
         }
         return best;
 }
 
-uint32_t window_take(struct window *w, uint32_t group, uint32_t *ret_evicted)
+uint32_t window_take(struct window *w, uint32_t group, uint64_t bytes, uint32_t *ret_evicted)
 {
+        struct slab *s;
         uint32_t i;
 
         assert(group < w->n_groups && w->slab_of[group] == SLAB_NONE);
-        i = w->slots->whole ? group : window_choose(w);
+        i = w->slots->whole ? group : window_choose(w, bytes);
         if (i == SLAB_NONE || !slab_available(&w->slabs[i]))
                 return SLAB_NONE;
-        *ret_evicted = w->slabs[i].group;
-        if (w->slabs[i].group != SLAB_NONE)
-                w->slab_of[w->slabs[i].group] = SLAB_NONE;
-        w->slabs[i] = (struct slab){ .group = group, .used = ++w->clock };
+        s = &w->slabs[i];
+        *ret_evicted = s->group;
+        if (s->group != SLAB_NONE)
+                w->slab_of[s->group] = SLAB_NONE;
+        *s = (struct slab){ .group = group,
+                            .used = ++w->clock,
+                            .touched = s->touched > bytes ? s->touched : bytes };
         w->slab_of[group] = i;
         return i;
 }
@@ -87,7 +108,7 @@ void window_free_slab(struct window *w, uint32_t slab)
         assert(s->leases == 0 && s->readers == 0);
         if (s->group != SLAB_NONE)
                 w->slab_of[s->group] = SLAB_NONE;
-        *s = (struct slab){ .group = SLAB_NONE };
+        *s = (struct slab){ .group = SLAB_NONE, .touched = s->touched };
 }
 
 uint64_t window_offset(const struct window *w, uint32_t slab)

@@ -1,4 +1,5 @@
-/* Slabs: never shared, never taken while held, the least recently used first. */
+/* Slabs: never shared, never taken while held; of those that suit, the least recently used first.
+ */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +7,7 @@
 #include "daemon/gather/window.h"
 #include "proto/dtype.h"
 
-enum { GROUPS = 9, SLABS = 4 };
+enum { GROUPS = 9, SLABS = 4, SMALL = 400 };
 
 static uint32_t below(uint64_t *seed, uint32_t n)
 {
@@ -41,7 +42,7 @@ static struct window make(uint32_t wanted)
 /* Takes a slab that must be there. */
 static uint32_t take(struct window *w, uint32_t group, uint32_t expected_evicted)
 {
-        uint32_t evicted = SLAB_NONE, slab = window_take(w, group, &evicted);
+        uint32_t evicted = SLAB_NONE, slab = window_take(w, group, SMALL, &evicted);
 
         cr_assert_neq(slab, SLAB_NONE);
         cr_assert_eq(evicted, expected_evicted);
@@ -85,7 +86,7 @@ Test(window, nothing_is_taken_while_all_are_held)
 
         window_lease(&w, a);
         w.slabs[b].pinned = true;
-        cr_assert_eq(window_take(&w, 2, &evicted), SLAB_NONE);
+        cr_assert_eq(window_take(&w, 2, SMALL, &evicted), SLAB_NONE);
         cr_assert_eq(evicted, 77);
         w.slabs[b].pinned = false;
         take(&w, 2, 1);
@@ -100,7 +101,7 @@ Test(window, only_the_last_release_frees)
         window_lease(&w, slab);
         window_lease(&w, slab);
         cr_assert(!window_release(&w, slab));
-        cr_assert_eq(window_take(&w, 1, &evicted), SLAB_NONE);
+        cr_assert_eq(window_take(&w, 1, SMALL, &evicted), SLAB_NONE);
         cr_assert(window_release(&w, slab));
         take(&w, 1, 0);
         window_deinit(&w);
@@ -115,6 +116,60 @@ Test(window, whole_gives_every_group_its_own_slab)
                 cr_assert_eq(take(&w, GROUPS - 1 - g, SLAB_NONE), GROUPS - 1 - g);
         for (uint32_t g = 1; g < GROUPS; g++)
                 cr_assert_gt(window_offset(&w, g), window_offset(&w, g - 1));
+        window_deinit(&w);
+}
+
+/* ---- groups of several sizes ---- */
+
+static uint64_t touched(const struct window *w)
+{
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < w->slots->n; i++)
+                sum += w->slabs[i].touched;
+        return sum;
+}
+
+/* Uses a group as a pass does: held until the next one is. */
+static uint32_t use(struct window *w, uint32_t before, uint32_t group, uint64_t bytes)
+{
+        uint32_t slab = w->slab_of[group], evicted;
+
+        if (slab == SLAB_NONE)
+                slab = window_take(w, group, bytes, &evicted);
+        cr_assert_neq(slab, SLAB_NONE);
+        window_lease(w, slab);
+        if (before != SLAB_NONE)
+                window_release(w, before);
+        return slab;
+}
+
+Test(window, one_slab_alone_grows_to_the_largest_group)
+{
+        const uint64_t small = 48 << 20, large = 119 << 20;
+        struct window w = make(SLABS);
+        uint32_t held = SLAB_NONE;
+
+        w.slots->slot_bytes = large;
+        for (int pass = 0; pass < 8; pass++)
+                for (uint32_t g = 0; g < GROUPS; g++) {
+                        uint32_t i = pass % 2 ? GROUPS - 1 - g : g;
+                        uint64_t bytes = i == 0 || i == GROUPS - 2 ? large : small;
+
+                        held = use(&w, held, i, bytes);
+                }
+        cr_assert_eq(touched(&w), large + (SLABS - 1) * small);
+        window_deinit(&w);
+}
+
+Test(window, a_small_group_takes_the_large_slab_if_no_other_is_there)
+{
+        struct window w = make(2);
+        uint32_t evicted, large = window_take(&w, 0, 64 << 20, &evicted);
+        uint32_t small = window_take(&w, 1, 4 << 20, &evicted);
+
+        window_lease(&w, small);
+        cr_assert_eq(window_take(&w, 2, 4 << 20, &evicted), large);
         window_deinit(&w);
 }
 
@@ -152,7 +207,7 @@ static void model_take(struct model *m, uint32_t group)
                         oldest = g;
         if (in_use(m) < m->w.slots->n)
                 oldest = SLAB_NONE;
-        slab = window_take(&m->w, group, &evicted);
+        slab = window_take(&m->w, group, SMALL, &evicted);
         if (in_use(m) == m->w.slots->n && oldest == SLAB_NONE) {
                 cr_assert_eq(slab, SLAB_NONE);
                 return;
