@@ -22,14 +22,17 @@ void slots_free(struct slots *s)
         free(s);
 }
 
-static uint64_t slot_size(const layout *l, uint32_t group, uint32_t dtype, const bool *skip)
+uint64_t slots_group_bytes(const layout *l, uint32_t group, uint32_t dtype)
 {
         const struct layout_group *g = &l->groups[group];
-        if (skip && skip[group])
-                return 0;
-
         uint64_t bytes = g->elements * dtype_size(dtype ? dtype : g->dtype);
+
         return (bytes + SLOTS_ALIGN - 1) / SLOTS_ALIGN * SLOTS_ALIGN;
+}
+
+static uint64_t slot_size(const layout *l, uint32_t group, uint32_t dtype, const bool *skip)
+{
+        return skip && skip[group] ? 0 : slots_group_bytes(l, group, dtype);
 }
 
 static int lay_whole(struct slots *s, const layout *l, uint32_t dtype, const bool *skip)
@@ -46,6 +49,34 @@ static int lay_whole(struct slots *s, const layout *l, uint32_t dtype, const boo
         return 0;
 }
 
+/* Bytes of all groups of at most that size. */
+static uint64_t bytes_of(const layout *l, uint32_t dtype, const bool *skip, uint64_t most)
+{
+        uint64_t sum = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                uint64_t bytes = slot_size(l, g, dtype, skip);
+
+                sum += bytes <= most ? bytes : 0;
+        }
+        return sum;
+}
+
+static uint64_t common_size(const layout *l, uint32_t dtype, const bool *skip, uint64_t largest)
+{
+        uint64_t all = bytes_of(l, dtype, skip, largest), low = 0, high = largest;
+
+        while (low < high) {
+                uint64_t middle = low + (high - low) / 2;
+
+                if (bytes_of(l, dtype, skip, middle) >= all - all / 2)
+                        high = middle;
+                else
+                        low = middle + 1;
+        }
+        return low;
+}
+
 static void lay_equal(struct slots *s, const layout *l, uint32_t wanted, uint32_t dtype,
                       const bool *skip)
 {
@@ -55,6 +86,7 @@ static void lay_equal(struct slots *s, const layout *l, uint32_t wanted, uint32_
                 if (bytes > s->slot_bytes)
                         s->slot_bytes = bytes;
         }
+        s->common = common_size(l, dtype, skip, s->slot_bytes);
         s->bytes = wanted * s->slot_bytes;
 }
 

@@ -13,8 +13,9 @@ struct slots {
         bool whole;
         uint32_t n;          /* slots */
         uint64_t slot_bytes; /* where not whole */
-        uint64_t *offsets;   /* where whole: [group] */
-        uint64_t bytes;      /* of all */
+        uint64_t common;   /* where not whole: groups of at most this size have half of all bytes */
+        uint64_t *offsets; /* where whole: [group] */
+        uint64_t bytes;    /* of all */
 };
 
 /*
@@ -25,5 +26,7 @@ struct slots {
 int slots_new(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip,
               struct slots **ret);
 void slots_free(struct slots *s);
+/* Of a group in its slot, up to a multiple of SLOTS_ALIGN; dtype 0: the group's own. */
+uint64_t slots_group_bytes(const layout *l, uint32_t group, uint32_t dtype);
 /* Where slot i begins; if whole, i is the group. */
 uint64_t slots_offset(const struct slots *s, uint32_t i);

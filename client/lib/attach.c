@@ -37,7 +37,7 @@ static int map_failed(struct zero_client *c, int error, uint64_t bytes, const ch
 
 /* protection, lazy: as mapping_open() has them. */
 static int map_window(struct zero_client *c, unsigned index, uint64_t bytes, int protection,
-                      uint64_t lazy, const char *what, struct mapping *ret)
+                      bool lazy, const char *what, struct mapping *ret)
 {
         CLEANUP(cleanup_close) int fd = wire_take_fd(&c->wire, index);
         struct stat st;
@@ -95,9 +95,10 @@ static int map_all_in_host_memory(struct zero_client *c, const Zero__AttachReply
         int r = 0;
 
         if (a->gather_bytes > 0)
-                r = map_window(c, index++, a->gather_bytes, read, 0, "gather window", &ret->gather);
+                r = map_window(c, index++, a->gather_bytes, read, true, "gather window",
+                               &ret->gather);
         if (r == 0 && a->serve_bytes > 0)
-                r = map_window(c, index, a->serve_bytes, read, 0, "serve segment", &ret->serve);
+                r = map_window(c, index, a->serve_bytes, read, false, "serve segment", &ret->serve);
         return r;
 }
 
@@ -151,8 +152,8 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a,
                 return client_shut(c, "zerod gave a session window without a transfer area");
         if (!c->gpu && (a->push_bytes > 0 || a->gather_handle.len > 0 || a->serve_handle.len > 0))
                 return client_shut(c, "zerod has its windows on a GPU and not in host memory");
-        r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, a->transfer_bytes,
-                       "session window", &ret->session);
+        r = map_window(c, 0, a->session_bytes, PROT_READ | PROT_WRITE, true, "session window",
+                       &ret->session);
         if (r)
                 return r;
         r = c->gpu ? map_all_on_gpu(c, a, ret) : map_all_in_host_memory(c, a, private_views, ret);

@@ -81,12 +81,21 @@ static void defer(struct zero_client *c, const struct pending *p, const struct f
                 c->deferred = *fault;
 }
 
+/* The daemon has read the gradient. */
+static void take_slot_back(struct zero_client *c, const struct pending *p)
+{
+        push_done(&c->push, p->slot);
+        if (!c->gpu)
+                push_give_back(&c->push, c->session.base + c->transfer_bytes, p->slot,
+                               slots_group_bytes(c->layout, p->group, c->needs.grad_dtype));
+}
+
 static void take_unwaited(struct zero_client *c, const struct pending *p, const Zero__Reply *reply)
 {
         struct fault fault = { 0 };
 
         if (p->what == ZERO__REQUEST__BODY_PUSH && p->slot != PUSH_NONE)
-                push_done(&c->push, p->slot);
+                take_slot_back(c, p);
         if (status_of(reply, &fault) == ZERO_OK) {
                 if (p->what == ZERO__REQUEST__BODY_PUSH && p->attempt == c->attempt)
                         c->groups[p->group].accepted++;

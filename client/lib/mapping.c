@@ -31,9 +31,8 @@ static int keep_descriptor(int fd, uint64_t bytes, struct mapping *ret)
         return 0;
 }
 
-int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct mapping *ret)
+int mapping_open(int fd, uint64_t bytes, int protection, bool lazy, struct mapping *ret)
 {
-        uint64_t later = whole_pages(lazy), all = whole_pages(bytes);
         uint8_t *base;
 
         if (bytes == 0 || bytes > SIZE_MAX / 2)
@@ -43,13 +42,10 @@ int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct m
         base = mmap(NULL, bytes, protection, MAP_SHARED | (lazy ? 0 : MAP_POPULATE), fd, 0);
         if (base == MAP_FAILED)
                 return -errno;
-        if (lazy && later < all)
-                madvise(base + later, all - later,
-                        MADV_POPULATE_WRITE); /* a failure costs time only */
         *ret = (struct mapping){
                 .base = base,
                 .bytes = bytes,
-                .reserved = all,
+                .reserved = whole_pages(bytes),
                 .protection = protection,
         };
         return 0;

@@ -29,10 +29,9 @@ struct mapping {
 
 /*
  * Maps a window, or keeps a copy of its descriptor if protection is PROT_NONE (private views); fd
- * stays the caller's.  Populates its pages at once, except those of the first `lazy` bytes.
- * -errno.
+ * stays the caller's.  lazy: pages take memory as they are touched, not at once.  -errno.
  */
-int mapping_open(int fd, uint64_t bytes, int protection, uint64_t lazy, struct mapping *ret);
+int mapping_open(int fd, uint64_t bytes, int protection, bool lazy, struct mapping *ret);
 /* Takes over a window on a GPU that is mapped already. */
 void mapping_take(void *memory, uint64_t bytes, void (*unmap)(void *memory), struct mapping *ret);
 void mapping_deinit(struct mapping *m);

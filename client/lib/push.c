@@ -4,8 +4,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "proto/cleanup.h"
+
+enum {
+        GIVE_BACK_MIN = 1 << 20
+}; /* bytes; of less, the system call would cost more than it is worth */
 
 static int make_slots(struct push *p, const layout *l, uint32_t wanted, enum zero_dtype dtype)
 {
@@ -111,6 +116,15 @@ void push_forget(struct push *p)
         p->n_busy = 0;
         for (p->n_free = 0; p->n_free < p->n; p->n_free++)
                 p->free[p->n_free] = p->n - 1 - p->n_free;
+}
+
+void push_give_back(const struct push *p, uint8_t *base, uint32_t slot, uint64_t bytes)
+{
+        uint64_t common = p->slots->common;
+
+        if (!p->slots->whole && bytes >= common + GIVE_BACK_MIN)
+                madvise(base + slots_offset(p->slots, slot) + common, p->slots->slot_bytes - common,
+                        MADV_REMOVE);
 }
 
 bool push_in_use(const struct push *p)

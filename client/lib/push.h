@@ -1,10 +1,13 @@
 /*
  * The slots of a push window: which are free, which the trainer writes to, which the
- * daemon still reads.  Pure bookkeeping.
+ * daemon still reads.  Bookkeeping, and what memory slots take.
  *
  * A group writes to at most one slot.  A slot goes free -> taken (push_take) -> busy (push_send)
  * -> free (push_done), or from taken back to free (push_drop, push_reset).  push_forget() frees
  * all slots.
+ *
+ * In host memory a free slot keeps the memory that most gradients need.  The rest of it, which a
+ * large group has touched, goes back to the system.
  */
 #pragma once
 
@@ -39,5 +42,10 @@ void push_drop(struct push *p, uint32_t group);
 void push_reset(struct push *p);
 /* Frees all slots: the daemon that read them is gone. */
 void push_forget(struct push *p);
+/*
+ * Behind push_done(): the slot, of the slots at base, had a gradient of `bytes`.  A failure costs
+ * memory only.
+ */
+void push_give_back(const struct push *p, uint8_t *base, uint32_t slot, uint64_t bytes);
 /* Whether any slot is taken or busy. */
 bool push_in_use(const struct push *p);

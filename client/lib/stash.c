@@ -11,7 +11,7 @@ int stash_open(int fd, uint64_t bytes, const struct gpu *gpu, struct stash **ret
 {
         struct stash *s = calloc(1, sizeof(*s));
         int protection = gpu ? PROT_READ | PROT_WRITE : PROT_READ;
-        int r = s ? mapping_open(fd, bytes, protection, 0, &s->memory) : -ENOMEM;
+        int r = s ? mapping_open(fd, bytes, protection, false, &s->memory) : -ENOMEM;
 
         if (r == 0 && gpu)
                 r = gpu_pin(gpu, s->memory.base, s->memory.reserved);

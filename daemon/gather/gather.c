@@ -21,7 +21,6 @@
 #include <stdio.h>
 
 #include "proto/cleanup.h"
-#include "proto/dtype.h"
 
 enum { PARTS_IN_FLIGHT = 8 };
 
@@ -89,13 +88,12 @@ static bool entry_overtaken(const struct gather *g, uint32_t group)
 /* Gets a slab for the entry, or puts it among the starving. */
 static bool entry_slab(struct gather *g, uint32_t group)
 {
-        const struct layout_group *l = &g->job->layout->groups[group];
         struct entry *e = &g->entries[group];
         uint32_t evicted = SLAB_NONE;
 
         if (e->slab == SLAB_NONE)
-                e->slab = window_take(&g->window, group, l->elements * dtype_size(l->dtype),
-                                      &evicted);
+                e->slab = window_take(&g->window, group,
+                                      slots_group_bytes(g->job->layout, group, 0), &evicted);
         if (evicted != SLAB_NONE && evicted != group) {
                 g->entries[evicted].slab = SLAB_NONE;
                 if (g->entries[evicted].phase == ENTRY_READY)

@@ -23,7 +23,7 @@
         F(real, since_s, "time since its last sign of progress")
 
 #define STATUS_GATHER(F, R)                                                                        \
-        F(number, window_bytes, "bytes of the windows that ranks of this node read")               \
+        F(number, window_bytes, "bytes reserved for the windows that ranks of this node read")               \
         F(text, place, "place of the windows: host, or GPUs")                                      \
         F(number, slots, "groups that the windows hold at once")                                   \
         F(number, hits, "fetches that found their group in the window")                            \
@@ -52,7 +52,7 @@
         F(number, pid, "process")                                                                  \
         F(number, held, "groups that the rank holds")                                              \
         F(flag, no_events, "zerod waits for the rank's GPU work without events")                   \
-        F(number, push_window, "bytes of the rank's push window")
+        F(number, push_window, "bytes reserved for the rank's push window")
 
 #define STATUS_MOVE(F, R)                                                                          \
         F(number, from_epoch, "epoch that shards come from; null: not known")                      \

@@ -191,15 +191,48 @@ def resident_of(pid, name):
 
 
 @case
-def transfer_area_takes_memory_when_it_is_used():
-    """The area for zero_get() and zero_put() takes no memory before its first use; the push slots do."""
+def a_session_takes_memory_when_it_is_used():
+    """Neither the area for zero_get() and zero_put() nor the push slots take memory before their first use."""
     layout, transfer = [group("g", tensor("t", 50000))], 4 << 20
     with Cluster(1) as c:
         a, = c.ranks("transfer", layout, [0], hold=1, push=1)
         window = c[0].job("transfer")["sessions"][0]["push_window"]
-        assert transfer < window and abs(resident_of(a.pid, "zerod-session") - (window - transfer)) <= PAGE
+        assert transfer + 4 * 50000 <= window and resident_of(a.pid, "zerod-session") <= PAGE
         a.do("get", tensor=0, plane="master", count=50000)
-        assert resident_of(a.pid, "zerod-session") > window - transfer + 4 * 50000 - PAGE
+        read = resident_of(a.pid, "zerod-session")
+        assert 4 * 50000 <= read <= 4 * 50000 + 2 * PAGE, read
+        a.do("train", steps=1, sets=SETS)
+        assert resident_of(a.pid, "zerod-session") - read >= window - transfer - PAGE
+
+
+def allocated(pid, name):
+    """Bytes of memory that a process's memfds of that name have."""
+    sizes = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        if os.readlink(path).startswith(f"/memfd:{name}"):
+            seen = os.stat(path)
+            sizes[seen.st_ino] = seen.st_blocks * 512
+    assert sizes, name
+    return sum(sizes.values())
+
+
+@case
+def windows_take_the_memory_of_what_is_in_them():
+    """Two large groups at the ends of small ones: one slot of the gather window grows, and no free push slot does."""
+    small, large, transfer = 4 * 500000, 4 * 4000000, 4 << 20
+    sizes = [large, *[small] * 16, large]
+    layout = [group(f"g{i}", tensor(f"t{i}", size // 4)) for i, size in enumerate(sizes)]
+    with Cluster(2) as c:
+        ranks = c.ranks("sizes", layout, [0, 1], hold=3, push=2)
+        for a in ranks:
+            a.start("train", steps=3, micro_batches=2, sets=SETS)
+        finish_all(ranks)
+        for node, d in enumerate(c.daemons):
+            job = c[node].job("sizes")
+            gather, session = (allocated(d.process.pid, f"zerod-{name}") for name in ("gather", "session"))
+            assert gather <= large + 2 * small + 3 * PAGE < job["gather"]["window_bytes"], gather
+            assert session <= transfer + 2 * small + 3 * PAGE < job["sessions"][0]["push_window"], session
 
 
 @case

@@ -91,6 +91,26 @@ Test(slots, fewer_than_the_groups_gives_equal_slots_of_the_largest)
         layout_free(l);
 }
 
+Test(slots, groups_of_the_common_size_or_less_have_half_of_all_bytes)
+{
+        static const uint64_t few_large[] = { 2048, 65536, 2048, 2048, 2048, 8192, 65536 };
+        static const uint64_t most_small[] = { 2048, 8192, 8192, 8192, 8192, 30720 };
+        const uint64_t *cases[] = { few_large, most_small, sizes };
+        const uint32_t counts[] = { 7, 6, 4 };
+        const uint64_t common[] = { 131072, 16384, 4096 };
+
+        for (int i = 0; i < 3; i++) {
+                layout *l = layouts_sized(cases[i], counts[i], ZERO_BF16);
+                struct slots *s;
+
+                cr_assert_eq(slots_new(l, 2, 0, NULL, &s), 0);
+                cr_assert_eq(s->common, common[i], "case %d: %llu", i,
+                             (unsigned long long)s->common);
+                slots_free(s);
+                layout_free(l);
+        }
+}
+
 Test(slots, a_dtype_of_its_own_changes_the_sizes)
 {
         layout *l = layouts_sized(sizes, 4, ZERO_BF16);
