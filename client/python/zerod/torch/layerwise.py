@@ -498,6 +498,7 @@ class LayerByLayer:
             unit = micros[0].wanted
             if unit is not None:
                 self.sharded.hooks.fetch(unit)
+                self.sharded.hooks.forward_order.visit(unit, 0)  # what is behind the blocks does not follow what is before
                 for following in self.expected[len(rounds) + 1:len(rounds) + 2]:
                     self.sharded.hooks.prefetch(following)
         self.expected = [runs[0].unit for runs in rounds]
