@@ -6,7 +6,8 @@ use at most held 370 to 450.
 
 Rule: where a unit's forward or backward begins, free memory is given back if the process has more than SLACK times what
 it needed at most; what it needs is what is left then.  Steps that fit into that take nothing from the system, and give
-nothing back.
+nothing back.  At stage 3, which is for memory, the process has no more than it needed at most, and gives free memory
+back after each step: the next step takes it anew, at 0.5 s a GiB.
 """
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ _trim = getattr(_libc, "malloc_trim", None)  # glibc's alone, as mallopt()
 
 
 class Heap:
-    """needed: the most bytes that were left after free ones were given back."""
+    """lean: of stage 3.  needed: the most bytes that were left after free ones were given back."""
 
-    def __init__(self) -> None:
-        self.needed = 0
+    def __init__(self, lean: bool) -> None:
+        self.needed, self.lean = 0, lean
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)  # of the process that opens it
         weakref.finalize(self, os.close, self._statm)
 
@@ -37,9 +38,14 @@ class Heap:
 
     def look(self) -> None:
         """Gives free memory back if there is too much of it."""
-        if _trim is not None and self.anonymous() > self.needed * SLACK:
+        if _trim is not None and self.anonymous() > self.needed * (1 if self.lean else SLACK):
             _trim(0)
             self.needed = max(self.needed, self.anonymous())
+
+    def after_step(self) -> None:
+        """Gives free memory back at stage 3."""
+        if _trim is not None and self.lean:
+            _trim(0)
 
 
 def share_one_arena() -> None:

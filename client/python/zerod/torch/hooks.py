@@ -120,7 +120,7 @@ class Hooks:
         self.forward_order, self.backward_order = Order(), Order()
         self.task = -1  # the backward pass whose end the engine will report
         self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
-        self.heap = Heap()
+        self.heap = Heap(lean=not self.holds)
         self.copies = Copies()
 
     def install(self) -> None:

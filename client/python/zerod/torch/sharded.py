@@ -186,6 +186,7 @@ class Sharded:
         self.hooks.in_backward.clear()
         for unit in self.units:
             unit.forget()
+        self.hooks.heap.after_step()
 
     def forget(self) -> None:
         """after_step() of an aborted attempt, whose only error is the abort."""
