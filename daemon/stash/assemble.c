@@ -14,7 +14,7 @@
 
 #include "proto/cleanup.h"
 
-enum { PIECES_IN_FLIGHT = 8, PULLS_WAITING = 4096 };
+enum { PIECES_IN_FLIGHT = 8, PULLS_WAITING = 4096, AHEAD_LOOKED_AT = 64 };
 
 /* ---- what this node asks for -------------------------------------------------------- */
 
@@ -76,8 +76,7 @@ static void assembly_advance(struct stash_entry *e)
                 e->assembled = true;
                 if (entry_unneeded(e))
                         entry_drop_whole(e);
-                else
-                        entry_advance(e);
+                entries_advance(s); /* others may take its memory now */
         }
 }
 
@@ -186,29 +185,56 @@ static void entry_bring(struct stash_entry *e)
         }
 }
 
-/* Wholes that nobody reads or waits for make room. */
-static void wholes_drop(struct stash *s)
-{
-        list_for_each (&s->entries, item) {
-                struct stash_entry *e = CONTAINER_OF(item, struct stash_entry, link);
-
-                if (!e->past && list_empty(&e->waiting) && !entry_touched(e))
-                        entry_drop_whole(e);
-        }
-}
-
 void entry_assemble(struct stash_entry *e)
 {
-        struct stash *s = e->stash;
-        int r = e->whole.n || e->refused ? -EALREADY
-                                         : stash_take(s, true, e->bytes, &e->whole, &e->whole_at);
-
-        if (r == -ENOSPC && !list_empty(&e->waiting)) {
-                wholes_drop(s);
-                r = stash_take(s, true, e->bytes, &e->whole, &e->whole_at);
-        }
-        if (r == 0)
+        if (!e->whole.n && !e->refused &&
+            stash_take(e->stash, true, !list_empty(&e->waiting), e->bytes, &e->whole,
+                       &e->whole_at) == 0)
                 assembly_advance(e);
+}
+
+/* Bytes of an entry put together. */
+static uint64_t whole_bytes(const struct stash *s, uint64_t bytes)
+{
+        return pages_round(s->wholes.n ? &s->wholes : &s->pages, bytes);
+}
+
+/*
+ * false: what is read later has to wait.  Entries that nobody has asked for yet share the memory of
+ * the largest one, so that whoever asks for another one finds memory too.
+ */
+static bool bring_ahead(struct stash_entry *e)
+{
+        const struct stash *s = e ? e->stash : NULL;
+        uint64_t bytes = 0;
+
+        if (!e || e->past || e->refused || entry_awaits(e) < s->n_ranks)
+                return false;
+        if (e->whole.n || entry_unneeded(e))
+                return true;
+        list_for_each ((struct list *)&s->entries, item) {
+                const struct stash_entry *other = CONTAINER_OF(item, struct stash_entry, link);
+
+                if (other->whole.n && !other->answered && list_empty(&other->waiting))
+                        bytes += whole_bytes(s, other->bytes);
+        }
+        if (bytes + whole_bytes(s, e->bytes) > whole_bytes(s, s->entry_bytes))
+                return false;
+        entry_assemble(e);
+        return e->whole.n;
+}
+
+void stash_ahead(struct stash *s, struct stash_entry *e)
+{
+        const struct order *o = &s->order;
+        bool more = s->others;
+
+        for (uint32_t i = o->at; more && i < o->n && i < o->at + AHEAD_LOOKED_AT; i++)
+                more = bring_ahead(entry_find(s, o->keys[i]));
+        while (more && o->at == o->n && e && e->link.prev != &s->entries) {
+                e = CONTAINER_OF(e->link.prev, struct stash_entry, link);
+                more = bring_ahead(e);
+        }
 }
 
 void entry_forget(struct stash_entry *e)

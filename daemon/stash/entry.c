@@ -84,6 +84,16 @@ bool entry_unneeded(const struct stash_entry *e)
         return true;
 }
 
+uint32_t entry_awaits(const struct stash_entry *e)
+{
+        const struct stash *s = e->stash;
+        uint32_t m = 0;
+
+        while (m < s->n_ranks && !(s->here[m] && e->parts[m] <= PART_WRITING))
+                m++;
+        return m;
+}
+
 static struct pages *pool_of(struct stash *s, bool whole)
 {
         return whole && s->wholes.n ? &s->wholes : &s->pages;
@@ -103,7 +113,7 @@ void entry_drop_whole(struct stash_entry *e)
         if (!list_empty(&e->pieces))
                 return; /* the last piece drops it */
         stash_give(e->stash, true, &e->whole, &e->whole_at);
-        e->assembled = false;
+        e->assembled = e->answered = false;
         e->member = 0;
         e->brought = 0;
 }
@@ -116,12 +126,7 @@ void entry_free(struct stash_entry *e)
         stash_give(s, false, &e->own, &e->own_at);
         list_remove(&e->link);
         free(e);
-        list_for_each (&s->entries, item) {
-                struct stash_entry *other = CONTAINER_OF(item, struct stash_entry, link);
-
-                if (!list_empty(&other->waiting))
-                        entry_advance(other); /* it may have waited for memory */
-        }
+        entries_advance(s);
 }
 
 void entry_settle(struct stash_entry *e)
@@ -151,11 +156,26 @@ static void note_used(struct job *job)
                 job->stash->most = info.used;
 }
 
-int stash_take(struct stash *s, bool whole, uint64_t bytes, struct block *ret, void **ret_at)
+static void wholes_drop(struct stash *s)
+{
+        list_for_each (&s->entries, item) {
+                struct stash_entry *e = CONTAINER_OF(item, struct stash_entry, link);
+
+                if (!e->past && list_empty(&e->waiting) && !entry_touched(e))
+                        entry_drop_whole(e);
+        }
+}
+
+int stash_take(struct stash *s, bool whole, bool drop, uint64_t bytes, struct block *ret,
+               void **ret_at)
 {
         struct pages *pool = pool_of(s, whole);
         int r = pages_take(pool, bytes, ret);
 
+        if (r == -ENOSPC && drop && pool == pool_of(s, true)) {
+                wholes_drop(s);
+                r = pages_take(pool, bytes, ret);
+        }
         if (r)
                 return r;
         r = extents_map(s->segment.fd, s->segment.data, ret->extents, ret->n,
@@ -222,7 +242,7 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
                 e->first_rank = rank;
                 /* a node whose parts are all empty has a unit all the same */
                 uint64_t own = part_own(e, s->n_ranks);
-                r = stash_take(s, false, own ? own : 1, &e->own, &e->own_at);
+                r = stash_take(s, false, true, own ? own : 1, &e->own, &e->own_at);
         }
         if (r)
                 return no_room(s, bytes, r, fault);
@@ -305,26 +325,17 @@ int stash_written(struct stash *s, uint32_t rank, uint64_t key, struct fault *fa
         e->parts[member] = PART_WRITTEN;
         pulls_serve(e, member);
         entry_advance(e);
+        stash_ahead(s, NULL);
         return 0;
 }
 
 /* ---- reading ------------------------------------------------------------------------ */
 
-/* The first member on this node that has not written its part; n_ranks: all have. */
-static uint32_t entry_awaits(const struct stash_entry *e)
-{
-        const struct stash *s = e->stash;
-        uint32_t m = 0;
-
-        while (m < s->n_ranks && !(s->here[m] && e->parts[m] <= PART_WRITING))
-                m++;
-        return m;
-}
-
 static void entry_answer(struct stash_entry *e)
 {
         const struct block *b = e->stash->others ? &e->whole : &e->own;
 
+        e->answered = true;
         while (!list_empty(&e->waiting)) {
                 struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
 
@@ -347,6 +358,13 @@ void entry_advance(struct stash_entry *e)
                 entry_answer(e);
 }
 
+void entries_advance(struct stash *s)
+{
+        list_for_each (&s->entries, item) {
+                entry_advance(CONTAINER_OF(item, struct stash_entry, link));
+        }
+}
+
 static int read_describe(const struct request *r, struct wait_line *ret)
 {
         const struct stash_entry *e = r->subject;
@@ -364,18 +382,6 @@ static int read_describe(const struct request *r, struct wait_line *ret)
                  (unsigned long long)e->key,
                  m == s->n_ranks && !e->whole.n ? " (no memory is free to put it together)" : "");
         return status;
-}
-
-/* The backward pass reads in the reverse order of the forward pass, so the entry before comes next.
- */
-static void entry_prefetch(struct stash_entry *e)
-{
-        struct stash *s = e->stash;
-        struct stash_entry *before = CONTAINER_OF(e->link.prev, struct stash_entry, link);
-
-        if (s->others && e->link.prev != &s->entries && !before->past &&
-            entry_awaits(before) == s->n_ranks && !before->assembled)
-                entry_assemble(before);
 }
 
 int stash_read(struct stash *s, uint32_t rank, uint64_t key, struct request *r, struct fault *fault)
@@ -397,8 +403,9 @@ int stash_read(struct stash *s, uint32_t rank, uint64_t key, struct request *r, 
         r->subject = e;
         r->group = member;
         list_insert(&e->waiting, &r->wait);
+        order_read(&s->order, &s->n_reads[member], key);
         entry_advance(e);
-        entry_prefetch(e);
+        stash_ahead(s, e);
         return 0;
 }
 
@@ -414,9 +421,12 @@ int stash_release(struct stash *s, uint32_t rank, uint64_t key, bool last, struc
                 return fault_set(fault, ZERO_ENOTHELD, "entry %llu is not held",
                                  (unsigned long long)key);
         e->parts[member] = last ? PART_DONE : PART_WRITTEN;
+        if (entry_unneeded(e))
+                entry_drop_whole(e);
+        entries_advance(s);
+        stash_ahead(s, e);
         if (!entry_unneeded(e))
                 return 0;
-        entry_drop_whole(e);
         entry_tell_done(e);
         if (!(s->others & ~e->done))
                 entry_end(e, ZERO_OK, NULL);

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "daemon/stash/order.h"
 #include "daemon/stash/stash.h"
 #include "daemon/transfer/transfer.h"
 
@@ -23,6 +24,8 @@ struct stash {
         uint32_t *ranks, n_ranks; /* a member is an index here */
         bool *here;               /* [member]: its rank is on this node */
         bool *admitted;           /* [member]: it has a session */
+        uint32_t *n_reads;        /* [member]: in this attempt */
+        struct order order;
         uint32_t n_here;
         uint64_t others;             /* bit n: node n has members, and is not this one */
         uint64_t bytes, entry_bytes; /* as declared */
@@ -46,10 +49,10 @@ struct stash_entry {
         struct block
                 whole; /* put together from all nodes; n 0: own is the whole, or it is not there */
         void *whole_at;
-        bool assembled;
-        struct list waiting; /* struct request.wait; their group is the member */
-        uint64_t done;       /* bit n: node n needs this node's parts no more */
-        uint32_t busy;       /* payloads and copies in progress */
+        bool assembled, answered; /* answered: a member has read the whole */
+        struct list waiting;      /* struct request.wait; their group is the member */
+        uint64_t done;            /* bit n: node n needs this node's parts no more */
+        uint32_t busy;            /* payloads and copies in progress */
         bool past; /* of an attempt that is over; stays while busy, or while a rank that has not
                     * heard of the end may touch the memory */
         /* Bringing the parts together (assemble.c). */
@@ -71,10 +74,14 @@ uint64_t part_own(const struct stash_entry *e, uint32_t member);
 struct stash_entry *entry_find(const struct stash *s, uint64_t key);
 /* Answers what can be answered, and gets what other nodes have. */
 void entry_advance(struct stash_entry *e);
+/* All entries of the set: memory is free, or a link is back. */
+void entries_advance(struct stash *s);
 /* Whether a member on this node writes or reads it. */
 bool entry_touched(const struct stash_entry *e);
 /* Whether all members on this node have released the entry for the last time. */
 bool entry_unneeded(const struct stash_entry *e);
+/* The first member on this node that has not written its part; n_ranks: all have. */
+uint32_t entry_awaits(const struct stash_entry *e);
 /* Memory that only a reader needs goes. */
 void entry_drop_whole(struct stash_entry *e);
 /* At once; nobody touches it. */
@@ -84,8 +91,9 @@ void entry_end(struct stash_entry *e, int status, const char *text);
 /* Frees an entry of the past if nobody touches it any more; then it does not exist. */
 void entry_settle(struct stash_entry *e);
 /* Memory of a set, at one address, for what entries put together need (`whole`) or for the rest; as
- * pages_take(). */
-int stash_take(struct stash *s, bool whole, uint64_t bytes, struct block *ret, void **ret_at);
+ * pages_take().  drop: wholes that nobody reads or waits for make room. */
+int stash_take(struct stash *s, bool whole, bool drop, uint64_t bytes, struct block *ret,
+               void **ret_at);
 void stash_give(struct stash *s, bool whole, struct block *b, void **at);
 uint32_t stash_member(const struct stash *s, uint32_t rank);
 /* Differs between sets of different ranks. */
@@ -99,6 +107,9 @@ void stash_vacate(struct stash *s);
 
 /* Brings all parts to one place, unless that is done or there is no room now. */
 void entry_assemble(struct stash_entry *e);
+/* Brings what is read next (stash.order), as much as memory is kept for.  e, or NULL: where the
+ * order of reads is not known, the entries written before e come, in reverse order. */
+void stash_ahead(struct stash *s, struct stash_entry *e);
 /* Why another node has refused its part; returns e->refused. */
 int assembly_fault(const struct stash_entry *e, struct fault *fault);
 /* What is under way ends soon. */

@@ -128,6 +128,7 @@ static void set_free(struct stash *s)
         free(s->ranks);
         free(s->here);
         free(s->admitted);
+        free(s->n_reads);
         free(s);
 }
 
@@ -153,7 +154,7 @@ enum { WHOLES = 2, SLOT_ALIGN = 4096 };
 
 /*
  * Entries of ranks of one node lie here whole.  Of others their parts do, and beside them two whole
- * entries: the one that is read, and the one that is read next.
+ * entries: the one that is read, and what is read next.
  */
 static uint64_t parts_bytes(const struct stash *s)
 {
@@ -245,7 +246,8 @@ static int set_new(struct job *job, const struct stash_needs *needs, struct stas
         s->ranks = calloc(s->n_ranks, sizeof *s->ranks);
         s->here = calloc(s->n_ranks, sizeof *s->here);
         s->admitted = calloc(s->n_ranks, sizeof *s->admitted);
-        if (!s->ranks || !s->here || !s->admitted) {
+        s->n_reads = calloc(s->n_ranks, sizeof *s->n_reads);
+        if (!s->ranks || !s->here || !s->admitted || !s->n_reads) {
                 r = fault_set(fault, ZERO_ENOMEM, "out of memory");
         } else {
                 memcpy(s->ranks, needs->ranks, s->n_ranks * sizeof *s->ranks);
@@ -292,6 +294,7 @@ void stash_leave(struct stash *s, uint32_t rank)
                 return;
         member = stash_member(s, rank);
         s->admitted[member] = false;
+        s->n_reads[member] = 0;
         for (uint32_t m = 0; m < s->n_ranks; m++)
                 n_left += s->admitted[m];
         list_for_each (&s->entries, item) {
@@ -354,6 +357,8 @@ void stash_begin_attempt(struct job *job, bool decided)
                         for (uint32_t m = 0; decided && m < s->n_ranks; m++)
                                 e->parts[m] = PART_NONE;
                 }
+                s->order.at = 0;
+                memset(s->n_reads, 0, s->n_ranks * sizeof *s->n_reads);
                 set_end(s, ZERO_EABORTED, "the step begins again: replay it");
                 set_locate(s);
                 stash_vacate(s);
@@ -384,9 +389,7 @@ static void stash_progress(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
                 list_for_each (&CONTAINER_OF(item, struct job, link)->stash->sets, set) {
-                        list_for_each (&CONTAINER_OF(set, struct stash, link)->entries, entry) {
-                                entry_advance(CONTAINER_OF(entry, struct stash_entry, link));
-                        }
+                        entries_advance(CONTAINER_OF(set, struct stash, link));
                 }
         }
 }

@@ -60,6 +60,118 @@ def a_block_finds_room_between_others(placement):
         read(ranks, 100, 8 * size, seed=100)
 
 
+# ---- what comes ahead ------------------------------------------------------------------
+
+LARGEST = 80 << 10
+
+
+def size_of(key):
+    """So many that two entries are more than LARGEST, and that the sum of some says which ones these are."""
+    return (64 << 10) + (128 << key)
+
+
+def received(c):
+    return c[0].job("job")["stash"]["received"]
+
+
+def has_come(c, before, keys):
+    """Node 0 has got these entries of two ranks on two nodes since then, asked for or not, and no others."""
+    due = before + sum(size_of(k) // 2 for k in keys)
+    until(lambda: received(c) >= due, what=f"entries {keys}")
+    assert received(c) == due, (received(c) - before, due - before, keys)
+
+
+def write_keys(ranks, n):
+    for key in range(n):
+        write(ranks, key, size_of(key), seed=key)
+
+
+ORDERS = {"as_written": [0, 1, 2, 3, 4, 5], "layer_by_layer": [3, 4, 5, 0, 1, 2], "micro_batches": [2, 1, 0, 5, 4, 3]}
+
+
+@cases_of(ORDERS)
+def entries_come_ahead_in_the_order_of_the_last_step(name):
+    """Whatever that is: with the entry that is read comes the one that is read next, the first one with the writes."""
+    order = ORDERS[name]
+    with Cluster(2) as c:
+        ranks = stashing(c, [0, 1], [[0, 1]], bytes=6 * LARGEST, entry_bytes=LARGEST)
+        for step in range(3):
+            before = received(c)
+            write_keys(ranks, 6)
+            for i, key in enumerate(order):
+                if step:
+                    has_come(c, before, order[:i + 1])
+                read(ranks, key, size_of(key), seed=key)
+            step_all(ranks, sets=SETS)
+
+
+@case
+def entries_come_ahead_while_others_are_written():
+    """A pipeline's 1F1B: what is read next comes as soon as it is written."""
+    with Cluster(2) as c:
+        ranks = stashing(c, [0, 1], [[0, 1]], bytes=6 * LARGEST, entry_bytes=LARGEST)
+        for step in range(2):
+            before = received(c)
+            write(ranks, 0, size_of(0), seed=step)
+            for key in range(6):
+                if key < 5:
+                    write(ranks, key + 1, size_of(key + 1), seed=step)
+                if step:
+                    has_come(c, before, range(key + 1))
+                read(ranks, key, size_of(key), seed=step)
+            step_all(ranks, sets=SETS)
+
+
+@case
+def an_order_that_differs_is_known_no_more():
+    """From there on entries come in the reverse order of writing, as in the first step."""
+    with Cluster(2) as c:
+        ranks = stashing(c, [0, 1], [[0, 1]], bytes=6 * LARGEST, entry_bytes=LARGEST)
+        for ahead, order in (([], [5, 4, 0, 3, 1, 2]), ([5], [5, 4, 3, 2, 1, 0])):
+            before = received(c)
+            write_keys(ranks, 6)
+            has_come(c, before, ahead)
+            for key, come in zip(order, ([5, 4], [5, 4, 0 if ahead else 3], [5, 4, 0, 3])):
+                read(ranks, key, size_of(key), seed=key)
+                has_come(c, before, come)
+            for key in order[3:]:
+                read(ranks, key, size_of(key), seed=key)
+            has_come(c, before, range(6))
+            step_all(ranks, sets=SETS)
+
+
+@case
+def as_many_come_ahead_as_the_largest_entry_has_room_for():
+    with Cluster(2) as c:
+        ranks = stashing(c, [0, 1], [[0, 1]], bytes=8 * LARGEST, entry_bytes=288 << 10)
+        for ahead in ([], [7, 6, 5, 4]):
+            before = received(c)
+            write_keys(ranks, 8)
+            has_come(c, before, ahead)
+            read(ranks, 7, size_of(7), seed=7)
+            has_come(c, before, [7, 6, 5, 4, 3])
+            for key in reversed(range(7)):
+                read(ranks, key, size_of(key), seed=key)
+            has_come(c, before, range(8))
+            step_all(ranks, sets=SETS)
+
+
+@case
+def what_was_read_makes_room_for_writes():
+    """Entries that are read again stay put together only while nothing else needs the memory."""
+    size = 64 << 10
+    with Cluster(2) as c:
+        ranks = stashing(c, [0, 1], [[0, 1]], bytes=8 * size, entry_bytes=size)
+        for key in range(4):
+            write(ranks, key, size, seed=key)
+        for key in range(4):
+            read(ranks, key, size, seed=key, last=False)
+        for key in range(4, 8):
+            write(ranks, key, size, seed=key)
+        for key in range(8):
+            read(ranks, key, size, seed=key)
+
+
 @cases_of([[0, 0, 0], [0, 1, 2], [0, 0, 1, 2]])
 def random_steps(placement):
     """Each rank goes at its own pace through entries of random sizes; memory for what is put together is scarce."""
