@@ -131,17 +131,22 @@ class Numbered(nn.Linear):
         return super().forward(x)
 
 
-def reads(where):
-    """What the backward pass of four checkpointed blocks does: reads entries, and runs blocks again."""
+def reads(where, batches=1, steps=1):
+    """What the backward passes of four checkpointed blocks do in the last step, of one micro-batch after the other: read
+    entries, and run blocks again."""
     zt, model = zero(nn.Sequential(*[Numbered(64, 64) for _ in range(4)]), 3, stash=zerod.Stash(1 << 20, where=where))
+    optimizer = zt.AdamW(model)
     zt.checkpoint_blocks(model, model)
     done, view = [], model.sharded.client.stash_view
     for number, block in enumerate(model):
         block.number, block.done = number, done
     model.sharded.client.stash_view = lambda key: (done.append(f"read {key}"), view(key))[1]
-    out = model(torch.ones(2, 64, requires_grad=True)).sum()
-    done.clear()
-    out.backward()
+    for _ in range(steps):
+        losses = [model(torch.ones(2, 64, requires_grad=True)).sum() for _ in range(batches)]
+        done.clear()
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
     model.sharded.client.close()
     return done
 
@@ -151,6 +156,15 @@ def an_entry_in_host_memory_comes_ahead_of_its_block():
     """The copy to the GPU of what is read next runs beside a block; in the GPU's memory nothing is on the way."""
     done = reads("host")
     assert done == ["read 2", "read 1", "run 3", "read 0", "run 2", "run 1", "run 0"], done
+
+
+@alone
+def entries_come_ahead_in_the_order_of_the_last_step():
+    """Of a second micro-batch, whose backward pass follows that of the first, as well."""
+    first = ["read 2", "read 1", "run 3", "read 0", "run 2"]
+    second = ["read 4", "run 3", "read 3", "run 2", "run 1", "run 0"]
+    assert reads("host", 2) == [*first, "run 1", "run 0", "read 5", *second]
+    assert reads("host", 2, steps=2) == [*first, "read 5", "run 1", "run 0", *second]
 
 
 @alone

@@ -11,8 +11,8 @@ Rules
   and in the middle of any call, so that it is only noted there, and made before the next call.
 - A tensor that is read is a copy: blocks write to their inputs in place, or keep them beyond the step.
 - Between a GPU and host memory copies run on a stream of their own (:meth:`Gpu.beside`), so that forward passes do
-  not wait for them; what is copied is a copy, which no block writes to meanwhile.  The entry before the one that is
-  read comes ahead: backward passes read in the reverse order of writing.
+  not wait for them; what is copied is a copy, which no block writes to meanwhile.  The entry comes ahead that the
+  attempts before read next; until that is known, the one written before, which most backward passes read next.
 """
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ class Activations:
         self.where = declared.where if isinstance(declared, zerod.Stash) else "windows"
         self.crosses = self.where == "host" and sharded.place.stream is not None
         self.written: dict[int, weakref.ref[Entry]] = {}  # by key
-        self.last_read = -1  # key
+        self.order: list[int] = []  # keys as they were read: n_reads of this attempt, then what followed in others
+        self.n_reads = 0
         self.ahead: tuple[int, torch.Tensor, Any] | None = None
         _all.add(self)
 
@@ -103,7 +104,7 @@ class Activations:
         self.unneeded.clear()
         self.of_tensor.clear()
         self.written.clear()
-        self.last_read, self.ahead = -1, None
+        self.n_reads, self.ahead = 0, None
 
     def release_unneeded(self) -> None:
         """Frees what autograd has dropped."""
@@ -160,16 +161,18 @@ class Activations:
         key, tensor, mark = self.ahead if self.ahead and self.ahead[0] == saved.key else self._read(saved)
         self.sharded.place.follow(mark, tensor)
         self.ahead = self._read_ahead(key)
-        self.last_read = key
         return tensor
 
     def _read_ahead(self, key: int) -> tuple[int, torch.Tensor, Any] | None:
-        """Begins to read the entry before, if it comes to a GPU from host memory, and entries are read in descending
-        order."""
-        before = self.written.get(key - 1, lambda: None)()
-        if before is None or not self.crosses or key + 1 not in (self.last_read, self.next_key):
+        """Begins to read the entry that comes after this one, if it comes to a GPU from host memory."""
+        if not self.crosses:
             return None
-        return self._read(before)
+        if self.order[self.n_reads:self.n_reads + 1] != [key]:
+            self.order[self.n_reads:] = [key]
+        self.n_reads += 1
+        (following,) = self.order[self.n_reads:self.n_reads + 1] or [key - 1]
+        entry = self.written.get(following, lambda: None)()
+        return self._read(entry) if entry else None
 
     @torch.no_grad()
     def _read(self, entry: Entry) -> tuple[int, torch.Tensor, Any]:
