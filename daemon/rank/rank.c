@@ -546,6 +546,19 @@ void rank_called(struct rank *rank, const char *name)
         rank->last_call = name;
 }
 
+/* In which call ranks of this node wait for the rest; what ranks of other nodes call, this node
+ * does not hear. */
+static const char *awaited_call(const struct job *job)
+{
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                const struct rank *rank = job->ranks[i].session;
+
+                if (rank && rank->closing)
+                        return rank->wants_norm ? "zero_norm" : "zero_step";
+        }
+        return "zero_norm or zero_step";
+}
+
 /* Says what others wait for from the rank, and whether the rank may still do that. */
 static void rank_describe(const struct rank *rank, struct wait_line *ret)
 {
@@ -557,7 +570,7 @@ static void rank_describe(const struct rank *rank, struct wait_line *ret)
         snprintf(ret->who, sizeof ret->who, "rank %u on %.60s", rank->rank,
                  node_name(job->x, job->x->cluster->self));
         snprintf(ret->what, sizeof ret->what,
-                 "zero_step (pushed %u gradients%s%.60s%s); last call %s, %.1f s ago%s",
+                 "%s (pushed %u gradients%s%.60s%s); last call %s, %.1f s ago%s", awaited_call(job),
                  rank_state_of(rank)->pushed,
                  rank_state_of(rank)->pushed ? ", the last of group '" : "",
                  rank_state_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",

@@ -217,6 +217,16 @@ def step_refuses_a_gradient_that_was_not_pushed():
         assert a.do("step", sets=[STILL, STRONG])["version"] == 1
 
 
+@cases_of([(end, p) for end in ("norm", "step") for p in ([0, 0], [0, 1])], "{0[0]}_{0[1]}")
+def a_call_that_others_wait_in_is_named(what):
+    """As far as the late rank's node hears of the others' calls."""
+    end, placement = what
+    call = f"zero_{end}" if placement == [0, 0] else "zero_norm or zero_step"
+    with Cluster(max(placement) + 1) as c:
+        a, _ = c.ranks("j", LAYOUT, placement, hold=1, push=1, timeout_ms=1500 * WAIT)
+        a.refused("EDEADLINE", end, "rank 1", f" {call} (pushed 0 gradients", sets=[STILL, STRONG])
+
+
 @case
 def a_group_that_nobody_pushes_is_reported():
     with Cluster(2) as c:
