@@ -1,13 +1,18 @@
 /*
  * The engine over several nodes in one process.  Plain main, so that it runs under the
  * thread sanitizer.  Arguments: names of the cases to run; without any, all.
+ *
+ * The cases run in a child, so that their directories go with it, however it ends.
  */
 #include <signal.h>
 #include <sodium.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
 #include "cases.h"
 #include "check.h"
+#include "net.h"
 
 static bool wanted(const char *name, int argc, char **argv)
 {
@@ -17,7 +22,7 @@ static bool wanted(const char *name, int argc, char **argv)
         return argc < 2;
 }
 
-int main(int argc, char **argv)
+static int run_cases(int argc, char **argv)
 {
         const struct test_case *const lists[] = { bitwise_cases,    plane_cases,   lost_cases,
                                                   trouble_cases,    fill_cases,    mirror_cases,
@@ -37,4 +42,21 @@ int main(int argc, char **argv)
                 }
         printf("%d cases passed\n", ran);
         return ran ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+        int status = 0;
+        pid_t child;
+
+        CHECK(mkdtemp(net_home));
+        child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                exit(run_cases(argc, argv));
+        }
+        CHECK(waitpid(child, &status, 0) == child);
+        directory_delete(net_home);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

@@ -12,6 +12,8 @@
 #include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 
+char net_home[] = "/dev/shm/zerod-test-XXXXXX";
+
 /* ---- start ---- */
 
 static void node_up(void *arg, uint32_t peer)
@@ -110,7 +112,7 @@ void net_open(struct net *net, const struct net_options *options)
 {
         *net = (struct net){ .options = *options };
         log_set_level(getenv("NET_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
-        strcpy(net->root, "/dev/shm/zerod-test-XXXXXX");
+        snprintf(net->root, sizeof net->root, "%s/XXXXXX", net_home);
         CHECK(mkdtemp(net->root));
         for (uint32_t i = 0; i < options->nodes; i++) {
                 net->nodes[i].net = net;
@@ -223,7 +225,7 @@ void net_stop(struct net *net)
         inproc_net_free(net->inproc);
 }
 
-static void directory_delete(const char *path)
+void directory_delete(const char *path)
 {
         DIR *dir = opendir(path);
         const struct dirent *e;

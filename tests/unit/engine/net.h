@@ -44,6 +44,10 @@ struct net {
         struct net_node nodes[NET_NODES_MAX];
 };
 
+/* The directory of all nets, made and deleted by main(). */
+extern char net_home[];
+void directory_delete(const char *path);
+
 void net_open(struct net *net, const struct net_options *options);
 /* Stops every node and closes the loop, and checks that no handle is left; keeps the state files.
  */
