@@ -5,6 +5,7 @@
 #include "check.h"
 #include "daemon/reshard/reshard.h"
 #include "daemon/store/file.h"
+#include "daemon/update/update.h"
 #include "proto/cleanup.h"
 #include "training.h"
 
@@ -123,25 +124,38 @@ static void note_record(struct scene *s)
         s->attempt = r->attempt + 5;
 }
 
-static void scene_open(struct scene *s, uint32_t nodes, uint32_t owners, bool mirror)
+static void scene_kill(struct scene *s)
 {
-        *s = (struct scene){ .training = training_default() };
-        s->training.net.nodes = nodes;
-        s->training.net.owners = owners;
-        s->training.net.mirror = mirror;
+        for (uint32_t r = 0; r < s->training.ranks; r++)
+                trainer_kill(&s->s.trainers[r]);
+}
+
+/* The ranks stay. */
+static void scene_train(struct scene *s, const struct training *training)
+{
+        *s = (struct scene){ .training = *training };
         session_open(&s->s, &s->training);
         session_attach(&s->s);
         for (uint32_t step = 1; step <= STEPS; step++) {
                 session_program(&s->s, step);
                 session_run(&s->s);
         }
-        for (uint32_t r = 0; r < s->training.ranks; r++)
-                trainer_kill(&s->s.trainers[r]);
         net_wait(&s->s.net, all_at_rest, s, "the updates to end");
         s->from = s->to = node_of(s, 0)->placement;
         note_values(s);
         note_record(s);
         CHECK(layout_to_message(s->s.layout, &s->message) == 0);
+}
+
+static void scene_open(struct scene *s, uint32_t nodes, uint32_t owners, bool mirror)
+{
+        struct training training = training_default();
+
+        training.net.nodes = nodes;
+        training.net.owners = owners;
+        training.net.mirror = mirror;
+        scene_train(s, &training);
+        scene_kill(s);
 }
 
 static void scene_close(struct scene *s)
@@ -470,6 +484,48 @@ static void a_mirror_that_missed_a_put_is_filled_anew(void)
         scene_close(&s);
 }
 
+static bool is_ahead(void *arg)
+{
+        const struct replica *h = arg;
+
+        return h->ahead;
+}
+
+static bool is_back(void *arg)
+{
+        return !is_ahead(arg);
+}
+
+/* Nobody decides the step any more that the replica is ahead of. */
+static void a_replica_that_is_ahead_of_a_decision_is_filled_anew(void)
+{
+        struct training training = training_default();
+        struct replica *target, *source;
+        struct scene s;
+        struct ending e;
+        uint32_t holder;
+
+        training.net.nodes = training.net.owners = 3;
+        training.net.mirror = training.eager = true;
+        training.clip_norm = 0;
+        scene_train(&s, &training);
+        holder = holder_of(&s.to, 1, 1);
+        target = replica_of_copy(net_job(&s.s.net, holder_node(&s.to, holder), "zoo"), 1, 1);
+        source = net_own(net_job(&s.s.net, 1, "zoo"));
+        CHECK(target && source->owner == 1);
+        session_push_ahead(&s.s, STEPS + 1);
+        net_wait(&s.s.net, is_ahead, source, "an update ahead");
+        net_wait(&s.s.net, is_ahead, target, "the mirror's");
+        update_undo(source);
+        net_wait(&s.s.net, is_back, source, "the old values");
+        CHECK(target->ahead);
+        s.readable[holder] = false;
+        fill(&s, holder, &e);
+        check_filled(&s, holder, &e);
+        scene_kill(&s);
+        scene_close(&s);
+}
+
 const struct test_case fill_cases[] = {
         { "a-node-that-lost-its-states-gets-them-from-their-twins",
           a_node_that_lost_its_states_gets_them_from_their_twins },
@@ -480,5 +536,7 @@ const struct test_case fill_cases[] = {
           a_source_in_another_state_than_expected_refuses },
         { "a-fill-that-is-broken-off-leaves-nothing", a_fill_that_is_broken_off_leaves_nothing },
         { "a-mirror-that-missed-a-put-is-filled-anew", a_mirror_that_missed_a_put_is_filled_anew },
+        { "a-replica-that-is-ahead-of-a-decision-is-filled-anew",
+          a_replica_that_is_ahead_of_a_decision_is_filled_anew },
         { NULL, NULL },
 };

@@ -520,17 +520,6 @@ static void eager_training(struct training *t, struct outcome *expected)
         *expected = training_run(t);
 }
 
-/* Says how the step ends, and hands in the gradients of all groups; the step is not ended. */
-static void push_ahead(struct session *s, uint32_t step)
-{
-        for (uint32_t r = 0; r < s->training->ranks; r++) {
-                s->trainers[r].step = step;
-                trainer_add(&s->trainers[r], (struct op){ .kind = OP_AHEAD, .params = &s->params });
-                session_pushes(s, r, step);
-        }
-        session_run(s);
-}
-
 static bool all_summed(void *arg)
 {
         struct session *s = arg;
@@ -586,7 +575,7 @@ static void a_reader_may_outlive_the_attempt_of_an_update_ahead(void)
                 for (uint32_t g = 0; g < ZOO_GROUPS; g++)
                         shard_pin(h, g);
         }
-        push_ahead(&s, 9);
+        session_push_ahead(&s, 9);
         net_wait(&s.net, all_summed, &s, "the sums");
         fabric_cut(s.net.nodes[0].x.fabric, 1, "for a test");
         run_turns(&s, 20, 1);
@@ -617,7 +606,7 @@ static void an_update_ahead_with_other_values_goes_back(void)
         session_program(&s, 1);
         session_run(&s);
         h = net_own(net_job(&s.net, 0, "zoo"));
-        push_ahead(&s, 2);
+        session_push_ahead(&s, 2);
         net_wait(&s.net, all_summed, &s, "the sums");
         update_led_as(h, &s.params);
         CHECK(h->ahead);

@@ -212,6 +212,16 @@ void session_attach(struct session *s)
         session_run(s);
 }
 
+void session_push_ahead(struct session *s, uint32_t step)
+{
+        for (uint32_t r = 0; r < s->training->ranks; r++) {
+                s->trainers[r].step = step;
+                trainer_add(&s->trainers[r], (struct op){ .kind = OP_AHEAD, .params = &s->params });
+                session_pushes(s, r, step);
+        }
+        session_run(s);
+}
+
 void session_close(struct session *s)
 {
         for (uint32_t r = 0; r < s->training->ranks; r++)

@@ -67,4 +67,6 @@ void session_program(struct session *s, uint32_t step);
 void session_fetches(struct session *s, uint32_t rank);
 void session_pushes(struct session *s, uint32_t rank, uint32_t step);
 void session_run(struct session *s);
+/* Says how the step ends, and hands in the gradients of all groups; the step is not ended. */
+void session_push_ahead(struct session *s, uint32_t step);
 void session_close(struct session *s);
