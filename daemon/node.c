@@ -1,10 +1,10 @@
 /*
  * The composition root.
  *
- * Start: GPUs, offload, store, engine, fabric, rpc, then readiness.  Stop: in the opposite order,
- * each only when the one before is over: steps in flight, sessions, jobs, links, compute threads,
- * GPUs.  State files stay.  If a stop takes longer than STOP_MS after the last step in flight, the
- * process ends; that loses no state in host memory.
+ * Start: GPUs, offload, store, engine, fabric, rpc, http, then readiness.  Stop: in the opposite
+ * order, each only when the one before is over: steps in flight, sessions, jobs, links, compute
+ * threads, GPUs.  State files stay.  If a stop takes longer than STOP_MS after the last step in
+ * flight, the process ends; that loses no state in host memory.
  *
  * Restart, when another owner list is chosen: everything except links, store and threads stops in
  * that order and starts again, in the same process.
@@ -24,6 +24,7 @@
 #include "daemon/base/privilege.h"
 #include "daemon/rank/rank.h"
 #include "daemon/device/gpu/gpu.h"
+#include "daemon/http/http.h"
 #include "daemon/loop/service.h"
 #include "daemon/loop/signals.h"
 #include "daemon/membership/membership.h"
@@ -40,6 +41,7 @@ struct node {
         struct cluster cluster;
         struct engine x;
         struct rpc *rpc;
+        struct http *http; /* NULL: off */
         struct signals *signals;
         struct service *service;
         uv_timer_t stop_timer;
@@ -49,13 +51,20 @@ struct node {
 
 /* ---- stop, step by step ---------------------------------------------------- */
 
-static void event_waits_gone(void *arg)
+static void http_gone(void *arg)
 {
         struct node *node = arg;
 
         uv_close((uv_handle_t *)&node->stop_timer, NULL);
         signals_close(node->signals);
         service_close(node->service);
+}
+
+static void event_waits_gone(void *arg)
+{
+        struct node *node = arg;
+
+        http_close(node->http, http_gone, node);
 }
 
 static void offload_gone(void *arg)
@@ -108,6 +117,7 @@ static void node_drained(void *arg)
         struct node *node = arg;
 
         node->x.leaving = true;
+        http_serve(node->http, false);
         uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
         rpc_close(node->rpc, sessions_gone, node);
 }
@@ -399,6 +409,7 @@ static void node_anew(struct node *node)
         }
         engine_up(x, node->cluster.self);
         jobs_resume(x);
+        http_serve(node->http, true);
         service_ready(node->service);
 }
 
@@ -425,6 +436,9 @@ static int node_start(struct node *node, struct fault *fault)
                 r = node_manager(node, fault); /* after UCX, which takes signals of its own */
         if (!r)
                 r = node_socket(node, fault);
+        if (r)
+                return r;
+        r = http_open(&node->x, &node->http, fault);
         if (r)
                 return r;
         jobs_resume(&node->x);

@@ -294,6 +294,7 @@ socket = $directory/$1.sock
 state_dir = $directory/$1.state
 membership_dir = $directory/$1.votes
 user = root
+http =
 END
 }
 

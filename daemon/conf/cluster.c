@@ -52,7 +52,7 @@ static bool host_valid(const char *host, bool brackets)
         return n > 0 && !host[n];
 }
 
-static bool port_valid(const char *text, uint16_t *ret)
+bool port_valid(const char *text, uint16_t *ret)
 {
         size_t n = strspn(text, "0123456789");
         long port = strtol(text, NULL, 10);

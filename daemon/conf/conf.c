@@ -154,8 +154,11 @@ static void print_option(void *arg, const char *name, const char *value, const c
 static int report(const struct conf *conf, struct fault *fault)
 {
         struct cluster cluster;
+        struct http_place http;
         int r = privilege_drop(conf->user, NULL, 0, fault);
 
+        if (!r)
+                r = conf_http(conf, &http, fault);
         if (!r)
                 r = conf_cluster(conf, &cluster, fault);
         if (r)
@@ -167,6 +170,7 @@ static int report(const struct conf *conf, struct fault *fault)
                : cluster.has_key    ? "one key"
                                     : "no key");
         explicit_bzero(&cluster, sizeof(cluster));
+        explicit_bzero(&http, sizeof(http));
         return CONF_DONE;
 }
 

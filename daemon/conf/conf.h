@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include <sys/socket.h>
+
 #include "proto/fault.h"
 
 enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_ARGUMENT, CONF_SET };
@@ -18,6 +20,8 @@ struct conf {
         char *key_next_file;        /* second key during rotation */
         char *socket;               /* "": see conf_table.h */
         char *socket_mode;          /* octal, of the socket file */
+        char *http;                 /* "": off */
+        char *http_token_file;      /* "": no token */
         char *state_dir;            /* "": see conf_table.h */
         char *membership_dir;       /* "": see conf_table.h */
         char *checkpoint_dir;       /* "": only for the user zerod runs as, and root */
@@ -68,6 +72,17 @@ struct cluster {
         bool has_key, has_key_next; /* only a cluster of one may have no key */
 };
 
+/* ---- where HTTP is answered ---- */
+
+struct http_place {
+        bool on, chosen; /* chosen: by a person */
+        char path[108];  /* of a unix socket; "": the address */
+        struct sockaddr_storage address;
+        socklen_t address_bytes;
+        bool has_token;
+        uint8_t token[CLUSTER_KEY];
+};
+
 /* ---- loading ---- */
 
 /* Beyond every zero_status. */
@@ -104,3 +119,5 @@ void conf_each(const struct conf *conf,
                void *arg);
 /* The cluster that peers, owners, node and key files describe. */
 int conf_cluster(const struct conf *conf, struct cluster *ret, struct fault *fault);
+/* What http and http_token_file say. */
+int conf_http(const struct conf *conf, struct http_place *ret, struct fault *fault);

@@ -54,6 +54,13 @@ int loaded_new(struct loaded **ret, struct fault *fault)
         return r;
 }
 
+bool loaded_is_default(const struct conf *conf, const char *name)
+{
+        const struct option *o = option_find(name, strlen(name));
+
+        return loaded_of(conf)->origin[o - options].source == CONF_DEFAULT;
+}
+
 static void source_name(const struct loaded *l, const struct option *o, char *ret_text, size_t size)
 {
         struct origin origin = l->origin[o - options];

@@ -40,6 +40,9 @@ DEFINE_CLEANUP(struct loaded *, loaded_free)
 int loaded_set(struct loaded *l, const struct option *o, const char *value, struct origin origin,
                const char *where, struct fault *fault);
 
+/* Whether nobody has set the option. */
+bool loaded_is_default(const struct conf *conf, const char *name);
+
 int source_text(struct loaded *l, const char *name, const char *text, size_t size,
                 struct fault *fault);
 /* A missing file is a fault only if it is needed. */

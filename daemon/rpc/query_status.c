@@ -19,7 +19,6 @@ struct look {
         struct blocking_work job;
         struct rpc *rpc;
         struct pending_call *call; /* NULL once it has ended */
-        uint32_t n;
         struct gpu_use_now gpus[];
 };
 
@@ -55,11 +54,7 @@ static bool status_again(struct rpc *rpc, struct pending_call *call)
 
 static void look_run(struct blocking_work *job)
 {
-        struct look *l = CONTAINER_OF(job, struct look, job);
-
-        for (uint32_t i = 0; i < l->n; i++)
-                if (gpu_memory(i, &l->gpus[i].free, &l->gpus[i].total))
-                        l->gpus[i] = (struct gpu_use_now){ 0, gpu_info(i)->memory_bytes };
+        gpus_use_now(CONTAINER_OF(job, struct look, job)->gpus);
 }
 
 static void look_done(struct blocking_work *job)
@@ -105,7 +100,6 @@ int status_query(struct pending_call *call, const char *what, const char *argume
         l->job.done = look_done;
         l->rpc = rpc;
         l->call = call;
-        l->n = n;
         call->request.subject = l;
         call->request.describe = look_describe;
         call->request.forget = look_forget;

@@ -23,29 +23,37 @@
         F(real, since_s, "time since its last sign of progress")
 
 #define STATUS_GATHER(F, R)                                                                        \
-        F(number, window_bytes, "bytes reserved for the windows that ranks of this node read")               \
+        F(number, window_bytes, "bytes reserved for the windows that ranks of this node read",      \
+          GAUGE("gather_window_bytes"))                                                            \
         F(text, place, "place of the windows: host, or GPUs")                                      \
-        F(number, slots, "groups that the windows hold at once")                                   \
-        F(number, hits, "fetches that found their group in the window")                            \
-        F(number, misses, "fetches that did not find it there")                                    \
-        F(number, gathers, "groups brought into a window")                                         \
-        F(number, spread, "groups brought from another window of this node")                       \
-        F(number, elements_received, "elements from other nodes")
+        F(number, slots, "groups that the windows hold at once", GAUGE("gather_window_groups"))    \
+        F(number, hits, "fetches that found their group in the window",                            \
+          COUNTER("gather_hits_total"))                                                            \
+        F(number, misses, "fetches that did not find it there", COUNTER("gather_misses_total"))    \
+        F(number, gathers, "groups brought into a window", COUNTER("gathers_total"))               \
+        F(number, spread, "groups brought from another window of this node",                       \
+          COUNTER("gather_spread_groups_total"))                                                   \
+        F(number, elements_received, "elements from other nodes",                                  \
+          COUNTER("gather_received_elements_total"))
 
 #define STATUS_REDUCE(F, R)                                                                        \
-        F(number, elements_sent, "elements of gradients, to other nodes")                          \
-        F(number, deferred, "sums of groups that the update computed itself")
+        F(number, elements_sent, "elements of gradients, to other nodes",                          \
+          COUNTER("reduce_sent_elements_total"))                                                   \
+        F(number, deferred, "sums of groups that the update computed itself",                      \
+          COUNTER("reduce_deferred_sums_total"))
 
 #define STATUS_STASH(F, R)                                                                         \
         F(text, place, "where the memory is, such as host or GPU 0")                               \
-        F(number, reserved, "bytes of memory for activation checkpoints on this node")             \
-        F(number, used, "bytes in use")                                                            \
-        F(number, peak, "most bytes in use at once")                                               \
-        F(number, received, "bytes from other nodes")
+        F(number, reserved, "bytes of memory for activation checkpoints on this node",             \
+          GAUGE("stash_reserved_bytes"))                                                           \
+        F(number, used, "bytes in use", GAUGE("stash_used_bytes"))                                 \
+        F(number, peak, "most bytes in use at once", GAUGE("stash_peak_bytes"))                    \
+        F(number, received, "bytes from other nodes", COUNTER("stash_received_bytes_total"))
 
 #define STATUS_FORMULA(F, R)                                                                       \
-        F(number, bytes_per_parameter, "16 with two moments (ZeRO, SC20, section 3.1)")            \
-        F(number, stage3_bytes, "bytes that one owner holds")
+        F(number, bytes_per_parameter, "16 with two moments (ZeRO, SC20, section 3.1)",            \
+          GAUGE("formula_bytes_per_parameter"))                                                    \
+        F(number, stage3_bytes, "bytes that one owner holds", GAUGE("formula_stage3_bytes"))
 
 #define STATUS_SESSION(F, R)                                                                       \
         F(number, rank, "number")                                                                  \
@@ -56,43 +64,49 @@
 
 #define STATUS_MOVE(F, R)                                                                          \
         F(number, from_epoch, "epoch that shards come from; null: not known")                      \
-        F(number, to_epoch, "epoch of the owner list in force")                                    \
-        F(number, bytes, "bytes that are in their new place")                                      \
-        F(number, total, "bytes in total; 0: not known")
+        F(number, to_epoch, "epoch of the owner list in force", GAUGE("move_epoch"))               \
+        F(number, bytes, "bytes that are in their new place", GAUGE("move_done_bytes"))            \
+        F(number, total, "bytes in total; 0: not known", GAUGE("move_all_bytes"))
 
 #define STATUS_CHECKPOINT(F, R)                                                                    \
-        F(number, version, "version of the job in the checkpoint")                                 \
-        F(real, age_s, "time since it ended; null: it is being written, or has failed")            \
-        F(real, took_s, "time from the order to the end; null: it is being written")               \
+        F(number, version, "version of the job in the checkpoint", GAUGE("checkpoint_version"))    \
+        F(real, age_s, "time since it ended; null: it is being written, or has failed",            \
+          GAUGE("checkpoint_age_seconds"))                                                         \
+        F(real, took_s, "time from the order to the end; null: it is being written",               \
+          GAUGE("checkpoint_duration_seconds"))                                                    \
         F(text, error, "reason of the failure; null: none")
 
 #define STATUS_JOB(F, R)                                                                           \
-        F(text, job, "name")                                                                       \
-        F(number, uid, "user who owns the job")                                                    \
-        F(text, coordinator, "node that coordinates the job")                                      \
-        F(number, world_size, "ranks")                                                             \
+        F(text, job, "name", LABEL("job"))                                                         \
+        F(number, uid, "user who owns the job", LABEL("user"))                                     \
+        F(text, coordinator, "node that coordinates the job", INFO("job_coordinator_info"))        \
+        F(number, world_size, "ranks", GAUGE("job_ranks"))                                         \
         R(list, status_rank, ranks, "all, in order")                                               \
-        F(text, state, "moving, opening, idle, incomplete or running")                             \
-        F(number, version, "steps made")                                                           \
-        F(number, attempt, "number of the attempt at the next step")                               \
-        F(real, steps_per_s, "rate over the last steps")                                           \
-        F(real, grad_norm, "norm of the last step's gradients; null: not finite")                  \
-        F(real, loss_scale, "loss scale of the next step")                                         \
-        F(number, skipped, "steps whose gradients were not finite")                                \
-        F(number, skipped_in_a_row, "steps skipped since the last one that was not")               \
-        F(number, parameters, "elements of all groups")                                            \
-        F(number, groups, "number of groups")                                                      \
+        F(text, state, "moving, opening, idle, incomplete or running", INFO("job_state_info"))     \
+        F(number, version, "steps made", COUNTER("job_steps_total"))                               \
+        F(number, attempt, "number of the attempt at the next step",                               \
+          COUNTER("job_attempts_total"))                                                           \
+        F(real, steps_per_s, "rate over the last steps", GAUGE("job_steps_per_second"))            \
+        F(real, grad_norm, "norm of the last step's gradients; null: not finite",                  \
+          GAUGE("job_grad_norm"))                                                                  \
+        F(real, loss_scale, "loss scale of the next step", GAUGE("job_loss_scale"))                \
+        F(number, skipped, "steps whose gradients were not finite",                                \
+          COUNTER("job_skipped_steps_total"))                                                      \
+        F(number, skipped_in_a_row, "steps skipped since the last one that was not",               \
+          GAUGE("job_skipped_steps_in_a_row"))                                                     \
+        F(number, parameters, "elements of all groups", GAUGE("job_parameters"))                   \
+        F(number, groups, "number of groups", GAUGE("job_groups"))                                 \
         F(texts, owners, "node of each owner of shards")                                           \
         R(maybe, status_move, move, "move of the job's shards; null: all are in their place")      \
         R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
-        R(list, status_wait, waiting, "who keeps the job waiting")                                 \
+        R(list, status_wait, waiting, "who keeps the job waiting", GAUGE("job_waits"))             \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
         R(maybe, status_stash, stash, "activation checkpoints; null: no rank stashes here")         \
-        F(counts, planes, "bytes of each plane on this node")                                      \
-        F(number, planes_on_gpu, "bytes of planes in GPU memory")                                  \
+        F(counts, planes, "bytes of each plane on this node", GAUGE("job_plane_bytes"))            \
+        F(number, planes_on_gpu, "bytes of planes in GPU memory", GAUGE("job_gpu_plane_bytes"))    \
         R(record, status_formula, zero_formula, "what the paper predicts")                         \
-        R(list, status_session, sessions, "sessions of this node's ranks")
+        R(list, status_session, sessions, "sessions of this node's ranks", GAUGE("job_sessions"))
 
 #define STATUS_JOBS(F, R)                                                                          \
         R(list, status_job, jobs, "jobs that this node knows")
@@ -100,21 +114,25 @@
 /* ---- the node ---- */
 
 #define STATUS_PEER(F, R)                                                                          \
-        F(text, node, "name")                                                                      \
+        F(text, node, "name", LABEL("peer"))                                                       \
         F(text, address, "host and port")                                                          \
-        F(flag, owner, "it holds shards")                                                          \
+        F(flag, owner, "it holds shards", GAUGE("peer_owner"))                                     \
         F(flag, self, "it is the node that answers")                                               \
-        F(flag, up, "the link to it stands")                                                       \
+        F(flag, up, "the link to it stands", GAUGE("peer_up"))                                     \
         F(text, why, "reason why the link is down")                                                \
-        F(text, bulk, "path of payloads")                                                          \
+        F(text, bulk, "path of payloads", INFO("peer_bulk_info"))                                  \
         F(text, bulk_detail, "transports of that path")                                            \
-        F(text, bulk_gpu, "path of payloads in GPU memory: direct or staged")                      \
-        F(real, since_s, "time since the link came up or went down")                               \
-        F(real, heard_s, "time since its last message")                                            \
-        F(real, round_trip_s, "round trip of the last heartbeat")                                  \
-        F(counts, sent, "bytes by kind of traffic")                                                \
-        F(counts, received, "bytes by kind of traffic")                                            \
-        F(counts, messages, "sent messages by kind, as in proto/zero.proto; answer: without a body")
+        F(text, bulk_gpu, "path of payloads in GPU memory: direct or staged",                      \
+          INFO("peer_bulk_gpu_info"))                                                              \
+        F(real, since_s, "time since the link came up or went down",                               \
+          GAUGE("peer_link_age_seconds"))                                                          \
+        F(real, heard_s, "time since its last message", GAUGE("peer_heard_age_seconds"))           \
+        F(real, round_trip_s, "round trip of the last heartbeat",                                  \
+          GAUGE("peer_round_trip_seconds"))                                                        \
+        F(counts, sent, "bytes by kind of traffic", COUNTER("peer_sent_bytes_total"))              \
+        F(counts, received, "bytes by kind of traffic", COUNTER("peer_received_bytes_total"))      \
+        F(counts, messages, "sent messages by kind, as in proto/zero.proto; answer: without a body",\
+          COUNTER("peer_sent_messages_total"))
 
 #define STATUS_ATTACHING(F, R)                                                                     \
         F(text, job, "job that the rank attaches to")                                              \
@@ -125,34 +143,35 @@
         F(real, since_s, "how long the rank has waited")
 
 #define STATUS_MEMORY(F, R)                                                                        \
-        F(number, state_used, "bytes that count towards memory_limit")                             \
-        F(number, state_quota, "bytes of memory_limit")                                            \
-        F(number, resident, "bytes of the daemon's process")
+        F(number, state_used, "bytes that count towards memory_limit", GAUGE("state_used_bytes"))  \
+        F(number, state_quota, "bytes of memory_limit", GAUGE("state_quota_bytes"))                \
+        F(number, resident, "bytes of the daemon's process", GAUGE("resident_memory_bytes"))
 
 #define STATUS_COLLECTIVES(F, R)                                                                   \
         F(text, by, "nccl or copies")                                                              \
         F(text, nccl, "version of NCCL; null: not loaded")                                         \
-        F(number, moves_by_nccl, "collectives that NCCL has carried")                              \
+        F(number, moves_by_nccl, "collectives that NCCL has carried",                              \
+          COUNTER("nccl_collectives_total"))                                                       \
         F(text, why, "reason why NCCL is not used; null: it is, or an option says so")
 
 #define STATUS_CUDA(F, R)                                                                          \
         F(number, plugin_interface, "version")                                                     \
-        F(text, driver, "version of CUDA")                                                         \
-        F(text, runtime, "version of CUDA")                                                        \
+        F(text, driver, "version of CUDA", INFO("cuda_driver_info"))                               \
+        F(text, runtime, "version of CUDA", INFO("cuda_runtime_info"))                             \
         R(maybe, status_collectives, between_gpus, "null: there is only one GPU")
 
 #define STATUS_GPU_MEMORY(F, R)                                                                    \
-        F(number, total, "bytes")                                                                  \
-        F(number, free, "bytes")                                                                   \
-        F(number, used, "bytes used by all processes")                                             \
-        F(number, zerod, "bytes used by this daemon")
+        F(number, total, "bytes", GAUGE("gpu_memory_bytes"))                                       \
+        F(number, free, "bytes", GAUGE("gpu_memory_free_bytes"))                                   \
+        F(number, used, "bytes used by all processes", GAUGE("gpu_memory_used_bytes"))             \
+        F(number, zerod, "bytes used by this daemon", GAUGE("gpu_memory_zerod_bytes"))
 
 #define STATUS_ALLOCATION(F, R)                                                                    \
-        F(text, what, "purpose")                                                                   \
-        F(number, bytes, "bytes for that purpose")
+        F(text, what, "purpose", LABEL("kind"))                                                    \
+        F(number, bytes, "bytes for that purpose", GAUGE("gpu_allocation_bytes"))
 
 #define STATUS_GPU(F, R)                                                                           \
-        F(number, gpu, "number")                                                                   \
+        F(number, gpu, "number", LABEL("gpu"))                                                     \
         F(text, name, "model")                                                                     \
         F(text, uuid, "as nvidia-smi writes it")                                                   \
         F(text, compute_capability, "major and minor")                                             \
@@ -160,15 +179,16 @@
         R(list, status_allocation, allocations, "allocations of this daemon")
 
 #define STATUS_NODE(F, R)                                                                          \
-        F(text, node, "name")                                                                      \
-        F(text, version, "version of zerod")                                                       \
-        F(real, uptime_s, "since the socket was opened")                                           \
+        F(text, node, "name", LABEL("node"))                                                       \
+        F(text, version, "version of zerod", INFO("build_info"))                                   \
+        F(real, uptime_s, "since the socket was opened", GAUGE("uptime_seconds"))                  \
         F(text, socket, "path of the clients' socket")                                             \
         F(text, state_dir, "directory of state files")                                             \
-        F(text, device, "instruction set that kernels use")                                        \
+        F(text, device, "instruction set that kernels use", INFO("kernels_info"))                  \
         R(list, status_peer, peers, "all nodes of the cluster, this one included")                 \
         R(list, status_job, jobs, "jobs that this node knows")                                     \
-        R(list, status_attaching, attaching, "ranks of this node whose job is not open yet")       \
+        R(list, status_attaching, attaching, "ranks of this node whose job is not open yet",       \
+          GAUGE("attaching_ranks"))                                                                \
         R(record, status_memory, memory, "memory of the node")                                     \
         R(maybe, status_cuda, cuda, "null: no GPU is used")                                        \
         R(list, status_gpu, gpus, "GPUs in use")

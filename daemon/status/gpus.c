@@ -105,3 +105,10 @@ void report_gpus(struct arena *arena, const struct gpu_use_now *now, struct stat
                         report_gpu(arena, i, &now[i], gpu);
         }
 }
+
+void gpus_use_now(struct gpu_use_now *ret)
+{
+        for (uint32_t i = 0; i < gpus_count(); i++)
+                if (gpu_memory(i, &ret[i].free, &ret[i].total))
+                        ret[i] = (struct gpu_use_now){ 0, gpu_info(i)->memory_bytes };
+}

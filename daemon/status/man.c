@@ -8,6 +8,8 @@
 
 struct row {
         const char *kind, *type, *name, *doc;
+        enum record_metric metric;
+        const char *metric_name;
 };
 
 struct record {
@@ -18,8 +20,8 @@ struct record {
 };
 
 /* clang-format off */
-#define ROW(kind, name, doc) { #kind, NULL, #name, doc },
-#define ROW_TYPED(kind, type, name, doc) { #kind, #type, #name, doc },
+#define ROW(kind, name, ...) { #kind, NULL, #name, __VA_ARGS__ },
+#define ROW_TYPED(kind, type, name, ...) { #kind, #type, #name, __VA_ARGS__ },
 #define ROWS(type, FIELDS) static const struct row type##_rows[] = { FIELDS(ROW, ROW_TYPED) };
 #define RECORD(type, FIELDS) { #type, type##_rows, sizeof type##_rows / sizeof *type##_rows, false },
 /* clang-format on */
@@ -180,6 +182,8 @@ static void print_row(const struct row *row)
         printf(")\"\n");
         print_text(row->doc);
         printf("\n");
+        if (row->metric && row->metric != RECORD_LABEL)
+                printf("(/metrics: zerod_%s)\n", row->metric_name);
 }
 
 static void print_rows(const struct record *record)

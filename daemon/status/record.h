@@ -17,6 +17,10 @@
  *   R list     list of struct type
  *   R called   const char *           a text; `type` is its name in JSON, as a string
  *
+ * A column behind doc says what the field is in /metrics (status.h), without it nothing: COUNTER,
+ * GAUGE or INFO with the metric's name, of a list its length; LABEL with the name of a label that
+ * the record's metrics have, and those of the records in it.
+ *
  * A record points only into one arena, or to constants.
  */
 #pragma once
@@ -90,6 +94,14 @@ enum record_kind {
         RECORD_list,
 };
 
+enum record_metric {
+        RECORD_NO_METRIC,
+        RECORD_COUNTER,
+        RECORD_GAUGE,
+        RECORD_INFO,
+        RECORD_LABEL,
+};
+
 struct record_type {
         size_t size, n_fields;
         const struct record_field {
@@ -97,6 +109,9 @@ struct record_type {
                 enum record_kind kind;
                 size_t offset;
                 const struct record_type *(*type)(void); /* the type of a nested record, or NULL */
+                const char *doc;
+                enum record_metric metric;
+                const char *metric_name; /* without "zerod_" */
         } * fields;
 };
 
@@ -114,16 +129,22 @@ struct record_type {
 #define RECORD_MEMBER_list(type, name) struct { uint32_t n; struct type *items; } name;
 #define RECORD_MEMBER_called(type, name) const char *name;
 
-#define RECORD_MEMBER(kind, name, doc) RECORD_MEMBER_##kind(name)
-#define RECORD_MEMBER_TYPED(kind, type, name, doc) RECORD_MEMBER_##kind(type, name)
+#define COUNTER(name) RECORD_COUNTER, name
+#define GAUGE(name) RECORD_GAUGE, name
+#define INFO(name) RECORD_INFO, name
+#define LABEL(name) RECORD_LABEL, name
 
-#define RECORD_ROW(kind, name, doc) { #name, RECORD_##kind, offsetof(record_self, name), NULL },
-#define RECORD_ROW_record(type, name) { #name, RECORD_record, offsetof(record_self, name), type##_type },
-#define RECORD_ROW_maybe(type, name) { #name, RECORD_maybe, offsetof(record_self, name), type##_type },
-#define RECORD_ROW_inlined(type, name) { #name, RECORD_inlined, offsetof(record_self, name), type##_type },
-#define RECORD_ROW_list(type, name) { #name, RECORD_list, offsetof(record_self, name), type##_type },
-#define RECORD_ROW_called(type, name) { type, RECORD_text, offsetof(record_self, name), NULL },
-#define RECORD_ROW_TYPED(kind, type, name, doc) RECORD_ROW_##kind(type, name)
+#define RECORD_MEMBER(kind, name, doc, ...) RECORD_MEMBER_##kind(name)
+#define RECORD_MEMBER_TYPED(kind, type, name, doc, ...) RECORD_MEMBER_##kind(type, name)
+
+#define RECORD_ROW(kind, name, ...) \
+        { #name, RECORD_##kind, offsetof(record_self, name), NULL, __VA_ARGS__ },
+#define RECORD_ROW_record(type, name) #name, RECORD_record, offsetof(record_self, name), type##_type
+#define RECORD_ROW_maybe(type, name) #name, RECORD_maybe, offsetof(record_self, name), type##_type
+#define RECORD_ROW_inlined(type, name) #name, RECORD_inlined, offsetof(record_self, name), type##_type
+#define RECORD_ROW_list(type, name) #name, RECORD_list, offsetof(record_self, name), type##_type
+#define RECORD_ROW_called(type, name) type, RECORD_text, offsetof(record_self, name), NULL
+#define RECORD_ROW_TYPED(kind, type, name, ...) { RECORD_ROW_##kind(type, name), __VA_ARGS__ },
 
 /* In a header: declares struct TYPE, and TYPE_type(), which describes its fields. */
 #define RECORD_DECLARE(type, FIELDS)                                                               \

@@ -5,6 +5,7 @@
  *   node.c         the node and its peers    jobs.c         its jobs
  *   gpus.c         its GPUs                  shards.c       who holds which part of every group
  *   membership.c   the owner list, moves     checkpoints.c  checkpoints and restores
+ *   metrics.c      records as /metrics
  *
  * A report reads the engine and keeps no pointer into it: all that it fills lies in the arena.  If
  * memory runs out arena->failed is set and the report is incomplete.  Loop thread.
@@ -18,6 +19,9 @@
 struct gpu_use_now {
         uint64_t free, total;
 };
+
+/* Asks the driver, which may wait; any thread.  ret: [GPU]. */
+void gpus_use_now(struct gpu_use_now *ret);
 
 /* gpus: [GPU]; NULL if there is no GPU.  started_ms: loop time. */
 void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
@@ -52,6 +56,18 @@ struct status_schedule *report_schedule(struct arena *arena, const struct engine
 /* NULL: this node has begun none since it coordinates the job. */
 struct status_checkpoint *report_checkpoint(struct arena *arena, const struct engine *x,
                                             const char *job);
+
+/* ---- /metrics ---- */
+
+enum metrics_format { METRICS_CLASSIC, METRICS_OPEN };
+
+/*
+ * A record as the text of /metrics: Prometheus' classic format, or OpenMetrics.  A metric is a
+ * column of a field's row (fields.h); labels come from the records around the field, and a field
+ * that is null has no sample.  The caller frees the text; NULL: out of memory.  Any thread.
+ */
+char *metrics_text(const struct record_type *type, const void *record, enum metrics_format format,
+                   size_t *ret_n);
 
 /* ---- between the files here ---- */
 

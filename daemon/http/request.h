@@ -1,0 +1,42 @@
+/*
+ * request.h - what an HTTP request asks for, and whether it may: a pure function of its parts.
+ *
+ * A browser must not read for a page of another site.  So a request that a page of another origin
+ * caused is refused, and so is one whose Host is a name that a stranger's DNS may have pointed
+ * here: the name must be an IP address, localhost or this node's own.  Whoever shows the token is
+ * no such browser, and may use any name.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Answers; a row each in request.c. */
+enum http_what {
+        HTTP_INDEX,
+        HTTP_METRICS,
+        HTTP_OPENMETRICS,
+        HTTP_HEALTHZ,
+        HTTP_READYZ,
+        HTTP_STATUS,
+        HTTP_JOBS,
+        HTTP_MEMBERS,
+        HTTP_CONFIG,
+        HTTP_WHATS,
+};
+
+/* What a client sent; NULL: nothing. */
+struct http_request {
+        const char *method, *path, *host, *origin, *fetch_site, *accept, *authorization;
+};
+
+struct http_rules {
+        const char *node;     /* name of this node */
+        bool local;           /* a unix socket, which no browser reaches */
+        const uint8_t *token; /* 32 bytes; NULL: none is needed */
+};
+
+/* The HTTP status: 200 and what is asked for, or a refusal with its text. */
+unsigned http_route(const struct http_rules *rules, const struct http_request *request,
+                    enum http_what *ret_what, const char **ret_text);

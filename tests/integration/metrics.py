@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""HTTP: /metrics in both formats, health, /api, and who may ask, on real daemons."""
+import http.client
+import importlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, Cluster, Daemon, finish_all, small_layout, until  # noqa: E402
+from harness import Skip, case, main  # noqa: E402
+from ports import free_ports  # noqa: E402
+
+OPENMETRICS = "application/openmetrics-text"
+# As Prometheus 2.42 asks.
+ACCEPT = (f"{OPENMETRICS};version=1.0.0,{OPENMETRICS};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1")
+TOKEN = "0123456789abcdef" * 4
+
+
+def parser(name):
+    """A parser of prometheus_client, which Debian installs for its own Python alone."""
+    sys.path.append("/usr/lib/python3/dist-packages")
+    try:
+        return importlib.import_module(f"prometheus_client.{name}").text_string_to_metric_families
+    except ImportError:
+        raise Skip("needs python3-prometheus-client") from None
+    finally:
+        sys.path.pop()
+
+
+class Unix(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=30)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(self.path)
+
+
+def request(place, path, method="GET", **headers):
+    """place: HOST:PORT or a socket's path; (status, headers, text)."""
+    if place.startswith("/"):
+        connection = Unix(place)
+    else:
+        host, port = place.rsplit(":", 1)
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=30)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        reply = connection.getresponse()
+        return reply.status, reply.headers, reply.read().decode()
+    finally:
+        connection.close()
+
+
+def get(daemon, path, **headers):
+    """The text of an answer that has to be good."""
+    status, _, text = request(daemon.options["http"], path, **headers)
+    assert status == 200, (path, status, text)
+    return text
+
+
+def samples(daemon):
+    """{(name, labels in order): value}, by the classic parser."""
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value
+            for family in parser("parser")(get(daemon, "/metrics")) for s in family.samples}
+
+
+def value(daemon, name, **labels):
+    found = [v for (n, those), v in samples(daemon).items()
+             if n == f"zerod_{name}" and labels.items() <= dict(those).items()]
+    assert len(found) == 1, (name, labels, found)
+    return found[0]
+
+
+def cluster(nodes=1, **options):
+    ports = free_ports(nodes)
+    return Cluster(nodes, per_node={i: {"http": f"127.0.0.1:{p}", **options} for i, p in enumerate(ports)})
+
+
+def train(c, steps=2):
+    ranks = c.ranks("work", small_layout(), [i % len(c.daemons) for i in range(2)], hold=2, push=2)
+    for r in ranks:
+        r.start("train", steps=steps, sets=SETS)
+    finish_all(ranks)
+    return ranks
+
+
+# ---- what is there ------------------------------------------------------------------
+
+@case
+def health_and_readiness():
+    with cluster() as c:
+        assert get(c[0], "/healthz") == "ok\n"
+        assert get(c[0], "/readyz") == "ready\n"
+        c[0].stop()
+        connection = http.client.HTTPConnection(*c[0].options["http"].split(":"), timeout=1)
+        try:
+            connection.request("GET", "/healthz")
+            connection.getresponse()
+            raise AssertionError("a stopped process answers")
+        except socket.timeout:
+            pass
+        finally:
+            connection.close()
+            c[0].go_on()
+
+
+@case
+def classic_format_passes_promtool():
+    if not shutil.which("promtool"):
+        raise Skip("needs promtool (package prometheus)")
+    with cluster(2) as c:
+        train(c)
+        for d in c.daemons:
+            r = subprocess.run(["promtool", "check", "metrics"], input=get(d, "/metrics"), capture_output=True, text=True,
+                               timeout=60, check=False)
+            assert r.returncode == 0 and not r.stdout + r.stderr, r
+
+
+@case
+def openmetrics_passes_its_parser():
+    parse = parser("openmetrics.parser")
+    with cluster(2) as c:
+        train(c)
+        for accept in (OPENMETRICS, ACCEPT):
+            status, headers, text = request(c[0].options["http"], "/metrics", Accept=accept)
+            assert status == 200 and headers["Content-Type"].startswith(OPENMETRICS), headers
+            names = {family.name for family in parse(text)}
+            assert {"zerod_build", "zerod_job_steps", "zerod_peer_up"} <= names, names
+        for accept in ("text/plain", "*/*", f"{OPENMETRICS};q=0", f"text/plain,{OPENMETRICS};q=0.5"):
+            _, headers, _ = request(c[0].options["http"], "/metrics", Accept=accept)
+            assert headers["Content-Type"].startswith("text/plain; version=0.0.4"), (accept, headers)
+
+
+@case
+def numbers_are_those_of_status():
+    with cluster(2) as c:
+        train(c, steps=3)
+        d, job = c[0], c[0].job("work")
+        assert value(d, "job_steps_total", job="work", user=str(os.getuid())) == job["version"] == 3
+        assert value(d, "job_ranks", job="work") == 2
+        assert value(d, "gather_misses_total", job="work") == job["gather"]["misses"]
+        assert value(d, "build_info") == 1
+        for kind, n in job["planes"].items():
+            assert value(d, "job_plane_bytes", job="work", kind=kind) == n
+        peer = next(p for p in d.status()["peers"] if p["node"] == "n1")
+        assert value(d, "peer_sent_bytes_total", node="n0", peer="n1", kind="reduce") == peer["sent"]["reduce"] > 0
+        assert all(dict(labels)["node"] == "n0" for _, labels in samples(d))
+
+
+@case
+def series_vanish_with_the_job():
+    with cluster() as c:
+        for r in train(c):
+            c.dismiss(r)
+        assert "work" in get(c[0], "/metrics")
+        c[0].ctl("drop", "work")
+        until(lambda: "work" not in get(c[0], "/metrics"), what="the end of the job's series")
+
+
+@case
+def api_is_what_zeroctl_prints():
+    with cluster(2) as c:
+        train(c)
+        for path, command in (("jobs", "jobs"), ("members", "members"), ("config", "config")):
+            mine, told = json.loads(get(c[0], f"/api/{path}")), c[0].ctl(command)
+            assert mine == told or path == "jobs" and [j["job"] for j in mine["jobs"]] == ["work"], (mine, told)
+        assert json.loads(get(c[0], "/api/status")).keys() == c[0].status().keys()
+        assert json.loads(get(c[0], "/api/jobs?job=work"))["jobs"][0]["job"] == "work"
+        assert request(c[0].options["http"], "/api/jobs?job=nobody")[0] == 404
+
+
+# ---- where --------------------------------------------------------------------------
+
+@case
+def unix_socket():
+    with Cluster(1, start=False) as c:
+        path = f"{c.directory}/http.sock"
+        c[0].options["http"] = path
+        c.start()
+        assert "zerod_build_info" in get(c[0], "/metrics")
+        c[0].process.terminate()
+        assert c[0].process.wait(60) == 0
+        assert not os.path.exists(path)
+
+
+def refusal(options, *words):
+    with Cluster(1, start=False, **options) as c:
+        c[0].start()
+        assert c[0].process.wait(60) == 1
+        assert all(w in c[0].log() for w in words), c[0].log()
+        c.daemons.clear()
+
+
+@case
+def other_addresses_need_a_token():
+    refusal({"http": "0.0.0.0:17680"}, "http_token_file", "reverse proxy")
+    refusal({"http": "[::]:17680"}, "http_token_file")
+    refusal({"http": "example.org:80"}, "must be an IP address")
+
+
+@case
+def token():
+    with Cluster(1, start=False) as c:
+        with open(f"{c.directory}/token", "w", encoding="ascii", opener=lambda p, f: os.open(p, f, 0o600)) as f:
+            f.write(TOKEN + "\n")
+        c[0].options.update(http=f"0.0.0.0:{free_ports(1)[0]}", http_token_file=f"{c.directory}/token")
+        c.start()
+        place = c[0].options["http"]
+        for shown in (None, "Bearer", f"Bearer {TOKEN[:-1]}0", f"Bearer {TOKEN}0", f"Basic {TOKEN}"):
+            status, headers, _ = request(place, "/metrics", **({"Authorization": shown} if shown else {}))
+            assert status == 401 and headers["WWW-Authenticate"] == "Bearer", shown
+        assert request(place, "/metrics", Authorization=f"Bearer {TOKEN}", Host="node.example.org")[0] == 200
+
+
+@case
+def default_address_in_use():
+    """A second daemon on the machine warns and does without; one whose address a person chose does not start."""
+    with Cluster(1, start=False) as c, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refusal({"http": f"127.0.0.1:{port}"}, "Address already in use", "the option http")
+        other = Daemon("other", c.directory, 0, {**c[0].options})
+        del c[0].options["http"], other.options["http"]
+        other.options.update(node="other", socket=other.socket, state_dir=f"{c.directory}/other.state")
+        c.start()
+        c.daemons.append(other)
+        other.start()
+        until(lambda: "no /metrics: http = 127.0.0.1:7680: Address already in use" in other.log(), what="the warning")
+        assert other.peers_up()
+
+
+# ---- who may ask --------------------------------------------------------------------
+
+@case
+def hosts_and_origins():
+    with cluster() as c:
+        place = c[0].options["http"]
+        for host in (place, "localhost", "localhost:1", "n0", "n0:7680", "[::1]:7680", "10.1.2.3"):
+            assert request(place, "/metrics", Host=host)[0] == 200, host
+        for host in ("example.org", f"example.org:{place.rsplit(':', 1)[1]}", "127.0.0.1.example.org", "n0.example.org",
+                     "[::1", "", "x" * 300, "127.0.0.1@example.org"):
+            assert request(place, "/metrics", Host=host)[0] in (400, 403), host
+        for headers in ({"Origin": "http://example.org"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"},
+                        {"Sec_Fetch_Site": "same-site"}):
+            status, sent, _ = request(place, "/api/status", **headers)
+            assert status == 403 and "Access-Control-Allow-Origin" not in sent, headers
+        assert request(place, "/api/status", Sec_Fetch_Site="none")[0] == 200
+
+
+@case
+def methods_and_paths():
+    with cluster() as c:
+        place = c[0].options["http"]
+        for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"):
+            status, headers, _ = request(place, "/metrics", method)
+            assert status == 405 and headers["Allow"] == "GET, HEAD", method
+        status, headers, text = request(place, "/metrics", "HEAD")
+        assert status == 200 and int(headers["Content-Length"]) > 1000 and text == ""
+        for path in ("/metrics/", "//metrics", "/../etc/passwd", "/api/../metrics", "/api/%2e%2e/metrics", "/api/", "/api/shards"):
+            assert request(place, path)[0] == 404, path
+        for path in ("/metrics?job=work", "/api/jobs?user=0", "/api/jobs?job=a&job=b", "/api/jobs?job", "/?x=1"):
+            assert request(place, path)[0] == 400, path
+
+
+if __name__ == "__main__":
+    main()
