@@ -7,6 +7,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* Names of what a client runs in, a Slurm job or a pod. */
+#define ORIGIN_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+enum { ORIGIN_MAX = 253 };
+
 enum { TEXT_QUOTE = 100 };
 
 struct text_quote {

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "proto/cleanup.h"
+#include "proto/text.h"
 
 /* ---- windows ----------------------------------------------------------- */
 
@@ -397,6 +398,15 @@ static void name_gpu(const struct gpu *gpu, ProtobufCBinaryData events[static ZE
         message->events = events;
 }
 
+/* The variable's value if it may stand in /metrics, else "". */
+static char *origin(const char *variable)
+{
+        char *value = getenv(variable);
+        size_t n = value ? strspn(value, ORIGIN_CHARACTERS) : 0;
+
+        return value && n <= ORIGIN_MAX && !value[n] ? value : "";
+}
+
 int client_join(struct zero_client *c, const layout *l, const struct zero_needs *needs, bool resume)
 {
         ProtobufCBinaryData events[ZERO_GPU_EVENTS];
@@ -411,6 +421,8 @@ int client_join(struct zero_client *c, const layout *l, const struct zero_needs 
         if (c->gpu)
                 name_gpu(c->gpu, events, &attach);
         attach.resume = resume;
+        attach.slurm_job = origin("SLURM_JOB_ID");
+        attach.pod = origin("POD_NAME");
         request.body_case = ZERO__REQUEST__BODY_ATTACH;
         request.attach = &attach;
         wire_expect_fds(&c->wire, true);

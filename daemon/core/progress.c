@@ -1,6 +1,7 @@
 /* How jobs get on: whom they wait for, and how fast they step. */
 #include "daemon/core/progress.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "proto/cleanup.h"
@@ -14,6 +15,16 @@ void job_stepped(struct job *job)
         struct progress *p = job->progress;
 
         p->step_times_ms[p->n_steps++ % STEP_TIMES] = engine_now(job->x);
+}
+
+double job_step_age(const struct job *job)
+{
+        const struct progress *p = job->progress;
+
+        if (!p->n_steps)
+                return NAN;
+        return (double)(engine_now(job->x) - p->step_times_ms[(p->n_steps - 1) % STEP_TIMES]) /
+               1000;
 }
 
 double job_steps_per_second(const struct job *job)
@@ -35,6 +46,22 @@ bool job_is_stepping(const struct job *job)
 
         return p->n_steps &&
                engine_now(job->x) - p->step_times_ms[(p->n_steps - 1) % STEP_TIMES] < STEPPING_MS;
+}
+
+/* ---- how long it waits ----------------------------------------------------------- */
+
+const double wait_bounds_s[WAIT_BOUNDS] = { 0.001, 0.003, 0.01, 0.03, 0.1, 0.5, 2, 10, 60, 300 };
+
+void job_waited(struct job *job, enum wait_for what, uint64_t since_ms)
+{
+        struct wait_times *t = &job->progress->times[what];
+        uint64_t ms = engine_now(job->x) - since_ms;
+        unsigned i = 0;
+
+        while (i < WAIT_BOUNDS && (double)ms > wait_bounds_s[i] * 1000)
+                i++;
+        t->n[i]++;
+        t->sum_ms += ms;
 }
 
 /* ---- whom it waits for --------------------------------------------------------- */

@@ -14,6 +14,17 @@ struct wait_lines {
         struct wait_line lines[WAIT_LINES];
 };
 
+/* What is waited for: a rank's call, an owner's vote once it is asked for, an owner's update. */
+enum wait_for { WAIT_FETCH, WAIT_PUSH, WAIT_VOTE, WAIT_UPDATE, WAIT_STEP, WAIT_FORS };
+enum { WAIT_BOUNDS = 10 };
+extern const double wait_bounds_s[WAIT_BOUNDS];
+
+/* n[i]: waits that took at most wait_bounds_s[i] and more than the bound before; the last: longer.
+ */
+struct wait_times {
+        uint64_t n[WAIT_BOUNDS + 1], sum_ms;
+};
+
 /* What this node knows of a job's progress. */
 struct progress {
         struct wait_lines waits; /* as the coordinator last told */
@@ -23,8 +34,15 @@ struct progress {
         uint64_t step_times_ms[STEP_TIMES]; /* ring of the loop times of the last decisions */
         uint32_t n_steps;                   /* decided since this node has the job */
         uint32_t overflows;                 /* steps in a row that an overflow skipped */
+        bool begun;                         /* an attempt has begun here */
+        uint64_t aborts;                    /* attempts that ended without a decision */
+        struct wait_times times[WAIT_FORS];
 };
 
+/* A wait of this node has ended. */
+void job_waited(struct job *job, enum wait_for what, uint64_t since_ms);
+/* Seconds since the last decision; not finite: there was none. */
+double job_step_age(const struct job *job);
 /* A step is decided. */
 void job_stepped(struct job *job);
 /* Over the last decisions; 0: unknown. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/core/progress.h"
 #include "daemon/base/log.h"
 #include "daemon/core/shut.h"
 #include "proto/cleanup.h"
@@ -106,6 +107,8 @@ static void start_run(struct job *job, const Zero__Start *start, const struct ow
                 break;
         default: /* OWNER_BEGIN */
                 crash_point(CRASH_ATTEMPT_BEGUN);
+                job->progress->aborts += job->progress->begun && !a->decided;
+                job->progress->begun = true;
                 job_begin_attempt(job, a->decided);
                 rank_states_keep(job, start->kept, start->n_kept);
                 job_fail_requests(

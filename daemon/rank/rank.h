@@ -5,6 +5,7 @@
 #include "daemon/core/push_window.h"
 #include "daemon/gather/gather.h"
 #include "daemon/stash/stash.h"
+#include "proto/text.h"
 
 struct place_events;
 struct rank_setup;
@@ -26,7 +27,9 @@ struct rank_needs {
         uint32_t windows;                                /* the place of its windows */
         const uint8_t (*event_handles)[ZERO_GPU_HANDLE]; /* of the GPU that its windows are on */
         uint32_t n_events;
-        struct stash_needs stash; /* rank_attach() takes it over in any case */
+        char slurm_job[ORIGIN_MAX + 1],
+                pod[ORIGIN_MAX + 1]; /* where it runs, as it says; "": not known */
+        struct stash_needs stash;    /* rank_attach() takes it over in any case */
 };
 
 /* Tells a session, unasked, that it is no longer the rank's.  ZERO_ECLOSED: its client may attach

@@ -7,6 +7,7 @@
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
+#include "proto/text.h"
 
 /* The result of the last step, and the blob that the rank kept with it. */
 static void reply_last(const struct rank *rank, Zero__AttachReply *attach, Zero__StepReply *last)
@@ -194,6 +195,19 @@ static int attach_stash(const Zero__StashNeeds *m, struct rank_needs *needs, str
                                &needs->stash, fault);
 }
 
+static int origin_take(const char *what, const char *name, char ret[static ORIGIN_MAX + 1],
+                       struct fault *fault)
+{
+        size_t n = strspn(name, ORIGIN_CHARACTERS);
+
+        if (n > ORIGIN_MAX || name[n])
+                return fault_set(fault, ZERO_EINVAL,
+                                 "the name of a %s has at most %d characters of [A-Za-z0-9._-]",
+                                 what, ORIGIN_MAX);
+        memcpy(ret, name, n + 1);
+        return 0;
+}
+
 /* The session is not attached. */
 static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct rank_needs *needs,
                        struct fault *fault)
@@ -203,6 +217,10 @@ static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct 
         uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
         int r = attach_place(m, handles, needs, fault);
 
+        if (!r)
+                r = origin_take("Slurm job", m->slurm_job, needs->slurm_job, fault);
+        if (!r)
+                r = origin_take("pod", m->pod, needs->pod, fault);
         if (!r)
                 r = attach_stash(m->stash, needs, fault);
         if (r)

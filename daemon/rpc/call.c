@@ -6,6 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/coordinator/coordinator.h"
+#include "daemon/core/progress.h"
 #include "proto/cleanup.h"
 
 /* ---- replies --------------------------------------------------------------- */
@@ -120,6 +121,22 @@ static void call_reply(struct pending_call *call, int status, const char *text)
                 session_reply(call->session, &reply, NULL, 0);
 }
 
+/* A call that was refused or lost has waited for nothing. */
+static void call_waited(const struct pending_call *call)
+{
+        struct job *job = call->session->rank ? call->session->rank->job : NULL;
+        uint64_t since_ms = call->request.since_ms;
+
+        if (!job)
+                return;
+        if (call->kind == ZERO__REQUEST__BODY_FETCH)
+                job_waited(job, WAIT_FETCH, since_ms);
+        else if (call->kind == ZERO__REQUEST__BODY_PUSH)
+                job_waited(job, WAIT_PUSH, since_ms);
+        else if (call->kind == ZERO__REQUEST__BODY_STEP)
+                job_waited(job, WAIT_STEP, since_ms);
+}
+
 static void call_finish(struct request *r, int status, const char *text)
 {
         struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
@@ -129,6 +146,8 @@ static void call_finish(struct request *r, int status, const char *text)
         s->n_pending--;
         if (call->kind == ZERO__REQUEST__BODY_FETCH && s->rank && s->rank->job)
                 rank_fetched(s->rank, call->group, status == ZERO_OK);
+        if (status == ZERO_OK)
+                call_waited(call);
         if (!r->gone)
                 call_reply(call, status, text);
         free(call->json);

@@ -36,6 +36,7 @@ struct status_checkpoint *report_checkpoint(struct arena *arena, const struct en
         ret->age_s =
                 op->phase == OPERATION_DONE ? (double)(engine_now(x) - op->ended_ms) / 1000 : NAN;
         ret->error = op->fault.status ? arena_copy(arena, op->fault.text) : NULL;
+        ret->failed = op->fault.status != 0;
         return ret;
 }
 

@@ -74,7 +74,22 @@
           GAUGE("checkpoint_age_seconds"))                                                         \
         F(real, took_s, "time from the order to the end; null: it is being written",               \
           GAUGE("checkpoint_duration_seconds"))                                                    \
-        F(text, error, "reason of the failure; null: none")
+        F(text, error, "reason of the failure; null: none")                                        \
+        F(flag, failed, "it has failed", GAUGE("checkpoint_failed"))
+
+/* Waits of one kind that have ended. */
+#define STATUS_WAITED(F, R)                                                                        \
+        R(called, "for", what, "fetch, push, step: a rank's call; vote: an owner's, once it is "   \
+          "asked for; update: an owner's, after the decision")                                     \
+        F(number, n, "number of them")                                                             \
+        F(real, sum_s, "time of all of them")                                                      \
+        F(counts, at_most, "number of them that took at most so many seconds; the last: longer")
+
+/* Ranks of this node that say they run in the same Slurm job and pod. */
+#define STATUS_ORIGIN(F, R)                                                                        \
+        F(text, slurm_job, "SLURM_JOB_ID of the ranks; null: not set", LABEL("slurm_job"))         \
+        F(text, pod, "POD_NAME of the ranks; null: not set", LABEL("pod"))                         \
+        F(number, ranks, "ranks of this node that run there", GAUGE("job_origin_ranks"))
 
 #define STATUS_JOB(F, R)                                                                           \
         F(text, job, "name", LABEL("job"))                                                         \
@@ -94,18 +109,34 @@
           COUNTER("job_skipped_steps_total"))                                                      \
         F(number, skipped_in_a_row, "steps skipped since the last one that was not",               \
           GAUGE("job_skipped_steps_in_a_row"))                                                     \
+        F(real, step_age_s, "time since the last step ended; null: none has",                      \
+          GAUGE("job_step_age_seconds"))                                                           \
+        F(number, aborts, "attempts at a step that were given up", COUNTER("job_aborts_total"))    \
+        F(number, away, "ranks that have no session: lost, or not there yet",                      \
+          GAUGE("job_away_ranks"))                                                                 \
+        F(flag, whole, "this node has all shards and mirrors that the owner list gives it",        \
+          GAUGE("job_whole"))                                                                      \
+        R(list, status_waited, waited, "how long calls, votes and updates took here",              \
+          HISTOGRAM("wait_seconds"))                                                               \
         F(number, parameters, "elements of all groups", GAUGE("job_parameters"))                   \
         F(number, groups, "number of groups", GAUGE("job_groups"))                                 \
         F(texts, owners, "node of each owner of shards")                                           \
         R(maybe, status_move, move, "move of the job's shards; null: all are in their place")      \
         R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
         R(list, status_wait, waiting, "who keeps the job waiting", GAUGE("job_waits"))             \
+        F(real, longest_rank_wait_s, "longest of these waits for a rank; null: none",              \
+          GAUGE("job_rank_wait_seconds"))                                                          \
+        F(real, longest_other_wait_s, "longest of these waits for a node, disk or person; null: "  \
+          "none", GAUGE("job_node_wait_seconds"))                                                  \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
         R(maybe, status_stash, stash, "activation checkpoints; null: no rank stashes here")         \
         F(counts, planes, "bytes of each plane on this node", GAUGE("job_plane_bytes"))            \
         F(number, planes_on_gpu, "bytes of planes in GPU memory", GAUGE("job_gpu_plane_bytes"))    \
         R(record, status_formula, zero_formula, "what the paper predicts")                         \
+        F(number, push_windows, "bytes of the push windows of this node's ranks",                  \
+          GAUGE("job_push_window_bytes"))                                                          \
+        R(list, status_origin, origins, "where this node's ranks run")                             \
         R(list, status_session, sessions, "sessions of this node's ranks", GAUGE("job_sessions"))
 
 #define STATUS_JOBS(F, R)                                                                          \
@@ -145,7 +176,11 @@
 #define STATUS_MEMORY(F, R)                                                                        \
         F(number, state_used, "bytes that count towards memory_limit", GAUGE("state_used_bytes"))  \
         F(number, state_quota, "bytes of memory_limit", GAUGE("state_quota_bytes"))                \
-        F(number, resident, "bytes of the daemon's process", GAUGE("resident_memory_bytes"))
+        F(number, resident, "bytes of the daemon's process", GAUGE("resident_memory_bytes"))       \
+        F(number, file_system, "bytes of the file system of state_dir; null: not known",           \
+          GAUGE("state_file_system_bytes"))                                                        \
+        F(number, file_system_free, "bytes of it that are free; null: not known",                  \
+          GAUGE("state_file_system_free_bytes"))
 
 #define STATUS_COLLECTIVES(F, R)                                                                   \
         F(text, by, "nccl or copies")                                                              \
@@ -181,6 +216,9 @@
 #define STATUS_NODE(F, R)                                                                          \
         F(text, node, "name", LABEL("node"))                                                       \
         F(text, version, "version of zerod", INFO("build_info"))                                   \
+        F(number, protocol, "version of the protocol of clients", GAUGE("client_protocol_version"))\
+        F(real, loop_cpu_s, "CPU time of the event loop's thread",                                 \
+          COUNTER("loop_cpu_seconds_total"))                                                       \
         F(real, uptime_s, "since the socket was opened", GAUGE("uptime_seconds"))                  \
         F(text, socket, "path of the clients' socket")                                             \
         F(text, state_dir, "directory of state files")                                             \
@@ -399,6 +437,8 @@
         X(status_session, STATUS_SESSION)                                                          \
         X(status_move, STATUS_MOVE)                                                                \
         X(status_checkpoint, STATUS_CHECKPOINT)                                                    \
+        X(status_waited, STATUS_WAITED)                                                            \
+        X(status_origin, STATUS_ORIGIN)                                                            \
         X(status_job, STATUS_JOB)                                                                  \
         X(status_jobs, STATUS_JOBS)                                                                \
         X(status_peer, STATUS_PEER)                                                                \

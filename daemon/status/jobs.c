@@ -1,6 +1,9 @@
 /* The jobs of this node. */
 #include "daemon/status/status.h"
 
+#include <math.h>
+#include <string.h>
+
 #include "proto/cleanup.h"
 
 const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER, ZERO_PLANE_MOMENT1,
@@ -18,6 +21,7 @@ static void report_ranks(struct arena *arena, const struct job *job, struct stat
                 if (job->node_of_rank[r] != RANK_ABSENT)
                         rank->node = node_name(job->x, job->node_of_rank[r]);
                 rank->attached = job->ranks[r].here;
+                ret->away += !rank->attached;
         }
 }
 
@@ -43,6 +47,41 @@ static void report_waiting(struct arena *arena, const struct job *job, struct st
                 report_wait(arena, job, &away, ret);
         for (uint32_t i = 0; i < job->progress->waits.n; i++)
                 report_wait(arena, job, &job->progress->waits.lines[i], ret);
+}
+
+/* A rank's name in a wait begins with "rank". */
+static void report_longest(struct status_job *ret)
+{
+        ret->longest_rank_wait_s = ret->longest_other_wait_s = NAN;
+        for (uint32_t i = 0; i < ret->waiting.n; i++) {
+                const struct status_wait *w = &ret->waiting.items[i];
+                bool rank = w->who && strncmp(w->who, "rank", 4) == 0;
+                double *longest = rank ? &ret->longest_rank_wait_s : &ret->longest_other_wait_s;
+
+                *longest = fmax(*longest, w->since_s);
+        }
+}
+
+static void report_times(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        static const char *const names[WAIT_FORS] = { "fetch", "push", "vote", "update", "step" };
+
+        for (size_t what = 0; what < WAIT_FORS; what++) {
+                const struct wait_times *t = &job->progress->times[what];
+                struct status_waited *waited = LIST_ADD(arena, &ret->waited);
+
+                if (!waited)
+                        return;
+                waited->what = names[what];
+                waited->sum_s = (double)t->sum_ms / 1000;
+                for (size_t i = 0; i <= WAIT_BOUNDS; i++) {
+                        waited->n += t->n[i];
+                        counts_add(arena, &waited->at_most,
+                                   i < WAIT_BOUNDS ? arena_text(arena, "%g", wait_bounds_s[i])
+                                                   : "+Inf",
+                                   t->n[i]);
+                }
+        }
 }
 
 static void report_gather(struct arena *arena, const struct job *job, struct status_gather *ret)
@@ -142,6 +181,33 @@ static void report_planes(struct arena *arena, const struct job *job, struct sta
                 }
 }
 
+static bool same_text(const char *a, const char *b)
+{
+        return strcmp(a ? a : "", b ? b : "") == 0;
+}
+
+static void report_origin(struct arena *arena, const struct rank *rank, struct status_job *ret)
+{
+        const char *slurm_job = rank->needs.slurm_job[0] ? rank->needs.slurm_job : NULL;
+        const char *pod = rank->needs.pod[0] ? rank->needs.pod : NULL;
+        struct status_origin *origin = NULL;
+
+        if (!slurm_job && !pod)
+                return;
+        for (uint32_t i = 0; i < ret->origins.n && !origin; i++)
+                if (same_text(ret->origins.items[i].slurm_job, slurm_job) &&
+                    same_text(ret->origins.items[i].pod, pod))
+                        origin = &ret->origins.items[i];
+        if (!origin) {
+                origin = LIST_ADD(arena, &ret->origins);
+                if (!origin)
+                        return;
+                origin->slurm_job = arena_copy(arena, slurm_job);
+                origin->pod = arena_copy(arena, pod);
+        }
+        origin->ranks++;
+}
+
 static void report_sessions(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
@@ -155,6 +221,8 @@ static void report_sessions(struct arena *arena, const struct job *job, struct s
                 s->held = rank->held;
                 s->no_events = rank->no_events;
                 s->push_window = rank->window->segment.bytes + rank->window->apart.bytes;
+                ret->push_windows += s->push_window;
+                report_origin(arena, rank, ret);
         }
 }
 
@@ -211,11 +279,16 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->loss_scale = job->last.loss_scale;
         ret->skipped = job->last.n_skipped;
         ret->skipped_in_a_row = job->progress->overflows;
+        ret->step_age_s = job_step_age(job);
+        ret->aborts = job->progress->aborts;
+        ret->whole = replicas_whole(job);
         ret->parameters = job->layout->elements;
         ret->groups = job->layout->n_groups;
         report_owners(arena, job->x, &job->placement, &ret->owners);
         ret->checkpoint = report_checkpoint(arena, job->x, job->name);
         report_waiting(arena, job, ret);
+        report_longest(ret);
+        report_times(arena, job, ret);
         report_gather(arena, job, &ret->gather);
         report_stash(arena, job, ret);
         ret->reduce.elements_sent = reduce_elements_sent(job->reduce);

@@ -115,6 +115,31 @@ static void sample_counts(const struct writer *w, const struct labels *l, const 
         }
 }
 
+/* Buckets count up; classic parsers and OpenMetrics want the same lines. */
+static void sample_histogram(const struct writer *w, const struct labels *l, const char *p)
+{
+        const char *name = w->metric->metric_name;
+        struct any_list list = list_at(p);
+        const struct status_waited *kinds = (const void *)list.items;
+
+        for (uint32_t i = 0; i < list.n; i++) {
+                const struct status_waited *waited = &kinds[i];
+                struct labels more = *l;
+                uint64_t n = 0;
+
+                label_add(&more, "for", waited->what);
+                for (uint32_t b = 0; b < waited->at_most.n; b++) {
+                        const char *bound = waited->at_most.items[b].name;
+
+                        n += waited->at_most.items[b].n;
+                        fprintf(w->out, "zerod_%s_bucket{%s,le=\"%s%s\"} %" PRIu64 "\n", name,
+                                more.text, bound, strpbrk(bound, ".I") ? "" : ".0", n);
+                }
+                fprintf(w->out, "zerod_%s_sum{%s} %.17g\nzerod_%s_count{%s} %" PRIu64 "\n", name,
+                        more.text, waited->sum_s, name, more.text, waited->n);
+        }
+}
+
 static void sample_info(const struct writer *w, const struct labels *l, const char *text)
 {
         struct labels more = *l;
@@ -145,7 +170,10 @@ static void sample_field(const struct writer *w, const struct labels *l, const c
                 sample_counts(w, l, p);
                 break;
         default: /* a list */
-                sample_number(w, l, list_at(p).n);
+                if (w->metric->metric == RECORD_HISTOGRAM)
+                        sample_histogram(w, l, p);
+                else
+                        sample_number(w, l, list_at(p).n);
         }
 }
 
@@ -217,6 +245,8 @@ static void write_head(FILE *out, const struct record_field *f, enum metrics_for
         const char *type = f->metric == RECORD_COUNTER ? "counter" : "gauge";
         int n = (int)strlen(f->metric_name);
 
+        if (f->metric == RECORD_HISTOGRAM)
+                type = "histogram";
         if (format == METRICS_OPEN && f->metric == RECORD_COUNTER)
                 n -= (int)strlen(total);
         if (format == METRICS_OPEN && f->metric == RECORD_INFO) {

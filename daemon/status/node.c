@@ -2,6 +2,8 @@
 #include "daemon/status/status.h"
 
 #include <stdio.h>
+#include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "proto/cleanup.h"
@@ -84,6 +86,28 @@ static uint64_t resident_bytes(void)
         return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+static double thread_cpu(void)
+{
+        struct timespec t = { 0 };
+
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void report_memory(const struct engine *x, struct status_memory *ret)
+{
+        struct statvfs fs;
+        bool known = statvfs(x->conf->state_dir, &fs) == 0;
+
+        *ret = (struct status_memory){
+                .state_used = store_used(x->store),
+                .state_quota = store_quota(x->store),
+                .resident = resident_bytes(),
+                .file_system = known ? fs.f_blocks * fs.f_frsize : RECORD_NULL,
+                .file_system_free = known ? fs.f_bavail * fs.f_frsize : RECORD_NULL,
+        };
+}
+
 void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
                  const struct gpu_use_now *gpus, struct status_node *ret)
 {
@@ -92,6 +116,8 @@ void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
         *ret = (struct status_node){
                 .node = node_name(x, x->cluster->self),
                 .version = ZEROD_VERSION,
+                .protocol = ZERO__HELLO__PROTOCOL__VERSION,
+                .loop_cpu_s = thread_cpu(),
                 .uptime_s = (double)(engine_now(x) - started_ms) / 1000,
                 .socket = arena_copy(arena, x->conf->socket),
                 .state_dir = arena_copy(arena, x->conf->state_dir),
@@ -107,9 +133,7 @@ void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
         ret->jobs.n = jobs.jobs.n;
         ret->jobs.items = jobs.jobs.items;
         report_attaching(arena, x, ret);
-        ret->memory.state_used = store_used(x->store);
-        ret->memory.state_quota = store_quota(x->store);
-        ret->memory.resident = resident_bytes();
+        report_memory(x, &ret->memory);
         report_gpus(arena, gpus, ret);
 }
 

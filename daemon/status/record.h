@@ -18,8 +18,8 @@
  *   R called   const char *           a text; `type` is its name in JSON, as a string
  *
  * A column behind doc says what the field is in /metrics (status.h), without it nothing: COUNTER,
- * GAUGE or INFO with the metric's name, of a list its length; LABEL with the name of a label that
- * the record's metrics have, and those of the records in it.
+ * GAUGE or INFO with the metric's name, of a list its length; HISTOGRAM of a list of status_waited;
+ * LABEL with the name of a label that the record's metrics have, and those of the records in it.
  *
  * A record points only into one arena, or to constants.
  */
@@ -99,6 +99,7 @@ enum record_metric {
         RECORD_COUNTER,
         RECORD_GAUGE,
         RECORD_INFO,
+        RECORD_HISTOGRAM,
         RECORD_LABEL,
 };
 
@@ -132,6 +133,7 @@ struct record_type {
 #define COUNTER(name) RECORD_COUNTER, name
 #define GAUGE(name) RECORD_GAUGE, name
 #define INFO(name) RECORD_INFO, name
+#define HISTOGRAM(name) RECORD_HISTOGRAM, name
 #define LABEL(name) RECORD_LABEL, name
 
 #define RECORD_MEMBER(kind, name, doc, ...) RECORD_MEMBER_##kind(name)
