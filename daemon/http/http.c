@@ -22,7 +22,7 @@
 #include "daemon/http/listen.h"
 #include "proto/cleanup.h"
 
-enum { VISITS = 64, VISIT_MS = 20000, IDLE_S = 5, LATE_MS = 2000, SWEEP_MS = 100 };
+enum { VISITS = 64, VISIT_MS = 10000, IDLE_S = 5, LATE_MS = 2000, SWEEP_MS = 100 };
 enum { REQUEST_BYTES = 16 << 10 };
 
 struct http {
@@ -38,6 +38,7 @@ struct http {
         /* The thread's own. */
         struct MHD_Daemon *server;
         struct list visits, waiting; /* the oldest first */
+        unsigned n_visits;
         struct snapshot *latest[SNAPSHOT_KINDS];
 };
 
@@ -226,9 +227,11 @@ static void visit_begin(struct http *http, struct MHD_Connection *connection, vo
                 shutdown(fd->connect_fd, SHUT_RDWR);
                 return;
         }
+        v->http = http;
         v->fd = fd->connect_fd;
         v->since_ms = snapshot_now();
         list_insert(&http->visits, &v->link);
+        http->n_visits++;
         *ret = v;
 }
 
@@ -241,8 +244,10 @@ static void on_visit(void *arg, struct MHD_Connection *connection, void **contex
                 visit_begin(arg, connection, context);
                 return;
         }
-        if (v)
+        if (v) {
                 list_remove(&v->link);
+                v->http->n_visits--;
+        }
         free(v);
         *context = NULL;
 }
@@ -284,6 +289,16 @@ static int wait_ms(struct http *http)
         return (int)ms;
 }
 
+/* A full server listens again only in the run behind that in which a connection has ended. */
+static void server_run(struct http *http)
+{
+        unsigned before = http->n_visits;
+
+        MHD_run(http->server);
+        if (http->n_visits < before)
+                MHD_run(http->server);
+}
+
 static void serve(struct http *http)
 {
         const union MHD_DaemonInfo *info =
@@ -301,7 +316,7 @@ static void serve(struct http *http)
                 }
                 calls_resume(http, false);
                 visits_sweep(http, snapshot_now());
-                MHD_run(http->server);
+                server_run(http);
         }
         calls_resume(http, true);
         MHD_run(http->server);

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """HTTP: /metrics in both formats, health, /api, and who may ask, on real daemons."""
+import concurrent.futures
 import http.client
 import importlib
 import json
 import os
+import random
 import re
+import resource
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, Cluster, Daemon, finish_all, small_layout, until  # noqa: E402
@@ -338,6 +342,125 @@ def methods_and_paths():
             assert request(place, path)[0] == 404, path
         for path in ("/metrics?job=work", "/api/jobs?user=0", "/api/jobs?job=a&job=b", "/api/jobs?job", "/?x=1"):
             assert request(place, path)[0] == 400, path
+
+
+# ---- hostile clients ----------------------------------------------------------------
+
+def connect(place):
+    host, port = place.rsplit(":", 1)
+    s = socket.create_connection((host, int(port)), 60)
+    s.settimeout(60)
+    return s
+
+
+def answer(place, data):
+    """What the server says to these bytes; the empty text: it only closes."""
+    with connect(place) as s:
+        try:
+            s.sendall(data)
+            s.shutdown(socket.SHUT_WR)
+            return s.makefile("rb").read().decode(errors="replace")
+        except (ConnectionError, BrokenPipeError):
+            return ""
+
+
+@case
+def garbage():
+    r = random.Random(11)
+    with cluster() as c:
+        place, before = c[0].options["http"], c[0].descriptors()
+        said = (b"", bytes(209), b"\x16\x03\x01\x02\x00" + r.randbytes(512), b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+                b"GET /metrics HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: n0\r\n\r\n",
+                b"GET http://example.org/metrics HTTP/1.1\r\nHost: example.org\r\n\r\n",
+                b"POST /metrics HTTP/1.1\r\nHost: n0\r\nContent-Length: 99999999999999999999\r\n\r\n",
+                b"GET /metrics HTTP/1.1\r\nHost: n0\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+                *(r.randbytes(r.randint(1, 3000)) for _ in range(50)))
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:
+            for data, text in zip(said, pool.map(lambda data: answer(place, data), said)):
+                assert "zerod_" not in text or b"chunked" in data, (data, text)
+        until(lambda: c[0].descriptors() <= before, what="the end of all connections")
+        get(c[0], "/metrics")
+
+
+@case
+def random_paths_and_parameters():
+    r = random.Random(12)
+    parts = ["/", "metrics", "api", "jobs", "status", "..", "%2e", "%00", "%", "?", "job", "=", "&", "work", "#", ";", "%ff", "+", "~", "x" * 500]
+    with cluster() as c:
+        train(c)
+        for _ in range(500):
+            path = "/" + "".join(r.choice(parts) for _ in range(r.randint(0, 8)))
+            text = answer(c[0].options["http"], f"GET {path} HTTP/1.1\r\nHost: n0\r\nConnection: close\r\n\r\n".encode())
+            assert text.split(" ")[1] in ("200", "400", "404"), (path, text[:200])
+        assert c[0].alive()
+
+
+@case
+def huge_headers():
+    with cluster() as c:
+        place, before = c[0].options["http"], c[0].memory()
+        for _ in range(20):
+            said = answer(place, b"GET /metrics HTTP/1.1\r\nHost: n0\r\nX: " + b"x" * (4 << 20) + b"\r\n\r\n")
+            assert not said or said.split(" ")[1] in ("413", "431"), said[:200]
+        assert answer(place, b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\nHost: n0\r\n\r\n").split(" ")[1:2] in ([], ["414"])
+        assert c[0].memory() - before < 8 << 10
+        get(c[0], "/metrics")
+
+
+@case
+def ten_thousand_connections():
+    """Most wait in the socket's queue.  While they are there the job trains; afterwards all are gone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 11000:
+        raise Skip("needs 11,000 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with cluster() as c:
+            ranks, held = train(c), []  # first, for select() takes small numbers alone
+            before = c[0].descriptors()
+            host, port = c[0].options["http"].split(":")
+            for _ in range(10000):
+                s = socket.socket()
+                s.setblocking(False)
+                s.connect_ex((host, int(port)))
+                held.append(s)
+            for rank in ranks:
+                rank.start("train", steps=2, first_step=2, sets=SETS)
+            finish_all(ranks)
+            assert c[0].descriptors() < before + 100, c[0].descriptors()
+            for s in held:
+                s.close()
+            until(lambda: request(c[0].options["http"], "/healthz")[0] == 200, what="an answer")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@case
+def slow_clients_hold_nobody_up():
+    """More than may be connected send a byte now and then: after 10 s they are cut off, and others have their turn."""
+    with cluster() as c:
+        place = c[0].options["http"]
+        slow = [connect(place) for _ in range(80)]
+        for s in slow:
+            s.sendall(b"GET /metrics HTTP/1.1\r\n")
+        ended = threading.Event()
+
+        def trickle():
+            while not ended.wait(0.5):
+                for s in slow:
+                    try:
+                        s.send(b"X")
+                    except OSError:
+                        pass
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        try:
+            until(lambda: request(place, "/healthz")[0] == 200, what="an answer beside slow clients")
+        finally:
+            ended.set()
+            thread.join()
+            for s in slow:
+                s.close()
 
 
 if __name__ == "__main__":

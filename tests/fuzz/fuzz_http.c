@@ -1,0 +1,61 @@
+/*
+ * A request of HTTP, as request.c sees it.  Input: a byte of rules (1: a token is needed, 2: a unix
+ * socket), then a line each for method, path, Host, Origin, Sec-Fetch-Site, Accept and
+ * Authorization; the line "-" is no header.
+ *
+ * What must hold: whoever is let in has shown the token, or could not have been sent by a page of
+ * another site; only what the table lists is found; a refusal says why.
+ */
+#include "daemon/http/request.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINES = 7 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const char *or_null(const char *line)
+{
+        return strcmp(line, "-") == 0 ? NULL : line;
+}
+
+static void check(const struct http_rules *rules, const struct http_request *r)
+{
+        static const char good[] =
+                "0707070707070707070707070707070707070707070707070707070707070707";
+        enum http_what what = HTTP_WHATS;
+        const char *text = NULL;
+        unsigned status = http_route(rules, r, &what, &text);
+
+        if (status != 200) {
+                assert(text && text[0] && status >= 400 && status < 500);
+                return;
+        }
+        assert(what < HTTP_WHATS && r->path[0] == '/' && !strstr(r->path, ".."));
+        assert(strcmp(r->method, "GET") == 0 || strcmp(r->method, "HEAD") == 0);
+        if (rules->token)
+                assert(r->authorization && strlen(r->authorization) == sizeof "Bearer " - 1 + 64 &&
+                       strcmp(r->authorization + sizeof "Bearer " - 1, good) == 0);
+        else
+                assert(!r->origin && (rules->local || (r->host && r->host[0])));
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+        static const uint8_t token[32] = { 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
+                                           7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7 };
+        const char *lines[LINES] = { "", "", "-", "-", "-", "-", "-" };
+        char *text = size ? strndup((const char *)data + 1, size - 1) : NULL, *rest = text;
+
+        for (size_t i = 0; i < LINES && rest; i++)
+                lines[i] = strsep(&rest, "\n");
+        if (text)
+                check(&(struct http_rules){ "n0", data[0] & 2, data[0] & 1 ? token : NULL },
+                      &(struct http_request){ lines[0], lines[1], or_null(lines[2]),
+                                              or_null(lines[3]), or_null(lines[4]),
+                                              or_null(lines[5]), or_null(lines[6]) });
+        free(text);
+        return 0;
+}
