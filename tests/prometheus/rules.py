@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Rules, their tests, the runbook and the dashboard: each names only what is there.
+
+usage: rules.py SOURCE_ROOT
+Without promtool (package prometheus) everything but promtool's own checks runs.
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = sys.argv[1]
+HOME = "/usr/share/doc/zerod/deploy/prometheus/README.md"
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        return f.read()
+
+
+def metrics():
+    """Names of all series, from the columns of fields.h."""
+    found = set()
+    for kind, name in re.findall(r'\b(COUNTER|GAUGE|INFO|HISTOGRAM)\(\s*"(\w+)"\)', read("daemon/status/fields.h")):
+        suffixes = ("_bucket", "_sum", "_count") if kind == "HISTOGRAM" else ("",)
+        found.update(f"zerod_{name}{suffix}" for suffix in suffixes)
+    return found
+
+
+def metrics_are_there(rules, known):
+    dashboard = read("deploy/grafana/zerod.json")
+    texts = {"rules": rules, "tests": read("deploy/prometheus/zerod.rules.test.yml"), "dashboard": dashboard,
+             "runbook": read("deploy/prometheus/README.md")}
+    records = set(re.findall(r"record: (\S+)", rules))
+    for where, text in texts.items():
+        named = set(re.findall(r"(?<![:\w])zerod_\w+", text))
+        assert named <= known, f"{where}: no such metric: {sorted(named - known)}"
+        recorded = set(re.findall(r"\b\w+:zerod_\w+:\w+", text))
+        assert recorded <= records, f"{where}: no such record: {sorted(recorded - records)}"
+    panels = json.loads(dashboard)["panels"]
+    assert len({p["id"] for p in panels}) == len(panels) and all(t["expr"] for p in panels for t in p["targets"])
+
+
+def alerts_have_tests_and_sections(rules):
+    alerts = re.findall(r"alert: (\w+)", rules)
+    links = re.findall(r"runbook_url: (\S+)", rules)
+    assert links == [f"{HOME}#{a.lower()}" for a in alerts], links
+    sections = re.findall(r"^### (\w+)$", read("deploy/prometheus/README.md"), re.M)
+    assert sections == alerts, set(sections) ^ set(alerts)
+    tests = read("deploy/prometheus/zerod.rules.test.yml")
+    for alert in alerts:
+        cases = re.findall(rf"alertname: {alert}\n +eval_time: \w+\n +exp_alerts:(.*)", tests)
+        assert cases == [" []", ""], f"{alert}: wants a time at which it is silent and one at which it fires: {cases}"
+
+
+def promtool(*arguments):
+    r = subprocess.run(["promtool", *arguments], cwd=os.path.join(ROOT, "deploy/prometheus"), capture_output=True, text=True,
+                       timeout=100, check=False)
+    assert r.returncode == 0, r.stdout + r.stderr
+
+
+def main():
+    rules = read("deploy/prometheus/zerod.rules.yml")
+    metrics_are_there(rules, metrics())
+    alerts_have_tests_and_sections(rules)
+    if shutil.which("promtool"):
+        promtool("check", "rules", "zerod.rules.yml")
+        promtool("test", "rules", "zerod.rules.test.yml")
+    else:
+        print("promtool is not here: rules were not run")
+
+
+if __name__ == "__main__":
+    main()
