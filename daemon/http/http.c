@@ -26,7 +26,8 @@ enum { VISITS = 64, VISIT_MS = 10000, IDLE_S = 5, LATE_MS = 2000, SWEEP_MS = 100
 enum { REQUEST_BYTES = 16 << 10 };
 
 struct http {
-        struct engine *x;
+        struct engine *x; /* for the loop thread alone */
+        char node[NODE_NAME_MAX + 1];
         struct http_place place;
         int socket;
         struct exchange *exchange;
@@ -172,7 +173,7 @@ static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *conn
                                         header(connection, "Sec-Fetch-Site"),
                                         header(connection, "Accept"),
                                         header(connection, "Authorization") };
-        struct http_rules rules = { node_name(http->x, http->x->cluster->self), http->place.path[0],
+        struct http_rules rules = { http->node, http->place.path[0],
                                     http->place.has_token ? http->place.token : NULL };
         enum http_what what = HTTP_INDEX;
         const char *text = NULL;
@@ -411,6 +412,7 @@ int http_open(struct engine *x, struct http **ret, struct fault *fault)
         if (!http)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         http->x = x;
+        strcpy(http->node, node_name(x, x->cluster->self));
         *ret = NULL;
         r = conf_http(x->conf, &http->place, fault);
         if (r || !http->place.on)

@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.parse
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, Daemon, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, Cluster, Daemon, finish_all, small_layout, spawn, until  # noqa: E402
 from harness import Skip, case, main  # noqa: E402
 from ports import free_ports  # noqa: E402
 
@@ -342,6 +343,58 @@ def methods_and_paths():
             assert request(place, path)[0] == 404, path
         for path in ("/metrics?job=work", "/api/jobs?user=0", "/api/jobs?job=a&job=b", "/api/jobs?job", "/?x=1"):
             assert request(place, path)[0] == 400, path
+
+
+# ---- Prometheus ---------------------------------------------------------------------
+
+SCRAPE = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: zerod
+    honor_labels: true
+    static_configs: [{{targets: {targets}}}]
+"""
+RULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../deploy/prometheus/zerod.rules.yml")
+
+
+def query(place, expression):
+    status, _, text = request(place, "/api/v1/query?" + urllib.parse.urlencode({"query": expression}))
+    return {tuple(sorted(r["metric"].items())): float(r["value"][1])
+            for r in json.loads(text)["data"]["result"]} if status == 200 else {}
+
+
+@case
+def prometheus_scrapes_a_cluster():
+    """A real Prometheus with the rules of deploy/: both nodes' series come, and the label job stays the training job."""
+    if not shutil.which("prometheus"):
+        raise Skip("needs prometheus")
+    with cluster(2) as c:
+        ranks, place = train(c), f"127.0.0.1:{free_ports(1)[0]}"
+        with open(f"{c.directory}/prometheus.yml", "w", encoding="utf-8") as f:
+            f.write(SCRAPE.format(rules=json.dumps(os.path.realpath(RULES)),
+                                  targets=json.dumps([d.options["http"] for d in c.daemons])))
+        with open(f"{c.directory}/prometheus.log", "wb") as log:
+            c.others.append(spawn(["prometheus", f"--config.file={c.directory}/prometheus.yml",
+                                   f"--storage.tsdb.path={c.directory}/data", f"--web.listen-address={place}"],
+                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+
+        def answers(expression):
+            try:
+                return query(place, expression)
+            except OSError:
+                return {}
+        until(lambda: [v for _, v in answers("up").items()] == [1, 1], what="the first scrapes")
+        for r in ranks:
+            r.start("train", steps=3, first_step=2, sets=SETS)
+        finish_all(ranks)
+        steps = until(lambda: (found := answers('zerod_job_steps_total{job="work"} == 5')) and len(found) == 2 and found,
+                      what="the steps of both nodes")
+        assert {dict(labels)["node"] for labels in steps} == {"n0", "n1"}
+        until(lambda: len(answers("job:zerod_steps:rate5m")) == 1, what="a recorded rule")
+        c[1].kill()
+        until(lambda: any(dict(labels)["alertname"] == "ZerodNodeDown" and dict(labels)["peer"] == "n1"
+                          for labels in answers("ALERTS")), what="the alert of the node that died")
 
 
 # ---- hostile clients ----------------------------------------------------------------
