@@ -26,6 +26,7 @@ PROGRAMS=(
         'recovery'
         'checkpoint'
         'plan'
+        'scrape'
 )
 QUICK='--repeat 3'
 
@@ -34,7 +35,7 @@ work=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        echo "Programs: kernels bulk fetch step update recovery checkpoint plan torch"
+        echo "Programs: kernels bulk fetch step update recovery checkpoint plan scrape torch"
 }
 
 finish() {
