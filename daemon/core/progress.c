@@ -52,16 +52,23 @@ bool job_is_stepping(const struct job *job)
 
 const double wait_bounds_s[WAIT_BOUNDS] = { 0.001, 0.003, 0.01, 0.03, 0.1, 0.5, 2, 10, 60, 300 };
 
-void job_waited(struct job *job, enum wait_for what, uint64_t since_ms)
+#define WAIT_NAME(name) #name,
+const char *const wait_names[WAIT_FORS] = { WAITS(WAIT_NAME) };
+
+void job_waited(const struct job *job, enum wait_for what, uint32_t who, uint32_t group,
+                uint64_t begun_ns)
 {
-        struct wait_times *t = &job->progress->times[what];
-        uint64_t ms = engine_now(job->x) - since_ms;
+        struct progress *p = job->progress;
+        struct wait_times *t = &p->times[what];
+        uint64_t took_ns = uv_hrtime() - begun_ns;
         unsigned i = 0;
 
-        while (i < WAIT_BOUNDS && (double)ms > wait_bounds_s[i] * 1000)
+        while (i < WAIT_BOUNDS && (double)took_ns > wait_bounds_s[i] * 1e9)
                 i++;
         t->n[i]++;
-        t->sum_ms += ms;
+        t->sum_ns += took_ns;
+        p->trace[p->n_traced++ % TRACE_MAX] =
+                (struct traced){ begun_ns, took_ns, job->version, who, group, what };
 }
 
 /* ---- whom it waits for --------------------------------------------------------- */

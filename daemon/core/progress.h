@@ -14,16 +14,34 @@ struct wait_lines {
         struct wait_line lines[WAIT_LINES];
 };
 
-/* What is waited for: a rank's call, an owner's vote once it is asked for, an owner's update. */
-enum wait_for { WAIT_FETCH, WAIT_PUSH, WAIT_VOTE, WAIT_UPDATE, WAIT_STEP, WAIT_FORS };
+/*
+ * What takes time: a rank's call, an owner's vote once it is asked for, an owner's update, and a
+ * payload from another node (gather: of parameters; reduce: of gradients).
+ */
+#define WAITS(X)                                                                              \
+        X(fetch)                                                                              \
+        X(push) X(vote) X(update) X(step) X(norm) X(stash) X(gather) X(reduce) X(stash_parts) \
+                X(state)
+#define WAIT_ENUM(name) WAIT_##name,
+enum wait_for { WAITS(WAIT_ENUM) WAIT_FORS };
+extern const char *const wait_names[WAIT_FORS];
 enum { WAIT_BOUNDS = 10 };
 extern const double wait_bounds_s[WAIT_BOUNDS];
 
 /* n[i]: waits that took at most wait_bounds_s[i] and more than the bound before; the last: longer.
  */
 struct wait_times {
-        uint64_t n[WAIT_BOUNDS + 1], sum_ms;
+        uint64_t n[WAIT_BOUNDS + 1], sum_ns;
 };
+
+/* One thing that took time.  Times are those of uv_hrtime(). */
+struct traced {
+        uint64_t begun_ns, took_ns, version;
+        uint32_t who;   /* the rank, the owner, or the node that sent the payload */
+        uint32_t group; /* NO_GROUP: the step */
+        uint32_t what;  /* enum wait_for */
+};
+enum { TRACE_MAX = 8192, NO_GROUP = UINT32_MAX };
 
 /* What this node knows of a job's progress. */
 struct progress {
@@ -37,10 +55,13 @@ struct progress {
         bool begun;                         /* an attempt has begun here */
         uint64_t aborts;                    /* attempts that ended without a decision */
         struct wait_times times[WAIT_FORS];
+        struct traced trace[TRACE_MAX]; /* ring of what took time last */
+        uint64_t n_traced;
 };
 
-/* A wait of this node has ended. */
-void job_waited(struct job *job, enum wait_for what, uint64_t since_ms);
+/* Something that took time has ended on this node. */
+void job_waited(const struct job *job, enum wait_for what, uint32_t who, uint32_t group,
+                uint64_t begun_ns);
 /* Seconds since the last decision; not finite: there was none. */
 double job_step_age(const struct job *job);
 /* A step is decided. */

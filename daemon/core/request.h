@@ -21,6 +21,8 @@ struct wait_line {
         uint64_t until_ms; /* loop time when the wait ends at the latest; 0: its deadline */
 };
 
+struct job;
+
 struct requests {
         struct list all;
 };
@@ -42,6 +44,11 @@ struct request {
          * set the deadline itself, and the wait ends with it. */
         void (*prolong)(struct request *r, uint64_t ms);
         bool gone; /* the session has ended: finish() replies nothing */
+        struct {
+                const struct job *job;      /* NULL: traces leave the request out */
+                uint32_t what, rank, group; /* enum wait_for; group: NO_GROUP if none */
+                uint64_t begun_ns;
+        } traced;
         union {
                 struct {
                         bool serve;

@@ -80,7 +80,7 @@ struct accumulator {
         uint32_t n_kept_receive_buffers;
         uint64_t kept_ms;          /* loop time at which the newest came */
         bool receive_buffer_asked; /* another thread allocates one more */
-        uint64_t asked_ms;         /* loop time at which the coordinator last asked for a vote */
+        uint64_t asked_ns;         /* when the coordinator last asked for a vote */
         bool preparing;            /* the coordinator wants this owner's vote */
         bool have_params;          /* the vote is to end the step, not only for the norm */
         bool voted;                /* the coordinator has the vote and has not decided */

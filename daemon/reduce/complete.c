@@ -287,7 +287,7 @@ void accumulator_vote(struct replica *h)
         if (accumulator_check(h, &fault) == 0 && l->have_params)
                 accumulator_record(h, &actions.items[0].record, &sum, finite, &fault);
         l->voted = l->have_params;
-        job_waited(h->job, WAIT_VOTE, l->asked_ms);
+        job_waited(h->job, WAIT_vote, h->owner, NO_GROUP, l->asked_ns);
         vote_send(h, &sum, finite, &fault);
 }
 
@@ -395,7 +395,7 @@ void accumulator_prepare(struct replica *h, const Zero__Prepare *m,
         if (params && !kept_take(h, m))
                 return; /* the step's deadline will say so */
         l->preparing = true;
-        l->asked_ms = engine_now(h->job->x);
+        l->asked_ns = uv_hrtime();
         l->have_params = params != NULL;
         if (params)
                 l->params = *params;

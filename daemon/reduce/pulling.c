@@ -98,6 +98,7 @@ static int part_send(struct offer_part *part)
                 int r = ask_announced(&part->ask, h->job, o->node, TRAFFIC_REDUCE, o->announced,
                                       part->place, part->bytes);
 
+                part->ask.group = o->group;
                 part->offer->announced = r ? o->announced : 0;
                 return r;
         }

@@ -121,20 +121,43 @@ static void call_reply(struct pending_call *call, int status, const char *text)
                 session_reply(call->session, &reply, NULL, 0);
 }
 
-/* A call that was refused or lost has waited for nothing. */
-static void call_waited(const struct pending_call *call)
+/* False: traces leave such a call out. */
+static bool call_takes_time(Zero__Request__BodyCase kind, uint32_t *ret)
 {
-        struct job *job = call->session->rank ? call->session->rank->job : NULL;
-        uint64_t since_ms = call->request.since_ms;
+        switch (kind) {
+        case ZERO__REQUEST__BODY_FETCH:
+                *ret = WAIT_fetch;
+                return true;
+        case ZERO__REQUEST__BODY_PUSH:
+                *ret = WAIT_push;
+                return true;
+        case ZERO__REQUEST__BODY_NORM:
+                *ret = WAIT_norm;
+                return true;
+        case ZERO__REQUEST__BODY_STEP:
+                *ret = WAIT_step;
+                return true;
+        case ZERO__REQUEST__BODY_STASH:
+                *ret = WAIT_stash;
+                return true;
+        default:
+                return false;
+        }
+}
 
-        if (!job)
-                return;
-        if (call->kind == ZERO__REQUEST__BODY_FETCH)
-                job_waited(job, WAIT_FETCH, since_ms);
-        else if (call->kind == ZERO__REQUEST__BODY_PUSH)
-                job_waited(job, WAIT_PUSH, since_ms);
-        else if (call->kind == ZERO__REQUEST__BODY_STEP)
-                job_waited(job, WAIT_STEP, since_ms);
+static void call_trace(struct pending_call *call, const Zero__Request *m)
+{
+        const struct rank *rank = call->session->rank;
+        struct request *r = &call->request;
+
+        r->traced.group = m->body_case == ZERO__REQUEST__BODY_FETCH  ? m->fetch->group
+                          : m->body_case == ZERO__REQUEST__BODY_PUSH ? m->push->group
+                                                                     : NO_GROUP;
+        r->traced.begun_ns = uv_hrtime();
+        if (rank && call_takes_time(call->kind, &r->traced.what)) {
+                r->traced.rank = rank->rank;
+                r->traced.job = rank->job;
+        }
 }
 
 static void call_finish(struct request *r, int status, const char *text)
@@ -146,8 +169,10 @@ static void call_finish(struct request *r, int status, const char *text)
         s->n_pending--;
         if (call->kind == ZERO__REQUEST__BODY_FETCH && s->rank && s->rank->job)
                 rank_fetched(s->rank, call->group, status == ZERO_OK);
-        if (status == ZERO_OK)
-                call_waited(call);
+        /* a call that was refused or lost has waited for nothing */
+        if (status == ZERO_OK && r->traced.job && s->rank && s->rank->job)
+                job_waited(s->rank->job, r->traced.what, r->traced.rank, r->traced.group,
+                           r->traced.begun_ns);
         if (!r->gone)
                 call_reply(call, status, text);
         free(call->json);
@@ -382,6 +407,7 @@ static int session_request(void *arg, const uint8_t *p, size_t n)
         call->session = s;
         call->seq = m->seq;
         call->kind = m->body_case;
+        call_trace(call, m);
         call->request.finish = call_finish;
         call->request.prolong = s->patient ? call_prolong : NULL;
         if (s->rank)

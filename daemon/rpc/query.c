@@ -80,6 +80,7 @@ static const struct {
         { "add-node", membership_query },   { "remove-node", membership_query },
         { "takeover", membership_query },   { "measure", survey_query },
         { "examine", survey_query },        { "set", set_query },
+        { "trace", survey_query },
 };
 
 int query_start(struct pending_call *call, const char *what, const char *argument,
@@ -152,6 +153,7 @@ static const struct {
         { "restore", false, checkpoint_question }, { "progress", false, checkpoint_question },
         { "held", true, held_question },           { "checksum", true, checksum_question },
         { "measure", false, measure_question },    { "examine", false, examine_question },
+        { "trace", true, trace_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

@@ -6,6 +6,7 @@
  *   checksum.c          a job's checksum: this node's part, and all parts combined
  *   measured.c          how fast this node is, and all nodes
  *   examined.c          what each node finds wrong with itself, and nodes compared
+ *   traced.c            what took time lately: this node's part, and all parts on one clock
  *   query_status.c      the state of this node, with its GPUs' memory
  *   query_checkpoint.c  checkpoints and restores: questions to a job's coordinator
  *   query_membership.c  the owner list, and changes to it
@@ -24,7 +25,8 @@ query_starter status_query, survey_query, shards_query, checkpoint_query, member
 /* Answers a node's question.  job: NULL if the question concerns no job. */
 typedef void question_answer(struct engine *x, struct job *job, uint32_t node,
                              const Zero__LinkMessage *m);
-question_answer checkpoint_question, checksum_question, measure_question, examine_question;
+question_answer checkpoint_question, checksum_question, measure_question, examine_question,
+        trace_question;
 
 /* Whether the client may do what concerns the node and not one job: "change the owners". */
 int query_allowed(const struct session *session, const char *what, struct fault *fault);
@@ -51,6 +53,16 @@ struct examined_answer {
 };
 /* All nodes' answers combined, and compared with this node's.  [node] */
 json_t *examined_together(const struct engine *x, const struct examined_answer *answers);
+
+/* ---- traced.c ---- */
+
+/* A node's answer to "trace"; told NULL: none. */
+struct traced_answer {
+        json_t *told;
+        uint64_t asked_ns, took_ns; /* of this node's clock */
+};
+/* All nodes' answers combined.  [node] */
+json_t *traces_together(const struct engine *x, const struct traced_answer *answers);
 
 /* ---- answer.c ---- */
 

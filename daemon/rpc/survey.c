@@ -13,7 +13,7 @@
 
 enum { CHECKSUM_ROUNDS = 20 };
 enum { MOVES_MS = 5000 }; /* zeroctl asks again and again */
-enum { MEASURES_MS = 20000, EXAMINE_MS = 10000 };
+enum { MEASURES_MS = 20000, EXAMINE_MS = 10000, TRACE_MS = 10000 };
 enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
 
 struct survey {
@@ -184,6 +184,16 @@ static json_t *examinations_together(struct survey *s)
         return examined_together(s->x, answers);
 }
 
+static json_t *trace_together(struct survey *s)
+{
+        struct traced_answer answers[ZERO_NODE_MAX];
+
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
+                answers[n] = (struct traced_answer){ s->told[n], s->answers[n].asked_ns,
+                                                     s->answers[n].took_ns };
+        return traces_together(s->x, answers);
+}
+
 static bool holds_job(const struct survey *s, uint32_t node)
 {
         return placement_nodes(&s->job->placement) >> node & 1;
@@ -211,6 +221,7 @@ static const struct survey_kind {
         { "moves", "moves", false, NULL, false, moves_together, MOVES_MS },
         { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS, true },
         { "examine", "examine", false, NULL, false, examinations_together, EXAMINE_MS, true },
+        { "trace", "trace", true, NULL, false, trace_together, TRACE_MS },
 };
 
 /* ---- asking ---------------------------------------------------------------------- */

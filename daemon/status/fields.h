@@ -383,6 +383,31 @@
 #define STATUS_EXAMINED(F, R)                                                                      \
         R(list, status_examined_node, nodes, "all nodes")
 
+#define STATUS_TRACED_WAIT(F, R)                                                                   \
+        F(text, call, "what the rank has called, such as step")                                    \
+        F(number, rank, "number")                                                                  \
+        F(number, group, "number; null: none")                                                     \
+        R(called, "for", who, "the rank, node or disk that keeps the call waiting")                \
+        F(text, what, "what that rank, node or disk has to do")                                    \
+        F(number, begun_ns, "begin of the call, on the node's clock")
+
+/* What one node tells the others. */
+#define STATUS_TRACED_HERE(F, R)                                                                   \
+        F(number, now_ns, "the node's clock")                                                      \
+        F(text, events, "a part for each thing that took time")                                    \
+        R(list, status_traced_wait, waits, "calls that wait")
+
+#define STATUS_TRACED_NODE(F, R)                                                                   \
+        F(text, node, "name")                                                                      \
+        F(real, ahead_s, "the node's clock less that of the node that was asked")                  \
+        F(real, within_s, "how far ahead_s may be wrong")                                          \
+        F(text, events, "for each thing that took time, with ; behind it: what, which rank, owner or node, "  \
+          "group or -, version, begin and duration in microseconds of the node's clock")           \
+        R(list, status_traced_wait, waits, "calls that wait")
+
+#define STATUS_TRACE(F, R)                                                                         \
+        R(list, status_traced_node, nodes, "nodes of the job that answered")
+
 #define STATUS_REACHED(F, R)                                                                       \
         F(text, node, "name")                                                                      \
         F(flag, up, "it has answered")                                                             \
@@ -476,6 +501,10 @@
         X(status_examined_here, STATUS_EXAMINED_HERE)                                              \
         X(status_examined_node, STATUS_EXAMINED_NODE)                                              \
         X(status_examined, STATUS_EXAMINED)                                                        \
+        X(status_traced_wait, STATUS_TRACED_WAIT)                                                  \
+        X(status_traced_here, STATUS_TRACED_HERE)                                                  \
+        X(status_traced_node, STATUS_TRACED_NODE)                                                  \
+        X(status_trace, STATUS_TRACE)                                                              \
         X(status_measured_link, STATUS_MEASURED_LINK)                                              \
         X(status_measured_here, STATUS_MEASURED_HERE)                                              \
         X(status_measured_node, STATUS_MEASURED_NODE)                                              \

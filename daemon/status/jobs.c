@@ -64,16 +64,14 @@ static void report_longest(struct status_job *ret)
 
 static void report_times(struct arena *arena, const struct job *job, struct status_job *ret)
 {
-        static const char *const names[WAIT_FORS] = { "fetch", "push", "vote", "update", "step" };
-
         for (size_t what = 0; what < WAIT_FORS; what++) {
                 const struct wait_times *t = &job->progress->times[what];
                 struct status_waited *waited = LIST_ADD(arena, &ret->waited);
 
                 if (!waited)
                         return;
-                waited->what = names[what];
-                waited->sum_s = (double)t->sum_ms / 1000;
+                waited->what = wait_names[what];
+                waited->sum_s = (double)t->sum_ns / 1e9;
                 for (size_t i = 0; i <= WAIT_BOUNDS; i++) {
                         waited->n += t->n[i];
                         counts_add(arena, &waited->at_most,

@@ -143,6 +143,7 @@ static const struct {
         { "zeroctl checkpoint --every", "status_ordered", NULL },
         { "zeroctl ping", "status_ping", NULL },
         { "zeroctl doctor", "status_examined", NULL },
+        { "zeroctl trace, without a file", "status_trace", NULL },
         { "zeroctl drop", "status_drop", NULL },
         { "zeroctl config", "status_config", NULL },
         { "zeroctl set", "status_option", NULL },

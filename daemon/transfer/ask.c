@@ -7,10 +7,18 @@
 
 #include <errno.h>
 
+#include "daemon/core/progress.h"
 #include "proto/cleanup.h"
 
 static void ask_end(struct ask *ask, int status)
 {
+        static const enum wait_for waits[TRAFFIC_KINDS] = { [TRAFFIC_GATHER] = WAIT_gather,
+                                                            [TRAFFIC_REDUCE] = WAIT_reduce,
+                                                            [TRAFFIC_STASH] = WAIT_stash_parts,
+                                                            [TRAFFIC_STATE] = WAIT_state };
+
+        if (status == 0)
+                job_waited(ask->job, waits[ask->kind], ask->node, ask->group, ask->begun_ns);
         transit_free(STEAL(ask->transit));
         ask->done(ask, status);
 }
@@ -56,6 +64,9 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
         ask->job = job;
         ask->node = node;
         ask->transfer = transfer;
+        ask->begun_ns = uv_hrtime();
+        ask->kind = kind;
+        ask->group = NO_GROUP;
         ask->p = p;
         ask->n = n;
         ask->status = 0;
@@ -86,6 +97,8 @@ int ask_send(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,
         if (r)
                 return r;
         pull->transfer = ask->transfer;
+        if (kind == TRAFFIC_GATHER || kind == TRAFFIC_REDUCE)
+                ask->group = pull->group;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PULL;
         m.pull = pull;
         if (fabric_send(x->fabric, node, &m))

@@ -15,7 +15,9 @@ struct ask {
         struct engine *x;
         const struct job *job;
         uint32_t node;
-        uint64_t transfer;
+        uint64_t transfer, begun_ns;
+        enum traffic kind;
+        uint32_t group;    /* of the pull; NO_GROUP: announced */
         void *p, *transit; /* transit: NULL, or where the payload lands on its way to p */
         size_t n;
         bool forgotten;

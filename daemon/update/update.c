@@ -50,7 +50,7 @@ struct update {
         struct update_scalars *scalars; /* [tensor] */
         struct update_group *groups;    /* [group] */
         uint32_t unfinished, in_flight; /* groups; tasks */
-        uint64_t begun_ms; /* loop time at which the decision began to be carried out */
+        uint64_t begun_ns;              /* when the decision began to be carried out */
 };
 
 struct update_task {
@@ -271,7 +271,7 @@ static void update_finish(struct replica *h)
         struct owner_actions actions;
         struct owner o;
 
-        job_waited(h->job, WAIT_UPDATE, h->update->begun_ms);
+        job_waited(h->job, WAIT_update, h->owner, NO_GROUP, h->update->begun_ns);
         update_rest(h);
         owner_of_replica(h, &o);
         owner_step(&o, &e, &actions);
@@ -484,7 +484,7 @@ void update_start(struct replica *h)
         assert(record->phase == ATTEMPT_DECIDED);
         crash_point(CRASH_UPDATE_BEGIN);
         u->attempt = record->attempt;
-        u->begun_ms = engine_now(h->job->x);
+        u->begun_ns = uv_hrtime();
         if (commit && !h->ahead) /* otherwise they are known, and tasks may be reading them */
                 update_scalars(h, record->sets, record->grad_scale, record->world_size);
         aim_at(h, commit ? AIM_CARRY_OUT : AIM_UNDO, record->version + commit, commit);

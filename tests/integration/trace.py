@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""zeroctl trace on real clusters: what took time is there, on one clock, and what still waits names whom it waits for."""
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
+from harness import case, main  # noqa: E402
+
+STEPS = 3
+
+
+def train(ranks, steps):
+    for a in ranks:
+        a.start("train", steps=steps, sets=SETS)
+    return finish_all(ranks)
+
+
+def traced(c, *options, job="job"):
+    """The file's events, and by node and name: {"n0": {"fetch block0": [event]}}"""
+    path = f"{c.directory}/trace.json"
+    r = c[0].ctl_run("trace", job, path, *options)
+    assert r.returncode == 0 and "ui.perfetto.dev" in r.stdout, r
+    with open(path, encoding="utf-8") as f:
+        events = json.load(f)["traceEvents"]
+    nodes = {e["pid"]: e["args"]["name"].removeprefix("node ") for e in events if e["name"] == "process_name"}
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    named = {}
+    for e in events:
+        assert e["ph"] in "MX", e
+        if e["ph"] == "X":
+            e["track"] = tracks[e["pid"], e["tid"]]
+            named.setdefault(nodes[e["pid"]], {}).setdefault(e["name"], []).append(e)
+    return events, named
+
+
+def no_overlap(events):
+    ends = {}
+    for e in events:
+        if e["ph"] == "X":
+            lane = e["pid"], e["tid"]
+            assert e["ts"] >= ends.get(lane, float("-inf")) - 1, (e, ends[lane])
+            ends[lane] = e["ts"] + e["dur"]
+
+
+@case
+def what_took_time_is_there():
+    with Cluster(2) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        train(ranks, STEPS)
+        events, named = traced(c)
+        no_overlap(events)
+        assert sorted(named) == ["n0", "n1"], named.keys()
+        for node, rank, other in ("n0", "rank 0", "n1"), ("n1", "rank 1", "n0"):
+            seen = named[node]
+            steps = seen["step"]
+            assert len(steps) == STEPS and {e["track"] for e in steps} == {rank}, steps
+            assert len(seen["vote"]) == len(seen["update"]) == STEPS, seen.keys()
+            for what in "fetch", "push", "gather", "reduce":
+                assert any(name.startswith(what + " ") for name in seen), (what, seen.keys())
+            gathers = [e for name in seen if name.startswith("gather ") for e in seen[name]]
+            assert {e["track"] for e in gathers} == {f"from {other}"}, gathers
+        # a rank's call of a step ends after the other's has begun: on one clock they overlap
+        wrong = max(n["within_s"] for n in c[0].ctl("trace", "job")["nodes"]) * 1e6 + 2000
+        for a, b in zip(named["n0"]["step"], named["n1"]["step"]):
+            assert a["ts"] < b["ts"] + b["dur"] + wrong and b["ts"] < a["ts"] + a["dur"] + wrong, (a, b, wrong)
+        assert all(e["args"]["version"] <= STEPS for e in events if e["ph"] == "X")
+
+
+@case
+def a_stopped_rank_is_named():
+    with Cluster(2) as c:
+        a, b = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        train([a, b], 1)
+        b.stop()
+        a.start("train", steps=1, sets=SETS)
+        until(lambda: any(e["cat"] == "waits" and e["args"]["waits for"].startswith("rank 1 ")
+                          for e in traced(c)[1]["n0"].get("step", [])), what="the wait for rank 1 in the trace")
+
+
+@case
+def the_last_seconds_alone():
+    with Cluster(1) as c:
+        ranks = c.ranks("job", small_layout(), [0], hold=2, push=2)
+        train(ranks, STEPS)
+        everything, _ = traced(c)
+        lately, _ = traced(c, "--seconds", "3600")
+        assert len(lately) == len(everything)
+
+
+@case
+def refusals():
+    with Cluster(1) as c:
+        train(c.ranks("job", small_layout(), [0], hold=2, push=2), 1)
+        for arguments, code, words in ((["none", "/dev/null"], 1, "ENOJOB"), (["job"], 2, "which FILE"),
+                                       (["job", "/nonexistent/x"], 1, "No such file"),
+                                       (["job", "/dev/full"], 1, "No space left")):
+            r = c[0].ctl_run("trace", *arguments)
+            assert r.returncode == code and words in r.stderr, r
+        assert c[0].ctl("trace", "job")["nodes"][0]["node"] == "n0"
+
+
+if __name__ == "__main__":
+    main()
