@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SETS, Cluster, Daemon, finish_all, small_layout, spawn, until  # noqa: E402
 from harness import Skip, case, main  # noqa: E402
 from ports import free_ports  # noqa: E402
+import wire  # noqa: E402
 
 OPENMETRICS = "application/openmetrics-text"
 # As Prometheus 2.42 asks.
@@ -223,6 +224,19 @@ def slurm_job_and_pod():
 
 
 @case
+def hostile_slurm_job_and_pod():
+    """libzero leaves such names out; a client that sends them is refused."""
+    with cluster() as c:
+        for number, name in ((12, 'x"} 1\nevil 1'), (12, "x" * 254), (13, "a b"), (13, "\xff")):
+            raw = wire.Raw(c[0].socket)
+            raw.hello("job", 0, 1, local=1)
+            status, text, _ = raw.ask("attach", {1: wire.layout_message(small_layout()), 2: 2, 3: 2, 4: 1, 5: 1, number: name})
+            assert status != wire.OK and "[A-Za-z0-9._-]" in text, (name, status, text)
+            raw.close()
+        get(c[0], "/metrics")
+
+
+@case
 def every_number_of_status_is_a_metric():
     """All numbers that zeroctl status --json prints, but those of single ranks and sessions, and plain identities."""
     apart = {"rank", "pid", "held", "push_window", "uid", "gpu", "since_s", "n", "sum_s", "from_epoch",
@@ -263,6 +277,30 @@ def api_is_what_zeroctl_prints():
         assert json.loads(get(c[0], "/api/status")).keys() == c[0].status().keys()
         assert json.loads(get(c[0], "/api/jobs?job=work"))["jobs"][0]["job"] == "work"
         assert request(c[0].options["http"], "/api/jobs?job=nobody")[0] == 404
+
+
+@case
+def scraped_while_owners_change():
+    """The engine starts anew under the scraper: answers are whole, or 503."""
+    with cluster(2, owners="n0") as c:
+        train(c)
+        ended, seen = threading.Event(), set()
+
+        def scrape():
+            while not ended.is_set():
+                status, _, text = request(c[0].options["http"], "/metrics", Accept=OPENMETRICS)
+                assert status == 503 or text.endswith("# EOF\n"), text
+                seen.add(status)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            scraper = pool.submit(scrape)
+            try:
+                c[0].change_owners("add-node", "n1")
+                until(lambda: value(c[0], "peer_owner", peer="n1") == 1 and value(c[0], "job_whole", job="work") == 1,
+                      what="the new owner")
+            finally:
+                ended.set()
+            scraper.result(60)
+        assert 200 in seen, seen
 
 
 # ---- where --------------------------------------------------------------------------
