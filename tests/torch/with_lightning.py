@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """A LightningModule trains alike with zerod.lightning.ZerodStrategy and with Lightning's own: losses, gradient norms and
 metrics, on one rank and on two, with accumulation and clipping; checkpoints go from one to the other."""
+import hashlib
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,11 +22,13 @@ if importlib.util.find_spec("lightning") is None:
 
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
+import torchmetrics  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from zerod.lightning import ZerodStrategy  # noqa: E402
 
@@ -179,6 +183,71 @@ def lightning_starts_the_ranks_itself():
     assert "MEMBER: 2/2" in done.stdout + done.stderr, done.stderr
     for job in cluster[0].status()["jobs"]:
         cluster[0].ctl_run("drop", job["job"])
+
+
+class Killer(Net):
+    """A node's last daemon is killed in a pass ("forward" or "backward") of a micro-batch, once."""
+
+    def __init__(self, daemon, micro_batch, direction):
+        super().__init__()
+        self.daemon, self.micro_batch, self.direction = daemon, micro_batch, direction
+        self.mean, self.drop = torchmetrics.MeanMetric(), nn.Dropout(0.1)
+
+    def kill(self, *_):
+        daemon, self.daemon = self.daemon, None
+        if daemon:
+            os.kill(daemon, signal.SIGKILL)
+
+    def forward(self, x):
+        x = self.drop(self.first(x))
+        x = self.blocks[0](x)
+        if len(self.told) == self.micro_batch and self.training:
+            if self.direction == "forward":
+                self.kill()
+            else:
+                x.register_hook(self.kill)
+        return self.last(self.blocks[1](x))
+
+    def training_step(self, batch, number):
+        loss = super().training_step(batch, number)
+        self.log("now", loss, sync_dist=True)
+        self.log("mean", self.mean(loss))
+        return {"loss": loss}
+
+
+def survive(rank, directory, daemon, *at):
+    """Metrics of the epoch, a checksum of the parameters, and what zerod warns of."""
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("zerod").addHandler(handler)
+    model = Killer(daemon if rank == 1 else None, *at)
+    trainer = trainer_of({"timeout": 120}, directory, accumulate_grad_batches=2)
+    trainer.fit(model, data(), data())
+    found = [float(trainer.callback_metrics[name]) for name in ("loss", "now", "val")]
+    values = torch.cat([model.sharded.read(p, "master") for p in model.sharded.params])
+    trainer.strategy.barrier()
+    return found, trainer.global_step, hashlib.sha256(values.numpy().tobytes()).hexdigest(), told
+
+
+@cases_of([(2, "forward"), (2, "backward"), (3, "forward"), (3, "backward")], "in_micro_batch_{0[0]}_{0[1]}")
+def a_lost_daemon_is_waited_for(at):
+    """The step is repeated with the same dropout, and logged once.  Two micro-batches are a step; a rank that has no
+    gradient yet does not notice."""
+    cluster = ranks.shared(2)
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
+        wanted = run(survive, TOGETHER, directory, None, *at)
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
+        with ranks.Ranks(survive, TOGETHER, cluster, arguments=(directory, cluster[1].process.pid, *at),
+                         environment=place) as job:
+            assert cluster[1].process.wait(ranks.DEADLINE_S) == -signal.SIGKILL
+            cluster[1].start()
+            found = job.finish()
+            cluster[0].ctl("drop", job.job)
+    for rank in TOGETHER:
+        assert found[rank][:3] == wanted[rank][:3], f"rank {rank}: {found}\nundisturbed: {wanted}"
+    warned = any("metrics count its batches twice: mean" in text for _, _, _, told in found for text in told)
+    assert warned or at == (2, "forward"), found
 
 
 def refuses(_rank, directory):

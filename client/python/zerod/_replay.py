@@ -1,4 +1,4 @@
-"""What zerod.transformers needs to do a step again, and to go on in another process.
+"""What zerod.transformers and zerod.lightning need to do a step again, and to go on in another process.
 
 Rule: random states are those of torch's CPU generator, Python's random and NumPy's global one, and
 of the generator of the GPU that the model is on; they are packed without loss, for a rank keeps at
@@ -55,11 +55,11 @@ class RandomStates(NamedTuple):
 class Steps:
     """The current step: the calls made in it, to repeat them after an abort.
 
-    version: of the job when it began.
+    version: of the job when it began.  before_repeat: called before the step's calls are repeated.
     """
 
-    def __init__(self, sharded: Sharded):
-        self.sharded = sharded
+    def __init__(self, sharded: Sharded, before_repeat: Callable[[], None] = lambda: None):
+        self.sharded, self.before_repeat = sharded, before_repeat
         self._done: list[Callable[[], Any]] = []
         self.version = sharded.version
 
@@ -97,6 +97,7 @@ class Steps:
                 if self.sharded.version != self.version:
                     return None
                 aborted = True
+                self.before_repeat()
 
 
 # ---- what is kept with a step ---------------------------------------------------------

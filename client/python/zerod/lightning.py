@@ -12,21 +12,25 @@ Run with lightning 2.6.6; no other version is claimed.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torchmetrics
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 import zerod
 
-from . import _frameworks, environment
+from . import _frameworks, _replay, environment
 from . import torch as zt
 
 __all__ = ["ZerodStrategy"]
+
+log = logging.getLogger("zerod")
 
 
 class ZerodStrategy(DDPStrategy):
@@ -48,7 +52,11 @@ class ZerodStrategy(DDPStrategy):
     Rank 0 has the whole model and optimizer in memory while it writes one; each rank while it loads one.
     zerod.torch.save_checkpoint() streams instead.
 
-    A lost daemon or rank is zerod.Aborted from ``fit``.  Start all ranks again with the last checkpoint as ckpt_path.
+    ``fit`` repeats a step in which a daemon was lost: ``training_step`` and ``backward`` run again, with the same random
+    numbers, for all micro-batches of the step.  What they have logged is logged once.  Objects of torchmetrics in the
+    module count repeated micro-batches twice, with a warning; a ``training_step`` that calls collectives itself
+    (``all_gather``) may wait in vain for another rank.  After the loss of a rank start all ranks again with the last
+    checkpoint as ckpt_path.
 
     Errors: ValueError, with the name, for more than one optimizer, automatic_optimization=False, other precisions, and
     gradient_clip_algorithm="value"; and if Lightning sees other ranks than zerod.
@@ -62,6 +70,9 @@ class ZerodStrategy(DDPStrategy):
         super().__init__(process_group_backend=process_group_backend, checkpoint_io=checkpoint_io,
                          precision_plugin=precision_plugin, cluster_environment=cluster_environment)
         self._accumulate, self._options = accumulate, options
+        self._steps: _replay.Steps | None = None
+        self._output: Any = None  # of the last training_step
+        self._last = False  # whether the last micro-batch of a step runs, which is repeated as a whole
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -87,6 +98,7 @@ class ZerodStrategy(DDPStrategy):
             self.optimizers = [_frameworks.converted(module, before)]
             for config in self.lr_scheduler_configs:
                 _frameworks.rebind(config.scheduler, [(before, self.optimizers[0])])
+            self._steps = _replay.Steps(module.sharded, self._warn_of_metrics)
         self.setup_precision_plugin()
         for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             loop.inference_mode = False  # what is fetched first in inference mode cannot be trained
@@ -131,8 +143,62 @@ class ZerodStrategy(DDPStrategy):
             return self.lightning_module.sharded.hooks.within(getattr(self.lightning_module, name))(*arguments, **named)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Strategy's."""
-        return self._within("training_step", self.precision_plugin.train_step_context(), args, kwargs)
+        """As Strategy's; after an abort it is repeated with the rest of its step."""
+        def run() -> Any:
+            self._output = self._within("training_step", self.precision_plugin.train_step_context(), args, kwargs)
+            return self._output
+        return run() if self._last else self._do(run)
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any,
+                 **kwargs: Any) -> torch.Tensor:
+        """As Strategy's; after an abort it is repeated with the rest of its step."""
+        of_first, backward = self._output, super().backward
+
+        def run() -> torch.Tensor:
+            loss = closure_loss
+            if self._output is not of_first:  # training_step was repeated
+                loss = self._output["loss"] if isinstance(self._output, Mapping) else self._output
+                loss = loss / self.lightning_module.trainer.accumulate_grad_batches
+            return backward(loss, optimizer, *args, **kwargs)
+        return run() if self._last else self._do(run)
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: Any = None,
+                       **kwargs: Any) -> Any:
+        """As Strategy's: the last micro-batch and the step; after an abort the whole step is repeated."""
+        step = super().optimizer_step
+        self._last = True
+        try:
+            done = self._do(lambda: (step(optimizer, closure, model, **kwargs),), ends=True)
+        finally:
+            self._last = False
+        if done is None:  # committed after all
+            optimizer.skipped = False
+        return done and done[0]
+
+    def _do(self, call: Callable[[], Any], ends: bool = False) -> Any:
+        """A call of the current step.  When it is repeated, what it has logged before is not logged again."""
+        module, logged = self.lightning_module, 0
+
+        def once() -> Any:
+            before, count = module.log, 0
+
+            def log_once(*args: Any, **kwargs: Any) -> None:
+                nonlocal count, logged
+                count += 1
+                if count > logged:
+                    before(*args, **kwargs)
+                    logged = count
+            module.log = log_once
+            try:
+                return call()
+            finally:
+                del module.log
+        return self._steps.do(once, ends)
+
+    def _warn_of_metrics(self) -> None:
+        names = [n for n, m in self.lightning_module.named_modules() if isinstance(m, torchmetrics.Metric)]
+        if names:
+            log.warning("a step is repeated: these metrics count its batches twice: %s", ", ".join(names))
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """As Strategy's."""
