@@ -86,19 +86,21 @@ packages_install() {
 
 python_room_mb=10000 # while it is made; 6 GB of it stay
 
-# Where the environment of deploy/python-requirements and this python3 is.
+# python_directory FILE: where the environment of these requirements and this python3 is: python-HASH, or
+# oldest-HASH for python-requirements-oldest.
 python_directory() {
-        local cache=${XDG_CACHE_HOME:-${HOME:-~}/.cache} hash
+        local cache=${XDG_CACHE_HOME:-${HOME:-~}/.cache} name=${1##*/python-requirements} hash
         hash=$({
-                cat "$root/deploy/python-requirements"
+                cat "$1"
                 python3 -c 'import sys; print(sys.version)'
         } | sha256sum) || return 1
-        echo "$cache/zerod/python-${hash:0:12}"
+        name=${name#-}
+        echo "$cache/zerod/${name:-python}-${hash:0:12}"
 }
 
-# python_make DIR: leaves the marker DIR/complete as the last thing.
+# python_make DIR FILE: leaves the marker DIR/complete as the last thing.
 python_make() {
-        local dir=$1 free
+        local dir=$1 requirements=$2 free
         free=$(df --output=avail -m "${dir%/*}" | tail -n 1)
         if ((free < python_room_mb)); then
                 say "PyTorch's environment needs $python_room_mb MB in ${dir%/*}, which has $((free)) MB" >&2
@@ -110,7 +112,7 @@ python_make() {
         {
                 mkdir "$dir" && python3 -m venv "$dir" && mkdir "$dir/tmp" &&
                         TMPDIR=$dir/tmp "$dir/bin/python" -m pip install --no-input --no-cache-dir \
-                                --disable-pip-version-check -r "$root/deploy/python-requirements" &&
+                                --disable-pip-version-check -r "$requirements" &&
                         "$dir/bin/python" -c 'import torch' && rm -r "$dir/tmp"
         } </dev/null >"$dir.log" 2>&1 || {
                 tail -n 20 "$dir.log" >&2
@@ -122,11 +124,11 @@ python_make() {
         : >"$dir/complete"
 }
 
-# Prints the path of a python that has what deploy/python-requirements names, making its environment if
-# it is not there.  Fails, and says why, without network or room.
+# python_environment [FILE]: prints the path of a python that has what FILE (deploy/python-requirements)
+# names, making its environment if it is not there.  Fails, and says why, without network or room.
 python_environment() {
-        local dir lock
-        dir=$(python_directory) || return 1
+        local requirements=${1:-$root/deploy/python-requirements} dir lock
+        dir=$(python_directory "$requirements") || return 1
         if [[ ! -f $dir/complete ]]; then
                 if ! mkdir -p "${dir%/*}" 2>/dev/null || ! { exec {lock}>"$dir.lock"; } 2>/dev/null; then
                         say "PyTorch's environment belongs into ${dir%/*}, which cannot be written" >&2
@@ -138,7 +140,7 @@ python_environment() {
                         return 1
                 fi
                 # whoever had the lock may have made it
-                [[ -f $dir/complete ]] || python_make "$dir" || return 1
+                [[ -f $dir/complete ]] || python_make "$dir" "$requirements" || return 1
                 exec {lock}>&-
         fi
         echo "$dir/bin/python"

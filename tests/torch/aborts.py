@@ -8,7 +8,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
-from harness import cases_of, case  # noqa: E402
+from harness import Skip, cases_of, case  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -66,6 +66,9 @@ def train(stage, recompute, accumulate, steps, kills):
 @cases_of([(1, None, "owner"), (2, None, "owner"), (3, None, "owner"), (3, "reentrant", "owner"),
            (3, "nonreentrant", "owner"), (3, None, "trainer")], "{0[0]}_{0[1]}_{0[2]}")
 def killed_at_each_call(way):
+    if way[1] == "nonreentrant" and torch.__version__.startswith("2.6."):
+        raise Skip("PyTorch 2.6 has a CheckpointError of its own for an abort in a recomputation")
+
     def run(_):
         _, calls, _, _ = train(*way, 2, False)
         wanted, _, none, _ = train(*way, calls, False)

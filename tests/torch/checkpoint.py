@@ -441,7 +441,7 @@ def checkpoints_that_do_not_fit_are_refused():
         from safetensors import safe_open
         with safe_open(f"{path}/a/optimizer.safetensors", "pt") as f:
             metadata = f.metadata()
-        good = load_file(f"{path}/a/optimizer.safetensors")
+        good = {n: t.clone() for n, t in load_file(f"{path}/a/optimizer.safetensors").items()}  # the file is written again
 
         def refused(words, change, **more):
             bad = dict(good)
@@ -515,7 +515,8 @@ def torch_loads_the_optimizers_file(dtype):
         assert found["state"].keys() == wanted["state"].keys()
         for i, entry in wanted["state"].items():
             same(found["state"][i], entry)
-        assert found["param_groups"] == [{**defaults, **g} for g in wanted["param_groups"]]
+        assert found["param_groups"] == [{k: v for k, v in {**defaults, **g}.items() if k in {*defaults, "params"}}
+                                         for g in wanted["param_groups"]]
         if dtype is torch.bfloat16:
             masters = torch.load(f"{path}/a/master.pt", weights_only=True)
             for wrong, key in (({"weights": 1}, "zerod.save"), ({**masters, "master": {99: 1}}, "99"),

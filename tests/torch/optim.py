@@ -203,8 +203,9 @@ def arguments_are_torchs_or_refused():
         state = optimizer.state_dict()
         assert not {"foreach", "fused", "amsgrad"} & set(state["param_groups"][0])
         adam = torch.optim.Adam(make().parameters())
-        raises(ValueError, ["decoupled_weight_decay=False is zerod.torch.Adam,"], optimizer.load_state_dict,
-               adam.state_dict())
+        if "decoupled_weight_decay" in adam.defaults:  # PyTorch 2.6 does not tell Adam from AdamW
+            raises(ValueError, ["decoupled_weight_decay=False is zerod.torch.Adam,"], optimizer.load_state_dict,
+                   adam.state_dict())
         adam.load_state_dict(state)
         assert adam.param_groups[0]["decoupled_weight_decay"], "torch computes AdamW on with it"
     ranks.run(run, 1, ranks.shared())

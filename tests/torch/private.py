@@ -34,7 +34,7 @@ PRIVATE = {
     "torch._C": (torch._C, ["_autograd", "_current_graph_task_id"]),
     "torch._C._autograd": (torch._C._autograd, ["_top_saved_tensors_default_hooks"]),
     "autograd": (torch.autograd.Variable, ["_execution_engine"]),
-    "checkpoints of autograd": (inspect.getsource(torch.utils.checkpoint), ["_checkpoint_internal"]),
+    "checkpoints of autograd": (inspect.getsource(torch.utils.checkpoint), ["_checkpoint_hook", "_recomputation_hook"]),
     "tensors": (torch.Tensor, ["_backward_hooks", "_make_subclass", "_make_wrapper_subclass", "_post_accumulate_grad_hooks",
                                "_version"]),
     "parameters": (inspect.getsource(nn.parameter), ["_is_param"]),

@@ -6,7 +6,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
-from harness import case, cases_of  # noqa: E402
+from harness import Skip, case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -372,8 +372,11 @@ def init_fn_fills_parameters_and_buffers():
 
 @case
 def hugging_face_models_have_their_own_values():
+    import transformers
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        raise Skip("transformers 4 does not initialise the buffers of a GPT-2 on the meta device, which shard() refuses by name")
+
     def run(_):
-        import transformers
         import zerod
         config = transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=97, n_positions=32,
                                          bos_token_id=0, eos_token_id=0)

@@ -25,6 +25,7 @@ import zerod.transformers  # noqa: E402
 from zerod.torch.checkpoints import load_plain  # noqa: E402
 
 VOCABULARY, LENGTH = 61, 16
+NEW = int(transformers.__version__.partition(".")[0]) >= 5
 STEPS, SAVE_AT = 16, 8
 TOLERANCE = 1e-3
 TOGETHER = [0, 1]  # two ranks, the node of each
@@ -143,7 +144,7 @@ def one_rank_trains_as_without(directory):
 @in_directory
 def two_ranks_train_as_with_ddp(directory):
     """Each has its own part of the data; micro-batches, activation checkpointing."""
-    arguments = {"gradient_accumulation_steps": 2, "activation_checkpointing": True}
+    arguments = {"gradient_accumulation_steps": 2, "activation_checkpointing" if NEW else "gradient_checkpointing": True}
     wanted = plain(TOGETHER, directory, arguments=arguments)
     for accumulate in ("owner", "trainer"):
         same(sharded(TOGETHER, directory, arguments=arguments, options={"accumulate": accumulate}), wanted, accumulate)
@@ -155,7 +156,8 @@ def first_moments(_rank, directory, clip):
     trainer.train()
     moments = [trainer.model.sharded.read(p, "exp_avg") for p in trainer.model.sharded.params]
     meet(trainer)
-    return float(torch.cat(moments).norm()) / (1 - trainer.args.adam_beta1), history(trainer, "grad_norm")[0]
+    logged = history(trainer, "grad_norm") if clip or NEW else [trainer.model.sharded.optimizer().grad_norm]
+    return float(torch.cat(moments).norm()) / (1 - trainer.args.adam_beta1), logged[0]
 
 
 @case
@@ -324,7 +326,7 @@ def a_bf16_job_goes_on_from_its_master_weights(directory):
     assert found != wanted and "no master.pt" in said, said
 
 
-DIES_AT = 5  # steps before
+DIES_AT = 5 if NEW else 3  # steps before; transformers 4 goes on in the middle of the first epoch alone
 
 
 def perish(rank, directory, arguments, target=None):
@@ -408,7 +410,7 @@ def use(rank, directory):
         tokens = trainer.model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
         with torch.no_grad():
             logits = trainer.model(prompt).logits
-            opened = AutoModelForCausalLM.from_pretrained(f"{directory}/last").eval()
+            opened = AutoModelForCausalLM.from_pretrained(f"{directory}/last", dtype="auto").eval()
             assert opened.dtype is torch.bfloat16
             assert torch.equal(opened(prompt).logits, logits), "saved and opened it says something else"
         assert tokens.shape == (1, 11)
@@ -446,9 +448,9 @@ def what_cannot_be_is_refused(directory):
     for arguments, options, word in wrong:
         said = run(refused, [0], ranks.shared(2), directory, arguments, options)[0]
         assert word in said, f"{arguments}, {options}: {said}"
-    # without use_cpu, Trainer sees no other ranks
-    for said in run(refused, TOGETHER, ranks.shared(2), directory, {"use_cpu": False}, {}):
-        assert "use_cpu" in said, said
+    if NEW:  # without use_cpu, Trainer sees no other ranks
+        for said in run(refused, TOGETHER, ranks.shared(2), directory, {"use_cpu": False}, {}):
+            assert "use_cpu" in said, said
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 The LightningModule stays as it is.  Ranks are started as for DDP: by Lightning, by torchrun or by Slurm.  Metrics,
 early stopping and meetings go by the process group that Lightning makes; parameters and gradients go by zerod alone.
 
-Run with lightning 2.6.6; no other version is claimed.
+Run with lightning 2.6.6 and 2.5.5; no other version is claimed.
 """
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Any other Trainer becomes one on a sharded model by :class:`TrainerMixin`, befor
     class SFTTrainer(zerod.transformers.TrainerMixin, trl.SFTTrainer):
         pass
 
-Run with transformers 5.23.0 and accelerate 1.15.0; no other version is claimed.  All but the calls
+Run with transformers 5.23.0 and 4.57.1, accelerate 1.15.0 and 1.11.0; no other version is claimed.  All but the calls
 of CUDA is tested on the CPU; it has not been run on a GPU yet.
 """
 from __future__ import annotations
@@ -175,6 +175,8 @@ class TrainerMixin:
             if getattr(self.args, name, None):
                 raise ValueError(f"TrainingArguments({name}=...) does not go with a model sharded "
                                  "by zerod")
+        if self.model_init is not None:
+            raise ValueError("model_init=... makes many models, and one job holds one: pass model=... alone")
         if self.optimizer_cls_and_kwargs is not None or self.args.optim not in ADAMW:
             raise ValueError(f"optim '{self.args.optim}': this Trainer has zerod.torch.AdamW, "
                              "optim='adamw_torch'; pass another optimizer of zerod.torch by "

@@ -204,8 +204,12 @@ def _current() -> Activations:
 
 def _checkpointing() -> bool:
     """Whether a checkpointed function runs now: it saves inputs of the functions inside."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pylint: disable=protected-access
-    return hooks is not None and getattr(hooks[0], "_checkpoint_internal", False)
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # pylint: disable=protected-access
+    if top is None:
+        raise NotImplementedError(f"PyTorch {torch.__version__} does not tell whether a checkpointed function runs, which "
+                                  "zerod.torch.checkpoint() has to know: use a newer PyTorch, or torch.utils.checkpoint")
+    hooks = top(True)
+    return hooks is not None and hooks[0].__qualname__.startswith(("_checkpoint_hook", "_recomputation_hook"))
 
 
 def _check_settings(use_reentrant: bool | None) -> None:
@@ -225,7 +229,8 @@ def checkpoint(function: Callable[..., Any] | None = None, *args: Any, use_reent
     stashes nothing.  What was stashed ends with the step.
 
     Errors: ValueError for use_reentrant=True; RuntimeError if the model has no stash; zerod.Window with the
-    bytes that the stash needs; zerod.Conflict if ranks of the set differ; zerod.Aborted.
+    bytes that the stash needs; zerod.Conflict if ranks of the set differ; zerod.Aborted;
+    NotImplementedError with PyTorch 2.6.
     """
     _check_settings(use_reentrant)
     if function is None:

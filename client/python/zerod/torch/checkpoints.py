@@ -388,7 +388,8 @@ def save_plain(directory: str, optimizer: ServiceOptimizer,
     _save_model(optimizer.sharded, os.path.join(directory, MODEL_FILE), None, None,
                 {"format": "pt", **ids})
     packed = optimizer.sources()
-    packed["param_groups"] = [{**defaults, **g} for g in packed["param_groups"]]
+    no_key = {"decoupled_weight_decay"} - defaults.keys()  # PyTorch 2.6 has none
+    packed["param_groups"] = [{k: v for k, v in {**defaults, **g}.items() if k not in no_key} for g in packed["param_groups"]]
     masters = {i: entry.pop("master") for i, entry in packed["state"].items() if "master" in entry}
     if masters:
         write_pickled(os.path.join(directory, MASTER_FILE), {"master": masters, **ids})

@@ -155,7 +155,7 @@ class Hooks:
     # ---- forward ----------------------------------------------------------------
 
     def _wrap(self, unit: Unit, forward: Any) -> Any:
-        @functools.wraps(forward)
+        @functools.wraps(forward, updated=())  # a compiled forward's attributes lead PyTorch 2.6 back to it
         def zerod_forward(*args: Any, **kwargs: Any) -> Any:
             # the parameters are there and stay; no function of Python says so, as torch.compile would compile that too
             if 0 < unit.full == len(unit.params) or (unit.held and unit.shown and not torch.is_grad_enabled()):
