@@ -158,7 +158,7 @@ static __device__ inline void load_as(zero_dtype dtype, float (&x)[VEC], const v
         case ZERO_FP16:
                 load(x, static_cast<const fp16 *>(from) + i, span);
                 return;
-        case ZERO_FP32:
+        default: /* ZERO_FP32 */
                 load(x, static_cast<const float *>(from) + i, span);
         }
 }
@@ -174,7 +174,7 @@ static __device__ inline void store_as(zero_dtype dtype, void *to, size_t i, con
         case ZERO_FP16:
                 store(static_cast<fp16 *>(to) + i, x, span);
                 return;
-        case ZERO_FP32:
+        default: /* ZERO_FP32 */
                 store(static_cast<float *>(to) + i, x, span);
         }
 }
@@ -283,8 +283,9 @@ template <typename F> static int with_type(zero_dtype dtype, const void *src, F 
                 return f(static_cast<const bf16 *>(src));
         case ZERO_FP16:
                 return f(static_cast<const fp16 *>(src));
+        default:
+                return -EINVAL;
         }
-        return -EINVAL;
 }
 
 /* How many of `each` elements n take; of a sweep, so many blocks. */

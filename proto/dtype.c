@@ -19,6 +19,18 @@ bool dtype_valid(uint32_t dtype)
         }
 }
 
+bool dtype_is_bytes(uint32_t dtype)
+{
+        switch (dtype) {
+#define X(name, code, text) case code:
+                ZERO_BYTES_MAP(X)
+#undef X
+                return true;
+        default:
+                return false;
+        }
+}
+
 size_t dtype_size(enum zero_dtype dtype)
 {
         static const uint8_t sizes[] = {
@@ -26,6 +38,8 @@ size_t dtype_size(enum zero_dtype dtype)
                 ZERO_DTYPE_MAP(X)
 #undef X
         };
+        if (dtype_is_bytes(dtype))
+                return sizeof(uint32_t);
         assert(dtype_valid(dtype));
         return sizes[dtype];
 }
@@ -37,6 +51,11 @@ const char *dtype_name(enum zero_dtype dtype)
         case ZERO_##name:          \
                 return text;
                 ZERO_DTYPE_MAP(X)
+#undef X
+#define X(name, code, text) \
+        case ZERO_##name:   \
+                return text;
+                ZERO_BYTES_MAP(X)
 #undef X
         default:
                 return "unknown";

@@ -4,8 +4,11 @@
 
 #include "proto/zero_types.h"
 
+/* Whether the service computes with values of the type. */
 bool dtype_valid(uint32_t dtype);
-/* Bytes an element; dtype must be valid. */
+/* Whether the service keeps values of the type as bytes, in words of four. */
+bool dtype_is_bytes(uint32_t dtype);
+/* Bytes of an element, or of a word; dtype must be one of either kind. */
 size_t dtype_size(enum zero_dtype dtype);
 const char *dtype_name(enum zero_dtype dtype);
 

@@ -91,15 +91,19 @@ static const char *ranks_flaw(const uint32_t *ranks, uint32_t n)
 static const char *group_flaw(uint32_t dtype, const uint32_t *ranks, uint32_t n_ranks,
                               double divisor)
 {
-        if (!dtype_valid(dtype))
+        if (!dtype_valid(dtype) && !dtype_is_bytes(dtype))
                 return "has an unknown dtype";
         if (!isfinite(divisor) || (divisor != 0 && divisor < LAYOUT_DIVISOR_MIN))
                 return "has a divisor that is negative, below 1e-30 or not finite";
         return ranks_flaw(ranks, n_ranks);
 }
 
-static const char *tensor_flaw(const struct layout_tensor *t)
+static const char *tensor_flaw(const struct layout_tensor *t, enum zero_dtype dtype)
 {
+        if (dtype_is_bytes(dtype) && !t->frozen)
+                return "is not frozen: bytes are kept as they are; fp32, bf16 and fp16 are trained";
+        if (dtype_is_bytes(dtype) && t->init != ZERO_INIT_ZEROS && t->init != ZERO_INIT_PUT)
+                return "has bytes, which begin as zeros or are put";
         if (t->set >= ZERO_SET_MAX)
                 return "has a hyperparameter set of 256 or more";
         if ((uint32_t)t->init > ZERO_INIT_PUT)
@@ -112,7 +116,8 @@ static const char *tensor_flaw(const struct layout_tensor *t)
 }
 
 /* Elements of a shape, at most ZERO_GROUP_ELEMENTS_MAX. */
-static const char *count_elements(const struct layout_tensor *t, uint64_t *ret_elements)
+static const char *count_elements(const struct layout_tensor *t, enum zero_dtype dtype,
+                                  uint64_t *ret_elements)
 {
         if (t->ndim > ZERO_DIM_MAX)
                 return "has more than 8 dimensions";
@@ -129,7 +134,7 @@ static const char *count_elements(const struct layout_tensor *t, uint64_t *ret_e
                         return "has more than 2^40 elements";
                 elements *= t->shape[i];
         }
-        *ret_elements = elements;
+        *ret_elements = dtype_is_bytes(dtype) ? (elements + 3) / 4 : elements;
         return NULL;
 }
 
@@ -231,6 +236,10 @@ int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault)
         if (group >= l->n_groups)
                 return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
                                  group, l->n_groups);
+        if (eager && dtype_is_bytes(l->groups[group].dtype))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "group %s has bytes, which are never updated: it cannot be eager",
+                                 text_quote(l->groups[group].name).text);
         l->groups[group].eager = eager;
         return 0;
 }
@@ -256,9 +265,9 @@ static int check_tensor(const layout *l, const struct layout_tensor *t, uint64_t
                                  group.text, flaw);
 
         uint64_t elements = 0;
-        flaw = tensor_flaw(t);
+        flaw = tensor_flaw(t, g->dtype);
         if (!flaw)
-                flaw = count_elements(t, &elements);
+                flaw = count_elements(t, g->dtype, &elements);
         if (!flaw && elements > ZERO_GROUP_ELEMENTS_MAX - g->elements)
                 flaw = "brings its group to more than 2^40 elements";
         if (flaw)
@@ -347,6 +356,8 @@ double layout_group_divisor(const struct layout_group *g, uint32_t world_size)
 size_t layout_group_served(const struct layout_group *g)
 {
         /* an update ahead of its decision changes the master weights, but not what is served */
+        if (dtype_is_bytes(g->dtype))
+                return 0;
         return g->dtype == ZERO_FP32 && !g->eager ? 0 : dtype_size(g->dtype);
 }
 

@@ -26,8 +26,8 @@ struct layout_tensor {
         enum zero_init init;
         double init_value;
         uint64_t init_seed;
-        uint64_t elements;
-        uint64_t offset; /* in the group, elements */
+        uint64_t elements; /* words, in a group of bytes */
+        uint64_t offset;   /* in the group, elements */
 };
 
 struct layout_group {

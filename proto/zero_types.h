@@ -62,16 +62,31 @@ enum zero_status {
         X(BF16, 2, 2, "bf16")                                                  \
         X(FP16, 3, 2, "fp16")
 
+/*
+ * X(name, code, text): types of frozen tensors that the service keeps and serves as bytes, whatever
+ * they say (quantised weights).  A shape counts bytes.  Wherever elements of such a tensor or group
+ * are counted, an element is a word of four bytes; zeros fill a tensor's last word.
+ */
+#define ZERO_BYTES_MAP(X)                                                      \
+        X(INT8, 4, "int8")                                                     \
+        X(UINT8, 5, "uint8")                                                   \
+        X(FP8_E4M3, 6, "fp8-e4m3")                                             \
+        X(FP8_E5M2, 7, "fp8-e5m2")                                             \
+        X(BOOL, 8, "bool")
+
 enum zero_dtype {
 #define X(name, code, bytes, text) ZERO_##name = code,
         ZERO_DTYPE_MAP(X)
+#undef X
+#define X(name, code, text) ZERO_##name = code,
+        ZERO_BYTES_MAP(X)
 #undef X
 };
 
 /*
  * One array over a job's parameters (ZeRO, arXiv 1910.02054, section 3.1).
  * MASTER and the moments, as many as the group's optimizer has, are fp32.  SERVE is
- * the parameter in the group's dtype.  STEP and SET have one element for each
+ * the parameter in the group's dtype.  Of a group of bytes MASTER and SERVE are its words.  STEP and SET have one element for each
  * tensor: how often the tensor was updated, and which hyperparameter set of a
  * step applies to it.  GRAD is the accumulator, which clients cannot read or
  * write.

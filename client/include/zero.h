@@ -65,8 +65,10 @@ struct zero_stash;
 struct zero_tensor {
         const char *name;       /* unique in the layout, at most ZERO_NAME_MAX bytes */
         uint32_t ndim;          /* 0 (a scalar) to ZERO_DIM_MAX */
-        const uint64_t *shape;  /* ndim extents; an extent of 0 is allowed */
-        bool frozen;            /* never updated; has no moments and no gradient */
+        const uint64_t *shape;  /* ndim extents; an extent of 0 is allowed; of bytes in a group of
+                                 * bytes, four of which are an element in all other counts */
+        bool frozen;            /* never updated; has no moments and no gradient; in a group of
+                                 * bytes (ZERO_BYTES_MAP) all tensors are */
         uint32_t set;           /* the hyperparameter set of zero_step() that applies at first
                                  * (ZERO_PLANE_SET) */
         enum zero_init init;
@@ -145,8 +147,10 @@ uint32_t zero_layout_tensor_shape(const struct zero_layout *layout, uint32_t ten
 bool zero_layout_tensor_frozen(const struct zero_layout *layout, uint32_t tensor);
 /* Finds a tensor by name; ZERO_ENOGROUP if there is none.  Takes time linear in the tensors. */
 int zero_layout_find(const struct zero_layout *layout, const char *name, uint32_t *ret_tensor);
-/* Bytes of an element; 0 if dtype is not valid. */
+/* Bytes of an element, 4 for a word of a type of bytes; 0 if dtype is not valid. */
 size_t zero_dtype_size(enum zero_dtype dtype);
+/* Whether the service keeps the type as bytes (ZERO_BYTES_MAP). */
+bool zero_dtype_is_bytes(enum zero_dtype dtype);
 /* The error of the last zero_layout_*() call that failed. */
 const char *zero_layout_error(const struct zero_layout *layout);
 

@@ -19,7 +19,7 @@
 #include "safetensors.h"
 #include "units.h"
 
-enum { PIECE_BYTES = 4 << 20 };
+enum { PIECE_BYTES = 4 << 20, WORD = 4 };
 
 struct export
 {
@@ -43,18 +43,21 @@ static int failed(const char *path)
 
 /* ---- what will be written ---------------------------------------------------------- */
 
-static const char *dtype_word(const struct export *e, uint32_t tensor)
+static enum zero_dtype dtype_of(const struct export *e, uint32_t tensor)
 {
-        if (e->plane == ZERO_PLANE_MASTER)
-                return "F32";
-        switch (zero_layout_group_dtype(e->layout, zero_layout_tensor_group(e->layout, tensor))) {
-        case ZERO_BF16:
-                return "BF16";
-        case ZERO_FP16:
-                return "F16";
-        default:
-                return "F32";
-        }
+        enum zero_dtype dtype =
+                zero_layout_group_dtype(e->layout, zero_layout_tensor_group(e->layout, tensor));
+
+        return e->plane == ZERO_PLANE_MASTER && !zero_dtype_is_bytes(dtype) ? ZERO_FP32 : dtype;
+}
+
+static uint64_t shape_elements(const struct safetensor *t)
+{
+        uint64_t n = 1;
+
+        for (uint32_t i = 0; i < t->ndim; i++)
+                n *= t->shape[i];
+        return n;
 }
 
 static int list_tensors(struct export *e)
@@ -67,15 +70,16 @@ static int list_tensors(struct export *e)
         }
         for (uint32_t i = 0; i < e->n; i++) {
                 struct safetensor *t = &e->tensors[i];
+                enum zero_dtype dtype = dtype_of(e, i);
                 const uint64_t *shape;
 
                 t->name = zero_layout_tensor_name(e->layout, i);
-                t->dtype = dtype_word(e, i);
-                t->element = t->dtype[1] == '3' ? 4 : 2;
+                t->dtype = safetensors_word(dtype);
+                t->element = zero_dtype_is_bytes(dtype) ? 1 : zero_dtype_size(dtype);
                 t->ndim = zero_layout_tensor_shape(e->layout, i, &shape);
                 memcpy(t->shape, shape, t->ndim * sizeof(*shape));
                 t->at = e->bytes;
-                t->bytes = zero_layout_tensor_elements(e->layout, i) * t->element;
+                t->bytes = shape_elements(t) * t->element;
                 e->bytes += t->bytes;
                 if (strcmp(t->name, "__metadata__") == 0) {
                         ctl_error("a safetensors file cannot have a tensor named __metadata__");
@@ -127,22 +131,24 @@ static int put_header(struct export *e)
 static int put_tensor(struct export *e, uint32_t tensor, void *buffer)
 {
         const struct safetensor *t = &e->tensors[tensor];
-        uint64_t left = t->bytes / t->element, first = 0, most = PIECE_BYTES / t->element;
+        size_t size = t->element == 1 ? WORD : t->element; /* of what zero_get() counts */
+        uint64_t left = zero_layout_tensor_elements(e->layout, tensor), first = 0;
 
         while (left > 0) {
-                uint64_t n = left < most ? left : most;
+                uint64_t n = left < PIECE_BYTES / size ? left : PIECE_BYTES / size;
+                uint64_t end = (first + n) * size < t->bytes ? (first + n) * size : t->bytes;
                 int r = zero_get(e->ctl->client, tensor, e->plane, first, n, buffer);
 
                 if (r) {
                         ctl_error("%s (%s)", zero_error(e->ctl->client), zero_status_name(r));
                         return CTL_FAILED;
                 }
-                r = put(e, buffer, n * t->element);
+                r = put(e, buffer, end - first * size);
                 if (r != CTL_OK)
                         return r;
+                e->done += end - first * size;
                 first += n;
                 left -= n;
-                e->done += n * t->element;
                 progress_show(&e->progress, "exporting", (double)e->done, (double)e->bytes);
         }
         return CTL_OK;
@@ -309,8 +315,9 @@ const struct command command_export = {
         .arguments = "JOB FILE",
         .summary = "write a job's parameters to a safetensors file",
         .description = "Writes the job's parameters to a safetensors file, in fp32 or, with "
-                       "*--dtype serve*, in the type that trainers are given. The file appears "
-                       "when it is whole. If the job steps meanwhile there is no file: end the "
+                       "*--dtype serve*, in the type that trainers are given; int8, uint8, fp8 and "
+                       "bool in their own type. The file appears when it is whole. If the job "
+                       "steps meanwhile there is no file: end the "
                        "trainers first, or restore a checkpoint under another name and export "
                        "that.",
         .options = options,

@@ -40,6 +40,8 @@ static int check_tensor(const struct import *im, uint32_t tensor)
 {
         const char *name = zero_layout_tensor_name(im->layout, tensor);
         const struct safetensor *t = safetensors_find(&im->file, name);
+        enum zero_dtype dtype =
+                zero_layout_group_dtype(im->layout, zero_layout_tensor_group(im->layout, tensor));
         const uint64_t *shape;
         uint32_t ndim = zero_layout_tensor_shape(im->layout, tensor, &shape);
 
@@ -47,8 +49,11 @@ static int check_tensor(const struct import *im, uint32_t tensor)
                 ctl_error("the file has no tensor '%.200s', which the job has", name);
         else if (!same_shape(t, shape, ndim))
                 ctl_error("tensor '%.200s' has another shape in the file than in the job", name);
-        else if (strcmp(t->dtype, "F32") != 0 && strcmp(t->dtype, "BF16") != 0 &&
-                 strcmp(t->dtype, "F16") != 0)
+        else if (zero_dtype_is_bytes(dtype) && strcmp(t->dtype, safetensors_word(dtype)) != 0)
+                ctl_error("tensor '%.200s' is %s in the file: the job has %s, as bytes", name,
+                          t->dtype, safetensors_word(dtype));
+        else if (!zero_dtype_is_bytes(dtype) && strcmp(t->dtype, "F32") != 0 &&
+                 strcmp(t->dtype, "BF16") != 0 && strcmp(t->dtype, "F16") != 0)
                 ctl_error("tensor '%.200s' is %s in the file: F32, BF16 or F16 can be imported",
                           name, t->dtype);
         else
@@ -75,13 +80,16 @@ static int check(const struct import *im)
 
 /* ---- values ------------------------------------------------------------------------------ */
 
+/* Elements as zero_put() counts them: words of four bytes, the last one filled up with zeros. */
 static int take_piece(struct import *im, const struct safetensor *t, uint64_t first, uint64_t n)
 {
-        size_t size = n * t->element, had = 0;
+        size_t element = t->element == 1 ? sizeof(*im->values) : t->element;
+        uint64_t left = t->bytes - first * element;
+        size_t size = n * element < left ? n * element : left, had = 0;
 
         while (had < size) {
                 ssize_t r = pread(im->file.fd, (char *)im->raw + had, size - had,
-                                  (off_t)(t->at + first * t->element + had));
+                                  (off_t)(t->at + first * element + had));
 
                 if (r < 0 && errno == EINTR)
                         continue;
@@ -97,7 +105,7 @@ static int take_piece(struct import *im, const struct safetensor *t, uint64_t fi
         else if (strcmp(t->dtype, "F16") == 0)
                 fp32_from_fp16(im->values, im->raw, n);
         else
-                memcpy(im->values, im->raw, size);
+                memcpy(memset(im->values, 0, n * sizeof(*im->values)), im->raw, size);
         return CTL_OK;
 }
 
@@ -105,7 +113,7 @@ static int put_tensor(struct import *im, uint32_t tensor)
 {
         const char *name = zero_layout_tensor_name(im->layout, tensor);
         const struct safetensor *t = safetensors_find(&im->file, name);
-        uint64_t left = t->bytes / t->element, first = 0;
+        uint64_t left = zero_layout_tensor_elements(im->layout, tensor), first = 0;
 
         while (left > 0) {
                 uint64_t n = left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS;
@@ -122,7 +130,7 @@ static int put_tensor(struct import *im, uint32_t tensor)
                 }
                 first += n;
                 left -= n;
-                im->done += n * t->element;
+                im->done += t->element == 1 ? n * sizeof(*im->values) : n * t->element;
                 progress_show(&im->progress, "importing", (double)im->done, (double)im->bytes);
         }
         return CTL_OK;
@@ -198,8 +206,8 @@ const struct command command_import = {
         .description =
                 "Replaces the job's parameters with the values of a safetensors file; "
                 "moments stay as they are. The file must have all of the job's tensors with "
-                "their shapes, and no others, in fp32, bf16 or fp16. No rank may have pushed "
-                "gradients in the step.",
+                "their shapes, and no others, in fp32, bf16 or fp16; int8, uint8, fp8 and bool in "
+                "their own type. No rank may have pushed gradients in the step.",
         .run = run,
         .of_job = true,
 };

@@ -98,18 +98,23 @@ static int64_t elements(const struct work *w, uint32_t group)
 
 static enum zero_dtype group_dtype(const struct work *w, uint32_t group)
 {
-        return w->c->dtype ? w->c->dtype : zero_layout_group_dtype(w->m->layout, group);
+        enum zero_dtype dtype = zero_layout_group_dtype(w->m->layout, group);
+
+        return w->c->dtype && !zero_dtype_is_bytes(dtype) ? w->c->dtype : dtype;
 }
 
 static bool eager(const struct work *w, uint32_t group)
 {
-        return w->c->eager || zero_layout_group_eager(w->m->layout, group);
+        return (w->c->eager && !zero_dtype_is_bytes(group_dtype(w, group))) ||
+               zero_layout_group_eager(w->m->layout, group);
 }
 
 /* Whether owners have parameters to serve beside the master weights. */
 static bool served(const struct work *w, uint32_t group)
 {
-        return group_dtype(w, group) != ZERO_FP32 || eager(w, group);
+        enum zero_dtype dtype = group_dtype(w, group);
+
+        return (dtype != ZERO_FP32 && !zero_dtype_is_bytes(dtype)) || eager(w, group);
 }
 
 static int64_t group_size(const struct work *w, uint32_t group)

@@ -9,9 +9,7 @@
 
 #include "safetensors.h"
 
-enum { NAME_BYTES = 256, DTYPES = 3 };
-
-static const char *const dtype_names[DTYPES + 1] = { NULL, "F32", "BF16", "F16" };
+enum { NAME_BYTES = 256 };
 
 void plan_model_free(struct plan_model *m)
 {
@@ -85,10 +83,11 @@ struct members {
         size_t n;
 };
 
+/* Of a parameter; BOOL is a mask. */
 static enum zero_dtype find_dtype(const char *name)
 {
-        for (int i = ZERO_FP32; i <= DTYPES; i++)
-                if (strcmp(dtype_names[i], name) == 0)
+        for (int i = ZERO_FP32; i < ZERO_BOOL; i++)
+                if (strcmp(safetensors_word((enum zero_dtype)i), name) == 0)
                         return (enum zero_dtype)i;
         return (enum zero_dtype)0;
 }
@@ -125,9 +124,11 @@ static int add_file(struct members *all, const struct safetensors *file, const c
                         continue;
                 }
                 if (!m->dtype || strlen(t->name) >= NAME_BYTES) {
-                        ctl_error("%s: tensor '%.100s' of %s cannot be planned: a name has at most "
-                                  "255 bytes, and parameters are F32, BF16 or F16",
-                                  path, t->name, t->dtype);
+                        ctl_error(
+                                "%s: tensor '%.100s' of %s cannot be planned: a name has at most "
+                                "255 bytes, and parameters are F32, BF16, F16, I8, U8, F8_E4M3 or "
+                                "F8_E5M2",
+                                path, t->name, t->dtype);
                         return CTL_FAILED;
                 }
                 memcpy(m->shape, t->shape, sizeof(m->shape));
@@ -157,7 +158,7 @@ static int make_layout(struct members *all, const char *path, struct plan_model 
         uint32_t g = 0, t;
 
         if (all->n == 0) {
-                ctl_error("%s has no parameters: no tensor is F32, BF16 or F16", path);
+                ctl_error("%s has no parameters: no tensor has a type of parameters", path);
                 return CTL_FAILED;
         }
         if (plan_model_init(m) != CTL_OK)
@@ -165,7 +166,10 @@ static int make_layout(struct members *all, const char *path, struct plan_model 
         qsort(all->items, all->n, sizeof(*all->items), compare_members);
         for (size_t i = 0; i < all->n; i++) {
                 const struct member *x = &all->items[i];
-                struct zero_tensor tensor = { .name = x->name, .ndim = x->ndim, .shape = x->shape };
+                struct zero_tensor tensor = { .name = x->name,
+                                              .ndim = x->ndim,
+                                              .shape = x->shape,
+                                              .frozen = zero_dtype_is_bytes(x->dtype) };
 
                 if (i == 0 || strcmp(x->group, x[-1].group) != 0)
                         if (zero_layout_group(m->own, x->group, x->dtype, NULL, 0, 0, &g))

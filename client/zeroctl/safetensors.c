@@ -67,6 +67,29 @@ int safetensors_header(const struct safetensor *tensors, size_t n, json_t *metad
         return whole ? 0 : -1;
 }
 
+const char *safetensors_word(enum zero_dtype dtype)
+{
+        switch (dtype) {
+        case ZERO_BF16:
+                return "BF16";
+        case ZERO_FP16:
+                return "F16";
+        case ZERO_INT8:
+                return "I8";
+        case ZERO_UINT8:
+                return "U8";
+        case ZERO_FP8_E4M3:
+                return "F8_E4M3";
+        case ZERO_FP8_E5M2:
+                return "F8_E5M2";
+        case ZERO_BOOL:
+                return "BOOL";
+        case ZERO_FP32:
+                break;
+        }
+        return "F32";
+}
+
 /* ---- reading ---------------------------------------------------------------------- */
 
 static size_t element_bytes(const char *dtype)

@@ -11,6 +11,8 @@
 #include <jansson.h>
 #include <stdint.h>
 
+#include "zero_types.h"
+
 enum { SAFETENSORS_HEADER_MAX = 100000000, SAFETENSORS_DIM_MAX = 8, SAFETENSORS_ERROR = 512 };
 
 struct safetensor {
@@ -33,6 +35,8 @@ struct safetensors {
 int safetensors_open(const char *path, struct safetensors *ret,
                      char error[static SAFETENSORS_ERROR]);
 void safetensors_close(struct safetensors *s);
+/* The format's word for a type of the service. */
+const char *safetensors_word(enum zero_dtype dtype);
 /* NULL: no tensor has the name. */
 const struct safetensor *safetensors_find(const struct safetensors *s, const char *name);
 

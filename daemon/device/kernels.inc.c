@@ -252,7 +252,7 @@ ALWAYS_INLINE v16 load_as(enum zero_dtype from, const void *src, size_t i)
                 return v16_from_bf16(h16_load(at(from, src, i)));
         case ZERO_FP16:
                 return v16_from_fp16(h16_load(at(from, src, i)));
-        case ZERO_FP32:
+        default: /* ZERO_FP32: no kernel gets bytes */
                 break;
         }
         return v16_load(at(from, src, i));

@@ -89,7 +89,7 @@ static float load(enum zero_dtype from, const void *src, size_t i)
                 return dtype_fp32_from_bf16(((const uint16_t *)src)[i]);
         case ZERO_FP16:
                 return dtype_fp32_from_fp16(((const uint16_t *)src)[i]);
-        case ZERO_FP32:
+        default: /* ZERO_FP32: no kernel gets bytes */
                 break;
         }
         return ((const float *)src)[i];
@@ -104,7 +104,7 @@ static void store(enum zero_dtype to, void *dst, size_t i, float x)
         case ZERO_FP16:
                 ((uint16_t *)dst)[i] = dtype_fp16_from_fp32(x);
                 return;
-        case ZERO_FP32:
+        default: /* ZERO_FP32: no kernel gets bytes */
                 ((float *)dst)[i] = x;
         }
 }

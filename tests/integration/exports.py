@@ -7,25 +7,11 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from checkpointing import BIG, Place, planes, train  # noqa: E402
+from checkpointing import BIG, Place, planes, read_safetensors, train, write_safetensors  # noqa: E402
 from cluster import SETS, Cluster, Tools, small_layout, step_all  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 TRIES = 8  # until a step falls into an export
-
-
-def read_safetensors(path):
-    with open(path, "rb") as f:
-        data = f.read()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:8 + length])
-    return header, data[8 + length:]
-
-
-def write_safetensors(path, header, body=b"", length=None):
-    text = json.dumps(header).encode() if isinstance(header, dict) else header
-    with open(path, "wb") as f:
-        f.write((len(text) if length is None else length).to_bytes(8, "little") + text + body)
 
 
 @cases_of(["fp32", "bf16", "fp16"])

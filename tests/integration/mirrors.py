@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """mirror = 1: a second node holds a copy of every owner's shards, and fills the first again when that loses them."""
 import os
-import shutil
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, Cluster, crash_points, finish_all, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
-from moments import (LAYOUT, MOMENTS, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, start_step, train,  # noqa: E402
+from moments import (LAYOUT, MOMENTS, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, lose, start_step, train,  # noqa: E402
                      victims)
 
 PLACEMENTS = ([0, 1], [0, 1, 1], [0, 1, 2], [0, 0, 2])
@@ -30,13 +29,6 @@ def same_bits(placement):
 def needs_crash_points():
     if not crash_points():
         raise Skip("the daemon was built without crash points")
-
-
-def lose(daemon, crash=None):
-    """Kills the daemon and deletes its states, as if an empty machine had replaced its own."""
-    daemon.kill()
-    shutil.rmtree(daemon.options["state_dir"])
-    daemon.start(crash=crash)
 
 
 @cases_of([(m, w, "n0 n1") for m in (*MOMENTS, "voting") for w in ("coordinator", "other")] +

@@ -10,37 +10,14 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import REPLY_S, Cluster, Tools, crash_points, finish_all, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
-from moments import (LAYOUT, NEEDS, STEPS, TRAIN, Endless, all_aborted, all_step, as_undisturbed, go_to,  # noqa: E402
-                     start_step, train)
-
-
-def can_vote(c):
-    for d in c.daemons:
-        until(lambda d=d: d.ctl("members")["voter"], what=f"the vote of {d.name}")
+from moments import (LAYOUT, NEEDS, STEPS, TRAIN, Endless, all_aborted, all_step, as_undisturbed, can_vote, go_to,  # noqa: E402
+                     lies_on, owners, start_step, train)
 
 
 def epoch(daemon):
     """The daemon's epoch; -1 while it starts anew."""
     r = daemon.ctl_run("--json", "members")
     return json.loads(r.stdout)["epoch"] if r.returncode == 0 else -1
-
-
-def owners(daemon):
-    """The job's owners as the daemon lists them; None while it starts anew."""
-    r = daemon.ctl_run("--json", "jobs")
-    jobs = json.loads(r.stdout)["jobs"] if r.returncode == 0 else []
-    return next((job["owners"] for job in jobs if job["job"] == "job"), None)
-
-
-def lies_on(c, names, nodes=None):
-    """Waits until the named nodes, and no others, have states of the job."""
-    for d in nodes or c.daemons:
-        until(lambda d=d: owners(d) == names, what=f"{names} as owners on {d.name}")
-    for d in c.daemons:
-        if d.alive():
-            until(lambda d=d: bool([f for f in d.state_files() if f.endswith(".state")]) == (d.name in names),
-                  what=f"the state files of {d.name}")
-            until(lambda d=d: d.ctl_run("checksum", "job").returncode == 0, what=f"all nodes' answers to {d.name}")
 
 
 CHANGES = {"add": (2, "add-node", "n2", ["n0", "n2", "n1"]), "remove": (3, "remove-node", "n1", ["n0", "n2"]),

@@ -302,7 +302,7 @@ def a_node_that_does_not_answer_is_named():
 def write_safetensors(path, tensors, spoil=b""):
     header, at = {}, 0
     for name, (dtype, shape) in tensors.items():
-        size = {"F32": 4, "BF16": 2, "I64": 8}.get(dtype, 1)
+        size = {"F32": 4, "BF16": 2, "I64": 8, "F64": 8}.get(dtype, 1)
         for extent in shape:
             size *= extent
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
@@ -426,8 +426,8 @@ def bad_safetensors():
         with open(path, "w", encoding="ascii") as f:
             f.write("this is no safetensors file")
         refused([path, "not a safetensors file"], "--model", path)
-        write_safetensors(path, {"w": ("F8_E4M3", [4])})
-        refused(["'w'", "F8_E4M3", "BF16"], "--model", path)
+        write_safetensors(path, {"w": ("F64", [4])})
+        refused(["'w'", "F64", "BF16"], "--model", path)
         write_safetensors(path, {"w": ("I64", [4])})
         refused(["no parameters"], "--model", path)
         refused(["/nowhere", "No such file"], "--model", "/nowhere")

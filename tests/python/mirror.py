@@ -69,6 +69,7 @@ def library_has_the_same_status_names():
 def data_types():
     told = {text: (int(code), int(size)) for _, code, size, text in entries("ZERO_DTYPE_MAP")}
     assert told == {t: (_library.DTYPES[t], _library.DTYPE_BYTES[t]) for t in _library.DTYPES}
+    assert {text: int(code) for _, code, text in entries("ZERO_BYTES_MAP")} == _library.BYTES
 
 
 @case

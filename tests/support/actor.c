@@ -43,6 +43,11 @@ enum zero_dtype field_dtype(const json_t *command, const char *name)
                 return ZERO_##dtype;
         ZERO_DTYPE_MAP(X)
 #undef X
+#define X(dtype, code, word)                 \
+        if (text && strcmp(text, word) == 0) \
+                return ZERO_##dtype;
+        ZERO_BYTES_MAP(X)
+#undef X
         return ZERO_FP32;
 }
 

@@ -1,4 +1,5 @@
-"""Shared by tests of checkpoints: a directory for them, training, and the files in a directory."""
+"""Shared by tests of checkpoints: a directory for them, training, the files in a directory, and safetensors files."""
+import json
 import os
 import shutil
 import tempfile
@@ -58,3 +59,17 @@ def taken(directory, nodes=2, steps=2, layout=None):
         train(ranks, steps)
         path = c[0].ctl("checkpoint", "job", directory)["path"]
         return path, c.checksum("job")
+
+
+def read_safetensors(path):
+    with open(path, "rb") as f:
+        data = f.read()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + length])
+    return header, data[8 + length:]
+
+
+def write_safetensors(path, header, body=b"", length=None):
+    text = json.dumps(header).encode() if isinstance(header, dict) else header
+    with open(path, "wb") as f:
+        f.write((len(text) if length is None else length).to_bytes(8, "little") + text + body)

@@ -1,6 +1,7 @@
 """Steps whose calls a test makes one by one, and the result of an undisturbed job."""
 import json
 import os
+import shutil
 
 from cluster import SETS, Cluster, expect, finish_all, small_layout, until
 
@@ -154,3 +155,33 @@ def all_aborted(ranks, version):
         if a not in told:
             expect(a.finish(), "EABORTED")
         assert a.do("version")["version"] == version
+
+
+def lose(daemon, crash=None):
+    """Kills the daemon and deletes its states, as if an empty machine had replaced its own."""
+    daemon.kill()
+    shutil.rmtree(daemon.options["state_dir"])
+    daemon.start(crash=crash)
+
+
+def can_vote(c):
+    for d in c.daemons:
+        until(lambda d=d: d.ctl("members")["voter"], what=f"the vote of {d.name}")
+
+
+def owners(daemon):
+    """The job's owners as the daemon lists them; None while it starts anew."""
+    r = daemon.ctl_run("--json", "jobs")
+    jobs = json.loads(r.stdout)["jobs"] if r.returncode == 0 else []
+    return next((job["owners"] for job in jobs if job["job"] == "job"), None)
+
+
+def lies_on(c, names, nodes=None):
+    """Waits until the named nodes, and no others, have states of the job."""
+    for d in nodes or c.daemons:
+        until(lambda d=d: owners(d) == names, what=f"{names} as owners on {d.name}")
+    for d in c.daemons:
+        if d.alive():
+            until(lambda d=d: bool([f for f in d.state_files() if f.endswith(".state")]) == (d.name in names),
+                  what=f"the state files of {d.name}")
+            until(lambda d=d: d.ctl_run("checksum", "job").returncode == 0, what=f"all nodes' answers to {d.name}")

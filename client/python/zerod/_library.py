@@ -37,7 +37,8 @@ BLOB_MAX = 8192
 GROUP_ELEMENTS_MAX = 1 << 40
 
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES = {"int8": 4, "uint8": 5, "fp8-e4m3": 6, "fp8-e5m2": 7, "bool": 8}  # kept in words of four
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, **dict.fromkeys(BYTES, 4)}
 PLANES = {"master": 1, "moment1": 2, "moment2": 3, "serve": 4, "grad": 5, "step": 6, "set": 7,
           "exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
@@ -163,6 +164,7 @@ PROTOTYPES = {
     "zero_close": (None, _client),
     "zero_compose": (c_int, _client, _layout, c_uint32, POINTER(_layout)),
     "zero_connect": (c_int, POINTER(Options), POINTER(c_void_p)),
+    "zero_dtype_is_bytes": (c_bool, c_int),
     "zero_dtype_size": (c_size_t, c_int),
     "zero_error": (c_char_p, _client),
     "zero_fd": (c_int, _client),

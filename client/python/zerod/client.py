@@ -458,7 +458,7 @@ class Client(Conversation):
     def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
         """Copies count elements of a tensor's plane, starting at element first, to memory: fp32 for
         "master" and the moments of the optimizer ("exp_avg", "exp_avg_sq"), the group's dtype for
-        "serve", one uint64 for "step" (how often the tensor was updated) and "set" (its
+        "serve", words of four bytes for both in a group of bytes, one uint64 for "step" (how often the tensor was updated) and "set" (its
         hyperparameter set).
 
         address: an int, which the caller vouches for, or a contiguous writable buffer of exactly

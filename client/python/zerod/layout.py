@@ -129,7 +129,8 @@ class Layout:
         optimizer: str = "adamw",
         eager: bool = False,
     ) -> int:
-        """Appends a group of "fp32", "bf16" or "fp16" parameters; its index.
+        """Appends a group of "fp32", "bf16" or "fp16" parameters, or of frozen ones that are kept as
+        bytes: "int8", "uint8", "fp8-e4m3", "fp8-e5m2" or "bool"; its index.
 
         ranks: those that push gradients of it; None: all.  Its gradient is the sum over them
         divided by divisor (0: their number).  optimizer: what updates it; the step's sets of its
@@ -146,7 +147,7 @@ class Layout:
         index = self._add(
             self._library.zero_layout_group,
             name_of(name, "name"),
-            code_of(lib.DTYPES, dtype, "dtype"),
+            code_of({**lib.DTYPES, **lib.BYTES}, dtype, "dtype"),
             array,
             n,
             real(divisor, "divisor"),
@@ -177,7 +178,8 @@ class Layout:
     ) -> int:
         """Appends a tensor to the last group; its index counts through the layout.
 
-        frozen: never updated, without moments and gradient.  set: which hyperparameter set of
+        shape: of bytes in a group of bytes, four of which are an element in all other counts.
+        frozen: never updated, without moments and gradient, as all of a group of bytes.  set: which hyperparameter set of
         Client.step() applies.  init: "put" (zeros until put()), "zeros", "constant" (value
         everywhere) or "normal" (mean 0, standard deviation value, by seed).  Raises Invalid,
         NoGroup.
@@ -234,7 +236,7 @@ class Layout:
 
     def dtype(self, group: int) -> str:
         code = self._of("group", group, self._library.zero_layout_group_dtype)
-        return next(name for name, known in lib.DTYPES.items() if known == code)
+        return next(name for name, known in {**lib.DTYPES, **lib.BYTES}.items() if known == code)
 
     def group_elements(self, group: int) -> int:
         """Elements of a group's flat array, alignment gaps included."""

@@ -26,7 +26,7 @@
 #include "daemon/fabric/link/link.h"
 
 enum {
-        HANDSHAKE_VERSION = 6, /* of the handshake and of all messages on links and bulk paths */
+        HANDSHAKE_VERSION = 7, /* of the handshake and of all messages on links and bulk paths */
         HANDSHAKE_HEAD = 16,
         HANDSHAKE_HELLO = 292,
         HANDSHAKE_CHALLENGE = 84,

@@ -105,7 +105,7 @@ static float element(const struct plate *p, enum zero_dtype dtype, size_t i)
                 return dtype_fp32_from_bf16(((const uint16_t *)p->data)[i]);
         case ZERO_FP16:
                 return dtype_fp32_from_fp16(((const uint16_t *)p->data)[i]);
-        case ZERO_FP32:
+        default: /* ZERO_FP32: no kernel gets bytes */
                 break;
         }
         return ((const float *)p->data)[i];

@@ -228,7 +228,7 @@ Test(handshake, the_acceptor_names_another_version_from_its_head_alone)
         meet(&t);
         t.a.out[8] = 9;
         cr_assert_eq(hear(&t.b, t.a.out, HANDSHAKE_HEAD), HANDSHAKE_REFUSED);
-        cr_assert(strstr(t.b.why, "protocol version 9, this node speaks version 6"), "%s", t.b.why);
+        cr_assert(strstr(t.b.why, "protocol version 9, this node speaks version 7"), "%s", t.b.why);
         cr_assert_eq(t.b.out_size, HANDSHAKE_HEAD, "the dialler is told");
 }
 

@@ -199,6 +199,17 @@ Test(dtype, only_the_listed_dtypes_are_valid)
         cr_assert(!dtype_valid(UINT32_MAX));
 }
 
+Test(dtype, types_of_bytes_are_others_and_kept_in_words_of_four)
+{
+        for (uint32_t d = 0; d < 1000; d++) {
+                cr_assert_eq(dtype_is_bytes(d), d >= ZERO_INT8 && d <= ZERO_BOOL);
+                if (dtype_is_bytes(d))
+                        cr_assert_eq(dtype_size((enum zero_dtype)d), 4);
+        }
+        cr_assert_str_eq(dtype_name(ZERO_UINT8), "uint8");
+        cr_assert_str_eq(dtype_name(ZERO_FP8_E5M2), "fp8-e5m2");
+}
+
 Test(dtype, sizes_and_names)
 {
         cr_assert_eq(dtype_size(ZERO_FP32), 4);

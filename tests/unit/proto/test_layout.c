@@ -124,6 +124,42 @@ Test(layout, an_extent_of_zero_makes_any_shape_empty)
         cr_assert_eq(l->elements, 0);
 }
 
+Test(layout, bytes_are_counted_in_words)
+{
+        struct layout_tensor t = {
+                .name = "b", .ndim = 2, .shape = { 7, 73 }, .group = 1, .frozen = true
+        };
+
+        cr_assert_eq(layout_add_group(l, "bytes", ZERO_INT8, NULL, 0, 0, &group, NULL), 0);
+        cr_assert_eq(add(&t), 0);
+        cr_assert_eq(l->tensors[tensor].elements, 128);
+        cr_assert_eq(l->tensors[tensor].shape[1], 73);
+        t.name = "c";
+        t.ndim = 0;
+        cr_assert_eq(add(&t), 0);
+        cr_assert_eq(l->tensors[tensor].offset, 128);
+        cr_assert_eq(l->tensors[tensor].elements, 1);
+        cr_assert_eq(layout_group_served(&l->groups[1]), 0);
+}
+
+Test(layout, bytes_are_neither_trained_nor_drawn_nor_eager)
+{
+        struct layout_tensor t = { .name = "b", .ndim = 1, .shape = { 5 } };
+
+        l->groups[0].dtype = ZERO_FP8_E4M3;
+        assert_tensor_refused(&t, "is not frozen");
+        t.frozen = true;
+        t.init = ZERO_INIT_NORMAL;
+        assert_tensor_refused(&t, "begin as zeros or are put");
+        t.init = ZERO_INIT_CONSTANT;
+        assert_tensor_refused(&t, "begin as zeros or are put");
+        t.init = ZERO_INIT_PUT;
+        cr_assert_eq(add(&t), 0);
+        cr_assert_eq(layout_set_eager(l, 0, false, &fault), 0);
+        cr_assert_eq(layout_set_eager(l, 0, true, &fault), ZERO_EINVAL);
+        cr_assert(strstr(fault.text, "'g'") && strstr(fault.text, "eager"), "%s", fault.text);
+}
+
 Test(layout, indices_count_through_the_layout)
 {
         add_sized("a", 1);
@@ -174,7 +210,7 @@ Test(layout, names_are_there_and_printable)
 Test(layout, dtype_must_be_known)
 {
         assert_group_refused("x", 0, NULL, 0, 0, "dtype");
-        assert_group_refused("x", 4, NULL, 0, 0, "dtype");
+        assert_group_refused("x", 9, NULL, 0, 0, "dtype");
         assert_group_refused("x", UINT32_MAX, NULL, 0, 0, "dtype");
 }
 
