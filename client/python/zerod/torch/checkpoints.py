@@ -20,7 +20,7 @@ from torch import nn
 from .files import (CODES, SAVE_ID, CheckpointError, Source, Stored, StoredSet, bytes_of,
                     check_machine, no_constant, of_tensor, write_pickled, write_set)
 from .optim import ServiceOptimizer
-from .plan import clean
+from .plan import BYTES, clean
 from .sharded import Sharded, sharded_of
 from .state import check_boundary, persistent_buffers, source_of
 from .unit import ShardedParam
@@ -54,7 +54,7 @@ def _model_sources(sharded: Sharded, dtype: torch.dtype | None) -> list[Source]:
     sources = []
     check_pipeline(sharded)
     for param in (*sharded.params, *sharded.elsewhere):
-        to = dtype or param.dtype
+        to = param.dtype if dtype is None or param.dtype in BYTES else dtype
         plane = "serve" if to is param.dtype else "master"
         sources.append(source_of(sharded, param, plane, param.name, to))
     sources += [of_tensor(clean(name), b) for name, b in persistent_buffers(sharded.model)]
@@ -73,7 +73,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], *,
     path: a file "….safetensors", or a directory, in which "model.safetensors" is written.
     max_shard_size: bytes of tensors a file, or a text such as "5GB"; with more than one file they
     are "model-00001-of-0000N.safetensors" and "model.safetensors.index.json".  None: one file.
-    dtype: of the parameters in the file; None: their own.  A wider one than the model's gives the
+    dtype: of the parameters in the file, but of those that are kept as bytes; None: their own.  A wider one than the model's gives the
     exact fp32 master weights.  Buffers keep theirs.
     metadata: strings for the header, besides "format": "pt".
 
@@ -111,11 +111,16 @@ class _Match:
     buffers: list[tuple[torch.Tensor, Stored]] = field(default_factory=list)
 
 
-def _differs(name: str, stored: Stored, shape: tuple[int, ...], floating: bool) -> str | None:
+def _differs(name: str, stored: Stored, shape: tuple[int, ...], of: torch.dtype | None) -> str | None:
+    """of: the parameter's dtype; None: a buffer."""
     if stored.shape != shape:
         return (f"size mismatch for {name}: copying a param with shape {stored.shape} from "
                 f"checkpoint, the shape in current model is {shape}.")
-    if floating and not stored.dtype.is_floating_point:
+    if of in BYTES and stored.dtype is not of:
+        return f"dtype mismatch for {name}: {stored.dtype} in the checkpoint, and the service has {of} as bytes"
+    if of in BYTES or of is None:
+        return None
+    if not stored.dtype.is_floating_point:
         return f"dtype mismatch for {name}: {stored.dtype} in the checkpoint is not a floating-point type"
     return None
 
@@ -125,24 +130,24 @@ def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
     match, missing, errors = _Match(), [], []
     used: set[str] = set()
 
-    def take(names: list[str], shape: tuple[int, ...], floating: bool) -> Stored | None:
+    def take(names: list[str], shape: tuple[int, ...], of: torch.dtype | None) -> Stored | None:
         there = [n for n in names if n in found.tensors]
         used.update(there)
         if not there:
             missing.append(names[0])
             return None
         stored = found.tensors[there[0]]
-        error = _differs(there[0], stored, shape, floating)
+        error = _differs(there[0], stored, shape, of)
         if error:
             errors.append(error)
         return stored
 
     for param in sharded.params:
-        stored = take(param.names, tuple(param.shape), True)
+        stored = take(param.names, tuple(param.shape), param.dtype)
         if stored is not None:
             match.params.append((param, stored))
     for name, buffer in persistent_buffers(sharded.model):
-        stored = take([clean(name)], tuple(buffer.shape), False)
+        stored = take([clean(name)], tuple(buffer.shape), None)
         if stored is not None:
             match.buffers.append((buffer, stored))
     unexpected = [] if sharded.pipeline else sorted(set(found.tensors) - used)  # other stages have buffers, too
@@ -158,7 +163,7 @@ def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
 
 def _stream(sharded: Sharded, param: ShardedParam, plane: str, stored: Stored) -> None:
     for first, piece in stored.pieces():
-        sharded.write(param, plane, piece.to(torch.float32), first)
+        sharded.write(param, plane, piece, first)
 
 
 def _load_buffers(match: _Match) -> None:

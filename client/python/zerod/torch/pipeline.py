@@ -13,12 +13,14 @@ import torch
 
 import zerod
 
+from .plan import BYTES, DTYPES
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from .plan import PlannedParam
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TORCH_DTYPES = {name: dtype for dtype, name in (DTYPES | BYTES).items()}
 
 
 class Stage:

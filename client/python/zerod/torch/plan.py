@@ -17,6 +17,9 @@ from torch import nn
 from .split import Split, is_dtensor
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+BYTES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "fp8-e4m3", torch.float8_e5m2: "fp8-e5m2",
+         torch.bool: "bool"}  # of frozen parameters, which the service keeps as they are
+WORD = 4  # bytes: an element of theirs in the layout
 UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention uses its weights without calling it
 LARGE = 1 << 22  # elements from which a layer outside of any block is a unit of its own
 
@@ -74,28 +77,34 @@ def find_params(model: nn.Module) -> list[PlannedParam]:
     return list(found.values())
 
 
-def _computes_otherwise(kind: type) -> bool:
-    """Whether operations on tensors of this class do more than use their values."""
+def _computes_otherwise(value: nn.Parameter) -> bool:
+    """Whether operations on tensors of this class do more than use their values.
+
+    Functions of a class of bytes, as those of bitsandbytes' Params4bit, work on what it was given back."""
+    kind = type(value)
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
-    return (function not in (torch.Tensor.__torch_function__.__func__,
-                             nn.Parameter.__torch_function__)
+    return ((value.dtype not in BYTES and function not in (torch.Tensor.__torch_function__.__func__,
+                                                           nn.Parameter.__torch_function__))
             or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
 
 
 def check_param(p: PlannedParam) -> None:
     """Raises TypeError or ValueError for what zerod cannot hold."""
-    if not is_dtensor(p.value) and _computes_otherwise(type(p.value)):
+    if not is_dtensor(p.value) and _computes_otherwise(p.value):
         raise TypeError(f"parameter '{p.name}' is a {type(p.value).__name__}, which has operations "
                         "of its own; zerod holds plain values")
     for hook in (p.value._backward_hooks or {}).values():  # pylint: disable=protected-access
         if getattr(hook, "__qualname__", "").startswith("register_multi_grad_hook.<locals>.get_"):
             raise ValueError(f"parameter '{p.name}' has a hook of register_multi_grad_hook(), which "
                              "would never run after shard(): use register_hook() on each parameter")
-    if p.value.dtype not in DTYPES:
+    if p.value.dtype in BYTES and p.value.requires_grad:
+        raise TypeError(f"parameter '{p.name}' is {p.value.dtype}, which zerod holds frozen: call requires_grad_(False) on "
+                        "it, or convert it")
+    if p.value.dtype not in DTYPES and p.value.dtype not in BYTES:
         way_out = ("convert it" if p.value.requires_grad else "keep it in the trainer, as a buffer: "
                    "module.register_buffer(name, value.data) before shard()")
         raise TypeError(f"parameter '{p.name}' is {p.value.dtype}; zerod holds "
-                        f"{', '.join(str(d) for d in DTYPES)}: {way_out}")
+                        f"{', '.join(str(d) for d in (*DTYPES, *BYTES))}: {way_out}")
     if p.value.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"parameter '{p.name}' is on {p.value.device}; zerod serves host memory "
                          "and CUDA devices: shard the model there or on the meta device")

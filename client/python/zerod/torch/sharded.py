@@ -11,6 +11,7 @@ from torch import nn
 from zerod.environment import incarnation
 
 from .parameter import WrittenInPlace
+from .plan import BYTES, WORD
 from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -124,35 +125,60 @@ class Sharded:
 
     def read(self, param: ShardedParam, plane: str = "master", first: int = 0,
              count: int | None = None) -> torch.Tensor:
-        """A part of a parameter's plane: flat, fp32; "serve": the parameter's dtype; "step" and
-        "set": int64 of one element, the most steps of any part.  Blocks; not collective."""
+        """A part of a parameter's plane: flat, fp32; "serve", and of bytes "master": the parameter's dtype;
+        "step" and "set": int64 of one element, the most steps of any part.  Blocks; not collective."""
         if plane in STEPS_OF_STATE:
             first, count = 0, 1
         elif count is None:
             count = param.numel - first
-        dtype = STEPS_OF_STATE.get(plane, param.dtype if plane == "serve" else torch.float32)
+        dtype = param.dtype if plane == "serve" else dtype_of(param, plane)
         values = torch.empty(count, dtype=dtype)
         if plane == "step":  # experts that were not used in a step have made fewer
             steps = torch.empty(len(param.parts), dtype=dtype)
             for index, step in zip(param.parts, steps):
                 self.attempt.get(index, plane, 0, 1, step.data_ptr())
             return steps.max().view(1)
-        if param.split is None or plane in STEPS_OF_STATE:
+        if plane in STEPS_OF_STATE:
             self.attempt.get(param.index, plane, first, count, values.data_ptr())
             return values
+        if param.split is None:
+            return self._get(param.index, plane, first, values)
         for part, at, box in param.split.boxes(values, first):
-            piece = torch.empty(box.numel(), dtype=dtype)
-            self.attempt.get(param.parts[part], plane, at, piece.numel(), piece.data_ptr())
+            piece = self._get(param.parts[part], plane, at, torch.empty(box.numel(), dtype=dtype))
             box.copy_(piece.view(box.shape))
         return values
+
+    def _get(self, index: int, plane: str, first: int, values: torch.Tensor) -> torch.Tensor:
+        """Reads a tensor of the layout from an element on; returns values."""
+        if values.dtype in BYTES:
+            begin = first // WORD
+            words = self._words(index, begin, -(-(first + values.numel()) // WORD))
+            values.view(torch.uint8).copy_(words[first - begin * WORD:][:values.numel()])
+        else:
+            self.attempt.get(index, plane, first, values.numel(), values.data_ptr())
+        return values
+
+    def _words(self, index: int, begin: int, end: int) -> torch.Tensor:
+        """The bytes of some words of a tensor of bytes."""
+        words = torch.empty((end - begin) * WORD, dtype=torch.uint8)
+        self.attempt.get(index, "master", begin, end - begin, words.data_ptr())
+        return words
+
+    def _put(self, index: int, plane: str, first: int, values: torch.Tensor) -> None:
+        """Writes a tensor of the layout; of bytes, whole words, which keep what is not written."""
+        if values.dtype in BYTES:
+            begin, flat = first // WORD, values.view(-1).view(torch.uint8)
+            words = self._words(index, begin, -(-(first + flat.numel()) // WORD))
+            words[first - begin * WORD:][:flat.numel()] = flat
+            first, values = begin, words.view(torch.float32)
+        self.attempt.put(index, plane, first, values.numel(), values.data_ptr())
 
     def write(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
         """Writes a part of a parameter's plane from a tensor of any shape; blocks.
 
         One rank writes at a time, at a step boundary; see zero_put().
         """
-        dtype = STEPS_OF_STATE.get(plane, torch.float32)
-        values = values.detach().to("cpu", dtype).contiguous()
+        values = values.detach().to("cpu", dtype_of(param, plane)).contiguous()
         if plane in STEPS_OF_STATE:
             for index in param.parts:
                 self.attempt.put(index, plane, first, values.numel(), values.data_ptr())
@@ -160,13 +186,11 @@ class Sharded:
             self.write_part(param, plane, values, first)
         else:
             for part, at, box in param.split.boxes(values.view(-1), first):
-                piece = box.contiguous()
-                self.attempt.put(param.parts[part], plane, at, piece.numel(), piece.data_ptr())
+                self._put(param.parts[part], plane, at, box.contiguous())
 
     def write_part(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
         """write() of what this rank has of a parameter."""
-        values = values.detach().to("cpu", torch.float32).contiguous()
-        self.attempt.put(param.index, plane, first, values.numel(), values.data_ptr())
+        self._put(param.index, plane, first, values.detach().to("cpu", dtype_of(param, plane)).contiguous())
 
     def barrier(self) -> None:
         """All ranks meet; gradients pushed before it are dropped."""
@@ -201,6 +225,11 @@ class Sharded:
 def uncompiled(model: nn.Module) -> nn.Module:
     """The model that torch.compile() was given, if it made this one."""
     return model.__dict__.get("_modules", {}).get("_orig_mod", model)
+
+
+def dtype_of(param: "ShardedParam | ParamElsewhere", plane: str) -> torch.dtype:
+    """Of a parameter's plane, other than "serve"."""
+    return STEPS_OF_STATE.get(plane, param.dtype if param.dtype in BYTES else torch.float32)
 
 
 def sharded_of(model: nn.Module) -> Sharded:

@@ -116,7 +116,7 @@ class _Full:
         flat = self.tensor.detach().reshape(-1)
         if flat.dtype is not self.param.dtype:
             return True
-        same = torch.int32 if flat.dtype is torch.float32 else torch.int16
+        same = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[flat.dtype.itemsize]
         for first, count in pieces(self.param.numel):
             there = self.param.sharded.read(self.param, "serve", first, count)
             if not torch.equal(there.view(same), flat[first:first + count].cpu().view(same)):
@@ -297,7 +297,7 @@ def _save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
         if value is None:
             value = read_all(model.sharded, param).view(param.shape)
         model.saved[param] = (prefix + name, value.data_ptr())
-        tensors[name] = nn.Parameter(value, requires_grad=param.placeholder.requires_grad)
+        tensors[name] = param.parameter(value, param.placeholder.requires_grad)
     with _attributes(module, tensors):
         type(module)._save_to_state_dict(module, destination, prefix, keep_vars)
 

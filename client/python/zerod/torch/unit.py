@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from .parameter import WrittenInPlace, placeholder_of
+from .plan import BYTES, WORD
 from .split import is_dtensor
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class ShardedParam:
     """One parameter of a sharded model, however many modules share it.
 
     name: its first fully qualified name; names: all of them.  index: of the layout's tensor;
-    group: of the layout; offset: in the group, in elements.  placeholder: stands in the model
+    group: of the layout; offset: in the group, in elements of the parameter.  placeholder: stands in the model
     while the parameter is not shown.  Of a tensor-parallel parameter index, group and offset are those of this
     rank's part, and parts are the layout's tensors of all coordinates.
     """
@@ -40,6 +41,7 @@ class ShardedParam:
         self.shape, self.dtype, self.numel = value.shape, value.dtype, value.numel()
         self.local_shape = split.shape(split.own) if split else value.shape  # of what this rank fetches
         self.local_numel = self.local_shape.numel()
+        self.of_element = WORD if self.dtype in BYTES else 1  # of the layout: this many of the parameter's own
         self.parts: list[int] = []
         self.unit: Unit
         self.trainable = value.requires_grad

@@ -32,7 +32,7 @@ from .hooks import Hooks
 from .parameter import Placeholder
 from .pipeline import Stage, params_elsewhere
 from .place import place_of
-from .plan import DTYPES, Groups, PlannedUnit, find_units
+from .plan import BYTES, DTYPES, Groups, PlannedUnit, find_units
 from .sharded import RESUME, Sharded, check_resume, sharded_of, uncompiled
 from .split import check_mesh, count_batches, local_of, split_of
 from .twin import override, plain
@@ -150,9 +150,9 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
             divisor = split.batches if split else stage.ranks if stage else 0
             for part in range(len(split.ranks)) if split and not stage else [split.own if split else 0]:
                 suffix = split.suffix(part) if split else ""
-                index = layout.group(name + suffix, DTYPES[params[0].dtype],
+                index = layout.group(name + suffix, (DTYPES | BYTES)[params[0].dtype],
                                      split.ranks[part] if split and not stage else None, divisor,
-                                     optimizer=sharded.optimizer_name, eager=sharded.eager)
+                                     optimizer=sharded.optimizer_name, eager=sharded.eager and params[0].trainable)
                 for p in params:
                     layout.tensor(index, p.name + suffix, tuple(p.split.shape(part) if split else p.shape),
                                   frozen=not p.trainable)
@@ -173,12 +173,12 @@ def _find_in(sharded: Sharded, layout: zerod.Layout) -> None:
         p.index = p.parts[split.own if split else 0]
         p.group = layout.tensor_group(p.index)
         p.position = layout.group_tensors(p.group).index(p.index)
-        p.offset = layout.offset(p.index)
+        p.offset = layout.offset(p.index) * p.of_element
         firsts = [(layout.group_ranks(layout.tensor_group(t)) or [0])[0] for t in p.parts]
         p.writer, p.part_writer = min(firsts), firsts[p.parts.index(p.index)]
     for g in sharded.groups:
         g.index = g.params[0].group
-        g.elements = layout.group_elements(g.index)
+        g.elements = layout.group_elements(g.index) * g.params[0].of_element
     if sharded.pipeline:
         sharded.elsewhere = params_elsewhere(layout, {t for p in sharded.params for t in p.parts})
 
@@ -195,8 +195,8 @@ def _needs(sharded: Sharded) -> dict[str, Any]:
         nested = max(sum(o.name != "" and u.name.startswith(o.name + ".") for o in sharded.units)
                      for u in sharded.units)
         hold = root + (nested + 2 + sharded.prefetch) * widest
-    elements = [g.elements for g in sharded.groups]
-    if hold * max(elements) >= sum(elements):
+    sizes = [g.elements * g.dtype.itemsize for g in sharded.groups]
+    if hold * max(sizes) >= sum(sizes):
         hold = zerod.ALL  # a window of equal slabs would be larger than the model
     return {"hold_groups": hold, "push_groups": PUSH_SLOTS, **sharded.place.needs()}
 
@@ -274,7 +274,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     place of a dead rank attaches at once, and goes on in the step in which that rank died.
 
     model: also of torch.compile(); on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
-    parameters.  Parameters keep their classes, attributes and hooks; hooks change the gradient
+    parameters, and frozen ones of int8, uint8, fp8 (e4m3fn, e5m2) or bool, which the service keeps and serves
+    as bytes.  Parameters keep their classes, attributes and hooks; hooks change the gradient
     that is pushed, and a post-accumulate-grad hook sees the gradient of one backward pass.
     The service gets rank 0's values.  Parameters on meta are initialised one group at a time: by
     ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.
