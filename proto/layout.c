@@ -231,6 +231,12 @@ int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fau
         return 0;
 }
 
+void layout_set_base(layout *l, const uint8_t hash[static LAYOUT_HASH])
+{
+        l->has_base = true;
+        memcpy(l->base, hash, sizeof(l->base));
+}
+
 int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault)
 {
         if (group >= l->n_groups)
@@ -329,6 +335,8 @@ int layout_copy(const layout *l, layout **ret)
         assert(r <= 0);
         if (r < 0)
                 return r;
+        if (l->has_base)
+                layout_set_base(copy, l->base);
         *ret = STEAL(copy);
         return 0;
 }

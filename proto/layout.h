@@ -48,6 +48,8 @@ struct zero_layout {
         struct layout_tensor *tensors;
         uint32_t n_tensors;
         uint64_t elements; /* of all groups */
+        bool has_base;     /* the ranks read frozen weights that lie beside the groups */
+        uint8_t base[LAYOUT_HASH];
         char error[256];
 };
 typedef struct zero_layout layout;
@@ -58,6 +60,7 @@ void layout_free(layout *l);
 int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const uint32_t *ranks,
                      uint32_t n_ranks, double divisor, uint32_t *ret_group, struct fault *fault);
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault);
+void layout_set_base(layout *l, const uint8_t hash[static LAYOUT_HASH]);
 int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault);
 int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
                       struct fault *fault);

@@ -176,6 +176,30 @@ static bool groups_equal(const layout *here, const layout *there, uint32_t g, ch
         return layout_group_equal(here, g, there, g, text, size);
 }
 
+struct base_text {
+        char text[2 * 8 + 1];
+};
+
+/* The first bytes of the hash. */
+static struct base_text base_text(const layout *l)
+{
+        struct base_text s = { "none" };
+
+        for (int i = 0; l->has_base && i < 8; i++)
+                sprintf(s.text + 2 * i, "%02x", l->base[i]);
+        return s;
+}
+
+static bool bases_equal(const layout *here, const layout *there, char *text, size_t size)
+{
+        if (here->has_base == there->has_base &&
+            memcmp(here->base, there->base, sizeof(here->base)) == 0)
+                return true;
+        snprintf(text, size, "base %s here, %s there: the files have other contents",
+                 base_text(here).text, base_text(there).text);
+        return false;
+}
+
 bool layout_equal(const layout *here, const layout *there, char *text, size_t size)
 {
         uint32_t n = here->n_groups < there->n_groups ? here->n_groups : there->n_groups;
@@ -187,6 +211,7 @@ bool layout_equal(const layout *here, const layout *there, char *text, size_t si
                 snprintf(text, size, "%u groups here, %u there", here->n_groups, there->n_groups);
                 equal = false;
         }
+        equal = equal && bases_equal(here, there, text, size);
         if (!equal && size > 0)
                 text_trim(text);
         return equal;
@@ -257,5 +282,7 @@ void layout_hash(const layout *l, uint8_t ret_hash[static LAYOUT_HASH])
         add_number(&state, l->n_groups);
         for (uint32_t g = 0; g < l->n_groups; g++)
                 add_group(&state, l, &l->groups[g]);
+        if (l->has_base)
+                crypto_generichash_update(&state, l->base, sizeof(l->base));
         crypto_generichash_final(&state, ret_hash, LAYOUT_HASH);
 }

@@ -188,6 +188,26 @@ static int add_found(const struct composition *c, const struct found *f, layout 
         return r;
 }
 
+/* All parts name one base, or none. */
+static int add_base(const struct composition *c, layout *whole, struct fault *fault)
+{
+        const layout *first = c->parts[0].layout;
+
+        for (uint32_t rank = 1; rank < c->world_size; rank++) {
+                const layout *part = c->parts[rank].layout;
+
+                if (part->has_base != first->has_base ||
+                    memcmp(part->base, first->base, sizeof(part->base)) != 0)
+                        return fault_set(fault, ZERO_ELAYOUT,
+                                         "ranks 0 and %u bring parts on different bases: all "
+                                         "ranks name the same files",
+                                         rank);
+        }
+        if (first->has_base)
+                layout_set_base(whole, first->base);
+        return 0;
+}
+
 int layout_compose(const struct layout_part *parts, uint32_t world_size, layout **ret,
                    struct fault *fault)
 {
@@ -206,6 +226,8 @@ int layout_compose(const struct layout_part *parts, uint32_t world_size, layout 
         list_ranks(&c);
         for (uint32_t i = 0; i < c.n_found && r == 0; i++)
                 r = add_found(&c, &c.found[i], whole, fault);
+        if (r == 0)
+                r = add_base(&c, whole, fault);
         if (r)
                 return r;
         r = layout_check(whole, &why);

@@ -67,6 +67,11 @@ int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault
         CLEANUP(cleanup_layout_free) layout *l = NULL;
         int r = layout_new(&l);
 
+        if (m->base_hash.len == LAYOUT_HASH)
+                layout_set_base(l, m->base_hash.data);
+        else if (m->base_hash.len)
+                r = fault_set(fault, ZERO_EINVAL, "the hash of a base has %d bytes, not %zu",
+                              LAYOUT_HASH, m->base_hash.len);
         for (size_t i = 0; r == 0 && i < m->n_groups; i++)
                 r = read_group(l, m->groups[i], fault);
         if (r == 0)
@@ -146,8 +151,13 @@ int layout_to_message(const layout *l, Zero__Layout **ret)
         zero__layout__init(m);
 
         m->groups = calloc((size_t)l->n_groups + 1, sizeof(*m->groups));
-        if (!m->groups)
+        m->base_hash.data = l->has_base ? malloc(LAYOUT_HASH) : NULL;
+        if (!m->groups || (l->has_base && !m->base_hash.data))
                 return -ENOMEM;
+        if (l->has_base) {
+                memcpy(m->base_hash.data, l->base, LAYOUT_HASH);
+                m->base_hash.len = LAYOUT_HASH;
+        }
         m->n_groups = l->n_groups;
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 int r = write_group(l, &l->groups[g], &m->groups[g]);

@@ -138,6 +138,7 @@ enum zero_limits {
         ZERO_RANK_MAX = 4096,    /* ranks of a job */
         ZERO_NODE_MAX = 64,      /* nodes of a cluster */
         ZERO_BLOB_MAX = 8192,    /* bytes that a rank may keep with a step */
+        ZERO_FILE_MAX = 1024,    /* files of a base */
 };
 
 /* Most elements of one group: 2^40. */

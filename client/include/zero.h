@@ -222,6 +222,31 @@ struct zero_needs {
         const struct zero_stash *stash; /* activation checkpoints; NULL: none */
 };
 
+/* A file of a base, in memory that nobody can write to. */
+struct zero_file {
+        const void *data;
+        uint64_t bytes;
+};
+
+/*
+ * Maps files of frozen weights read-only, as many ranks and jobs read them (LoRA, arXiv 2106.09685): the node
+ * has one copy of the base, the files' bytes in this order, for all processes of one user that name files of
+ * the same contents.  [blocks] while another process brings the base in.  The first process that names the
+ * contents copies them into memory of the service's; the service seals that memory against every change and
+ * checks the hash of what is in there.  The service itself opens none of the files, for a user's file system may
+ * answer never; a file that changes later changes nothing in the base.
+ * Call it before zero_attach(), once for a client.  The layout of the job then names the base by its hash: all
+ * ranks name files of the same contents (ZERO_ELAYOUT), and so does whoever goes on with the job.  64 jobs of a user on
+ * one base count once against the daemon's option job_limit.
+ * Memory stays where it is, also when the daemon is lost; a new daemon gets the base from the first client that is
+ * back.  After zero_close() the memory is the caller's, who may munmap() it from ret_files[0].data to the end of the last
+ * file.  The node's copy goes with the last client, and the last process that still maps it.
+ * ZERO_ECONFLICT: a file changes while it is read; ZERO_EQUOTA: the daemon's option base_limit; ZERO_ESHM: the
+ * node has not that much memory; ZERO_EDEADLINE names the process that brings the base in.
+ */
+int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
+              struct zero_file *ret_files);
+
 /*
  * Puts the layout of a job together whose ranks work on different groups, as the stages of a pipeline
  * do (GPipe, arXiv 1811.06965).  Each rank passes the groups that it works on, which list no ranks:

@@ -383,7 +383,7 @@ static int make_message(struct zero_client *c, const layout *l, const struct zer
                 stash->where = needs->stash->where;
                 message->stash = stash;
         }
-        if (layout_to_message(l, &message->layout) < 0)
+        if (layout_to_message(l, &message->layout) < 0 || client_name_base(c, message->layout) < 0)
                 return client_fail(c, ZERO_ENOMEM, "out of memory");
         return 0;
 }
@@ -416,8 +416,11 @@ int client_join(struct zero_client *c, const layout *l, const struct zero_needs 
         const Zero__Reply *reply;
         int r = make_message(c, l, needs, &stash, &attach);
 
-        if (r)
+        if (r) {
+                if (attach.layout)
+                        zero__layout__free_unpacked(attach.layout, NULL);
                 return r;
+        }
         if (c->gpu)
                 name_gpu(c->gpu, events, &attach);
         attach.resume = resume;

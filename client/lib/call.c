@@ -32,6 +32,8 @@ static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
                 return ZERO__REPLY__BODY_QUERY;
         case ZERO__REQUEST__BODY_COMPOSE:
                 return ZERO__REPLY__BODY_COMPOSED;
+        case ZERO__REQUEST__BODY_OPEN_BASE:
+                return ZERO__REPLY__BODY_OPENED_BASE;
         default:
                 return ZERO__REPLY__BODY__NOT_SET;
         }

@@ -6,6 +6,7 @@
  *   client.c   how a connection ends, what a call reports
  *   attempt.c  what the rank holds and has pushed in the current attempt
  *   call.c     the conversation: numbered requests, replies in any order
+ *   base.c     frozen weights that the node's jobs share
  *   attach.c   the request to attach, and what its reply brings
  *   connect.c  connecting, greeting, closing
  *   session.c  the rank's stay in its job: a lost connection is resumed, a request repeated
@@ -92,6 +93,8 @@ struct zero_client {
         uint64_t transfer_bytes;
         struct gpu *gpu; /* the GPU with the windows; NULL: they are in host memory */
         struct mapping session, gather, serve;
+        struct mapping base; /* bytes 0: none */
+        uint8_t base_hash[LAYOUT_HASH];
         struct zero_stash stash_needs; /* where needs.stash is a copy */
         struct stash *stash;           /* NULL: none */
         struct mapping slots; /* of gradients, on a GPU; in host memory they are in session */
@@ -162,6 +165,21 @@ int client_pump(struct zero_client *c, int64_t deadline_ms);
 int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot);
 /* Sends and waits.  The reply is the client's, valid until its next call. */
 int client_ask(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply);
+
+/* ---- base.c ---- */
+
+struct base_files;
+/* Opens files, and reads all of them for their hash. */
+int base_files_open(struct zero_client *c, const char *const *paths, uint32_t n,
+                    struct base_files **ret);
+void base_files_close(struct base_files *files);
+/* Maps the base of these files.  CLIENT_LOST, or a status. */
+int client_take_base(struct zero_client *c, const struct base_files *files,
+                     struct zero_file *ret_files);
+/* On a new connection: names the base that the client has, if it has one. */
+int client_take_base_again(struct zero_client *c);
+/* Names the client's base in a layout's message.  -ENOMEM. */
+int client_name_base(const struct zero_client *c, Zero__Layout *m);
 
 /* ---- attach.c ---- */
 

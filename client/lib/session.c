@@ -73,7 +73,7 @@ static int reach(struct zero_client *c, struct tries *t)
         r = client_dial(c, t->until_ms);
         if (r > 0 && c->lost)
                 return client_lose(c, "%s", c->error.text);
-        return r;
+        return r ? r : client_take_base_again(c);
 }
 
 /* After a failed try.  ZERO_OK: try again. */
@@ -221,6 +221,53 @@ int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
         return r;
 }
 
+/* ---- frozen weights ------------------------------------------------------ */
+
+struct taking {
+        const struct base_files *files;
+        struct zero_file *ret_files;
+};
+
+static int take_base(struct zero_client *c, void *call)
+{
+        const struct taking *t = call;
+
+        return client_take_base(c, t->files, t->ret_files);
+}
+
+static int check_base(struct zero_client *c, const char *const *paths, uint32_t n,
+                      const struct zero_file *ret_files)
+{
+        if (c->layout || c->base.bytes)
+                return client_fail(c, ZERO_EORDER, "%s",
+                                   c->layout ? "zero_base() comes before zero_attach()"
+                                             : "a client has one base: name all files at once");
+        if (!paths || !ret_files || n == 0 || n > ZERO_FILE_MAX)
+                return client_fail(c, ZERO_EINVAL, "a base has 1 to %d files, not %u",
+                                   ZERO_FILE_MAX, (unsigned)n);
+        return 0;
+}
+
+int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
+              struct zero_file *ret_files)
+{
+        struct base_files *files = NULL;
+        struct taking taking = { .ret_files = ret_files };
+        int r = client_open(client);
+
+        if (r == 0)
+                r = check_base(client, paths, n, ret_files);
+        if (r == 0)
+                r = base_files_open(client, paths, n, &files);
+        if (r == 0)
+                r = client_open(client); /* reading took time that is not the daemon's */
+        taking.files = files;
+        if (r == 0)
+                r = enter(client, take_base, &taking);
+        base_files_close(files);
+        return r;
+}
+
 /* ---- a layout of parts --------------------------------------------------- */
 
 struct composing {
@@ -275,12 +322,13 @@ int zero_compose(struct zero_client *client, const struct zero_layout *part, uin
 
         if (r == 0)
                 r = check_part(client, part);
-        if (r == 0 && layout_to_message(part, &composing.part) < 0)
+        if (r == 0 && (layout_to_message(part, &composing.part) < 0 ||
+                       client_name_base(client, composing.part) < 0))
                 r = client_fail(client, ZERO_ENOMEM, "out of memory");
-        if (r)
-                return r;
-        r = enter(client, compose, &composing);
-        zero__layout__free_unpacked(composing.part, NULL);
+        if (r == 0)
+                r = enter(client, compose, &composing);
+        if (composing.part)
+                zero__layout__free_unpacked(composing.part, NULL);
         if (r == 0)
                 *ret_layout = composing.whole;
         return r;

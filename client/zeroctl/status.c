@@ -84,6 +84,23 @@ static void show_bytes(const struct ctl *ctl, FILE *out, const json_t *peers)
         table_deinit(&t);
 }
 
+static void show_bases(FILE *out, const json_t *bases)
+{
+        json_t *base;
+        size_t i;
+
+        json_array_foreach(bases, i, base)
+        {
+                fprintf(out, "base %.16s of user %.0f: %s", field_text(base, "hash"),
+                        field_number(base, "uid"), unit_bytes(field_number(base, "bytes")).text);
+                if (field_true(base, "whole"))
+                        fprintf(out, ", used by %.0f processes\n", field_number(base, "uses"));
+                else
+                        fprintf(out, ", being read by process %.0f, %.0f wait\n",
+                                field_number(base, "filler"), field_number(base, "uses") - 1);
+        }
+}
+
 static void show_node(const struct ctl *ctl, FILE *out, const json_t *s)
 {
         fprintf(out, "%snode %s%s: zerod %s, up %s, device %s\n",
@@ -93,6 +110,7 @@ static void show_node(const struct ctl *ctl, FILE *out, const json_t *s)
         fprintf(out, "socket %s, state %s\n", field_text(s, "socket"), field_text(s, "state_dir"));
         show_memory(out, json_object_get(s, "memory"));
         show_gpus(ctl, out, s);
+        show_bases(out, json_object_get(s, "bases"));
 }
 
 static void show_attaching(const struct ctl *ctl, FILE *out, const json_t *attaching)
@@ -130,7 +148,8 @@ const struct command command_status = {
         .name = "status",
         .summary = "this node, its peers, its jobs",
         .description = "This node: memory, and of each GPU what is used and free, what zerod "
-                       "uses, and for what. Its peers: state, bulk path (with GPUs whether their "
+                       "uses, and for what; bases, frozen weights that a user's processes share. "
+                       "Its peers: state, bulk path (with GPUs whether their "
                        "memory takes it directly or through the host's), and bytes sent and "
                        "received by kind. The jobs: version, steps per second, gradient norm, "
                        "skipped steps, who is waited for and for what, window hits, and bytes by "

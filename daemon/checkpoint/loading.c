@@ -222,7 +222,7 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
                                  "the checkpoint's layout does not match its manifest");
         snprintf(ld->job, sizeof ld->job, "%s", m->job);
         ld->uid = job ? job->uid : s->uid ? s->uid : ld->manifest.uid;
-        if (!job && job_admit(ld->x, m->job, ld->uid, fault))
+        if (!job && job_admit(ld->x, m->job, ld->uid, ld->layout, fault))
                 return fault->status;
         ld->directory = strdup(s->directory);
         return ld->directory ? 0 : fault_set(fault, ZERO_ENOMEM, "out of memory");

@@ -65,8 +65,8 @@
           "For a rank whose process is stopped or has ended, and for a node that is down, the "    \
           "limit is wait_ms.")                                                                     \
         N("Clients", job_limit, COUNT, "jobs", "16", 1, 4096,                                      \
-          "Most jobs of one user. A new job beyond the limit replaces the user's finished job "    \
-          "that finished first.")                                                                  \
+          "Most jobs of one user; up to 64 jobs on one base count as one. A new job beyond the "   \
+          "limit replaces the user's finished job that finished first.")                           \
         S("Monitoring", http, TEXT, "HOST:PORT|FILE", "127.0.0.1:7680", 255,                       \
           "Where zerod answers HTTP: /metrics for Prometheus, /healthz, /readyz and /api/. "       \
           "HOST is an IP address, an IPv6 address in brackets, or localhost. A path is a unix "    \
@@ -108,6 +108,9 @@
         N("State and memory", stash_limit, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most host memory for the stashes (activation checkpoints) of one user's jobs on this "  \
           "node. 0: no limit.")                                                                    \
+        N("State and memory", base_limit, SIZE, "bytes", "0", 0, 1ull << 50,                       \
+          "Most host memory for the bases of one user on this node: frozen weights, of which all " \
+          "jobs of the user that read them share one copy. 0: no limit.")                          \
         N("State and memory", reduce_buffers, SIZE, "bytes", "0", 0, 1ull << 50,                   \
           "Buffers of a job for sums and accumulators of gradients, in host memory and on GPUs. "  \
           "0: what the largest group needs.")                                                      \

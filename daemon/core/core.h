@@ -19,6 +19,7 @@
 #include "proto/list.h"
 #include "proto/zero.pb-c.h"
 
+struct bases;
 struct checkpoints;
 struct drops;
 struct event_waits;
@@ -74,6 +75,7 @@ struct engine {
         /* What the folders of these names keep (module.h). */
         struct transfer *transfer;
         struct measure *measure;
+        struct bases *bases;
         struct drops *drops;
         struct tensors *tensors;
         struct checkpoints *checkpoints;

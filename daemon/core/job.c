@@ -215,17 +215,55 @@ struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t w
 
 /* ---- another job ------------------------------------------------------------ */
 
-int job_admit(struct engine *x, const char *name, uint32_t uid, struct fault *fault)
+static bool same_base(const struct job *job, uint32_t uid, const layout *l)
+{
+        return job->uid == uid && job->layout->has_base &&
+               memcmp(job->layout->base, l->base, sizeof l->base) == 0;
+}
+
+/* How many jobs of the list, up to this one, are on the base; stops at `most`. */
+static uint64_t on_base(const struct engine *x, const struct list *end, uint32_t uid,
+                        const layout *l, uint64_t most)
 {
         uint64_t n = 0;
 
         list_for_each (&x->jobs, item) {
-                n += CONTAINER_OF(item, struct job, link)->uid == uid;
+                if (item == end || n >= most)
+                        break;
+                n += same_base(CONTAINER_OF(item, struct job, link), uid, l);
         }
+        return n;
+}
+
+/* Jobs of the user without a base, and bases that jobs of the user are on. */
+static uint64_t jobs_counted(const struct engine *x, uint32_t uid)
+{
+        uint64_t n = 0;
+
+        list_for_each (&x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                n += job->uid == uid &&
+                     (!job->layout->has_base || !on_base(x, item, uid, job->layout, 1));
+        }
+        return n;
+}
+
+int job_admit(struct engine *x, const char *name, uint32_t uid, const layout *l,
+              struct fault *fault)
+{
+        uint64_t n = jobs_counted(x, uid),
+                 same = l->has_base ? on_base(x, NULL, uid, l, BASE_JOBS) : 0;
+
         for_modules (x, module)
                 if (module->job_admit && module->job_admit(x, name, uid, &n, fault))
                         return fault->status;
-        if (n < x->conf->job_limit)
+        if (same >= BASE_JOBS)
+                return fault_set(fault, ZERO_EQUOTA,
+                                 "user %u has %d jobs on this base, the most that count as one: "
+                                 "zeroctl drop ends one",
+                                 uid, BASE_JOBS);
+        if (n < x->conf->job_limit || same)
                 return 0;
         return fault_set(
                 fault, ZERO_EQUOTA,

@@ -61,6 +61,8 @@ struct job {
         struct job_reshard *reshard;
 };
 
+enum { BASE_JOBS = 64 }; /* jobs of a user on one base, which count as one */
+
 struct job *job_find(struct engine *x, const char *name);
 /* Makes an empty job; takes the layout over in any case.  NULL: out of memory. */
 struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,
@@ -70,8 +72,10 @@ struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t w
  * for the quota to count.
  */
 uint64_t job_layout_bytes(const layout *l);
-/* Whether a job of that name may be created. */
-int job_admit(struct engine *x, const char *name, uint32_t uid, struct fault *fault);
+/* Whether a job of that name and layout may be created.  Jobs of a user on one base count as one.
+ */
+int job_admit(struct engine *x, const char *name, uint32_t uid, const layout *l,
+              struct fault *fault);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
 /* References that need no state: a client that stays does not keep the memory of a dropped job. */

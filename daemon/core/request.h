@@ -69,6 +69,10 @@ struct request {
                         uint64_t skip, first, bytes; /* StashReply has them */
                 } stash;
                 Zero__Layout *composed; /* until finish() returns */
+                struct {
+                        int fd; /* until finish() returns */
+                        bool fill;
+                } base;
         } result;
 };
 

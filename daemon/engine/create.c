@@ -204,7 +204,7 @@ static int open_new_check(struct engine *x, const char *name, uint32_t uid, cons
 {
         uint64_t bytes = job_layout_bytes(l);
         char what[ZERO_NAME_MAX + 40];
-        int r = job_admit(x, name, uid, fault);
+        int r = job_admit(x, name, uid, l, fault);
 
         if (r || !bytes)
                 return r;

@@ -136,7 +136,7 @@ int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fi
         if (!is_in_force(&f->to, job ? &job->placement : &f->x->placement))
                 r = fault_set(fault, ZERO_ECONFLICT, "another owner list is in force on this node");
         if (r == 0)
-                r = job ? check_job(job, m, l, fault) : job_admit(f->x, name, m->uid, fault);
+                r = job ? check_job(job, m, l, fault) : job_admit(f->x, name, m->uid, l, fault);
         if (r || job) {
                 layout_free(l);
         } else {

@@ -215,8 +215,13 @@ static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct 
         struct session *s = call->session;
         struct rank_events events = { session_gone, s };
         uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
+        const ProtobufCBinaryData *base = &m->layout->base_hash;
         int r = attach_place(m, handles, needs, fault);
 
+        if (!r && base->len == BASE_HASH && !base_held(&s->base, base->data))
+                r = fault_set(fault, ZERO_EORDER,
+                              "the layout names a base that this client does not have: "
+                              "zero_base() comes first");
         if (!r)
                 r = origin_take("Slurm job", m->slurm_job, needs->slurm_job, fault);
         if (!r)

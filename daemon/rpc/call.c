@@ -37,6 +37,16 @@ static void reply_stash(struct pending_call *call, Zero__Reply *reply)
         session_reply(call->session, reply, NULL, 0);
 }
 
+static void reply_base(struct pending_call *call, Zero__Reply *reply)
+{
+        Zero__BaseReply base = ZERO__BASE_REPLY__INIT;
+
+        base.fill = call->request.result.base.fill;
+        reply->body_case = ZERO__REPLY__BODY_OPENED_BASE;
+        reply->opened_base = &base;
+        session_reply(call->session, reply, &call->request.result.base.fd, 1);
+}
+
 static void reply_ok(struct pending_call *call, Zero__Reply *reply)
 {
         const struct request *r = &call->request;
@@ -78,6 +88,9 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
                 break;
         case ZERO__REQUEST__BODY_STASH:
                 reply_stash(call, reply);
+                return;
+        case ZERO__REQUEST__BODY_OPEN_BASE:
+                reply_base(call, reply);
                 return;
         case ZERO__REQUEST__BODY_QUERY:
                 query.json = call->json;
@@ -331,6 +344,8 @@ static const char *call_name(Zero__Request__BodyCase kind)
                 return "zero_query";
         case ZERO__REQUEST__BODY_COMPOSE:
                 return "zero_compose";
+        case ZERO__REQUEST__BODY_OPEN_BASE:
+                return "zero_base";
         default:
                 return "zero_attach";
         }
@@ -347,6 +362,10 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
                 return handle_attach(call, m->attach, fault);
         case ZERO__REQUEST__BODY_COMPOSE:
                 return handle_compose(call, m->compose, fault);
+        case ZERO__REQUEST__BODY_OPEN_BASE:
+                return base_ask(call->session->rpc->x, call->session->uid,
+                                (uint32_t)call->session->pid, m->open_base, &call->session->base,
+                                &call->request, fault);
         case ZERO__REQUEST__BODY_PUT:
                 return handle_access(call, m->put, true, fault);
         case ZERO__REQUEST__BODY_GET:

@@ -63,6 +63,7 @@ void session_end(struct session *s)
         rank = s->rank;
         s->rank = NULL;
         rank_leave(rank, s->orderly);
+        base_leave(&s->base);
         push_window_unref(s->window);
         if (s->job)
                 job_let_go(s->job);

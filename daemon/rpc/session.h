@@ -1,6 +1,7 @@
 /* One connection of a client: decodes, checks, passes on and answers its messages. */
 #pragma once
 
+#include "daemon/bases/bases.h"
 #include "daemon/rpc/conn.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/user.h"
@@ -47,6 +48,7 @@ struct session {
         struct rank *rank; /* while attached (or attaching) as a rank */
         struct job *job;   /* observers: the job they look at */
         struct push_window *window; /* observers */
+        struct base_use base;
         uint32_t n_pending;
         struct list pending; /* struct pending_call.link */
         uint8_t *scratch;    /* packed replies, reused */

@@ -182,6 +182,14 @@
         F(number, file_system_free, "bytes of it that are free; null: not known",                  \
           GAUGE("state_file_system_free_bytes"))
 
+#define STATUS_BASE(F, R)                                                                          \
+        F(text, hash, "BLAKE2b of the bytes, 32 bytes in hexadecimal")                             \
+        F(number, uid, "user whose processes read it")                                             \
+        F(number, bytes, "size")                                                                   \
+        F(number, uses, "processes that use it")                                                   \
+        F(flag, whole, "the copy is complete, and its hash was checked")                           \
+        F(number, filler, "process that writes it; 0: none")
+
 #define STATUS_COLLECTIVES(F, R)                                                                   \
         F(text, by, "nccl or copies")                                                              \
         F(text, nccl, "version of NCCL; null: not loaded")                                         \
@@ -227,6 +235,7 @@
         R(list, status_job, jobs, "jobs that this node knows")                                     \
         R(list, status_attaching, attaching, "ranks of this node whose job is not open yet",       \
           GAUGE("attaching_ranks"))                                                                \
+        R(list, status_base, bases, "frozen weights that jobs share", GAUGE("bases"))              \
         R(record, status_memory, memory, "memory of the node")                                     \
         R(maybe, status_cuda, cuda, "null: no GPU is used")                                        \
         R(list, status_gpu, gpus, "GPUs in use")
@@ -468,6 +477,7 @@
         X(status_jobs, STATUS_JOBS)                                                                \
         X(status_peer, STATUS_PEER)                                                                \
         X(status_attaching, STATUS_ATTACHING)                                                      \
+        X(status_base, STATUS_BASE)                                                                \
         X(status_memory, STATUS_MEMORY)                                                            \
         X(status_collectives, STATUS_COLLECTIVES)                                                  \
         X(status_cuda, STATUS_CUDA)                                                                \

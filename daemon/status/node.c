@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/bases/bases.h"
 #include "proto/cleanup.h"
 
 static const char *const traffic_names[TRAFFIC_KINDS] = { "gather", "reduce", "stash", "state",
@@ -74,6 +75,29 @@ static void report_attaching(struct arena *arena, const struct engine *x, struct
         }
 }
 
+struct bases_report {
+        struct arena *arena;
+        struct status_node *node;
+};
+
+static void report_base(void *arg, const struct base_info *info)
+{
+        struct bases_report *report = arg;
+        struct status_base *b = LIST_ADD(report->arena, &report->node->bases);
+        char hash[2 * BASE_HASH + 1];
+
+        if (!b)
+                return;
+        for (size_t i = 0; i < BASE_HASH; i++)
+                sprintf(hash + 2 * i, "%02x", info->hash[i]);
+        b->hash = arena_copy(report->arena, hash);
+        b->uid = info->uid;
+        b->bytes = info->bytes;
+        b->uses = info->uses;
+        b->whole = info->whole;
+        b->filler = info->filler;
+}
+
 static uint64_t resident_bytes(void)
 {
         unsigned long size, resident = 0;
@@ -133,6 +157,7 @@ void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
         ret->jobs.n = jobs.jobs.n;
         ret->jobs.items = jobs.jobs.items;
         report_attaching(arena, x, ret);
+        bases_each(x, report_base, &(struct bases_report){ arena, ret });
         report_memory(x, &ret->memory);
         report_gpus(arena, gpus, ret);
 }

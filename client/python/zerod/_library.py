@@ -34,6 +34,7 @@ DIM_MAX = 8
 SET_MAX = 256
 RANK_MAX = 4096
 BLOB_MAX = 8192
+FILE_MAX = 1024
 GROUP_ELEMENTS_MAX = 1 << 40
 
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
@@ -59,6 +60,12 @@ class Tensor(Structure):
         ("init_value", c_double),
         ("init_seed", c_uint64),
     ]
+
+
+class File(Structure):
+    """struct zero_file"""
+
+    _fields_ = [("data", c_void_p), ("bytes", c_uint64)]
 
 
 class Options(Structure):
@@ -159,6 +166,7 @@ _client = _layout = c_void_p
 PROTOTYPES = {
     "zero_accepted": (c_uint32, _client, c_uint32),
     "zero_attach": (c_int, _client, _layout, POINTER(Needs)),
+    "zero_base": (c_int, _client, POINTER(c_char_p), c_uint32, POINTER(File)),
     "zero_blob": (c_void_p, _client, POINTER(c_size_t)),
     "zero_client_layout": (_layout, _client),
     "zero_close": (None, _client),

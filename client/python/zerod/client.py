@@ -12,6 +12,7 @@ import math
 import numbers
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -125,6 +126,7 @@ class Client(Conversation):
         self._own_job = own_job  # close() drops the job
         self._closes_at_exit = False
         self._layout, self._may_have_job, self._stash_on_gpu = None, False, False
+        self._base = None  # the memory, which the library gives to a new daemon
 
     # ---- properties --------------------------------------------------------------------
 
@@ -194,6 +196,32 @@ class Client(Conversation):
         """A descriptor that polls readable when a reply has come; the library reads the reply."""
         with self._use() as handle:
             return self._library.zero_fd(handle)
+
+    # ---- frozen weights --------------------------------------------------------------------
+
+    def base(self, files: Sequence[str | os.PathLike]) -> list[memoryview]:
+        """Maps files of frozen weights, of which the node has one copy for all processes of the user that
+        name files of the same contents; before attach(), once for a client.  The job's layout then names the
+        base by its contents: all ranks name the same, and so does whoever goes on with the job.
+
+        Returns the contents of each file.  Nobody can write there: a write ends the process.  The memory
+        stays while a view of it is used, whatever happens to the daemon or to the files.
+
+        Raises Conflict if a file changes while it is read, Quota, NoSharedMemory, Order, and Deadline with the
+        process that brings the base in.
+        """
+        if isinstance(files, (str, bytes, os.PathLike)):
+            raise TypeError("files is a list of paths: write base([path])")
+        paths = [os.fsencode(f) for f in files]
+        if not 0 < len(paths) <= lib.FILE_MAX:
+            raise ValueError(f"a base has 1 to {lib.FILE_MAX} files, not {len(paths)}")
+        found = (lib.File * len(paths))()
+        self._wait(self._library.zero_base, (ctypes.c_char_p * len(paths))(*paths), len(paths), found)
+        first = found[0].data
+        self._base = (ctypes.c_char * (found[-1].data + found[-1].bytes - first)).from_address(first)
+        weakref.finalize(self._base, _unmap, first, len(self._base)).atexit = False
+        whole = memoryview(self._base).cast("B")
+        return [whole[f.data - first : f.data - first + f.bytes] for f in found]
 
     # ---- joining a job ---------------------------------------------------------------------
 
@@ -527,6 +555,7 @@ class Client(Conversation):
             with self._use() as handle:
                 self._handle = None
                 self._library.zero_close(handle)
+            self._base = None
             if self._own_job:
                 self._drop_own_job()
 
@@ -565,6 +594,10 @@ def _close_unless_failed(client):
     """At the process's end.  Python keeps the exception that ended the process here."""
     if getattr(sys, "last_value", None) is None:
         client.close()
+
+
+def _unmap(address, size):
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
 def _set_of(given):

@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""Frozen weights of which a node has one copy: who shares it, who fills it, and what is refused."""
+import contextlib
+import hashlib
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+from common import LIBRARY, PACKAGE, SETS, Cluster, raises, small_layout, zerod
+from cluster import REPLY_S, spawn, until
+from harness import case, main
+from wire import OK, Raw
+
+MIB = 1 << 20
+PAGE = os.urandom(4096)
+EINVAL, EORDER, ECONFLICT = (_kind.code for _kind in (zerod.errors.Invalid, zerod.Order, zerod.Conflict))
+
+
+@contextlib.contextmanager
+def files(*contents):
+    """Paths of files with these contents, which anybody may read."""
+    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+        os.chmod(directory, 0o755)
+        paths = [os.path.join(directory, f"{i}.bin") for i in range(len(contents))]
+        for path, content in zip(paths, contents):
+            with open(path, "wb") as f:
+                f.write(content)
+        yield paths
+
+
+def connect(cluster, job=None, rank=0, world=1):
+    return zerod.connect(job or f"job{os.urandom(4).hex()}", rank, world, socket=cluster[0].socket, timeout=60)
+
+
+def bases(cluster):
+    return cluster[0].status()["bases"]
+
+
+def share(processes):
+    """The sum of the processes' shares (PSS) of the memory of bases, in bytes."""
+    total = 0
+    for pid in processes:
+        with open(f"/proc/{pid}/smaps", encoding="utf-8") as f:
+            ours = False
+            for line in f:
+                word = line.split()
+                if "-" in word[0]:
+                    ours = "memfd:zerod-base" in line
+                elif ours and word[0] == "Pss:":
+                    total += int(word[1]) * 1024
+    return total
+
+
+# ---- sharing ------------------------------------------------------------------------
+
+@case
+def files_are_what_they_were():
+    contents = os.urandom(3 * MIB + 5), b"x", os.urandom(4096)
+    with Cluster(1) as c, files(*contents) as paths, connect(c) as client:
+        views = client.base(paths)
+        assert [bytes(v) for v in views] == list(contents)
+        with open(paths[0], "r+b") as f:
+            f.write(b"other")
+        assert bytes(views[0]) == contents[0]
+        client.close()
+        assert bytes(views[0]) == contents[0], "a view outlives its client"
+        until(lambda: not bases(c), what="the end of the base")
+
+
+RANK = """
+import sys, zerod
+job, rank, world, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+client = zerod.connect(job, rank, world)
+view, = client.base([path])
+sum(view[::4096])
+layout = zerod.Layout()
+layout.tensor(layout.group("adapter", "fp32"), "a", [8])
+client.attach(layout)
+print("there", flush=True)
+sys.stdin.readline()
+client.close()
+"""
+
+
+def start(cluster, job, rank, world, path):
+    environment = {**os.environ, "PYTHONPATH": PACKAGE, "ZEROD_LIBRARY": LIBRARY, "ZEROD_SOCKET": cluster[0].socket}
+    process = spawn([sys.executable, "-B", "-c", RANK, job, str(rank), str(world), path], env=environment,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    cluster.others.append(process)
+    return process
+
+
+@case
+def forty_processes_hold_one_copy_and_count_as_one_job():
+    size = 64 * MIB
+    with Cluster(1, job_limit=1) as c, files(os.urandom(size)) as (path,):
+        processes = [start(c, "ranks", rank, 8, path) for rank in range(8)]
+        processes += [start(c, f"lora{i}", 0, 1, path) for i in range(32)]
+        for process in processes:
+            assert process.stdout.readline() == "there\n"
+        held = share([c[0].process.pid] + [p.pid for p in processes])
+        assert 0.95 * size <= held <= 1.05 * size, f"{held / size:.2f} copies"  # each share is rounded down
+        base, = bases(c)
+        assert (base["bytes"], base["uses"], base["whole"]) == (size, 40, True), base
+        with connect(c) as client, raises(zerod.Quota, "job_limit"):
+            client.attach(small_layout())
+        for process in processes:
+            process.communicate("\n", timeout=REPLY_S)
+
+
+@case
+def job_keeps_to_its_base():
+    with Cluster(1) as c, files(b"a" * 5000, b"b" * 5000) as (a, b):
+        with connect(c, "job") as client:
+            client.base([a])
+            client.attach(small_layout())
+            client.step(SETS)
+        with connect(c, "job") as client:
+            client.base([b])
+            with raises(zerod.LayoutMismatch, "base", "other contents"):
+                client.attach(small_layout())
+        with connect(c, "job") as client, raises(zerod.LayoutMismatch, "base none"):
+            client.attach(small_layout())
+        with connect(c, "job") as client:
+            client.base([a])
+            client.attach(small_layout())
+            assert client.version == 1
+
+
+@case
+def ranks_name_the_same_contents():
+    with Cluster(1) as c, files(b"a" * 5000, b"b" * 5000) as paths:
+        found = []
+
+        def rank(i):
+            with connect(c, "job", i, 2) as client:
+                client.base([paths[i]])
+                with raises(zerod.LayoutMismatch, "base"):
+                    client.attach(small_layout())
+                found.append(i)
+        threads = [threading.Thread(target=rank, args=(i,)) for i in range(2)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(REPLY_S)
+        assert sorted(found) == [0, 1]
+
+
+@case
+def base_outlives_the_daemon_in_one_copy():
+    content = os.urandom(8 * MIB)
+    with Cluster(1) as c, files(content) as (path,), connect(c, "one") as one, connect(c, "two") as two:
+        views = [client.base([path])[0] for client in (one, two)]
+        for client in (one, two):
+            client.attach(small_layout())
+        os.unlink(path)
+        c[0].process.send_signal(signal.SIGKILL)
+        c[0].process.wait()
+        assert all(bytes(v) == content for v in views), "the memory stays while there is no daemon"
+        c[0].start()
+        for client in (one, two):
+            assert client.step(SETS).version == 1
+        assert all(bytes(v) == content for v in views)
+        base, = bases(c)
+        assert (base["uses"], base["whole"]) == (2, True)
+        held = share([os.getpid()])
+        assert held <= 1.05 * len(content), f"{held / len(content):.2f} copies"
+
+
+@case
+def daemon_that_starts_again_before_attach_gets_the_base():
+    with Cluster(1) as c, files(PAGE) as (path,), connect(c, "job") as client:
+        view, = client.base([path])
+        os.unlink(path)
+        c[0].restart()
+        client.attach(small_layout())
+        assert bytes(view) == PAGE and bases(c)[0]["whole"]
+
+
+# ---- filling ------------------------------------------------------------------------
+
+def ask(raw, content, filled=0, size=None):
+    """(status, whether to fill, descriptor)."""
+    hashed = hashlib.blake2b(content, digest_size=32).digest()
+    status, _, fields = raw.ask("open_base", {1: hashed, 2: len(content) if size is None else size, 3: filled})
+    return status, bool(fields.get(13, [b""])[0]), raw.fds[-1] if status == OK else None
+
+
+def filler(cluster, content):
+    """(connection, descriptor) of a client that has to fill the base of this content."""
+    raw = Raw(cluster[0].socket)
+    raw.hello("filler", 0, 1)
+    status, fill, fd = ask(raw, content)
+    assert (status, fill) == (OK, True)
+    return raw, fd
+
+
+@contextlib.contextmanager
+def waiting(cluster):
+    """A client that waits for the base of PAGE; leaves when the base has come to the client."""
+    with files(PAGE) as (path,):
+        found = []
+
+        def wait():
+            with connect(cluster) as client:
+                found.append(bytes(client.base([path])[0]))
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: bases(cluster)[0]["uses"] == 2, what="a second client")
+        yield
+        thread.join(REPLY_S)
+        assert found == [PAGE]
+
+
+@case
+def next_client_fills_when_the_filler_dies():
+    with Cluster(1) as c:
+        raw, fd = filler(c, PAGE)
+        with waiting(c):
+            os.write(fd, b"half")
+            raw.close()
+
+
+@case
+def users_share_nothing():
+    with Cluster(1) as c, files(PAGE) as (path,), connect(c) as client:
+        client.base([path])
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                os.setuid(65534)
+                filler(c, PAGE)
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the other user got the memory of the first"
+
+
+@case
+def wrong_contents_are_refused():
+    with Cluster(1) as c:
+        raw, fd = filler(c, PAGE)
+        with waiting(c):
+            os.write(fd, b"something else")
+            assert ask(raw, PAGE, 1)[0] == ECONFLICT
+            raw.close()
+        until(lambda: not bases(c), what="the end of the base")
+
+
+@case
+def memory_that_the_filler_maps_is_refused():
+    with Cluster(1) as c:
+        raw, fd = filler(c, PAGE)
+        os.write(fd, PAGE)
+        mapped = mmap.mmap(fd, 4096)
+        assert ask(raw, PAGE, 1)[0] == EORDER
+        mapped.close()
+        raw.close()
+
+
+@case
+def nobody_writes_to_a_whole_base():
+    with Cluster(1) as c:
+        raw, fd = filler(c, PAGE)
+        os.write(fd, PAGE)
+        status, fill, passed = ask(raw, PAGE, 1)
+        assert (status, fill) == (OK, False)
+        for descriptor in (fd, passed, os.open(f"/proc/self/fd/{fd}", os.O_RDWR)):
+            with raises(PermissionError):
+                os.pwrite(descriptor, b"x", 0)
+            with raises(PermissionError):
+                os.ftruncate(descriptor, 1)
+            with raises(PermissionError):
+                mmap.mmap(descriptor, 4096)
+        raw.close()
+
+
+@case
+def odd_requests_are_refused():
+    with Cluster(1) as c:
+        raw = Raw(c[0].socket)
+        raw.hello("job", 0, 1)
+        for fields in ({1: b"short", 2: 1}, {1: b"h" * 32, 2: 0}, {1: b"h" * 32, 2: (1 << 50) + 1}, {}):
+            assert raw.ask("open_base", fields)[0] == EINVAL, fields
+        assert ask(raw, PAGE, 1)[0] == EORDER, "filled before it was asked to"
+        assert ask(raw, PAGE)[:2] == (OK, True)
+        assert ask(raw, PAGE)[0] == EORDER, "asked twice"
+        assert ask(raw, b"another")[0] == EORDER
+        assert ask(raw, PAGE, 1, size=8192)[0] == EORDER, "of another size"
+        raw.close()
+        until(lambda: not bases(c), what="the end of the base")
+
+
+@case
+def holes_read_as_zeros():
+    with Cluster(1) as c:
+        zeros = bytes(3 * MIB)
+        raw, _ = filler(c, zeros)
+        status, _, fd = ask(raw, zeros, 1)
+        assert status == OK and os.pread(fd, len(zeros), 0) == zeros
+        raw.close()
+
+
+# ---- what is refused ----------------------------------------------------------------
+
+@case
+def base_limit_bounds_a_user():
+    with Cluster(1, base_limit=2 * MIB) as c, files(os.urandom(2 * MIB), b"x", os.urandom(2 * MIB)) as paths:
+        with connect(c) as first, connect(c) as second, connect(c) as third:
+            first.base(paths[:1])
+            second.base(paths[:1])
+            with raises(zerod.Quota, "base_limit allows 2.0"):
+                third.base(paths[1:2])
+        until(lambda: not bases(c), what="the end of the base")
+        with connect(c) as client:
+            client.base(paths[2:])
+
+
+@case
+def files_and_calls_that_make_no_sense():
+    with Cluster(1) as c, files(b"", b"x") as (empty, good), connect(c) as client:
+        for path, kind, word in ((empty, zerod.errors.Invalid, "empty"), ("/dev/zero", zerod.errors.Invalid, "regular"),
+                                 (good + ".no", zerod.InputOutput, "cannot open")):
+            with raises(kind, word):
+                client.base([path])
+        with raises(ValueError, "1 to 1024"):
+            client.base([])
+        with raises(TypeError, "list"):
+            client.base(good)
+        client.base([good])
+        with raises(zerod.Order, "one base"):
+            client.base([good])
+        with connect(c) as other:
+            other.attach(small_layout())
+            with raises(zerod.Order, "before zero_attach"):
+                other.base([good])
+
+
+if __name__ == "__main__":
+    main()
