@@ -97,7 +97,7 @@ def start(cluster, job, rank, world, path):
 @case
 def forty_processes_hold_one_copy_and_count_as_one_job():
     size = 64 * MIB
-    with Cluster(1, job_limit=1) as c, files(os.urandom(size)) as (path,):
+    with Cluster(1, job_limit=2) as c, files(os.urandom(size)) as (path,):
         processes = [start(c, "ranks", rank, 8, path) for rank in range(8)]
         processes += [start(c, f"lora{i}", 0, 1, path) for i in range(32)]
         for process in processes:
@@ -106,8 +106,10 @@ def forty_processes_hold_one_copy_and_count_as_one_job():
         assert 0.95 * size <= held <= 1.05 * size, f"{held / size:.2f} copies"  # each share is rounded down
         base, = bases(c)
         assert (base["bytes"], base["uses"], base["whole"]) == (size, 40, True), base
-        with connect(c) as client, raises(zerod.Quota, "job_limit"):
+        with connect(c) as client, connect(c) as other:
             client.attach(small_layout())
+            with raises(zerod.Quota, "job_limit"):
+                other.attach(small_layout())
         for process in processes:
             process.communicate("\n", timeout=REPLY_S)
 

@@ -56,9 +56,12 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     options = dict(options)
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
     at, layerwise, stash = options.pop("at", AT), options.pop("layerwise", False), options.pop("stash", False)
-    eager = options.pop("eager", False)
-    model = zt.shard(make(dropout=0.1, **options), stage, client=zerod.connect(timeout=LONG_S), stash=1 << 20 if stash else None,
-                     eager=eager)
+    eager, base = options.pop("eager", False), options.pop("base", None)
+    model = make(dropout=0.1, **options)
+    for name, p in model.named_parameters():
+        p.requires_grad_(base is None or ".up." in name)
+    zt.shard(model, stage, client=zerod.connect(timeout=LONG_S), stash=1 << 20 if stash else None, eager=eager,
+             base=[base] if base else None)
     if stash and not layerwise:
         zt.checkpoint_blocks(model, model.blocks)
     optimizer = zt.AdamW(model, lr=1e-2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import mmap
 import os
 import re
@@ -305,12 +306,32 @@ class _File:
     metadata: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, Stored] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return os.fstat(self.fd).st_size
+
     def read(self, into: memoryview, at: int) -> None:
         while len(into):
             got = os.preadv(self.fd, [into[:PIECE]], at)
             if got == 0:
                 raise CheckpointError(f"{self.path}: shorter than it was when it was opened")
             into, at = into[got:], at + got
+
+
+class _InMemory(_File):
+    """The contents of a safetensors file."""
+
+    def __init__(self, path: str, memory: memoryview):
+        super().__init__(path, -1)
+        self.memory = memory
+
+    @property
+    def size(self) -> int:
+        return len(self.memory)
+
+    def read(self, into: memoryview, at: int) -> None:
+        into[:] = self.memory[at:at + len(into)]
 
 
 def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -367,10 +388,12 @@ def _entry(file: _File, name: str, entry: Any, data_at: int) -> tuple[int, int, 
 
 def _read_header(file: _File) -> None:
     """Reads metadata and tensors; ValueError says what is wrong."""
-    size = os.fstat(file.fd).st_size
+    size = file.size
     if size < 8:
         raise ValueError(f"{size} bytes are not a safetensors file")
-    length = int.from_bytes(os.pread(file.fd, 8, 0), "little")
+    start = bytearray(8)
+    file.read(memoryview(start), 0)
+    length = int.from_bytes(start, "little")
     if length > HEADER_MAX or length > size - 8:
         raise ValueError(f"its header would have {length} bytes, of {size - 8} there and "
                          f"{HEADER_MAX} allowed: truncated, or not a safetensors file")
@@ -412,16 +435,33 @@ def _open(path: str) -> Iterator[_File]:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise CheckpointError(f"{path}: not a regular file")
-        file = _File(path, fd)
-        try:
-            _read_header(file)
-        except CheckpointError:
-            raise
-        except ValueError as e:
-            raise CheckpointError(f"{path}: {e}") from e
-        yield file
+        yield _checked(_File(path, fd))
     finally:
         os.close(fd)
+
+
+def _checked(file: _File) -> _File:
+    """The file, its header read."""
+    try:
+        _read_header(file)
+    except CheckpointError:
+        raise
+    except ValueError as e:
+        raise CheckpointError(f"{file.path}: {e}") from e
+    return file
+
+
+def tensors_in(path: str, memory: memoryview) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, in the memory that has its contents."""
+    found = {}
+    for t in _checked(_InMemory(path, memory)).tensors.values():
+        count = math.prod(t.shape)
+        if t.begin % t.dtype.itemsize:
+            raise CheckpointError(f"{path}: tensor '{t.name:.200}' is not aligned to its elements: save the file again")
+        flat = (torch.frombuffer(memory, dtype=t.dtype, count=count, offset=t.begin) if count else
+                torch.empty(0, dtype=t.dtype))
+        found[t.name] = flat.view(t.shape)
+    return found
 
 
 def _is_file_name(name: Any) -> bool:

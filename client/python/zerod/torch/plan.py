@@ -8,7 +8,7 @@ Pure: looks at the model and changes nothing.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -61,12 +61,12 @@ def clean(name: str) -> str:
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
-def find_params(model: nn.Module) -> list[PlannedParam]:
-    """All parameters, in the order of ``named_parameters()``, each with all its places."""
+def find_params(model: nn.Module, apart: Container[nn.Parameter] = ()) -> list[PlannedParam]:
+    """All parameters but those apart, in the order of ``named_parameters()``, each with all its places."""
     found: dict[int, PlannedParam] = {}
     for prefix, module in model.named_modules(remove_duplicate=True):
         for attribute, value in module._parameters.items():  # pylint: disable=protected-access
-            if value is None:
+            if value is None or value in apart:
                 continue
             name = clean(f"{prefix}.{attribute}" if prefix else attribute)
             p = found.setdefault(id(value), PlannedParam(value, [], []))
@@ -176,10 +176,10 @@ def _chosen(model: nn.Module, groups: Groups) -> list[tuple[str, nn.Module]]:
 
 
 def find_units(model: nn.Module, groups: Groups = None,
-               marked: Iterable[nn.Module] = ()) -> list[PlannedUnit]:
+               marked: Iterable[nn.Module] = (), apart: Container[nn.Parameter] = ()) -> list[PlannedUnit]:
     """The units of a model: blocks in the order of the module tree, the model itself last.
 
-    Each parameter is in exactly one unit: the innermost that holds all its places.
+    Each parameter is in exactly one unit: the innermost that holds all its places.  apart: parameters in no unit.
     """
     marked = set(map(id, marked))
     if marked and groups is None:
@@ -203,7 +203,7 @@ def find_units(model: nn.Module, groups: Groups = None,
             visit(child, around)
 
     visit(model, units[-1])
-    for p in find_params(model):
+    for p in find_params(model, apart):
         homes = {id(inner[id(m)]): inner[id(m)] for m, _ in p.places}
         home = next(iter(homes.values())) if len(homes) == 1 else units[-1]
         home.params.append(p)

@@ -265,7 +265,7 @@ def _entries(kind: type) -> list[str]:
 
 
 @contextlib.contextmanager
-def _attributes(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def attributes(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Shows tensors in one module for the time of a call."""
     before = {name: module._parameters[name] for name in tensors}
     module._parameters.update(tensors)
@@ -298,7 +298,7 @@ def _save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
             value = read_all(model.sharded, param).view(param.shape)
         model.saved[param] = (prefix + name, value.data_ptr())
         tensors[name] = param.parameter(value, param.placeholder.requires_grad)
-    with _attributes(module, tensors):
+    with attributes(module, tensors):
         type(module)._save_to_state_dict(module, destination, prefix, keep_vars)
 
 
@@ -321,7 +321,7 @@ def _load_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     mine = model.of_module[module]
     blanks = {name: _blank(module, param) for name, param in mine.items()}
     versions = {name: t._version for name, t in blanks.items()}
-    with _attributes(module, blanks):
+    with attributes(module, blanks):
         type(module)._load_from_state_dict(module, *args, **kwargs)
         loaded = {name: module._parameters.get(name) for name in blanks}
     for name, value in loaded.items():

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,8 @@ from zerod.environment import incarnation
 from . import heap, initialize, state
 from .activations import Activations
 from .attempt import Attempt
+from .base import install as install_base
+from .base import take as take_base
 from .clip_grad import clip_grad_norm_
 from .gradients import Gradients
 from .hooks import Hooks
@@ -258,6 +261,22 @@ def _find_standing(sharded: Sharded, resume: str) -> None:
                 "afresh", client.job, client.version, client.job)
 
 
+def _on_base(model: nn.Module, base: Iterable[str | os.PathLike[str]] | None, device: Any, client: zerod.Client | None,
+             job: str | None, timeout: float | None) -> tuple[zerod.Client | None, set[nn.Parameter]]:
+    """The client, and the parameters that are of the base."""
+    if base is None:
+        return client, set()
+    if place_of(device, model.parameters()).device.type != "cpu":
+        raise ValueError("base= is in host memory, and the model is for a GPU: leave base= out")
+    mine = client or zerod.connect(job, timeout=timeout)
+    try:
+        return mine, take_base(model, mine, base)
+    except BaseException:
+        if client is None:
+            mine.close()
+        raise
+
+
 def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           client: zerod.Client | None = None, job: str | None = None, timeout: float | None = None,
           reduce_dtype: torch.dtype | None = None,
@@ -267,7 +286,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           keep: bool = True, optimizer: str = "adamw", eager: bool = False,
           stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
           data: Iterable[str] | None = None, pipeline: str | None = None,
-          tied: Iterable[Iterable[str]] = ()) -> nn.Module:
+          tied: Iterable[Iterable[str]] = (),
+          base: Iterable[str | os.PathLike[str]] | None = None) -> nn.Module:
     """Takes a model's parameters and optimizer state to zerod; returns the same model.
 
     All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
@@ -324,8 +344,14 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     [("embed.weight", "head.weight")]: the first is the parameter's name in files, and the first stage's values
     are taken.
 
-    Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; zerod.Error of
-    the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
+    base: safetensors files of the frozen parameters, all of which are then the files' tensors of their names (those
+    before peft, too), dtypes and shapes.  They are no group: all ranks and jobs of the user on this node that name files of
+    the same contents read one copy, and a job goes on with its own contents alone.  On the CPU.  Nothing can be written
+    there: an operation in place on such a parameter, as in peft's merge, ends the process; merge a copy.deepcopy().
+    Files of :func:`save_safetensors` and :func:`save_checkpoint` have the other parameters alone.
+
+    Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; CheckpointError for files of
+    a base that are broken; zerod.Error of the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
     device.
     """
     given, model = model, uncompiled(model)
@@ -342,7 +368,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     marked = _marked(model)
     _check_marks(model, stage)
     heap.share_one_arena()
-    planned = find_units(model, groups, marked)
+    client, apart = _on_base(model, base, device, client, job, timeout)
+    planned = find_units(model, groups, marked, apart)
     if not any(u.params for u in planned):
         raise ValueError(f"{type(model).__name__} has no parameters")
     if mesh is not None and not mesh.mesh_dim_names:
@@ -397,6 +424,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     _of_job[sharded.client.job] = sharded
     model.__class__ = type(type(model).__name__, (ZeroModule, type(model)), {})
     state.install(model, sharded)
+    install_base(model, apart)
     return given
 
 

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""shard(base=...): frozen parameters that are mapped out of one copy of their files, and what is refused."""
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+from harness import case, cases_of  # noqa: E402
+
+import torch  # noqa: E402
+
+import zerod  # noqa: E402
+import zerod.torch as zt  # noqa: E402
+from zerod.torch import files  # noqa: E402
+from common import raises  # noqa: E402
+from gpt import batch_of, make  # noqa: E402
+from survivor import survive  # noqa: E402
+
+STEPS = 3
+
+
+@contextlib.contextmanager
+def saved(*models):
+    """Paths of files with the frozen parameters of each model."""
+    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+        paths = [os.path.join(directory, f"{i}.safetensors") for i in range(len(models))]
+        for path, model in zip(paths, models):
+            save(path, {n: p for n, p in model.named_parameters() if not p.requires_grad})
+        yield paths
+
+
+def save(path, tensors):
+    files.write_set(path, [files.of_tensor(n, t) for n, t in tensors.items()], None, {})
+
+
+def frozen(trained=".up.", **options):
+    """A GPT of which the parameters with that in their names are trained."""
+    model = make(**options)
+    for name, p in model.named_parameters():
+        p.requires_grad_(trained in name)
+    return model
+
+
+def train(rank, path, tied, blank=False):
+    """Losses, trained parameters, and the names of what is in the service."""
+    model = frozen(tied=tied)
+    if blank:
+        with torch.no_grad():
+            for p in model.parameters():
+                if not p.requires_grad:
+                    p.zero_()
+    zt.shard(model, base=path and [path])
+    optimizer, losses = zt.AdamW(model, lr=1e-2), []
+    for t in range(STEPS):
+        loss = model(batch_of(t).chunk(2)[rank])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with zt.full_params(model):
+        values = {n: p.detach().numpy().tobytes() for n, p in model.named_parameters()}
+    assert model.state_dict().keys() == frozen(tied=tied).state_dict().keys()
+    return losses, values, [p.name for p in model.sharded.params]
+
+
+@cases_of((False, True), "tied_{}")
+def trains_to_the_same_bits(tied):
+    with saved(frozen(tied=tied)) as (path,):
+        cluster = ranks.shared(1)
+        without = ranks.run(train, 2, cluster, arguments=(None, tied))
+        on_base = ranks.run(train, 2, cluster, arguments=(path, tied, True))
+    for (losses, values, _), (found, other, names) in zip(without, on_base):
+        assert (losses, values) == (found, other)
+        assert names and all(".up." in n for n in names), names
+
+
+def adapt(_, path):
+    import peft
+    import transformers
+    config = transformers.LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                      num_attention_heads=4, num_key_value_heads=4)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    save(path, dict(model.named_parameters()))
+    tokens = torch.arange(32).view(2, 16)
+    lora = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, modules_to_save=["norm"])
+    plain = peft.get_peft_model(model, lora)
+    want = plain(input_ids=tokens, labels=tokens).loss.item()
+    zt.shard(plain, base=[path])
+    assert all("lora_" in p.name or "modules_to_save" in p.name for p in plain.sharded.params)
+    optimizer = zt.AdamW(plain, lr=1e-2)
+    losses = []
+    for _ in range(STEPS):
+        loss = plain(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == want and losses[-1] < losses[0], (losses, want)
+
+
+@case
+def adapters_of_peft_find_the_names_before_peft():
+    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+        ranks.run(adapt, 1, ranks.shared(1), arguments=(os.path.join(directory, "base.safetensors"),))
+
+
+# ---- what is killed ------------------------------------------------------------------
+
+def disturbed(moment, restart, how, target):
+    with saved(frozen()) as (path,), tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
+        options, cluster = (("base", path),), ranks.shared(1)
+        want = ranks.run(survive, 3, cluster, arguments=(options,))
+        with ranks.Ranks(survive, [0] * 3, cluster, arguments=(options, moment, directory, target, how)) as job:
+            restart(job)
+            said = job.finish()
+        cluster[0].ctl("drop", job.job)
+        assert os.listdir(directory), "nothing was killed"
+        assert said == want and said[0] == said[1] == said[2]
+
+
+@cases_of(("forward", "backward", "step"), "in_{}")
+def rank_is_started_again(moment):
+    disturbed(moment, lambda job: job.restart(2), signal.SIGKILL, None)
+
+
+@cases_of(("forward", "step"), "in_{}")
+def daemon_is_started_again(moment):
+    daemon = ranks.shared(1)[0]
+
+    def restart(_job):
+        daemon.process.wait(ranks.DEADLINE_S)
+        daemon.start()
+    disturbed(moment, restart, signal.SIGKILL, daemon.process.pid)
+
+
+# ---- what is refused -----------------------------------------------------------------
+
+def refuse(_, path, other):
+    good = {n: p for n, p in frozen().named_parameters() if not p.requires_grad}
+
+    def refused(kind, words, tensors, model=None, **options):
+        if tensors is not None:
+            save(path, tensors)
+        raises(kind, words, zt.shard, model or frozen(), base=options.pop("base", [path]), **options)
+    refused(ValueError, ["'blocks.0.qkv.weight' is frozen", "in no file"],
+            {n: t for n, t in good.items() if n != "blocks.0.qkv.weight"})
+    refused(ValueError, ["'wte.weight'", "float32 (61, 48)", "bfloat16 (61, 48)"],
+            {**good, "wte.weight": good["wte.weight"].bfloat16()})
+    refused(ValueError, ["'wte.weight'", "(61, 48)", "(48, 61)"], {**good, "wte.weight": good["wte.weight"].T})
+    refused(ValueError, ["'blocks.0.up.weight' is trained and in the base"], {**good, "blocks.0.up.weight": torch.zeros(1)})
+    refused(ValueError, "no parameter of the model is frozen", {"x": torch.zeros(1)}, make())
+    refused(TypeError, "list of safetensors files", None, base=path)
+    save(other, {"wte.weight": good["wte.weight"]})
+    refused(files.CheckpointError, ["wte.weight", "another file"], good, base=[path, other])
+    refused(zerod.InputOutput, "cannot open", None, base=[path + ".no"])
+    refused(ValueError, "host memory", None, device="cuda:0")
+
+
+@case
+def refusals_name_the_parameter():
+    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+        ranks.run(refuse, 1, ranks.shared(1), arguments=(f"{directory}/a.safetensors", f"{directory}/b.safetensors"))
+
+
+def header(entries, data=b"", length=None):
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def entry(begin, end, dtype="F32"):
+    return {"dtype": dtype, "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
+
+
+HOSTILE = {"no_header": (b"short", "not a safetensors file"),
+           "header_too_large": (header({}, length=1 << 40), "header would have"),
+           "truncated": (header({"a": entry(0, 64)}, bytes(60)), "truncated"),
+           "overlapping": (header({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)), "overlap"),
+           "wrong_size": (header({"a": {**entry(0, 8), "shape": [3]}}, bytes(8)), "needs 12 bytes"),
+           "twice": (header({}).replace(b"{}", b'{"a":1,"a":2}', 1), "safetensors"),
+           "not_aligned": (header({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "b": entry(1, 5)}, bytes(5)),
+                           "not aligned")}
+
+
+def hostile(_, path, words):
+    raises(files.CheckpointError, words, zt.shard, frozen(), base=[path])
+
+
+@cases_of(HOSTILE)
+def hostile_file(name):
+    content, words = HOSTILE[name]
+    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+        path = os.path.join(directory, "base.safetensors")
+        with open(path, "wb") as f:
+            f.write(content)
+        ranks.run(hostile, 1, ranks.shared(1), arguments=(path, words))
+
+
+def load(_, path):
+    model = zt.shard(frozen(), base=[path])
+    values = model.state_dict()
+    model.load_state_dict(values)
+    values["wte.weight"] = values["wte.weight"] + 1
+    raises(ValueError, ["'wte.weight' is of the base"], model.load_state_dict, values)
+    assert torch.equal(model.wte.weight, frozen().wte.weight)
+
+
+@case
+def load_state_dict_takes_the_same_values_alone():
+    with saved(frozen()) as (path,):
+        ranks.run(load, 1, ranks.shared(1), arguments=(path,))
+
+
+if __name__ == "__main__":
+    ranks.main()
