@@ -13,7 +13,7 @@ import threading
 from common import LIBRARY, PACKAGE, SETS, Cluster, raises, small_layout, zerod
 from cluster import REPLY_S, spawn, until
 from harness import case, main
-from wire import OK, Raw
+from wire import OK, Raw, request
 
 MIB = 1 << 20
 PAGE = os.urandom(4096)
@@ -202,9 +202,9 @@ def filler(cluster, content):
 
 
 @contextlib.contextmanager
-def waiting(cluster):
-    """A client that waits for the base of PAGE; leaves when the base has come to the client."""
-    with files(PAGE) as (path,):
+def waiting(cluster, content=PAGE):
+    """A client that waits for the base of this content; leaves when the base has come to the client."""
+    with files(content) as (path,):
         found = []
 
         def wait():
@@ -215,7 +215,7 @@ def waiting(cluster):
         until(lambda: bases(cluster)[0]["uses"] == 2, what="a second client")
         yield
         thread.join(REPLY_S)
-        assert found == [PAGE]
+        assert found == [content]
 
 
 @case
@@ -239,6 +239,25 @@ def users_share_nothing():
                 os._exit(0)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the other user got the memory of the first"
+
+
+ZEROS = bytes(96 * MIB)
+
+
+def leave_while_it_is_hashed(raw):
+    raw.send(request(2, "open_base", {1: hashlib.blake2b(ZEROS, digest_size=32).digest(), 2: len(ZEROS), 3: 1}))
+    raw.close()
+
+
+@case
+def filler_that_leaves_while_its_base_is_hashed_leaves_it_to_others():
+    with Cluster(1) as c:
+        raw, _ = filler(c, ZEROS)
+        with waiting(c, ZEROS):
+            leave_while_it_is_hashed(raw)
+        until(lambda: not bases(c), what="the end of the base")
+        raw, _ = filler(c, ZEROS)
+        leave_while_it_is_hashed(raw)  # and nobody is left; the daemon ends in order at the end of the block
 
 
 @case
