@@ -234,6 +234,7 @@ def divided(rank, path, shape, axis):
     assert torch.equal(model(), part) and torch.equal(full(model)["bytes"], whole)
     model.load_state_dict({"bytes": whole + 100, "trained": torch.zeros(1)})
     assert torch.equal(model(), part + 100) and torch.equal(full(model)["bytes"], whole + 100)
+    model.sharded.barrier()
     if rank == 0:
         model.sharded.write(model.sharded.params[0], "master", torch.tensor([1, 2, 3], dtype=torch.uint8), 45)
         values = model.sharded.read(model.sharded.params[0], "serve", 43, 7).tolist()
