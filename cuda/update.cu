@@ -52,26 +52,30 @@ static __device__ inline void sgd_momentum(const update_scalars &scalars, float 
         x[0] -= s.lr * (d * s.g_part + x[1] * s.b_part);
 }
 
+template <update_rule RULE> struct planes_of;
+#define X(rule, function, planes, has_ema)            \
+        template <> struct planes_of<UPDATE_##rule> { \
+                static constexpr unsigned n = planes; \
+                static constexpr bool ema = has_ema;  \
+        };
+UPDATE_RULE_MAP(X)
+#undef X
+
 template <update_rule RULE>
 static __device__ inline void update_element(const update_scalars &s, float grad,
                                              float (&x)[UPDATE_PLANES])
 {
+        constexpr unsigned last = planes_of<RULE>::n - 1;
         float g = grad * s.grad_scale;
 
-#define X(rule, function, planes)            \
+#define X(rule, function, planes, ema)       \
         if constexpr (RULE == UPDATE_##rule) \
                 function(s, g, x);
         UPDATE_RULE_MAP(X)
 #undef X
+        if constexpr (planes_of<RULE>::ema)
+                x[last] += (x[0] - x[last]) * s.ema_rate;
 }
-
-template <update_rule RULE> struct planes_of;
-#define X(rule, function, planes)                     \
-        template <> struct planes_of<UPDATE_##rule> { \
-                static constexpr unsigned n = planes; \
-        };
-UPDATE_RULE_MAP(X)
-#undef X
 
 /* The sum of the contributions, as reduce() would write it to an accumulator. */
 template <typename S>
@@ -165,8 +169,8 @@ static bool is_valid(const update_piece &a, update_rule rule)
 static int launch_rule(update_rule rule, const update_table &t, void *stream)
 {
         switch (rule) {
-#define X(rule, function, planes) \
-        case UPDATE_##rule:       \
+#define X(rule, function, planes, ema) \
+        case UPDATE_##rule:            \
                 return launch(update_kernel<UPDATE_##rule>, deal_tiles(t.tiles), stream, t);
                 UPDATE_RULE_MAP(X)
 #undef X

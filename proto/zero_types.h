@@ -95,10 +95,11 @@ enum zero_dtype {
         X(MASTER, 1, "master")                                                 \
         X(MOMENT1, 2, "moment1")                                               \
         X(MOMENT2, 3, "moment2")                                               \
-        X(SERVE, 4, "serve")                                                   \
-        X(GRAD, 5, "grad")                                                     \
-        X(STEP, 6, "step")                                                     \
-        X(SET, 7, "set")
+        X(MOMENT3, 4, "moment3")                                               \
+        X(SERVE, 5, "serve")                                                   \
+        X(GRAD, 6, "grad")                                                     \
+        X(STEP, 7, "step")                                                     \
+        X(SET, 8, "set")
 
 enum zero_plane {
 #define X(name, code, text) ZERO_PLANE_##name = code,
@@ -130,7 +131,7 @@ enum zero_stash_where {
 
 enum zero_limits {
         ZERO_NAME_MAX = 255,     /* bytes of a job, group or tensor name */
-        ZERO_OPTIMIZER_MAX = 15, /* bytes of an optimizer's name */
+        ZERO_OPTIMIZER_MAX = 31, /* bytes of an optimizer's name */
         ZERO_DIM_MAX = 8,        /* dimensions of a tensor */
         ZERO_GROUP_MAX = 65536,  /* groups of a layout */
         ZERO_TENSOR_MAX = 262144, /* tensors of a layout */

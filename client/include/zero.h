@@ -94,7 +94,8 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
 
 /*
  * Chooses a group's optimizer: "adamw", as it is without this call, "adam", "lion", "sgd"
- * or "sgd-momentum"; NULL: "adamw".  The optimizer says which planes the group's tensors have beside
+ * or "sgd-momentum", or one of these with "-ema" behind its name, as "adamw-ema": that keeps the average of the
+ * weights too (ema_decay below); NULL: "adamw".  The optimizer says which planes the group's tensors have beside
  * the master weights, and which member of struct zero_set applies.  All ranks choose the same.  A job's
  * state and its checkpoints go on under the same optimizer only: zero_attach() refuses another one
  * (ZERO_ELAYOUT) and names it.
@@ -371,7 +372,8 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
  */
 struct zero_adamw {
         double lr, beta1, beta2, eps, weight_decay;
-        double maximize; /* 0 or 1 */
+        double maximize;  /* 0 or 1 */
+        double ema_decay; /* of adamw-ema and adam-ema alone */
 };
 #define ZERO_PLANE_EXP_AVG ZERO_PLANE_MOMENT1
 #define ZERO_PLANE_EXP_AVG_SQ ZERO_PLANE_MOMENT2
@@ -384,7 +386,8 @@ struct zero_adamw {
  */
 struct zero_lion {
         double lr, beta1, beta2, weight_decay;
-        double maximize; /* 0 or 1 */
+        double maximize;  /* 0 or 1 */
+        double ema_decay; /* of lion-ema alone */
 };
 
 /*
@@ -398,10 +401,23 @@ struct zero_sgd {
         double lr;
         double momentum, dampening; /* of sgd-momentum alone */
         double weight_decay;
-        double nesterov; /* 0 or 1, of sgd-momentum alone */
-        double maximize; /* 0 or 1 */
+        double nesterov;  /* 0 or 1, of sgd-momentum alone */
+        double maximize;  /* 0 or 1 */
+        double ema_decay; /* of sgd-ema and sgd-momentum-ema alone */
 };
 #define ZERO_PLANE_MOMENTUM_BUFFER ZERO_PLANE_MOMENT1
+
+/*
+ * An optimizer "...-ema" does what the one without "-ema" does, and in the same pass averages the weights, as
+ * torch.optim.swa_utils.AveragedModel does with get_ema_multi_avg_fn(ema_decay).  The average e is its last
+ * moment: ZERO_PLANE_MOMENT3 of adamw-ema and adam-ema, MOMENT2 of lion-ema and sgd-momentum-ema, MOMENT1 of
+ * sgd-ema.  With the new p, and ema_decay in [0, 1), which a step may change as it may lr:
+ *
+ *   e = ema_decay e + (1 - ema_decay) p, but p at a tensor's first update
+ *
+ * Where a step changes no weight, as a skipped step or a tensor without a gradient, e stays as it is.  Until a
+ * tensor's first update e is the tensor's first values, and a write to MASTER writes e too.
+ */
 
 /* Hyperparameters of the tensors of one set.  All their groups have this optimizer. */
 struct zero_set {

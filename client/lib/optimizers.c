@@ -1,4 +1,5 @@
-/* The optimizers: each struct of zero.h is an array of doubles, in the order of the daemon's row. */
+/* The optimizers: each struct of zero.h is an array of doubles, in the order of the daemon's row.
+ */
 #include "optimizers.h"
 
 #include <string.h>
@@ -12,6 +13,11 @@ static const struct {
         { "sgd", sizeof(struct zero_sgd) / sizeof(double) },
         { "sgd-momentum", sizeof(struct zero_sgd) / sizeof(double) },
         { "adam", sizeof(struct zero_adamw) / sizeof(double) },
+        { "adamw-ema", sizeof(struct zero_adamw) / sizeof(double) },
+        { "adam-ema", sizeof(struct zero_adamw) / sizeof(double) },
+        { "lion-ema", sizeof(struct zero_lion) / sizeof(double) },
+        { "sgd-ema", sizeof(struct zero_sgd) / sizeof(double) },
+        { "sgd-momentum-ema", sizeof(struct zero_sgd) / sizeof(double) },
 };
 
 const char *optimizer_default(void)

@@ -26,6 +26,7 @@ static int plane_shape(struct zero_client *c, struct access *a, bool write, uint
                 return 0;
         case ZERO_PLANE_MOMENT1:
         case ZERO_PLANE_MOMENT2:
+        case ZERO_PLANE_MOMENT3:
                 a->element = sizeof(float);
                 return t->frozen ? client_fail(c, ZERO_EINVAL,
                                                "tensor '%s' is frozen: it has no "

@@ -67,7 +67,8 @@ const struct command_option plan_options[] = {
         { "reduce-dtype", "DTYPE", "of gradients between nodes (default: the gradients')",
           .text = &reduce_dtype },
         { "optimizer", "NAME",
-          "adamw, adam, lion, sgd or sgd-momentum (default: the job's, or adamw)",
+          "adamw, adam, lion, sgd or sgd-momentum, or one of these with -ema (default: the job's, "
+          "or adamw)",
           .text = &optimizer },
         { "host-memory", "SIZE", "memory of each node: bytes, or with a suffix K, M, G, T",
           .text = &host_memory },
@@ -332,8 +333,10 @@ static json_t *seconds(double s)
 /* Named as in the answer to status. */
 static json_t *planes_json(const struct plan *p, const struct plan_node *n)
 {
-        const char *names[PLAN_PLANES] = { "master", p->moments[0], p->moments[1],
-                                           "grad",   "serve",       p->eager ? "old" : NULL };
+        const char *names[PLAN_PLANES] = {
+                "master", p->moments[0], p->moments[1],          p->moments[2],
+                "grad",   "serve",       p->eager ? "old" : NULL
+        };
         json_t *j = json_object();
 
         for (int i = 0; i < PLAN_PLANES; i++)

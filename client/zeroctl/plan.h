@@ -13,7 +13,7 @@
 #include "ctl.h"
 
 enum { PLAN_NODES_MAX = 4096 }; /* more than a cluster may have: zeroctl simulate */
-enum { PLAN_PLANES = 6, PLAN_MOMENTS = 2, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
+enum { PLAN_PLANES = 7, PLAN_MOMENTS = 3, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
 
 struct plan_optimizer {
         const char *name;

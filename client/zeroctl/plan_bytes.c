@@ -20,9 +20,9 @@ enum {
                      use, the one before and the one ahead */
         MASTER = 0,
         MOMENT = 1,
-        GRAD = 3,
-        SERVE = 4,
-        OLD = 5,
+        GRAD = MOMENT + PLAN_MOMENTS,
+        SERVE,
+        OLD,
 };
 
 static const struct plan_optimizer optimizers[] = {
@@ -31,6 +31,11 @@ static const struct plan_optimizer optimizers[] = {
         { "lion", { "exp_avg" } },
         { "sgd", { NULL } },
         { "sgd-momentum", { "momentum_buffer" } },
+        { "adamw-ema", { "exp_avg", "exp_avg_sq", "ema" } },
+        { "adam-ema", { "exp_avg", "exp_avg_sq", "ema" } },
+        { "lion-ema", { "exp_avg", "ema" } },
+        { "sgd-ema", { "ema" } },
+        { "sgd-momentum-ema", { "momentum_buffer", "ema" } },
 };
 
 const char *const plan_bounds[PLAN_BOUNDS] = { "link", "update", "copy", "compute" };
@@ -45,7 +50,7 @@ const struct plan_optimizer *plan_optimizer(const char *name)
 
 const char *plan_optimizer_names(void)
 {
-        return "adamw, adam, lion, sgd or sgd-momentum";
+        return "adamw, adam, lion, sgd or sgd-momentum, or one of these with -ema";
 }
 
 #define STASH_MAX (INT64_C(1) << 50) /* bytes of a rank, as daemon/stash takes them */

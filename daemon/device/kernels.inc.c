@@ -25,7 +25,7 @@ ALWAYS_INLINE void fetch_ahead(const float *x, size_t i)
 
 /* The planes of a rule.  Those that it lacks are copies of p that nobody looks at. */
 struct lanes {
-        v16 p, m, v;
+        v16 p, m, v, e;
 };
 
 ALWAYS_INLINE struct lanes adam_step(struct adam_scalars s, v16 g, struct lanes x)
@@ -84,14 +84,17 @@ ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, struct update_scala
                                       struct lanes x)
 {
         switch (rule) {
-#define X(rule, function, planes) \
-        case UPDATE_##rule:       \
-                return function##_lanes(s, g, x);
+#define X(rule, function, planes, ema)         \
+        case UPDATE_##rule:                    \
+                x = function##_lanes(s, g, x); \
+                break;
                 UPDATE_RULE_MAP(X)
 #undef X
         case UPDATE_RULES:
                 break;
         }
+        if (update_has_ema(rule))
+                x.e = v16_add(x.e, v16_mul(v16_sub(x.p, x.e), v16_set(s.ema_rate)));
         return x;
 }
 
@@ -101,8 +104,11 @@ ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, 
                                 float *const *planes, const float *grad,
                                 const struct update_undo *undo)
 {
-        bool has_m = update_planes(rule) > 1, has_v = update_planes(rule) > 2;
+        bool has_e = update_has_ema(rule);
+        uint32_t last = update_planes(rule) - 1, moments = last - has_e;
+        bool has_m = moments > 0, has_v = moments > 1;
         float *p = planes[0], *m = has_m ? planes[1] : p, *v = has_v ? planes[2] : p;
+        float *e = has_e ? planes[last] : p;
 
         for (size_t i = 0; i + 16 <= n; i += 16) {
                 struct lanes old = { .p = v16_load(p + i) };
@@ -110,6 +116,7 @@ ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, 
 
                 old.m = has_m ? v16_load(m + i) : old.p;
                 old.v = has_v ? v16_load(v + i) : old.p;
+                old.e = has_e ? v16_load(e + i) : old.p;
                 struct lanes x = rule_lanes(rule, s, g, old);
 
                 if (undo) {
@@ -118,6 +125,8 @@ ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, 
                                 v16_store(undo->old[1] + i, old.m);
                         if (has_v)
                                 v16_store(undo->old[2] + i, old.v);
+                        if (has_e)
+                                v16_store(undo->old[last] + i, old.e);
                         undo_raise(undo, i + 16);
                 }
                 v16_store(p + i, x.p);
@@ -129,6 +138,10 @@ ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, 
                 if (has_v) {
                         v16_store(v + i, x.v);
                         fetch_ahead(v, i);
+                }
+                if (has_e) {
+                        v16_store(e + i, x.e);
+                        fetch_ahead(e, i);
                 }
                 fetch_ahead(grad, i);
         }
@@ -170,7 +183,7 @@ static void vector_update(enum update_rule rule, const struct update_scalars *s,
                           float *const *planes, const float *grad, const struct update_undo *undo)
 {
         switch (rule) {
-#define X(rule, function, n_planes)                                 \
+#define X(rule, function, n_planes, ema)                            \
         case UPDATE_##rule:                                         \
                 update_by(UPDATE_##rule, s, n, planes, grad, undo); \
                 break;

@@ -23,29 +23,38 @@
  *          b = b * momentum + d * one_minus_dampening
  *          p = p - lr * (d * g_part + b * b_part)
  *
+ *   ..._EMA  the rule before _EMA, then, with the new p:
+ *          e = e + (p - e) * ema_rate
+ *
  * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to
  * fp32, so that a repeated update is the same to the bit.
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
-/* X(rule, function, planes: master and moments) */
-#define UPDATE_RULE_MAP(X)               \
-        X(ADAMW, adamw, 3)               \
-        X(LION, lion, 2)                 \
-        X(SGD, sgd, 1)                   \
-        X(SGD_MOMENTUM, sgd_momentum, 2) \
-        X(ADAM, adam, 3)
+/* X(rule, function, planes: master and moments, whether the last plane is the average e) */
+#define UPDATE_RULE_MAP(X)                         \
+        X(ADAMW, adamw, 3, false)                  \
+        X(LION, lion, 2, false)                    \
+        X(SGD, sgd, 1, false)                      \
+        X(SGD_MOMENTUM, sgd_momentum, 2, false)    \
+        X(ADAM, adam, 3, false)                    \
+        X(ADAMW_EMA, adamw, 4, true)               \
+        X(LION_EMA, lion, 3, true)                 \
+        X(SGD_EMA, sgd, 2, true)                   \
+        X(SGD_MOMENTUM_EMA, sgd_momentum, 3, true) \
+        X(ADAM_EMA, adam, 4, true)
 
 enum update_rule {
-#define X(rule, function, planes) UPDATE_##rule,
+#define X(rule, function, planes, ema) UPDATE_##rule,
         UPDATE_RULE_MAP(X)
 #undef X
                 UPDATE_RULES,
 };
 
-enum { UPDATE_PLANES = 3 }; /* of any rule: master, then the moments */
+enum { UPDATE_PLANES = 4 }; /* of any rule: master, then the moments */
 
 struct adam_scalars {
         float decay; /* ADAMW: 1 - lr * weight_decay; ADAM: weight_decay */
@@ -71,6 +80,7 @@ struct sgd_scalars {
 
 struct update_scalars {
         float grad_scale; /* clip factor / (divisor * loss scale); negative: ascend */
+        float ema_rate;   /* 1 - decay; 1 at a tensor's first update */
         union {
                 struct adam_scalars adam;
                 struct lion_scalars lion;
@@ -81,8 +91,8 @@ struct update_scalars {
 static inline uint32_t update_planes(enum update_rule rule)
 {
         switch (rule) {
-#define X(rule, function, planes) \
-        case UPDATE_##rule:       \
+#define X(rule, function, planes, ema) \
+        case UPDATE_##rule:            \
                 return planes;
                 UPDATE_RULE_MAP(X)
 #undef X
@@ -90,4 +100,18 @@ static inline uint32_t update_planes(enum update_rule rule)
                 break;
         }
         return 0;
+}
+
+static inline bool update_has_ema(enum update_rule rule)
+{
+        switch (rule) {
+#define X(rule, function, planes, ema) \
+        case UPDATE_##rule:            \
+                return ema;
+                UPDATE_RULE_MAP(X)
+#undef X
+        case UPDATE_RULES:
+                break;
+        }
+        return false;
 }

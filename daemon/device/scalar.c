@@ -59,11 +59,12 @@ static void scalar_update(enum update_rule rule, const struct update_scalars *s,
                           float *const *planes, const float *grad, const struct update_undo *undo)
 {
         static rule_fn *const rules[UPDATE_RULES] = {
-#define X(rule, function, planes) [UPDATE_##rule] = function,
+#define X(rule, function, planes, ema) [UPDATE_##rule] = function,
                 UPDATE_RULE_MAP(X)
 #undef X
         };
         uint32_t n_planes = update_planes(rule);
+        bool has_ema = update_has_ema(rule);
 
         for (size_t i = 0; i < n; i++) {
                 float x[UPDATE_PLANES];
@@ -75,6 +76,8 @@ static void scalar_update(enum update_rule rule, const struct update_scalars *s,
                 if (undo) /* before the element changes */
                         undo_raise(undo, i + 1);
                 rules[rule](s, grad[i] * s->grad_scale, x);
+                if (has_ema)
+                        x[n_planes - 1] += (x[0] - x[n_planes - 1]) * s->ema_rate;
                 for (uint32_t k = 0; k < n_planes; k++)
                         planes[k][i] = x[k];
         }

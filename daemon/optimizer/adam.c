@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE };
+enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE, EMA_DECAY };
 
 /* The relative error of beta^t grows with t, but beta^t shrinks faster: 1 - beta^t is accurate to a
  * few ulp of 1 / (1 - beta). */
@@ -12,6 +12,7 @@ static struct update_scalars scalars(const double *x, uint64_t t, double grad_sc
 {
         return (struct update_scalars){
                 .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
+                .ema_rate = optimizer_ema_rate(x[EMA_DECAY], t),
                 .adam = { .decay = (float)decay,
                           .one_minus_beta1 = (float)(1.0 - x[BETA1]),
                           .beta2 = (float)x[BETA2],
@@ -32,28 +33,21 @@ static struct update_scalars adamw_scalars(const double *x, uint64_t t, double g
         return scalars(x, t, grad_scale, 1.0 - x[LR] * x[WEIGHT_DECAY]);
 }
 
-const struct optimizer optimizer_adam = {
-        .name = "adam",
-        .rule = UPDATE_ADAM,
-        .moments = { "exp_avg", "exp_avg_sq" },
-        .values = { [LR] = { "lr", HYPER_FP32 },
-                    [BETA1] = { "beta1", HYPER_UNIT },
-                    [BETA2] = { "beta2", HYPER_UNIT },
-                    [EPS] = { "eps", HYPER_FP32 },
-                    [WEIGHT_DECAY] = { "weight_decay", HYPER_FP32 },
-                    [MAXIMIZE] = { "maximize", HYPER_FLAG } },
-        .scalars = adam_scalars,
-};
+#define ADAM(row, label, of, function, bound, plane, plane_bound)                                \
+        const struct optimizer row = { .name = label,                                            \
+                                       .rule = of,                                               \
+                                       .moments = { "exp_avg", "exp_avg_sq", plane },            \
+                                       .values = { [LR] = { "lr", HYPER_FP32 },                  \
+                                                   [BETA1] = { "beta1", HYPER_UNIT },            \
+                                                   [BETA2] = { "beta2", HYPER_UNIT },            \
+                                                   [EPS] = { "eps", HYPER_FP32 },                \
+                                                   [WEIGHT_DECAY] = { "weight_decay", bound },   \
+                                                   [MAXIMIZE] = { "maximize", HYPER_FLAG },      \
+                                                   [EMA_DECAY] = { "ema_decay", plane_bound } }, \
+                                       .scalars = function }
 
-const struct optimizer optimizer_adamw = {
-        .name = "adamw",
-        .rule = UPDATE_ADAMW,
-        .moments = { "exp_avg", "exp_avg_sq" },
-        .values = { [LR] = { "lr", HYPER_FP32 },
-                    [BETA1] = { "beta1", HYPER_UNIT },
-                    [BETA2] = { "beta2", HYPER_UNIT },
-                    [EPS] = { "eps", HYPER_FP32 },
-                    [WEIGHT_DECAY] = { "weight_decay", HYPER_DECAY },
-                    [MAXIMIZE] = { "maximize", HYPER_FLAG } },
-        .scalars = adamw_scalars,
-};
+ADAM(optimizer_adam, "adam", UPDATE_ADAM, adam_scalars, HYPER_FP32, NULL, HYPER_NONE);
+ADAM(optimizer_adam_ema, "adam-ema", UPDATE_ADAM_EMA, adam_scalars, HYPER_FP32, "ema", HYPER_UNIT);
+ADAM(optimizer_adamw, "adamw", UPDATE_ADAMW, adamw_scalars, HYPER_DECAY, NULL, HYPER_NONE);
+ADAM(optimizer_adamw_ema, "adamw-ema", UPDATE_ADAMW_EMA, adamw_scalars, HYPER_DECAY, "ema",
+     HYPER_UNIT);

@@ -11,8 +11,12 @@
 DEFINE_CLEANUP(layout *, layout_free)
 
 /* Append only: state files hold the numbers.  A layout that names no optimizer gets the first. */
-static const struct optimizer *const table[] = { &optimizer_adamw, &optimizer_lion, &optimizer_sgd,
-                                                 &optimizer_sgd_momentum, &optimizer_adam };
+static const struct optimizer *const table[] = {
+        &optimizer_adamw,        &optimizer_lion,    &optimizer_sgd,
+        &optimizer_sgd_momentum, &optimizer_adam,    &optimizer_adamw_ema,
+        &optimizer_lion_ema,     &optimizer_sgd_ema, &optimizer_sgd_momentum_ema,
+        &optimizer_adam_ema
+};
 enum { N_OPTIMIZERS = sizeof(table) / sizeof(table[0]) };
 
 const struct optimizer *optimizer_find(const char *name)

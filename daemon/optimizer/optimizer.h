@@ -6,7 +6,7 @@
  * the layout names its optimizer.  All other code asks the row how many moments a group has, what
  * their names are, and whether a set of hyperparameters is valid.  Moment i of every group lies in
  * plane ZERO_PLANE_MOMENT1 + i; groups whose optimizer has fewer moments have no part in the later
- * planes.
+ * planes.  The last moment of an optimizer "...-ema" is the average of its weights (rules.h).
  *
  * To add one: a file here and its line in optimizer.c, a rule in daemon/device/rules.h with its
  * kernels, its struct in zero.h and its row in client/lib/optimizers.c.
@@ -56,6 +56,11 @@ static inline uint32_t optimizer_moments(const struct optimizer *o)
 {
         return update_planes(o->rule) - 1;
 }
+/* The average begins as the first weights of training, as torch's AveragedModel does. */
+static inline float optimizer_ema_rate(double decay, uint64_t t)
+{
+        return t == 1 ? 1 : (float)(1.0 - decay);
+}
 /* layout_from_message(), with a check of the optimizers.  ZERO_EINVAL names an unknown optimizer
  * and those that exist. */
 int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault);
@@ -87,4 +92,5 @@ struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, dou
 double optimizer_power(double base, uint64_t n);
 
 extern const struct optimizer optimizer_adam, optimizer_adamw, optimizer_lion, optimizer_sgd,
-        optimizer_sgd_momentum;
+        optimizer_sgd_momentum, optimizer_adam_ema, optimizer_adamw_ema, optimizer_lion_ema,
+        optimizer_sgd_ema, optimizer_sgd_momentum_ema;

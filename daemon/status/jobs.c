@@ -6,9 +6,9 @@
 
 #include "proto/cleanup.h"
 
-const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER, ZERO_PLANE_MOMENT1,
-                                                       ZERO_PLANE_MOMENT2, ZERO_PLANE_GRAD,
-                                                       ZERO_PLANE_SERVE };
+const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER,  ZERO_PLANE_MOMENT1,
+                                                       ZERO_PLANE_MOMENT2, ZERO_PLANE_MOMENT3,
+                                                       ZERO_PLANE_GRAD,    ZERO_PLANE_SERVE };
 
 static void report_ranks(struct arena *arena, const struct job *job, struct status_job *ret)
 {

@@ -76,5 +76,5 @@ void report_move(const struct move *m, struct status_move *ret);
 void report_owners(struct arena *arena, const struct engine *x, const struct placement *placement,
                    struct record_texts *ret);
 /* Planes in the order of answers. */
-enum { STATUS_PLANES = 5 };
+enum { STATUS_PLANES = 6 };
 extern const enum zero_plane status_planes[STATUS_PLANES];

@@ -43,6 +43,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
 {
         const struct plan_shard *shard = &state->plan->shards[group];
         const struct plan_segment *segment = state->plan->segments + shard->first_segment;
+        uint32_t ema = optimizer_moments(shard->optimizer) - 1;
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < shard->n_segments; i++, segment++) {
@@ -54,6 +55,10 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
                         r = fill_in_pieces(dst, t, first, segment->count, ops);
                 else
                         init_fill(dst, t, first, segment->count);
+                if (r == 0 && !t->frozen && update_has_ema(shard->optimizer->rule))
+                        ops->copy(state->in->moments[ema] +
+                                          plan_moment(shard, ema, segment->moment),
+                                  dst, segment->count * sizeof(*dst));
         }
         if (r)
                 return r;

@@ -223,6 +223,7 @@ uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
                 return p->master_elements * sizeof(float);
         case ZERO_PLANE_MOMENT1:
         case ZERO_PLANE_MOMENT2:
+        case ZERO_PLANE_MOMENT3:
                 return p->moments[plane - ZERO_PLANE_MOMENT1] * sizeof(float);
         case ZERO_PLANE_GRAD:
                 return p->moment_elements * sizeof(float);

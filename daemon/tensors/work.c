@@ -75,7 +75,8 @@ static struct mapping work_map(const struct work *w, enum zero_plane plane)
 static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
-        struct mapping plane = work_map(w, w->plane), serve = { NULL };
+        enum update_rule rule = optimizer_of(job->layout, w->group)->rule;
+        struct mapping plane = work_map(w, w->plane), serve = { NULL }, ema = { NULL };
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         enum zero_dtype dtype = job->layout->groups[w->group].dtype;
         const struct device_ops *ops = w->job->x->ops;
@@ -89,6 +90,12 @@ static void work_copy(struct work *w)
                 serve = work_map(w, ZERO_PLANE_SERVE);
                 ops->cast(dtype, serve.at, ZERO_FP32, plane.at, w->count);
         }
+        if (w->put && w->plane == ZERO_PLANE_MASTER && !job->layout->tensors[w->tensor].frozen &&
+            update_has_ema(rule) && w->replica->state->tensor_step[w->tensor] == 0) {
+                ema = work_map(w, (enum zero_plane)(ZERO_PLANE_MASTER + update_planes(rule) - 1));
+                ops->copy(ema.at, plane.at, bytes);
+        }
+        state_unmap(&ema);
         state_unmap(&serve);
         state_unmap(&plane);
 }

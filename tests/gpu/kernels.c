@@ -91,7 +91,7 @@ static void check_sum(struct run *r)
                                 check_sum_of(r, dtypes[to], dtypes[from], k);
 }
 
-enum { P, M, V, GRAD, SERVE, PLANES };
+enum { P, M, V, E, GRAD, SERVE, PLANES };
 
 /* One of each rule at least. */
 static const struct sample {
@@ -104,6 +104,11 @@ static const struct sample {
         { &optimizer_lion, { 1e-3, 0.9, 0.99, 0.1, 1 } },
         { &optimizer_sgd, { 0.1, 0, 0, 0.01 } },
         { &optimizer_sgd_momentum, { 0.1, 0.9, 0.1, 0.01, 1 } },
+        { &optimizer_adamw_ema, { 1e-3, 0.9, 0.999, 1e-8, 0.1, 0, 0.999 } },
+        { &optimizer_adam_ema, { 1e-3, 0.9, 0.999, 1e-8, 0.1, 0, 0.9 } },
+        { &optimizer_lion_ema, { 1e-3, 0.9, 0.99, 0.1, 0, 0.9 } },
+        { &optimizer_sgd_ema, { 0.1, 0, 0, 0.01, 0, 0, 0.9 } },
+        { &optimizer_sgd_momentum_ema, { 0.1, 0.9, 0.1, 0.01, 1, 0, 0.9 } },
 };
 
 /* The update of one set of planes on both sides, and what is served; planes that the rule lacks
@@ -112,12 +117,14 @@ static void check_update(struct run *r, const struct sample *sample, enum zero_d
 {
         const struct optimizer *o = sample->optimizer;
         struct update_scalars s = o->scalars(sample->values, 3, 0.7);
-        struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
-                                  array(r, ZERO_FP32), aligned_array(r, serve) };
+        struct twin t[PLANES] = {
+                array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
+                array(r, ZERO_FP32), array(r, ZERO_FP32), aligned_array(r, serve)
+        };
         struct update_piece update = {
                 .rule = o->rule, .scalars = s, .n = r->n, .serve_dtype = serve
         };
-        float *const planes[] = { t[P].host, t[M].host, t[V].host };
+        float *const planes[] = { t[P].host, t[M].host, t[V].host, t[E].host };
 
         host_scalar_ops.update(o->rule, &s, r->n, planes, t[GRAD].host, NULL);
         host_scalar_ops.serve(serve, t[SERVE].host, t[P].host, r->n);
@@ -147,7 +154,8 @@ static void check_fused_of(struct run *r, enum zero_dtype wire, enum zero_dtype 
                                        .from = from,
                                        .wire = wire,
                                        .serve_dtype = ZERO_BF16 };
-        struct twin t[PLANES] = { array(r, ZERO_FP32), array(r, ZERO_FP32), array(r, ZERO_FP32),
+        struct twin t[PLANES] = { array(r, ZERO_FP32),         array(r, ZERO_FP32),
+                                  array(r, ZERO_FP32),         array(r, ZERO_FP32),
                                   aligned_array(r, ZERO_FP32), aligned_array(r, ZERO_BF16) };
         struct twin sources[UPDATE_SOURCES];
         const void *on_host[UPDATE_SOURCES];

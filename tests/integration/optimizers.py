@@ -3,6 +3,7 @@
 checkpoint, and refuses other optimizers."""
 import json
 import os
+import shutil
 import struct
 import sys
 
@@ -10,14 +11,18 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 import cluster  # noqa: E402
 from checkpointing import Place  # noqa: E402
 from cluster import Cluster, expect, finish_all, small_layout  # noqa: E402
-from harness import case, main  # noqa: E402
+from fake_gpu import plugin  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
 
 SETS = {"lion": ["lion", 1e-3, 0.9, 0.99, 0.1], "sgd": ["sgd", 0.1, 0, 0, 0.01],
-        "sgd-momentum": ["sgd-momentum", 0.1, 0.9, 0.1, 0.01], "adam": ["adam", 1e-3, 0.9, 0.999, 1e-8, 0.1]}
+        "sgd-momentum": ["sgd-momentum", 0.1, 0.9, 0.1, 0.01], "adam": ["adam", 1e-3, 0.9, 0.999, 1e-8, 0.1],
+        "adamw-ema": ["adamw-ema", 1e-3, 0.9, 0.999, 1e-8, 0.1, 0, 0.9],
+        "sgd-momentum-ema": ["sgd-momentum-ema", 0.1, 0.9, 0.1, 0.01, 0, 0, 0.9]}
 NAMES = list(SETS)
 TRAIN = {"sets": [*cluster.SETS, *SETS.values()], "clip": 0.5, "seed": 3, "pull": 0, "patient": True}
 MOMENTS = {"adamw": {"exp_avg", "exp_avg_sq"}, "adam": {"exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd": set(),
-           "sgd-momentum": {"momentum_buffer"}}
+           "sgd-momentum": {"momentum_buffer"}, "adamw-ema": {"exp_avg", "exp_avg_sq", "ema"},
+           "sgd-momentum-ema": {"momentum_buffer", "ema"}}
 
 
 def mixed(optimizers):
@@ -86,6 +91,44 @@ def survives_restarts_and_a_restore():
             c[1].ctl("restore", "job", place)
             assert c.checksum("job")["planes"] == before["planes"]
             assert train(c, attached(c), 2)["planes"] == expected["planes"]
+
+
+def lose(c, node):
+    """An empty machine takes the node's place."""
+    c[node].kill()
+    shutil.rmtree(c[node].options["state_dir"])
+    c[node].start()
+
+
+@case
+def a_mirror_fills_the_place_of_a_lost_node():
+    expected = undisturbed(4)
+    with Cluster(2, mirror=1) as c:
+        ranks = attached(c)
+        train(c, ranks, 2)
+        lose(c, 1)
+        assert train(c, ranks, 2)["planes"] == expected["planes"]
+
+
+@cases_of(("host", "gpu"))
+def an_average_begins_as_the_first_weights(place):
+    """First values of the layout, and what is put before the first update; the states have the same bits on a GPU."""
+    tensor, options = len(LAYOUT[0]["tensors"]) + 4 * NAMES.index("adamw-ema"), {"optimizer": "device", "cuda_plugin": plugin()}
+
+    def planes(rank, *names):
+        return [rank.do("get", tensor=tensor, plane=p, count=500)["values"] for p in names]
+    with Cluster(2, per_node={} if place == "host" else {0: options, 1: options}) as c:
+        ranks = attached(c)
+        begin, average = planes(ranks[1], "master", "moment3")
+        assert begin == average and any(begin), begin
+        ranks[0].do("put", tensor=tensor, plane="master", first=100, values=[0.5] * 300)
+        master, average = planes(ranks[1], "master", "moment3")
+        assert master == average == begin[:100] + [0.5] * 300 + begin[400:], average
+        ranks[0].do("put", tensor=tensor, plane="master", first=100, values=begin[100:400])
+        assert train(c, ranks, 4) == undisturbed(4)
+        before, = planes(ranks[1], "moment3")
+        ranks[0].do("put", tensor=tensor, plane="master", first=100, values=[0.5] * 300)
+        assert planes(ranks[1], "moment3") == [before], "a write after the first update changed the average"
 
 
 @case

@@ -84,8 +84,9 @@ CLUSTERS = {
     "eager": {"nodes": 2, "stage": 3, "dtype": "fp32", "mirror": True, "eager": True},
     "eager_one_owner": {"nodes": 1, "stage": 3, "dtype": "bf16", "ranks": 2, "eager": True},
     "lion_reduces_bf16": {"nodes": 2, "stage": 3, "dtype": "fp32", "reduce": "bf16", "optimizer": "lion"},
+    "average": {"nodes": 2, "stage": 3, "dtype": "bf16", "mirror": True, "optimizer": "adamw-ema"},
 }
-LION = [["lion", 1e-4, 0.9, 0.99, 0.1]]
+OTHERS = {"lion": [["lion", 1e-4, 0.9, 0.99, 0.1]], "adamw-ema": [["adamw-ema", 1e-3, 0.9, 0.99, 1e-8, 0.1, 0, 0.9]]}
 
 
 def counted(daemon):
@@ -136,7 +137,7 @@ def counts(name):
         def steps(n):
             for a in actors:
                 a.start("train", steps=n, stage=stage, micro_batches=what.get("micro_batches", 1),
-                        own=True, sets=LION if "optimizer" in more else SETS)
+                        own=True, sets=OTHERS.get(what.get("optimizer"), SETS))
             finish_all(actors)
             until(lambda: [counted(d) for d in c.daemons] == [counted(d) for d in c.daemons], what="the step's end")
         steps(1)

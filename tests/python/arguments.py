@@ -135,7 +135,7 @@ def present_has_a_byte_for_each_tensor():
         still_works(client)
 
 
-@cases_of({"none": None, "numbers": [1.0], "short": [()], "long": [(1, 2, 3, 4, 5, 6, 7)], "text": [("a", 0, 0, 0, 0)],
+@cases_of({"none": None, "numbers": [1.0], "short": [()], "long": [(1, 2, 3, 4, 5, 6, 7, 8)], "text": [("a", 0, 0, 0, 0)],
            "none_inside": [(None, 0, 0, 0, 0)], "letters": ["abcde"]}.items(), "{0[0]}")
 def wrong_hyperparameters(values):
     with attached() as (_, client):

@@ -17,10 +17,10 @@ MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
            "zero_set": _library.Set, "zero_step": _library.Step, "zero_result": _library.Result,
            "zero_sync": _library.Sync, "zero_stash": _library.Stash}
-STRUCT_OF = {"adamw": "zero_adamw", "adam": "zero_adamw", "lion": "zero_lion", "sgd": "zero_sgd", "sgd-momentum": "zero_sgd"}
-for optimizer, names in _library.HYPERPARAMETERS.items():
-    STRUCTS[STRUCT_OF[optimizer]] = type(optimizer, (ctypes.Structure,),
-                                         {"_fields_": [(n, ctypes.c_double) for n in names]})
+STRUCT_OF = {"adamw-ema": "zero_adamw", "lion-ema": "zero_lion", "sgd-momentum-ema": "zero_sgd"}
+for optimizer, struct in STRUCT_OF.items():
+    STRUCTS[struct] = type(optimizer, (ctypes.Structure,),
+                           {"_fields_": [(n, ctypes.c_double) for n in _library.HYPERPARAMETERS[optimizer]]})
 C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool}
 

@@ -84,11 +84,11 @@ def undisturbed(options):
 WAYS = ({"stage": 1}, {"stage": 3})
 MORE_WAYS = ({"stage": 2}, {"recompute": "reentrant"}, {"recompute": "nonreentrant"}, {"accumulate": "trainer"},
              {"tied": True}, {"layerwise": True}, {"stash": True}, {"layerwise": True, "stash": True},
-             {"layerwise": True, "eager": True})
+             {"layerwise": True, "eager": True}, {"ema": 0.9})
 
 
 def named(moment, options):
-    return f"{moment}_" + "_".join(f"{k}{v}" if k in ("stage", "at") else str(k if v is True else v)
+    return f"{moment}_" + "_".join(f"{k}{v}" if k in ("stage", "at", "ema") else str(k if v is True else v)
                                    for k, v in options.items())
 
 

@@ -56,15 +56,15 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     options = dict(options)
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
     at, layerwise, stash = options.pop("at", AT), options.pop("layerwise", False), options.pop("stash", False)
-    eager, base = options.pop("eager", False), options.pop("base", None)
+    eager, base, ema = options.pop("eager", False), options.pop("base", None), options.pop("ema", None)
     model = make(dropout=0.1, **options)
     for name, p in model.named_parameters():
         p.requires_grad_(base is None or ".up." in name)
     zt.shard(model, stage, client=zerod.connect(timeout=LONG_S), stash=1 << 20 if stash else None, eager=eager,
-             base=[base] if base else None)
+             base=[base] if base else None, optimizer="adamw" if ema is None else "adamw-ema")
     if stash and not layerwise:
         zt.checkpoint_blocks(model, model.blocks)
-    optimizer = zt.AdamW(model, lr=1e-2)
+    optimizer = zt.AdamW(model, lr=1e-2, ema_decay=ema)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     layers = zt.LayerByLayer(model, model.blocks, MICRO_BATCHES)
     act = once(directory, lambda: os.kill(target or os.getpid(), how))
@@ -92,4 +92,6 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
             if doomed and moment == "step":
                 act()
             optimizer.step(blob=b"after %d" % t)
-    return sum_of(model), optimizer.kept, scheduler.get_last_lr()
+    with zt.full_params(model) if ema is None else zt.ema_params(model):
+        values = sum_of(model)
+    return values, optimizer.kept, scheduler.get_last_lr()

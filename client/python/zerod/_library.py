@@ -40,7 +40,7 @@ GROUP_ELEMENTS_MAX = 1 << 40
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
 BYTES = {"int8": 4, "uint8": 5, "fp8-e4m3": 6, "fp8-e5m2": 7, "bool": 8}  # kept in words of four
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, **dict.fromkeys(BYTES, 4)}
-PLANES = {"master": 1, "moment1": 2, "moment2": 3, "serve": 4, "grad": 5, "step": 6, "set": 7,
+PLANES = {"master": 1, "moment1": 2, "moment2": 3, "moment3": 4, "serve": 5, "grad": 6, "step": 7, "set": 8,
           "exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 ON_LOST = {"wait": 0, "fail": 1}
@@ -118,6 +118,10 @@ HYPERPARAMETERS = {
     "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     "sgd-momentum": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
 }
+HYPERPARAMETERS |= {f"{name}-ema": (*values, "ema_decay") for name, values in HYPERPARAMETERS.items()}
+# The plane of the average: the last of the optimizer's moments.
+EMA_PLANES = {"adamw-ema": "moment3", "adam-ema": "moment3", "lion-ema": "moment2", "sgd-ema": "moment1",
+              "sgd-momentum-ema": "moment2"}
 
 
 class Set(Structure):

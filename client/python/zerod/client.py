@@ -23,8 +23,13 @@ from .errors import Error, NoGroup, NotAttached, error_of
 from .layout import Layout, code_of, name_of, number, real
 
 
+def _averaged(optimizer, ema_decay):
+    return optimizer if ema_decay is None else f"{optimizer}-ema"
+
+
 class AdamWSet(NamedTuple):
-    """One hyperparameter set of AdamW, as torch.optim.AdamW has them."""
+    """One hyperparameter set of AdamW, as torch.optim.AdamW has them.  With ema_decay it is of
+    "adamw-ema", which also averages the weights; so it is with the other sets."""
 
     lr: float
     beta1: float = 0.9
@@ -32,8 +37,11 @@ class AdamWSet(NamedTuple):
     eps: float = 1e-8
     weight_decay: float = 0.01
     maximize: bool = False
+    ema_decay: float | None = None
 
-    optimizer = "adamw"
+    @property
+    def optimizer(self) -> str:
+        return _averaged("adamw", self.ema_decay)
 
 
 class AdamSet(NamedTuple):
@@ -45,8 +53,11 @@ class AdamSet(NamedTuple):
     eps: float = 1e-8
     weight_decay: float = 0.0
     maximize: bool = False
+    ema_decay: float | None = None
 
-    optimizer = "adam"
+    @property
+    def optimizer(self) -> str:
+        return _averaged("adam", self.ema_decay)
 
 
 class LionSet(NamedTuple):
@@ -57,8 +68,11 @@ class LionSet(NamedTuple):
     beta2: float = 0.99
     weight_decay: float = 0.0
     maximize: bool = False
+    ema_decay: float | None = None
 
-    optimizer = "lion"
+    @property
+    def optimizer(self) -> str:
+        return _averaged("lion", self.ema_decay)
 
 
 class SGDSet(NamedTuple):
@@ -71,10 +85,11 @@ class SGDSet(NamedTuple):
     weight_decay: float = 0.0
     nesterov: bool = False
     maximize: bool = False
+    ema_decay: float | None = None
 
     @property
     def optimizer(self) -> str:
-        return "sgd-momentum" if self.momentum else "sgd"
+        return _averaged("sgd-momentum" if self.momentum else "sgd", self.ema_decay)
 
 
 class Stash(NamedTuple):
@@ -485,7 +500,8 @@ class Client(Conversation):
 
     def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
         """Copies count elements of a tensor's plane, starting at element first, to memory: fp32 for
-        "master" and the moments of the optimizer ("exp_avg", "exp_avg_sq"), the group's dtype for
+        "master" and the moments of the optimizer ("exp_avg", "exp_avg_sq"; the average of the weights is
+        the last one, as "moment3" of adamw-ema), the group's dtype for
         "serve", words of four bytes for both in a group of bytes, one uint64 for "step" (how often the tensor was updated) and "set" (its
         hyperparameter set).
 

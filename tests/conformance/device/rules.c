@@ -16,9 +16,8 @@ static void adamw_reference(const double *h, uint64_t t, double g, double *x)
         g = h[5] != 0 ? -g : g;
         x[1] = h[1] * x[1] + (1 - h[1]) * g;
         x[2] = h[2] * x[2] + (1 - h[2]) * g * g;
-        x[0] = x[0] * (1 - h[0] * h[4]) -
-               h[0] * (x[1] / (1 - pow(h[1], (double)t))) /
-                       (sqrt(x[2] / (1 - pow(h[2], (double)t))) + h[3]);
+        x[0] = x[0] * (1 - h[0] * h[4]) - h[0] * (x[1] / (1 - pow(h[1], (double)t))) /
+                                                  (sqrt(x[2] / (1 - pow(h[2], (double)t))) + h[3]);
 }
 
 static void adam_reference(const double *h, uint64_t t, double g, double *x)
@@ -48,6 +47,36 @@ static void sgd_reference(const double *h, uint64_t t, double g, double *x)
         x[0] -= h[0] * d;
 }
 
+/* The average is the last plane; ema_decay is the last value. */
+static void ema_step(double decay, uint64_t t, double p, double *e)
+{
+        *e = t == 1 ? p : decay * *e + (1 - decay) * p;
+}
+
+static void adamw_ema_reference(const double *h, uint64_t t, double g, double *x)
+{
+        adamw_reference(h, t, g, x);
+        ema_step(h[6], t, x[0], &x[3]);
+}
+
+static void adam_ema_reference(const double *h, uint64_t t, double g, double *x)
+{
+        adam_reference(h, t, g, x);
+        ema_step(h[6], t, x[0], &x[3]);
+}
+
+static void lion_ema_reference(const double *h, uint64_t t, double g, double *x)
+{
+        lion_reference(h, t, g, x);
+        ema_step(h[5], t, x[0], &x[2]);
+}
+
+static void sgd_ema_reference(const double *h, uint64_t t, double g, double *x)
+{
+        sgd_reference(h, t, g, x);
+        ema_step(h[6], t, x[0], &x[h[1] != 0 ? 2 : 1]);
+}
+
 /* One of each rule at least, with every hyperparameter at work. */
 static const struct sample {
         const struct optimizer *optimizer;
@@ -66,6 +95,12 @@ static const struct sample {
         { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0.1, 0.01 } },
         { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0, 0.01, 1 } },
         { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0, 0.01, 1, 1 } },
+        { &optimizer_adamw_ema, adamw_ema_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01, 1, 0.999 } },
+        { &optimizer_adamw_ema, adamw_ema_reference, { 1e-3, 0.9, 0.999, 0.1, 0.01, 0, 0 } },
+        { &optimizer_adam_ema, adam_ema_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.1, 0, 0.9 } },
+        { &optimizer_lion_ema, lion_ema_reference, { 1e-3, 0.9, 0.99, 0.01, 0, 0.99 } },
+        { &optimizer_sgd_ema, sgd_ema_reference, { 0.1, 0, 0, 0.01, 0, 0, 0.99 } },
+        { &optimizer_sgd_momentum_ema, sgd_ema_reference, { 0.1, 0.9, 0.1, 0.01, 0, 0, 0.5 } },
 };
 enum { N_SAMPLES = sizeof(samples) / sizeof(samples[0]) };
 
@@ -141,8 +176,7 @@ Test(rules, equal_the_scalar_truth)
         for (size_t s = 0; s < N_SAMPLES; s++)
                 for (size_t i = 0; i < n_awkward_sizes; i++)
                         for (size_t j = 0; j < n_awkward_offsets; j++)
-                                check(&samples[s], i + 1, awkward_sizes[i], awkward_offsets[j],
-                                      &d);
+                                check(&samples[s], i + 1, awkward_sizes[i], awkward_offsets[j], &d);
 }
 
 static void check_cut(const struct sample *sample, struct dice *d)
@@ -182,18 +216,20 @@ static void check_reference(const struct sample *sample, uint64_t t, struct dice
         uint32_t n_planes = update_planes(sample->optimizer->rule);
         struct update_scalars s = scalars_for(sample, t);
         float in[UPDATE_PLANES][N], out[UPDATE_PLANES][N], g[N];
-        float *planes[] = { out[0], out[1], out[2] };
+        float *planes[] = { out[0], out[1], out[2], out[3] };
 
         for (int i = 0; i < N; i++) {
                 g[i] = (float)(2 * dice_unit(d) - 1);
                 in[0][i] = (float)(4 * dice_unit(d) - 2);
                 in[1][i] = (float)(2 * dice_unit(d) - 1);
                 in[2][i] = (float)(0.1 + dice_unit(d));
+                in[3][i] = (float)(4 * dice_unit(d) - 2);
         }
         memcpy(out, in, sizeof out);
         tested_ops()->update(sample->optimizer->rule, &s, N, planes, g, NULL);
         for (int i = 0; i < N; i++) {
-                double x[UPDATE_PLANES] = { (double)in[0][i], (double)in[1][i], (double)in[2][i] };
+                double x[UPDATE_PLANES] = { (double)in[0][i], (double)in[1][i], (double)in[2][i],
+                                            (double)in[3][i] };
 
                 sample->reference(sample->values, t, 0.37 * (double)g[i], x);
                 for (uint32_t k = 0; k < n_planes; k++)
@@ -228,8 +264,8 @@ Test(rules, keep_the_old_values)
                 float *planes[UPDATE_PLANES] = { NULL };
 
                 for (uint32_t k = 0; k < a.n_planes; k++) {
-                        planes[k] = memcpy(malloc(N * sizeof(float)), a.in[k].data,
-                                           N * sizeof(float));
+                        planes[k] =
+                                memcpy(malloc(N * sizeof(float)), a.in[k].data, N * sizeof(float));
                         undo.old[k] = a.out[k].data;
                 }
                 tested_ops()->update(samples[s].optimizer->rule, &scalars, N, planes, a.grad.data,

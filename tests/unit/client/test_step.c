@@ -20,7 +20,7 @@ static void two_steps(struct fake *d)
         MUST(fake_expect(d, ZERO__REQUEST__BODY_STEP)->step->attempt == 20);
         p = d->request->step->params;
         MUST(p->n_sets == 1 && p->loss_scale == 1);
-        MUST(strcmp(p->sets[0]->optimizer, "adamw") == 0 && p->sets[0]->n_values == 6 &&
+        MUST(strcmp(p->sets[0]->optimizer, "adamw") == 0 && p->sets[0]->n_values == 7 &&
              p->sets[0]->values[0] == 1e-3 && p->sets[0]->values[4] == 0.01);
         fake_stepped(d, d->request->seq, ZERO_OK, 8, 21);
         MUST(fake_expect(d, ZERO__REQUEST__BODY_PUSH)->push->micro_batch == 0);

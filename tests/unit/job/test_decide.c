@@ -138,7 +138,7 @@ struct message {
         Zero__StepParams params;
         Zero__HyperSet set;
         Zero__HyperSet *sets[1];
-        double values[6];
+        double values[7];
 };
 
 static void message_init(struct message *m)
@@ -147,7 +147,7 @@ static void message_init(struct message *m)
         zero__hyper_set__init(&m->set);
         memset(m->values, 0, sizeof m->values);
         m->set.optimizer = "adamw";
-        m->set.n_values = 6;
+        m->set.n_values = 7;
         m->set.values = m->values;
         m->sets[0] = &m->set;
         m->params.n_sets = 1;
@@ -241,10 +241,10 @@ Test(params, too_few_hyperparameters_are_refused)
         struct message m;
 
         message_init(&m);
-        m.set.n_values = 5;
-        cr_assert(refused(&m, "6 hyperparameters, not 5"));
+        m.set.n_values = 6;
+        cr_assert(refused(&m, "7 hyperparameters, not 6"));
         m.set.n_values = 1000;
-        cr_assert(refused(&m, "6 hyperparameters, not 1000"));
+        cr_assert(refused(&m, "7 hyperparameters, not 1000"));
 }
 
 Test(params, what_fp32_cannot_hold_is_refused)
@@ -267,8 +267,9 @@ Test(params, a_hyperparameter_of_adam_out_of_range_is_refused)
         static const struct {
                 double value;
                 const char *name;
-        } flaws[] = { { -1, "lr" },  { 1, "beta1" },           { 1, "beta2" },
-                      { -1, "eps" }, { 1e39, "weight_decay" }, { 0.5, "maximize" } };
+        } flaws[] = { { -1, "lr" },        { 1, "beta1" },           { 1, "beta2" },
+                      { -1, "eps" },       { 1e39, "weight_decay" }, { 0.5, "maximize" },
+                      { 0.5, "ema_decay" } };
         struct step_params p;
         struct message m;
 
@@ -278,6 +279,12 @@ Test(params, a_hyperparameter_of_adam_out_of_range_is_refused)
                 m.values[i] = flaws[i].value;
                 cr_assert(refused(&m, flaws[i].name), "%s", flaws[i].name);
         }
+        message_init(&m);
+        m.set.optimizer = "adam-ema";
+        m.values[6] = 1;
+        cr_assert(refused(&m, "ema_decay"));
+        m.values[6] = 0.5;
+        cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
         message_init(&m);
         m.set.optimizer = "adam";
         m.values[0] = m.values[4] = 1e30; /* no product with lr: the decay is not AdamW's */

@@ -166,6 +166,9 @@ layout *fixture_layout(void)
         assert(layout_add_group(l, "f", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "adam", NULL) == 0);
         add(l, "f.0", 150, false);
+        assert(layout_add_group(l, "g", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
+        assert(layout_set_optimizer(l, group, "adamw-ema", NULL) == 0);
+        add(l, "g.0", 150, false);
         assert(layout_check(l, NULL) == 0);
         return l;
 }

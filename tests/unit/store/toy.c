@@ -26,11 +26,12 @@ void toy_init(struct state *s)
 }
 
 const struct hyper_set toy_sets[TOY_SETS] = {
-        { .optimizer = 0, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } }, /* adamw */
-        { .optimizer = 1, .value = { 0.01, 0.9, 0.99, 0.1 } },       /* lion */
-        { .optimizer = 2, .value = { 0.1, 0, 0, 0.1 } },             /* sgd */
-        { .optimizer = 3, .value = { 0.1, 0.9, 0, 0.1, 1 } },        /* sgd-momentum */
-        { .optimizer = 4, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } }, /* adam */
+        { .optimizer = 0, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } },         /* adamw */
+        { .optimizer = 1, .value = { 0.01, 0.9, 0.99, 0.1 } },               /* lion */
+        { .optimizer = 2, .value = { 0.1, 0, 0, 0.1 } },                     /* sgd */
+        { .optimizer = 3, .value = { 0.1, 0.9, 0, 0.1, 1 } },                /* sgd-momentum */
+        { .optimizer = 4, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } },         /* adam */
+        { .optimizer = 5, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1, 0, 0.9 } }, /* adamw-ema */
 };
 
 void toy_push(struct state *s, const layout *l)
@@ -126,6 +127,8 @@ bool toy_equal(const struct state *a, const struct state *b)
                     p->moments[0] * sizeof(float)) &&
                same("moment 2", a->in->moments[1], b->in->moments[1],
                     p->moments[1] * sizeof(float)) &&
+               same("moment 3", a->in->moments[2], b->in->moments[2],
+                    p->moments[2] * sizeof(float)) &&
                same("tensor_step", a->tensor_step, b->tensor_step,
                     a->n_tensors * sizeof(uint64_t)) &&
                same("chunk versions", a->in->versions, b->in->versions,

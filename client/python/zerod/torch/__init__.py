@@ -21,7 +21,7 @@ from .optim import SGD, Adam, AdamW, Lion, ServiceOptimizer
 from .parameter import GradientsAreElsewhere, NotFetched, WrittenInPlace
 from .ranks import rank, world_size
 from .sharded import Sharded, sharded_of
-from .state import full_params, hold, register_forward_method
+from .state import ema_params, full_params, hold, register_forward_method
 from .steps import Step, manual_seed, steps
 from .unit import ShardedParam
 from .wrap import ZeroModule, fully_shard, shard
@@ -29,7 +29,7 @@ from .wrap import ZeroModule, fully_shard, shard
 __all__ = [
     "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
     "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "checkpoint",
-    "checkpoint_blocks", "clip_grad_norm_", "drop", "full_params", "fully_shard", "hold",
+    "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "hold",
     "load_checkpoint", "load_safetensors", "manual_seed", "rank", "register_forward_method", "save_checkpoint",
     "save_safetensors", "shard", "sharded_of", "steps", "world_size",
 ]

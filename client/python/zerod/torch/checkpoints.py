@@ -22,7 +22,7 @@ from .files import (CODES, SAVE_ID, CheckpointError, Source, Stored, StoredSet, 
 from .optim import ServiceOptimizer
 from .plan import BYTES, clean
 from .sharded import Sharded, sharded_of
-from .state import check_boundary, persistent_buffers, source_of
+from .state import check_boundary, check_not_averaged, persistent_buffers, source_of
 from .unit import ShardedParam
 
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
@@ -55,7 +55,7 @@ def _model_sources(sharded: Sharded, dtype: torch.dtype | None) -> list[Source]:
     check_pipeline(sharded)
     for param in (*sharded.params, *sharded.elsewhere):
         to = param.dtype if dtype is None or param.dtype in BYTES else dtype
-        plane = "serve" if to is param.dtype else "master"
+        plane = "ema" if param in sharded.averaged else "serve" if to is param.dtype else "master"
         sources.append(source_of(sharded, param, plane, param.name, to))
     sources += [of_tensor(clean(name), b) for name, b in persistent_buffers(sharded.model)]
     return sources
@@ -77,7 +77,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str], *,
     exact fp32 master weights.  Buffers keep theirs.
     metadata: strings for the header, besides "format": "pt".
 
-    A file appears under its name when it is complete; an older one is replaced.
+    Within :func:`ema_params` the averages are written.  A file appears under its name when it is complete; an older one is replaced.
     Errors: ValueError for arguments, OSError of the file system, zerod.Error of the service.
     """
     _save_model(sharded_of(model), _file_path(path), max_shard_size, dtype,
@@ -266,6 +266,7 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
         raise ValueError("the optimizer belongs to another model")
+    check_not_averaged(sharded)
     directory = os.fspath(directory)
     ids = {SAVE_ID: uuid.uuid4().hex}
     groups = _groups_text(optimizer)
@@ -328,7 +329,7 @@ def _match_groups(optimizer: ServiceOptimizer, found: StoredSet) -> list[dict[st
 def _load_optimizer(optimizer: ServiceOptimizer,
                     match: dict[ShardedParam, dict[str, Stored]]) -> None:
     for param, planes in match.items():
-        for plane in (*optimizer.planes, "master"):
+        for plane in ("master", *optimizer.planes):  # a write to master may write ema
             if plane in planes:
                 _stream(optimizer.sharded, param, plane, planes[plane])
         if "step" in planes:
@@ -384,6 +385,7 @@ def save_plain(directory: str, optimizer: ServiceOptimizer,
     has the fp32 master weights of 16-bit parameters by the same numbers.
     defaults: of torch's optimizer, for what the param groups here do not have; None: torch's own.
     """
+    check_not_averaged(optimizer.sharded)
     if optimizer.sharded.pipeline:
         raise ValueError("a stage of a pipeline has not the optimizer of all stages: use save_checkpoint()")
     if defaults is None:

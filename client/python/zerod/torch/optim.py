@@ -55,6 +55,18 @@ def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     return float(betas[0]), float(betas[1])
 
 
+def _ema_decay(group: Mapping[str, Any], averages: bool) -> float | None:
+    if not averages:
+        if group.get("ema_decay") is not None:
+            raise ValueError("ema_decay of a param group: give it to the optimizer, too, for a model of "
+                             "shard(model, optimizer='...-ema')")
+        return None
+    decay = _number(group, "ema_decay")
+    if decay >= 1.0:
+        raise ValueError(f"ema_decay {decay} is not in [0, 1)")
+    return decay
+
+
 def _refuse(group: Mapping[str, Any]) -> None:
     for key, why in REFUSED.items():
         if group.get(key):
@@ -74,6 +86,10 @@ class ServiceOptimizer(torch.optim.Optimizer):
     ``{"params": [...], "lr": ...}``; at most 256 groups.  Parameters in no group are not updated.
     Hyperparameters are numbers, read at each step; lr and others that are one number may be a tensor of one
     element, which goes into files as a number.
+    ema_decay: the service averages the weights, as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn()
+    does that is updated after each step; :func:`ema_params` reads the averages.  The optimizer is then "adamw-ema"
+    or the like, and the model is sharded for that.  A number in [0, 1), read at each step.  A step that is skipped
+    leaves the averages as they are, and so does one without a gradient for that parameter.  None: no averages.
     how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
     differentiable are False, else a ValueError.
 
@@ -107,6 +123,11 @@ class ServiceOptimizer(torch.optim.Optimizer):
         for key in how.keys() - IMPLEMENTATION:
             raise TypeError(f"{kind} has no argument '{key}'")
         _refuse(how)
+        if defaults["ema_decay"] is None:
+            del defaults["ema_decay"]
+        else:
+            self.name, self.planes = f"{self.name}-ema", (*self.planes, "ema")
+        self.averages = "ema_decay" in defaults
         self.set_of(defaults)
         self.sharded = sharded_or_marked(model, self.name)
         if self.sharded.optimizer_name != self.name:
@@ -335,7 +356,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         for key in sorted(set(entry) - kept):
             raise ValueError(f"parameter '{param.name}': the loaded state has '{key}', which "
                              f"{self.name} does not keep: it is of another optimizer, or of amsgrad")
-        for key in sorted(kept - set(entry) - {"master", *([] if self.has_step else ["step"])}):
+        for key in sorted(kept - set(entry) - {"master", "ema", *([] if self.has_step else ["step"])}):
             raise ValueError(f"parameter '{param.name}': the loaded state has no '{key}', which "
                              f"{self.name} needs")
         if not 0 <= int(entry.get("step", 1)) < 1 << 62:
@@ -347,7 +368,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     def planes_of(self, param: ShardedParam) -> tuple[str, ...]:
         """The planes that an exact copy of a parameter's state has."""
-        return self.planes if param.dtype is torch.float32 else (*self.planes, "master")
+        return self.planes if param.dtype is torch.float32 else ("master", *self.planes)
 
     def _state_of(self, param: ShardedParam) -> dict[str, Source]:
         step = int(self.sharded.read(param, "step"))
@@ -365,6 +386,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
         for plane in self.planes_of(param):
             if plane in entry:
                 values.write_all(self.sharded, param, plane, entry[plane])
+            elif plane == "ema":
+                self._begin_average(param)
         self.sharded.write(param, "step", torch.tensor([int(entry.get("step", 1))]))
 
     def clear_state(self, param: ShardedParam) -> None:
@@ -374,7 +397,14 @@ class ServiceOptimizer(torch.optim.Optimizer):
         for plane in self.planes:
             for first, count in values.pieces(param.numel):
                 self.sharded.write(param, plane, torch.zeros(count), first)
+        if self.averages:
+            self._begin_average(param)
         self.sharded.write(param, "step", torch.tensor([0]))
+
+    def _begin_average(self, param: ShardedParam) -> None:
+        """The average is what the weights are."""
+        for first, count in values.pieces(param.numel):
+            self.sharded.write(param, "ema", self.sharded.read(param, "master", first, count), first)
 
 
 # ---- each of them ------------------------------------------------------------------
@@ -389,22 +419,23 @@ class Adam(ServiceOptimizer):
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
-                 decoupled_weight_decay: bool = False, **how: bool | None):
+                 decoupled_weight_decay: bool = False, ema_decay: float | None = None, **how: bool | None):
         super().__init__(model, params, {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay},
-            amsgrad=amsgrad, **how)
+            "maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay,
+            "ema_decay": ema_decay}, amsgrad=amsgrad, **how)
 
     def set_of(self, group: Mapping[str, Any]) -> "zerod.AdamSet | zerod.AdamWSet":
         _refuse(group)
-        decoupled = self.name == "adamw"
+        decoupled = isinstance(self, AdamW)
         kind, other = (zerod.AdamWSet, "Adam") if decoupled else (zerod.AdamSet, "AdamW")
         if bool(group["decoupled_weight_decay"]) != decoupled:
             raise ValueError(f"decoupled_weight_decay={group['decoupled_weight_decay']} is "
                              f"zerod.torch.{other}, for a model that is sharded for it")
         beta1, beta2 = _betas(group)
         return kind(lr=_number(group, "lr"), beta1=beta1, beta2=beta2, eps=_number(group, "eps"),
-                    weight_decay=_number(group, "weight_decay"), maximize=bool(group["maximize"]))
+                    weight_decay=_number(group, "weight_decay"), maximize=bool(group["maximize"]),
+                    ema_decay=_ema_decay(group, self.averages))
 
 
 class AdamW(Adam):
@@ -416,15 +447,17 @@ class AdamW(Adam):
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
-                 **how: bool | None):
+                 ema_decay: float | None = None, **how: bool | None):
         super().__init__(model, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
-                         decoupled_weight_decay=True, **how)
+                         decoupled_weight_decay=True, ema_decay=ema_decay, **how)
 
 
 class _WithMomentum(zerod.SGDSet):
     """Of a group with momentum 0 too, where other groups have momentum."""
 
-    optimizer = "sgd-momentum"
+    @property
+    def optimizer(self) -> str:
+        return "sgd-momentum" if self.ema_decay is None else "sgd-momentum-ema"
 
 
 class SGD(ServiceOptimizer):
@@ -440,7 +473,8 @@ class SGD(ServiceOptimizer):
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
-                 nesterov: bool = False, *, maximize: bool = False, **how: bool | None):
+                 nesterov: bool = False, *, maximize: bool = False, ema_decay: float | None = None,
+                 **how: bool | None):
         if nesterov and (not momentum or dampening):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         params = None if params is None else list(params)
@@ -448,19 +482,20 @@ class SGD(ServiceOptimizer):
             self.name, self.planes = "sgd-momentum", ("momentum_buffer",)
         super().__init__(model, params, {
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "maximize": maximize}, **how)
+            "nesterov": nesterov, "maximize": maximize, "ema_decay": ema_decay}, **how)
 
     def set_of(self, group: Mapping[str, Any]) -> zerod.SGDSet:
         _refuse(group)
         momentum, dampening = _number(group, "momentum"), _number(group, "dampening")
-        if momentum and self.name == "sgd":
+        if momentum and "momentum_buffer" not in self.planes:
             raise ValueError(f"momentum {momentum}: 'sgd' keeps no momentum_buffer. Give SGD() the "
                              "momentum when you make it, for a model of "
                              "shard(model, optimizer='sgd-momentum')")
-        return (zerod.SGDSet if self.name == "sgd" else _WithMomentum)(
+        return (_WithMomentum if "momentum_buffer" in self.planes else zerod.SGDSet)(
             lr=_number(group, "lr"), momentum=momentum, dampening=dampening if momentum else 0.0,
             weight_decay=_number(group, "weight_decay"),
-            nesterov=bool(momentum and group["nesterov"]), maximize=bool(group["maximize"]))
+            nesterov=bool(momentum and group["nesterov"]), maximize=bool(group["maximize"]),
+            ema_decay=_ema_decay(group, self.averages))
 
 
 class Lion(ServiceOptimizer):
@@ -471,12 +506,13 @@ class Lion(ServiceOptimizer):
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-4,
                  betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, *,
-                 maximize: bool = False):
+                 maximize: bool = False, ema_decay: float | None = None):
         super().__init__(model, params, {"lr": lr, "betas": betas, "weight_decay": weight_decay,
-                                         "maximize": maximize})
+                                         "maximize": maximize, "ema_decay": ema_decay})
 
     def set_of(self, group: Mapping[str, Any]) -> "zerod.LionSet":
         beta1, beta2 = _betas(group)
         return zerod.LionSet(lr=_number(group, "lr"), beta1=beta1, beta2=beta2,
                              weight_decay=_number(group, "weight_decay"),
-                             maximize=bool(group["maximize"]))
+                             maximize=bool(group["maximize"]),
+                             ema_decay=_ema_decay(group, self.averages))

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from zerod._library import EMA_PLANES
 from zerod.environment import incarnation
 
 from .parameter import WrittenInPlace
@@ -49,6 +50,7 @@ class Sharded:
     hold_groups: how many groups this rank may hold at once, or zerod.ALL.
     eager: its groups are updated as soon as their gradients are complete, where a trainer says which is the last.
     pipeline: this rank's stage, if the model is one; elsewhere: the parameters of other stages.
+    averaged: parameters, here and elsewhere, that ema_params() shows.
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
@@ -72,6 +74,7 @@ class Sharded:
         self.eager = False
         self.pipeline: Stage | None = None
         self.elsewhere: list[ParamElsewhere] = []
+        self.averaged: set[Any] = set()
 
     @property
     def rank(self) -> int:
@@ -126,7 +129,9 @@ class Sharded:
     def read(self, param: ShardedParam, plane: str = "master", first: int = 0,
              count: int | None = None) -> torch.Tensor:
         """A part of a parameter's plane: flat, fp32; "serve", and of bytes "master": the parameter's dtype;
-        "step" and "set": int64 of one element, the most steps of any part.  Blocks; not collective."""
+        "step" and "set": int64 of one element, the most steps of any part; "ema": the average of the weights, of an
+        optimizer "...-ema".  Blocks; not collective."""
+        plane = self._name_of(plane)
         if plane in STEPS_OF_STATE:
             first, count = 0, 1
         elif count is None:
@@ -178,6 +183,7 @@ class Sharded:
 
         One rank writes at a time, at a step boundary; see zero_put().
         """
+        plane = self._name_of(plane)
         values = values.detach().to("cpu", dtype_of(param, plane)).contiguous()
         if plane in STEPS_OF_STATE:
             for index in param.parts:
@@ -191,6 +197,10 @@ class Sharded:
     def write_part(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
         """write() of what this rank has of a parameter."""
         self._put(param.index, plane, first, values.detach().to("cpu", dtype_of(param, plane)).contiguous())
+
+    def _name_of(self, plane: str) -> str:
+        """As the client has it."""
+        return EMA_PLANES.get(self.optimizer_name, plane) if plane == "ema" else plane
 
     def barrier(self) -> None:
         """All ranks meet; gradients pushed before it are dropped."""

@@ -9,13 +9,14 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 import zerod
+from zerod._library import EMA_PLANES
 
 from .files import Source, pieces
 from .parameter import GradientsAreElsewhere
@@ -64,15 +65,21 @@ def check_boundary(sharded: Sharded) -> None:
                            "all ranks first")
 
 
+def check_not_averaged(sharded: Sharded) -> None:
+    """RuntimeError within ema_params()."""
+    if sharded.averaged:
+        raise RuntimeError("within ema_params() the averages stand in for the parameters: leave the context first")
+
+
 # ---- full parameters ---------------------------------------------------------------
 
 
 class _Full:
     """One parameter that a full_params() context shows."""
 
-    def __init__(self, param: ShardedParam):
+    def __init__(self, param: ShardedParam, plane: str = "serve"):
         self.param = param
-        values = read_all(param.sharded, param).view(param.shape).to(param.sharded.place.device)
+        values = read_all(param.sharded, param, plane).view(param.shape).to(param.sharded.place.device, param.dtype)
         self.tensor = param.parameter(values, param.placeholder.requires_grad)
         self.depth = 0  # contexts that show it
         self.clean = self.tensor._version  # version counter of what the service has
@@ -183,15 +190,53 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
     another shape.
     """
     model = _model_of(module)
-    params = model.params_in(module)
     if write:
         check_boundary(model.sharded)
+        check_not_averaged(model.sharded)
+    with _shown(model, model.params_in(module), write, ()):
+        yield
+
+
+@contextlib.contextmanager
+def ema_params(module: nn.Module) -> Iterator[None]:
+    """Inside, the module's parameters are the averages of its weights: ``full_params(module)``, read from the
+    plane that an optimizer with ema_decay keeps.
+
+    Values have the parameter's dtype; frozen parameters are themselves.  :func:`save_safetensors`,
+    ``state_dict()`` and ``copy.deepcopy(model)`` take the averages; zerod.torch.full_params(write=True) and
+    save_checkpoint() raise.  Any rank may use it alone, and reads one parameter at a time.
+
+    Errors: ValueError if the model was sharded for an optimizer without averages, RuntimeError within
+    full_params(), and those of full_params().
+    """
+    model = _model_of(module)
+    sharded = model.sharded
+    if sharded.optimizer_name not in EMA_PLANES:
+        raise ValueError(f"'{sharded.optimizer_name}' keeps no averages: shard(model, optimizer="
+                         f"'{sharded.optimizer_name}-ema') and an optimizer with ema_decay do")
+    params = model.params_in(module)
+    if any(p in model.full and p not in sharded.averaged for p in params):
+        raise RuntimeError("ema_params() within full_params(): leave the context first")
+    averaged = {p for p in params if p.trainable}
+    if module is sharded.model:
+        averaged |= {p for p in sharded.elsewhere if p.trainable}
+    before, sharded.averaged = sharded.averaged, sharded.averaged | averaged
+    try:
+        with _shown(model, params, False, averaged):
+            yield
+    finally:
+        sharded.averaged = before
+
+
+@contextlib.contextmanager
+def _shown(model: _Model, params: list[ShardedParam], write: bool, averaged: Container[Any]) -> Iterator[None]:
+    """Shows full parameters, those of `averaged` as their averages."""
     shown: list[_Full] = []
     try:
         for param in params:
             full = model.full.get(param)
             if full is None:
-                full = model.full[param] = _Full(param)
+                full = model.full[param] = _Full(param, "ema" if param in averaged else "serve")
             full.show()
             shown.append(full)
         yield

@@ -49,7 +49,8 @@ log = logging.getLogger("zerod")
 _of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
 
 PUSH_SLOTS = 2  # gradients in flight at once
-OPTIMIZERS = ("adamw", "adam", "lion", "sgd", "sgd-momentum")
+OPTIMIZERS = ("adamw", "adam", "lion", "sgd", "sgd-momentum",
+              "adamw-ema", "adam-ema", "lion-ema", "sgd-ema", "sgd-momentum-ema")
 
 
 class ZeroModule(nn.Module):
@@ -325,7 +326,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     normally.  A process that ends by an exception keeps the job; sys.exit() is a normal end, whatever
     its status.
     optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
-    "sgd", or "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
+    "sgd", or "sgd-momentum" for :class:`SGD` with momentum; with "-ema" behind it, as "adamw-ema", also the average
+    of the weights (:func:`ema_params`), for an optimizer that is given ema_decay.  A job is continued under its own optimizer alone.
     eager: owners update a block as soon as its gradient is complete, while others still come (:class:`LayerByLayer`
     says which is the last; L2L's eager parameter server).  The bits are the same; master weights and moments take
     twice the memory in the service, so that a step which is skipped or aborted is undone.  No clipping, no loss scale.
