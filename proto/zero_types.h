@@ -129,6 +129,13 @@ enum zero_stash_where {
         ZERO_STASH_HOST = 1,    /* in host memory */
 };
 
+/* How zero_all_reduce() makes one number of the ranks' numbers. */
+enum zero_reduction {
+        ZERO_REDUCE_SUM = 0, /* added in the order of ranks */
+        ZERO_REDUCE_MAX = 1, /* NaN if any is NaN, as with MIN */
+        ZERO_REDUCE_MIN = 2,
+};
+
 enum zero_limits {
         ZERO_NAME_MAX = 255,     /* bytes of a job, group or tensor name */
         ZERO_OPTIMIZER_MAX = 31, /* bytes of an optimizer's name */
@@ -140,6 +147,7 @@ enum zero_limits {
         ZERO_NODE_MAX = 64,      /* nodes of a cluster */
         ZERO_BLOB_MAX = 8192,    /* bytes that a rank may keep with a step */
         ZERO_FILE_MAX = 1024,    /* files of a base */
+        ZERO_VALUES_MAX = 64,    /* numbers of one zero_all_reduce() */
 };
 
 /* Most elements of one group: 2^40. */

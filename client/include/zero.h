@@ -18,7 +18,7 @@
  * what the call waited for.  If the daemon says nothing for two more seconds, the
  * call returns ZERO_EDEADLINE and the client takes the daemon for lost.
  * A late rank: a timeout that the caller gives holds for every wait.  Without one
- * (timeout_ms 0) zero_compose(), zero_attach(), zero_norm(), zero_step() and zero_grad() wait longer while they
+ * (timeout_ms 0) zero_compose(), zero_attach(), zero_norm(), zero_all_reduce(), zero_step() and zero_grad() wait longer while they
  * wait only for ranks that are alive.  A rank is alive if its process runs, until 30 minutes (the
  * daemon's option rank_wait_ms) after the rank's last call.  A rank that has not attached yet, or
  * not again since its node's daemon was lost, counts as alive for 30 minutes.  Then ZERO_EDEADLINE
@@ -31,7 +31,7 @@
  * it waited for, and the next call tries again.  If the step in flight was decided meanwhile,
  * zero_step() returns the step's result as if nothing had happened.  If the client had nothing
  * fetched, asked for or pushed, and the version is the same, the call goes on, except zero_put(),
- * zero_norm() and zero_step().  Otherwise the call returns ZERO_EABORTED.
+ * zero_norm(), zero_all_reduce() and zero_step().  Otherwise the call returns ZERO_EABORTED.
  * After ZERO_EABORTED zero_version() says where to go on: the version is one higher if the step was
  * committed after all.  A client that is not a rank does not connect again: ZERO_ECLOSED.
  * Closing: ZERO_ECLOSED is final.  So is a refusal that no further try would change, such as
@@ -459,6 +459,18 @@ struct zero_result {
  * in) and whether all gradients are finite; updates nothing yet. [blocks] for all ranks.
  */
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
+/*
+ * Makes n numbers, at most ZERO_VALUES_MAX, of the numbers of all ranks, element by element, and returns them
+ * on every rank: a loss, a count. [blocks] for all ranks.  The bits depend on the numbers alone: sums are
+ * double, in the order of ranks.  ret_values may be values.
+ * name: at most 63 bytes; all ranks reduce the same things in the same order.  ZERO_ECONFLICT: another rank
+ * reduces something else, or ends the step meanwhile.  ZERO_EDEADLINE names a rank that has not called; the
+ * call may be made again.
+ * A rank that is started again begins its step anew, while the others may have reduced already: if ranks reduce
+ * in an attempt with such a rank, or in the one after it, all ranks get ZERO_EABORTED, as from zero_step().
+ */
+int zero_all_reduce(struct zero_client *client, const char *name, enum zero_reduction op, uint32_t n,
+                    const double *values, double *ret_values);
 /*
  * Says how this rank is going to end the step: from now on owners update eager groups
  * (zero_layout_eager()) as soon as all ranks have pushed their last gradient.  Call it before the

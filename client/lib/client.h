@@ -101,8 +101,12 @@ struct zero_client {
         struct views views;   /* private views */
         struct push push;
         struct group_use *groups;
-        uint8_t *present;  /* room for the flags of one group, any */
-        uint32_t skips;    /* steps skipped in a row, as a gradient was not finite */
+        uint8_t *present; /* room for the flags of one group, any */
+        uint32_t skips;   /* steps skipped in a row, as a gradient was not finite */
+        struct {
+                uint64_t attempt;
+                uint32_t done;
+        } reductions;      /* that this rank has made in the attempt */
         bool void_attempt; /* the connection was lost before an abort was reported */
 
         uint64_t last_attempt;       /* decided when the client attached; 0: none */

@@ -331,6 +331,50 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
         return 0;
 }
 
+static int check_reduction(struct zero_client *c, const char *name, uint32_t n)
+{
+        if (!name)
+                return client_fail(c, ZERO_EINVAL, "a reduction has a name, the same on all ranks");
+        if (n == 0 || n > ZERO_VALUES_MAX)
+                return client_fail(c, ZERO_EINVAL, "a reduction has 1 to %d numbers, not %u",
+                                   ZERO_VALUES_MAX, (unsigned)n);
+        return 0;
+}
+
+int zero_all_reduce(struct zero_client *client, const char *name, enum zero_reduction op,
+                    uint32_t n, const double *values, double *ret_values)
+{
+        Zero__AllReduce message = ZERO__ALL_REDUCE__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+        const Zero__Reply *reply;
+        int r = begin_step(client);
+
+        if (r == 0)
+                r = check_reduction(client, name, n);
+        if (r)
+                return r;
+        if (client->reductions.attempt != client->attempt)
+                client->reductions.done = 0;
+        client->reductions.attempt = client->attempt;
+        message.attempt = client->attempt;
+        message.number = client->reductions.done;
+        message.name = (char *)name;
+        message.op = (uint32_t)op;
+        message.n_values = n;
+        message.values = (double *)values;
+        request.body_case = ZERO__REQUEST__BODY_ALL_REDUCE;
+        request.all_reduce = &message;
+        r = client_call(client, &request, &reply);
+        if (r)
+                return r;
+        if (reply->all_reduce->n_values != n)
+                return client_shut(client, "zerod answered %u numbers with %zu", (unsigned)n,
+                                   reply->all_reduce->n_values);
+        client->reductions.done++;
+        memcpy(ret_values, reply->all_reduce->values, n * sizeof *ret_values);
+        return 0;
+}
+
 static int check_step(struct zero_client *c, const struct zero_step *step)
 {
         if (!step)

@@ -51,6 +51,21 @@ static void decided_tell(struct coordinated *c, bool norm_only)
         }
 }
 
+static void reduced_tell(struct coordinated *c)
+{
+        struct step *s = &c->state.step;
+        Zero__LinkMessage m = job_message(c->name);
+        Zero__Reduced reduced = ZERO__REDUCED__INIT;
+
+        reduced.attempt = s->attempt;
+        reduced.number = s->round.done - 1;
+        reduced.n_values = s->round.n;
+        reduced.values = s->round.result;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_REDUCED;
+        m.reduced = &reduced;
+        send_all(c->x, &m);
+}
+
 /* The ranks' calls fail; the attempt goes on, and another call may end it. */
 static void refuse(struct coordinated *c)
 {
@@ -346,6 +361,9 @@ static void steps_run(struct coordinated *c, const struct coordinator_action *a)
                 break;
         case COORDINATOR_PREPARE:
                 prepare(c, a->flag);
+                break;
+        case COORDINATOR_REDUCED:
+                reduced_tell(c);
                 break;
         case COORDINATOR_DECIDE:
         case COORDINATOR_NORM:

@@ -164,6 +164,29 @@ static void ready_message(struct coordinated *c, uint32_t node, const Zero__Link
                                                          .call = m->call });
 }
 
+static void numbers_message(struct coordinated *c, uint32_t node, const Zero__LinkMessage *m)
+{
+        const Zero__AllReduce *of = m->numbers->of;
+        struct numbers given;
+        struct fault fault;
+        int r = ZERO_EPROTO;
+
+        if (of) {
+                given = numbers_of(of);
+                r = numbers_check(&given, &fault);
+        }
+        if (r) {
+                answer(c->x, node, m, r, of ? fault.text : "no numbers");
+                return;
+        }
+        coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_REDUCE,
+                                                         .node = node,
+                                                         .rank = m->numbers->rank,
+                                                         .attempt = of->attempt,
+                                                         .numbers = &given,
+                                                         .call = m->call });
+}
+
 static void prepared_message(struct coordinated *c, uint32_t node, const Zero__Prepared *p)
 {
         struct votes vote = { .finite = p->finite };
@@ -206,6 +229,9 @@ void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessag
                 break;
         case ZERO__LINK_MESSAGE__BODY_READY:
                 ready_message(c, node, m);
+                break;
+        case ZERO__LINK_MESSAGE__BODY_NUMBERS:
+                numbers_message(c, node, m);
                 break;
         case ZERO__LINK_MESSAGE__BODY_PREPARED:
                 prepared_message(c, node, m->prepared);

@@ -26,6 +26,14 @@ struct step_result {
         double loss_scale; /* of the next step */
 };
 
+/* The last numbers that all ranks have reduced. */
+struct reduced {
+        uint64_t attempt;
+        uint32_t done; /* reductions of that attempt */
+        uint32_t n;
+        double values[ZERO_VALUES_MAX];
+};
+
 struct job {
         struct list link;
         struct engine *x;
@@ -48,7 +56,8 @@ struct job {
         /* The step, as far as this node has heard. */
         bool started; /* all ranks are there (Start) */
         uint64_t version, attempt;
-        struct step_result last;  /* also for ranks that ask again */
+        struct step_result last; /* also for ranks that ask again */
+        struct reduced reduced;
         uint32_t *node_of_rank;   /* [rank]: its node at the last start */
         struct rank_state *ranks; /* [rank] */
 

@@ -59,6 +59,10 @@ struct request {
                         bool finite;
                 } norm;
                 struct {
+                        const double *values; /* until finish() returns */
+                        uint32_t n;
+                } reduced;
+                struct {
                         uint64_t version, attempt;
                         bool skipped;
                         double grad_norm, loss_scale;

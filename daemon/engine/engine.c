@@ -301,6 +301,10 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
                 if (trusted)
                         job_decision_message(job, m->decision);
                 break;
+        case ZERO__LINK_MESSAGE__BODY_REDUCED:
+                if (trusted)
+                        reduced_message(job, m->reduced);
+                break;
         case ZERO__LINK_MESSAGE__BODY_PREPARE:
                 if (trusted)
                         prepare_message(job, m->prepare);
@@ -344,6 +348,7 @@ static bool for_coordinator(const Zero__LinkMessage *m)
         case ZERO__LINK_MESSAGE__BODY_JOIN:
         case ZERO__LINK_MESSAGE__BODY_COMPOSE_PART:
         case ZERO__LINK_MESSAGE__BODY_READY:
+        case ZERO__LINK_MESSAGE__BODY_NUMBERS:
         case ZERO__LINK_MESSAGE__BODY_PREPARED:
         case ZERO__LINK_MESSAGE__BODY_DONE:
                 return true;

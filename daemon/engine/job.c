@@ -174,7 +174,7 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
                 struct rank *rank = job->ranks[i].session;
                 struct request *r = rank ? rank->closing : NULL;
 
-                if (!r || rank->wants_norm != d->norm_only)
+                if (!r || rank->waits != (d->norm_only ? WAITS_NORM : WAITS_STEP))
                         continue;
                 if (d->norm_only) {
                         r->result.norm.norm = d->grad_norm;

@@ -116,6 +116,20 @@ static void on_ready(struct coordinator *c, const struct coordinator_event *e)
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_PREPARE, .flag = ahead });
 }
 
+static void on_reduce(struct coordinator *c, const struct coordinator_event *e)
+{
+        enum step_action action;
+        struct fault fault;
+        int r = step_reduce(&c->step, e->node, e->attempt, e->rank, e->numbers, &action, &fault);
+
+        fault_set(&c->note, r, "%s", r ? fault.text : "");
+        act(c, (struct coordinator_action){
+                       .kind = COORDINATOR_ANSWER, .node = e->node, .call = e->call });
+        if (action == STEP_REDUCED)
+                act(c, (struct coordinator_action){ .kind = COORDINATOR_REDUCED });
+        coordinator_advance(c); /* the attempt may be void */
+}
+
 /* Two copies of the same shards have summed the same gradients with different results. */
 static void refusal_name(struct coordinator *c)
 {
@@ -202,6 +216,9 @@ void coordinator_step(struct coordinator *c, const struct coordinator_event *e,
         case COORDINATOR_READY:
         case COORDINATOR_AHEAD:
                 on_ready(c, e);
+                break;
+        case COORDINATOR_REDUCE:
+                on_reduce(c, e);
                 break;
         case COORDINATOR_VOTE:
                 on_vote(c, e);

@@ -45,6 +45,7 @@ enum coordinator_event_kind {
         COORDINATOR_ASK_AGAIN,   /* node: what kept it from creating the job passes */
         COORDINATOR_READY,       /* node, rank, attempt, params (NULL: the norm), call */
         COORDINATOR_AHEAD,       /* the same, before ranks end the step */
+        COORDINATOR_REDUCE,      /* node, rank, attempt, numbers, call */
         COORDINATOR_VOTE,        /* node, owner, copy, attempt, vote, norm_only */
         COORDINATOR_DONE,        /* node, owner, copy, attempt */
         COORDINATOR_SETTLED,     /* node, epoch, status, text */
@@ -69,6 +70,7 @@ struct coordinator_event {
         const struct told_state *states;
         const struct step_params *params;
         const struct votes *vote;
+        const struct numbers *numbers;
         struct join *join;
 };
 
@@ -80,11 +82,12 @@ enum coordinator_action_kind {
         COORDINATOR_TELL_FENCED,   /* node, rank, session */
         COORDINATOR_RESIZED,       /* rank: the world size before */
         COORDINATOR_START,         /* tells all: step.{version, attempt}, the last decision */
-        COORDINATOR_ANSWER,        /* node, call: a Ready; coordinator.note */
+        COORDINATOR_ANSWER,        /* node, call: a Ready or Numbers; coordinator.note */
         COORDINATOR_PREPARE,       /* asks the nodes of all holders to vote; flag: tells them
                                       step.params ahead of that */
         COORDINATOR_DECIDE,        /* tells all: step.{decision, decided_attempt} */
         COORDINATOR_NORM,          /* tells all: step.norm */
+        COORDINATOR_REDUCED,       /* tells all: the result of step.round */
         COORDINATOR_REFUSE,        /* tells all: step.refusal */
         COORDINATOR_TELL_DECISION, /* node: the last decision; it ignores one that it knows */
         COORDINATOR_STANDS,        /* where the job stands is known */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "proto/text.h"
 
 static int rank_slots_alloc(uint32_t world_size, uint32_t **ret_nodes,
                             enum rank_slot **ret_rank_slots)
@@ -61,6 +62,7 @@ void step_deinit(struct step *s)
         free(s->ballots);
         free(s->done);
         free(s->ahead);
+        round_reset(&s->round);
         *s = (struct step){ 0 };
 }
 
@@ -186,7 +188,9 @@ void step_start(struct step *s)
         step_heard(s, s->attempt);
         s->attempt = s->heard + 1;
         s->normed = false;
+        s->rejoined = 0;
         free(STEAL(s->ahead));
+        round_reset(&s->round);
         step_collect(s);
 }
 
@@ -199,10 +203,13 @@ int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *re
         if (s->rank_slots[rank] == RANK_SLOT_HERE)
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank);
         *ret = STEP_NOTHING;
-        if (s->phase != STEP_FORMING && s->node_of_rank[rank] == node && !s->normed)
+        if (s->phase != STEP_FORMING && s->node_of_rank[rank] == node && !s->normed &&
+            s->round.done == 0 && s->round.given == 0) {
                 *ret = STEP_REJOIN;
-        else
+                s->rejoined = 2;
+        } else {
                 s->phase = STEP_FORMING;
+        }
         s->rank_slots[rank] = RANK_SLOT_HERE;
         s->node_of_rank[rank] = node;
         return 0;
@@ -273,6 +280,11 @@ static int params_check(const struct step *s, const struct step_params *params, 
 static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
                             bool first, struct fault *fault)
 {
+        if (s->round.given)
+                return fault_set(fault, ZERO_ECONFLICT,
+                                 "rank %u calls %s while rank %u calls zero_all_reduce for %s",
+                                 rank, params ? "zero_step" : "zero_norm", s->round.first,
+                                 text_quote(s->round.name).text);
         if (first)
                 return params_check(s, params, rank, fault);
         if (s->collecting_norm != (params == NULL))
@@ -356,6 +368,40 @@ int step_ahead(struct step *s, uint64_t attempt, const struct step_params *param
         return 0;
 }
 
+int step_reduce(struct step *s, uint32_t node, uint64_t attempt, uint32_t rank,
+                const struct numbers *c, enum step_action *ret, struct fault *fault)
+{
+        bool over = false;
+        int r;
+
+        *ret = STEP_NOTHING;
+        if (s->phase == STEP_FORMING)
+                return step_missing(s, fault);
+        if (attempt < s->attempt || c->number < s->round.done) /* the node will hear of it */
+                return 0;
+        if (attempt > s->attempt || c->number > s->round.done || rank >= s->world_size ||
+            s->node_of_rank[rank] != node)
+                return fault_set(fault, ZERO_EORDER,
+                                 "reduction %u of attempt %llu is not the current one (%u of %llu)",
+                                 c->number, (unsigned long long)attempt, s->round.done,
+                                 (unsigned long long)s->attempt);
+        if (s->rejoined) {
+                s->phase = STEP_FORMING;
+                return 0;
+        }
+        for (uint32_t n = 0; n < s->n_nodes; n++)
+                if (s->ready[n])
+                        return fault_set(fault, ZERO_ECONFLICT,
+                                         "rank %u calls zero_all_reduce for %s while rank %u calls "
+                                         "%s",
+                                         rank, text_quote(c->name).text, s->params_rank,
+                                         s->collecting_norm ? "zero_norm" : "zero_step");
+        r = round_give(&s->round, s->world_size, rank, c, &over, fault);
+        if (r == 0 && over)
+                *ret = STEP_REDUCED;
+        return r;
+}
+
 static void step_decide(struct step *s, const struct votes *all)
 {
         s->decision = decide(all, &s->params, s->good_steps);
@@ -365,7 +411,9 @@ static void step_decide(struct step *s, const struct votes *all)
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;
         s->normed = false;
+        s->rejoined -= s->rejoined > 0;
         free(STEAL(s->ahead));
+        round_reset(&s->round);
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 s->done[h] = false;
 }

@@ -21,16 +21,27 @@
  * goes on, and a successor on the same node takes the slot again (STEP_REJOIN).  An attempt is
  * void, and FORMING comes before the next, when a rank leaves, takes its place on another node or
  * in an attempt whose norm was told (the others will not ask for the norm again), and when a node
- * or a link between two nodes is lost, with the messages between them.  Only an attempt that all
+ * or a link between two nodes is lost, with the messages between them.  A rank that comes back
+ * begins its step anew, while the others may be anywhere in it: an attempt with such a rank has no
+ * reductions of numbers, and is void by either after the other.  Only an attempt that all
  * holders have voted in is decided, so no void attempt was decided.
  */
 #pragma once
 
 #include "daemon/job/placement.h"
 #include "daemon/job/recover.h"
+#include "daemon/job/round.h"
 
 enum step_phase { STEP_FORMING, STEP_COLLECTING, STEP_VOTING };
-enum step_action { STEP_NOTHING, STEP_REJOIN, STEP_AHEAD, STEP_PREPARE, STEP_DECIDE, STEP_REFUSE };
+enum step_action {
+        STEP_NOTHING,
+        STEP_REJOIN,
+        STEP_AHEAD,
+        STEP_PREPARE,
+        STEP_DECIDE,
+        STEP_REFUSE,
+        STEP_REDUCED,
+};
 /*
  * EMPTY: nobody has taken it since the coordinator started.  LOST: its session ended without leave;
  * the node keeps what it contributed.  LEFT: it ended in order.
@@ -66,8 +77,11 @@ struct step {
         uint64_t decided_attempt; /* 0: none */
         double norm;              /* with norm_only; loss scale left in */
         bool normed;              /* this attempt has told a norm */
-        struct fault refusal;     /* why the last step was refused; no text if `odd` is set */
-        uint32_t odd;             /* the mirror whose vote differs from its owner's, or NO_HOLDER */
+        struct round round;       /* of this attempt's reductions */
+        uint32_t rejoined;    /* 2: a rank has taken its slot again in this attempt; 1: in the one
+                               * before, or, after it had stepped there, in this one */
+        struct fault refusal; /* why the last step was refused; no text if `odd` is set */
+        uint32_t odd;         /* the mirror whose vote differs from its owner's, or NO_HOLDER */
         double loss_scale;
         uint32_t good_steps, skipped;
 };
@@ -115,6 +129,13 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
 /* A rank says how it will end the step.  ZERO_ECONFLICT: others said something else. */
 int step_ahead(struct step *s, uint64_t attempt, const struct step_params *params, uint32_t rank,
                enum step_action *ret, struct fault *fault);
+/*
+ * A rank gives numbers (round.h).  STEP_REDUCED: they were the last, round.result is there.
+ * ZERO_ECONFLICT: the rank is not where the others are.  If a rank has come back, nobody knows
+ * that, and the attempt is void.
+ */
+int step_reduce(struct step *s, uint32_t node, uint64_t attempt, uint32_t rank,
+                const struct numbers *c, enum step_action *ret, struct fault *fault);
 /* A holder's vote.  Votes of other attempts and repeated ones are ignored. */
 void step_vote(struct step *s, uint32_t holder, uint64_t attempt, const struct votes *vote,
                enum step_action *ret);

@@ -92,7 +92,7 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
                 return fault_set(fault, ZERO_EHELD,
                                  "%u groups are held, as many as were declared at attach",
                                  rank->held);
-        if (rank->closing && !rank->wants_norm)
+        if (rank->closing && rank->waits == WAITS_STEP)
                 return fault_set(fault, ZERO_EORDER,
                                  "the step is being ended: wait for its result first");
         rank->holds[group] = HOLD_ASKED;
@@ -238,16 +238,28 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
 
 /* ---- ending the step ---------------------------------------------------------------- */
 
+static const char any_call[] = "zero_norm or zero_step";
+static const char *const call_names[] = {
+        [WAITS_STEP] = "zero_step", [WAITS_NORM] = "zero_norm", [WAITS_REDUCED] = "zero_all_reduce"
+};
+
+/* The node of the rank that is waited for may not know of the reduction. */
 static int close_describe(const struct request *r, struct wait_line *ret)
 {
         const struct rank *rank = r->subject;
+        int status = job_describe(rank->job, ret);
+        char rest[sizeof ret->what];
 
-        return job_describe(rank->job, ret);
+        if (rank->waits != WAITS_REDUCED || strncmp(ret->what, any_call, strlen(any_call)) != 0)
+                return status;
+        snprintf(rest, sizeof rest, "%s", ret->what + strlen(any_call));
+        snprintf(ret->what, sizeof ret->what, "%s%.180s", call_names[rank->waits], rest);
+        return status;
 }
 
 void rank_begin_attempt(struct rank *rank, bool decided)
 {
-        rank->wants_norm = false;
+        rank->waits = WAITS_STEP;
         rank_state_of(rank)->pushed = 0;
         if (decided)
                 return;
@@ -262,6 +274,15 @@ static void close_forget(struct request *r)
         struct rank *rank = r->subject;
 
         rank->closing = NULL;
+}
+
+void rank_wait(struct rank *rank, struct request *r, int what)
+{
+        rank->waits = what;
+        rank->closing = r;
+        r->subject = rank;
+        r->describe = close_describe;
+        r->forget = close_forget;
 }
 
 static void close_end_all(struct job *job, int status, const char *text)
@@ -297,7 +318,8 @@ static bool rank_state_closes(const struct job *job, uint32_t rank, bool norm)
 {
         const struct rank *session = job->ranks[rank].session;
 
-        return norm ? session && session->closing && session->wants_norm : job->ranks[rank].stepped;
+        return norm ? session && session->closing && session->waits == WAITS_NORM
+                    : job->ranks[rank].stepped;
 }
 
 static size_t blobs_fill(const struct job *job, Zero__RankBlob *kept, Zero__RankBlob **pointers)
@@ -330,7 +352,7 @@ static void ready_send(struct job *job, const struct rank *last)
         if (kept && pointers) { /* otherwise the step's deadline will say so */
                 ready.attempt = job->attempt;
                 ready.rank = last->rank;
-                if (!last->wants_norm) {
+                if (last->waits == WAITS_STEP) {
                         ready.params = step_params_to_message(rank_state_of(last)->params, &params);
                         ready.n_kept = blobs_fill(job, kept, pointers);
                         ready.kept = pointers;
@@ -348,13 +370,13 @@ static void close_report(struct job *job, const struct rank *last)
 {
         for (uint32_t i = 0; i < job->world_size; i++)
                 if (job->node_of_rank[i] == job->x->cluster->self &&
-                    !rank_state_closes(job, i, last->wants_norm))
+                    !rank_state_closes(job, i, last->waits == WAITS_NORM))
                         return;
         ready_send(job, last);
 }
 
-static int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
-                       struct fault *fault)
+int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
+                struct fault *fault)
 {
         const struct job *job = rank->job;
         char text[240];
@@ -364,7 +386,7 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
         if (attempt != job->attempt)
                 return fault_set(fault, ZERO_EABORTED, "attempt %llu is over, replay the step",
                                  (unsigned long long)attempt);
-        if (job_lost(job, fault))
+        if (job_lost(job, fault) || rank_check(rank, fault))
                 return fault->status;
         if (rank->closing)
                 return fault_set(fault, ZERO_EORDER, "the step is being ended already");
@@ -382,6 +404,27 @@ static int close_check(const struct rank *rank, uint64_t attempt, const struct s
                         return fault_set(fault, ZERO_ECONFLICT,
                                          "ranks %u and %u pass different values to zero_step: %s",
                                          i, rank->rank, text);
+        return 0;
+}
+
+int others_check(const struct rank *rank, bool reduces, const char *call, struct fault *fault)
+{
+        const struct job *job = rank->job;
+
+        for (uint32_t i = 0; i < job->world_size; i++) {
+                const struct rank *other = job->ranks[i].session;
+                bool waits = other && other->closing,
+                     reduced = waits && other->waits == WAITS_REDUCED;
+
+                if (i != rank->rank &&
+                    (reduces ? (waits && !reduced) || job->ranks[i].stepped : reduced))
+                        return fault_set(fault, ZERO_ECONFLICT,
+                                         "rank %u calls %s while rank %u calls %s", rank->rank,
+                                         call, i,
+                                         reduced                 ? "zero_all_reduce"
+                                         : job->ranks[i].stepped ? "zero_step"
+                                                                 : "zero_norm");
+        }
         return 0;
 }
 
@@ -426,6 +469,8 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
         }
         if (!status)
                 status = close_check(rank, attempt, params, fault);
+        if (!status)
+                status = others_check(rank, false, params ? "zero_step" : "zero_norm", fault);
         if (status)
                 return status;
         rank_state = rank_state_of(rank);
@@ -435,11 +480,7 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
                         return status;
                 rank_release_all(rank);
         }
-        rank->wants_norm = params == NULL;
-        rank->closing = r;
-        r->subject = rank;
-        r->describe = close_describe;
-        r->forget = close_forget;
+        rank_wait(rank, r, params ? WAITS_STEP : WAITS_NORM);
         if (!rank_state->closed) {
                 rank_state->closed = true;
                 reduce_close(rank->job, rank->rank);
@@ -554,9 +595,9 @@ static const char *awaited_call(const struct job *job)
                 const struct rank *rank = job->ranks[i].session;
 
                 if (rank && rank->closing)
-                        return rank->wants_norm ? "zero_norm" : "zero_step";
+                        return call_names[rank->waits];
         }
-        return "zero_norm or zero_step";
+        return any_call;
 }
 
 /* Says what others wait for from the rank, and whether the rank may still do that. */

@@ -73,12 +73,12 @@ struct rank {
         struct list ordered;   /* messages that wait for the GPU (stream_order.c) */
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits in zero_attach() */
-        struct request *closing;   /* waits in zero_norm() or zero_step() */
-        bool wants_norm;           /* closing is a zero_norm() */
-        uint32_t last_pushed;      /* group */
-        uint64_t active_ms;        /* loop time when its last call began or ended */
-        const char *last_call;     /* name of that call */
-        Zero__Finish finish;       /* how it leaves the job, once it has said so */
+        struct request *closing;   /* waits in zero_norm(), zero_step() or zero_all_reduce() */
+        enum { WAITS_STEP, WAITS_NORM, WAITS_REDUCED } waits; /* what `closing` is for */
+        uint32_t last_pushed;                                 /* group */
+        uint64_t active_ms;    /* loop time when its last call began or ended */
+        const char *last_call; /* name of that call */
+        Zero__Finish finish;   /* how it leaves the job, once it has said so */
 };
 
 /*
@@ -94,8 +94,7 @@ bool rank_attaching(const struct rank *rank, struct wait_line *ret);
 void rank_called(struct rank *rank, const char *name);
 /* The rank says how it will leave the job. */
 void rank_finish(struct rank *rank, Zero__Finish finish);
-/* The session has ended. */
-void rank_leave(struct rank *rank, bool orderly);
+void rank_leave(struct rank *rank, bool orderly); /* the session has ended */
 int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);
 /* The fetch has ended; ok: the rank holds the group. */
 void rank_fetched(struct rank *rank, uint32_t group, bool ok);
@@ -110,6 +109,9 @@ int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, s
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
 int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
 int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);
+int rank_all_reduce(struct rank *rank, const Zero__AllReduce *m, struct request *r,
+                    struct fault *fault);
+void reduced_message(struct job *job, const Zero__Reduced *m); /* of all ranks' numbers */
 /* The rank says how it will end the step; answered at once. */
 int rank_ahead(struct rank *rank, const Zero__Ahead *ahead, struct request *r, struct fault *fault);
 /* Ends what the rank did in the last attempt; its holds end when it hears of that. */

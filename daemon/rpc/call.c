@@ -52,6 +52,7 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
         const struct request *r = &call->request;
         Zero__FetchReply fetch = ZERO__FETCH_REPLY__INIT;
         Zero__NormReply norm = ZERO__NORM_REPLY__INIT;
+        Zero__AllReduceReply reduced = ZERO__ALL_REDUCE_REPLY__INIT;
         Zero__StepReply step = ZERO__STEP_REPLY__INIT;
         Zero__QueryReply query = ZERO__QUERY_REPLY__INIT;
         Zero__Composed composed = ZERO__COMPOSED__INIT;
@@ -76,6 +77,12 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
                 norm.finite = r->result.norm.finite;
                 reply->body_case = ZERO__REPLY__BODY_NORM;
                 reply->norm = &norm;
+                break;
+        case ZERO__REQUEST__BODY_ALL_REDUCE:
+                reduced.n_values = r->result.reduced.n;
+                reduced.values = (double *)r->result.reduced.values;
+                reply->body_case = ZERO__REPLY__BODY_ALL_REDUCE;
+                reply->all_reduce = &reduced;
                 break;
         case ZERO__REQUEST__BODY_STEP:
                 step.version = r->result.step.version;
@@ -306,6 +313,8 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
                 return rank_push(rank, m->push, &call->request, fault);
         case ZERO__REQUEST__BODY_NORM:
                 return rank_norm(rank, m->norm, &call->request, fault);
+        case ZERO__REQUEST__BODY_ALL_REDUCE:
+                return rank_all_reduce(rank, m->all_reduce, &call->request, fault);
         case ZERO__REQUEST__BODY_AHEAD:
                 return rank_ahead(rank, m->ahead, &call->request, fault);
         case ZERO__REQUEST__BODY_STASH:
@@ -330,6 +339,8 @@ static const char *call_name(Zero__Request__BodyCase kind)
                 return "zero_push";
         case ZERO__REQUEST__BODY_NORM:
                 return "zero_norm";
+        case ZERO__REQUEST__BODY_ALL_REDUCE:
+                return "zero_all_reduce";
         case ZERO__REQUEST__BODY_AHEAD:
                 return "zero_ahead";
         case ZERO__REQUEST__BODY_STEP:

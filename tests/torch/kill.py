@@ -84,7 +84,7 @@ def undisturbed(options):
 WAYS = ({"stage": 1}, {"stage": 3})
 MORE_WAYS = ({"stage": 2}, {"recompute": "reentrant"}, {"recompute": "nonreentrant"}, {"accumulate": "trainer"},
              {"tied": True}, {"layerwise": True}, {"stash": True}, {"layerwise": True, "stash": True},
-             {"layerwise": True, "eager": True}, {"ema": 0.9})
+             {"layerwise": True, "eager": True}, {"ema": 0.9}, {"reduce": True})
 
 
 def named(moment, options):

@@ -57,6 +57,7 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     stage, accumulate = options.pop("stage", 3), options.pop("accumulate", "owner")
     at, layerwise, stash = options.pop("at", AT), options.pop("layerwise", False), options.pop("stash", False)
     eager, base, ema = options.pop("eager", False), options.pop("base", None), options.pop("ema", None)
+    reduce = options.pop("reduce", False)
     model = make(dropout=0.1, **options)
     for name, p in model.named_parameters():
         p.requires_grad_(base is None or ".up." in name)
@@ -87,11 +88,15 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
                     model(part).backward()
                 if handle:
                     handle.remove()
+            if reduce:
+                assert zt.all_reduce(t, "max") == t
             if not eager:
                 model.clip_grad_norm_(1.0)
             if doomed and moment == "step":
                 act()
             optimizer.step(blob=b"after %d" % t)
+            if reduce:
+                assert zt.all_reduce(torch.tensor([t, 1])).tolist() == [4 * t, 4]
     with zt.full_params(model) if ema is None else zt.ema_params(model):
         values = sum_of(model)
     return values, optimizer.kept, scheduler.get_last_lr()

@@ -44,6 +44,8 @@ PLANES = {"master": 1, "moment1": 2, "moment2": 3, "moment3": 4, "serve": 5, "gr
           "exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 ON_LOST = {"wait": 0, "fail": 1}
+VALUES_MAX = 64
+REDUCTIONS = {"sum": 0, "max": 1, "min": 2}
 STASH_WHERE = {"windows": 0, "host": 1}
 
 
@@ -217,6 +219,7 @@ PROTOTYPES = {
     "zero_layout_tensors": (c_uint32, _layout),
     "zero_loss_scale": (c_double, _client),
     "zero_layout_eager": (c_int, _layout, c_uint32),
+    "zero_all_reduce": (c_int, _client, c_char_p, c_int, c_uint32, POINTER(c_double), POINTER(c_double)),
     "zero_ahead": (c_int, _client, POINTER(Step)),
     "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),
     "zero_prefetch": (c_int, _client, c_uint32),

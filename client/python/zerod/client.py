@@ -432,6 +432,22 @@ class Client(Conversation):
             result.version, result.skipped, result.grad_norm, result.loss_scale, result.skips
         )
 
+    def all_reduce(self, name: str, values: Sequence[float], op: str = "sum") -> list[float]:
+        """The ranks' numbers, at most 64, element by element "sum", "max" or "min"; the same list on every rank.
+        Waits for all ranks.  Sums are double, in the order of ranks; max and min are NaN if any number is.
+
+        name: of what is reduced, at most 63 bytes; all ranks reduce the same things in the same order.
+        Raises Conflict if another rank reduces something else, or ends the step; Deadline with a rank that has not
+        called, after which the call may be made again; Aborted as step(), also if a rank was started again in
+        this step: it does not know what the others have reduced.
+        """
+        if not 0 < len(values) <= lib.VALUES_MAX:
+            raise ValueError(f"a reduction has 1 to {lib.VALUES_MAX} numbers, not {len(values)}")
+        given = (ctypes.c_double * len(values))(*(float(v) for v in values))
+        code = code_of(lib.REDUCTIONS, op, "op")
+        self._wait(self._library.zero_all_reduce, name_of(name, "name"), code, len(values), given, given)
+        return list(given)
+
     @staticmethod
     def _step_of(sets, clip_norm, loss_scale, growth_interval):
         sets = [s if hasattr(s, "optimizer") else AdamWSet(*s) for s in sets]

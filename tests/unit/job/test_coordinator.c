@@ -24,6 +24,7 @@
  *   failed NODE STATUS TEXT             the node does not open the job
  *   again NODE                          what keeps the node from creating the job passes
  *   ready NODE rank R attempt A [norm | ahead] [lr X]
+ *   reduce NODE rank R attempt A [number N] [name N] [max | min] of X [of X]...
  *   vote NODE owner O [mirror] attempt A [norm X] [infinite] [asked] [refuses TEXT]
  *                                       norm: squared; asked: for the norm alone
  *   done NODE owner O [mirror] attempt A
@@ -316,6 +317,12 @@ static void print(const struct coordinator_action *a)
                 break;
         case COORDINATOR_NORM:
                 fprintf(out, "tell all: the norm is %g\n", c.step.norm);
+                break;
+        case COORDINATOR_REDUCED:
+                fprintf(out, "tell all: reduction %u is", c.step.round.done - 1);
+                for (uint32_t i = 0; i < c.step.round.n; i++)
+                        fprintf(out, " %.17g", c.step.round.result[i]);
+                fprintf(out, "\n");
                 break;
         case COORDINATOR_REFUSE:
                 fprintf(out, "tell all: ");
@@ -677,6 +684,36 @@ static void on_ready(void)
         happen(e);
 }
 
+static void on_reduce(void)
+{
+        struct coordinator_event e = { .kind = COORDINATOR_REDUCE, .node = node_of(must("node")) };
+        struct numbers numbers = { .name = "loss" };
+        double values[ZERO_VALUES_MAX];
+        char name[ROUND_NAME + 1];
+
+        e.numbers = &numbers;
+        numbers.values = values;
+        for (const char *w; (w = word());) {
+                if (strcmp(w, "rank") == 0)
+                        e.rank = (uint32_t)number();
+                else if (strcmp(w, "attempt") == 0)
+                        e.attempt = number();
+                else if (strcmp(w, "number") == 0)
+                        numbers.number = (uint32_t)number();
+                else if (strcmp(w, "name") == 0)
+                        numbers.name = strcpy(name, must("name"));
+                else if (strcmp(w, "max") == 0)
+                        numbers.op = ZERO_REDUCE_MAX;
+                else if (strcmp(w, "min") == 0)
+                        numbers.op = ZERO_REDUCE_MIN;
+                else if (strcmp(w, "of") == 0 && numbers.n < ZERO_VALUES_MAX)
+                        values[numbers.n++] = real();
+                else
+                        fail("not understood", w);
+        }
+        happen(e);
+}
+
 static void on_holder(enum coordinator_event_kind kind)
 {
         struct coordinator_event e = { .kind = kind, .node = node_of(must("node")) };
@@ -737,6 +774,7 @@ static const struct {
         { .word = "settled", .run = on_settled },
         { .word = "filled", .run = on_filled },
         { .word = "ready", .run = on_ready },
+        { .word = "reduce", .run = on_reduce },
         { .word = "close", .run = on_close },
         { .word = "up", .run_kind = on_node, .kind = COORDINATOR_NODE_UP },
         { .word = "down", .run_kind = on_node, .kind = COORDINATOR_NODE_DOWN },

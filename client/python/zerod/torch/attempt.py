@@ -7,7 +7,7 @@ Rules
 - If an abort finds no gradient of this rank, and the same version, the trainer does not notice: the
   groups it held are fetched again, at the same addresses and with the same values.  If values were
   copied out of the window, the trainer does notice: the copy may have come too late.  If activations were
-  stashed, it does too: they are gone.
+  stashed, it does too: they are gone; or if numbers were reduced: all ranks begin anew.
 - Any other abort raises zerod.Aborted exactly once.  Before that everything of the attempt is
   forgotten, so that the next forward pass begins anew.  If another error is being raised already,
   the next call raises the abort.
@@ -39,7 +39,7 @@ class Attempt:
         self.number = 0
         self._made: int | None = None
         self._held: set[int] = set()  # groups
-        self._copied = False
+        self._copied = self._reduced = False
         self._untold: zerod.Aborted | None = None
 
     # ---- calls that may survive an abort --------------------------------------------------
@@ -124,7 +124,7 @@ class Attempt:
     @property
     def _begun(self) -> bool:
         """Whether what this rank did so far is lost with the attempt."""
-        return self._copied or self.sharded.has_gradients or self.sharded.activations.any
+        return self._copied or self._reduced or self.sharded.has_gradients or self.sharded.activations.any
 
     # ---- calls of a step that has begun --------------------------------------------------
 
@@ -143,6 +143,12 @@ class Attempt:
     def norm(self) -> tuple[float, bool]:
         """As Client.norm()."""
         return self._of_step(self.client.norm)
+
+    def all_reduce(self, name: str, values: list[float], op: str) -> list[float]:
+        """As Client.all_reduce()."""
+        result = self._of_step(self.client.all_reduce, name, values, op)
+        self._reduced = True
+        return result
 
     def step(self, sets: list[zerod.AdamWSet], kept: bytes = b"",
              **named: Any) -> zerod.StepResult:
@@ -179,7 +185,7 @@ class Attempt:
 
     def _over(self) -> None:
         self._held.clear()
-        self._copied = False
+        self._copied = self._reduced = False
         self.version = self.client.version
         self.sharded.activations.end_attempt()
 

@@ -1,11 +1,20 @@
-"""Which part of the data this process has.
+"""Which part of the data this process has, and numbers over all ranks.
 
     sampler = torch.utils.data.DistributedSampler(rows, zerod.torch.world_size(), zerod.torch.rank())
 
 Rule: what the sharded models of this process say, before there is one what torchrun or Slurm says; no process group.
 """
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from torch import nn
+
 from zerod.environment import place
 
+from .sharded import Sharded, sharded_of
 from .wrap import _of_job
 
 
@@ -32,3 +41,38 @@ def world_size() -> int:
     The ranks of a mesh that work on one batch together are no parts of the data: take the mesh's dimension for those.
     """
     return _rank_and_world_size()[1]
+
+
+def _only_model() -> Sharded:
+    found = [s for s in _of_job.values() if not s.client.closed]
+    if len(found) != 1:
+        raise RuntimeError(f"this process has {len(found)} sharded models: pass all_reduce(..., model=model)")
+    return found[0]
+
+
+def all_reduce(value: float | torch.Tensor, op: str = "sum", *, name: str | None = None,
+               model: nn.Module | None = None) -> float | torch.Tensor:
+    """A number over all ranks, such as a loss, through the service; all ranks call it and get the same.
+
+    value: a number, or a tensor of 1 to 64 elements, each of which is reduced; a tensor comes back with its shape,
+    dtype and device.  op: "sum", "mean", "max" or "min", in double, and in the order of ranks.
+    name: of what is reduced, the same on all ranks; None: file and line of the call.
+    model: a sharded model; None: the only one of this process.
+
+    Call it outside forward and backward passes.  Raises zerod.Conflict if another rank reduces something else or is in
+    its step; zerod.Aborted as optimizer.step() does, also if a rank was started again: :func:`zerod.torch.steps` goes on
+    at the right step; zerod.Deadline with a rank that has not called.
+    """
+    if op not in ("sum", "mean", "max", "min"):
+        raise ValueError(f"op is sum, mean, max or min, not {op!r}")
+    sharded = _only_model() if model is None else sharded_of(model)
+    if name is None:
+        caller = sys._getframe(1)
+        name = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"[-63:]
+    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    reduced = sharded.attempt.all_reduce(name, tensor.to("cpu", torch.float64).reshape(-1).tolist(), "sum" if op == "mean" else op)
+    if op == "mean":
+        reduced = [r / sharded.world_size for r in reduced]
+    if not isinstance(value, torch.Tensor):
+        return reduced[0]
+    return torch.tensor(reduced, dtype=torch.float64).view(tensor.shape).to(value.device, value.dtype)
