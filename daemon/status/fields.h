@@ -183,11 +183,11 @@
           GAUGE("state_file_system_free_bytes"))
 
 #define STATUS_BASE(F, R)                                                                          \
-        F(text, hash, "BLAKE2b of the bytes, 32 bytes in hexadecimal")                             \
-        F(number, uid, "user whose processes read it")                                             \
-        F(number, bytes, "size")                                                                   \
-        F(number, uses, "processes that use it")                                                   \
-        F(flag, whole, "the copy is complete, and its hash was checked")                           \
+        F(text, hash, "BLAKE2b of the bytes, 32 bytes in hexadecimal", LABEL("base"))              \
+        F(number, uid, "user whose processes read it", LABEL("user"))                              \
+        F(number, bytes, "size", GAUGE("base_bytes"))                                              \
+        F(number, uses, "processes that use it", GAUGE("base_processes"))                          \
+        F(flag, whole, "the copy is complete, and its hash was checked", GAUGE("base_whole"))      \
         F(number, filler, "process that writes it; 0: none")
 
 #define STATUS_COLLECTIVES(F, R)                                                                   \
