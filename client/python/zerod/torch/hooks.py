@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 NO_GRAPH = ("zerod fetches parameters before each block of a sharded model and releases them after it, so that no graph has "
             "the whole model: leave fullgraph=True out, or compile the blocks, block.compile(fullgraph=True)")
+GIVES_REASON = "reason" in inspect.signature(torch.compiler.disable).parameters  # not in PyTorch 2.6
 
 _passes = itertools.count(1)
 
@@ -168,7 +170,7 @@ class Hooks:
                 raise
             return self._after_forward(unit, call, output)
 
-        return torch.compiler.disable(zerod_forward, recursive=False, reason=NO_GRAPH)
+        return torch.compiler.disable(zerod_forward, recursive=False, **({"reason": NO_GRAPH} if GIVES_REASON else {}))
 
     def within(self, function: Any) -> Any:
         """The function, as a forward pass of the whole model: what stands in no block is fetched while it runs, and
