@@ -537,7 +537,8 @@ struct zero_stash {
  * Writes this rank's part of an entry; src is the whole entry of that many bytes, at least 1. [blocks]  With
  * needs.device src may be in host memory or on that GPU: the GPU copies the part when the stream comes to
  * it (sync NULL: the default stream), and src stays as it is until then.  The call waits for the stream in the
- * first step alone, for the hash, or if src is host memory that is not pinned.  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how
+ * first step alone, for the hash, or if src is host memory that is not pinned.  On a GPU the daemon may have to move entries together first,
+ * and waits for ranks that use one of them.  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how
  * many bytes the stash needs; nothing was written.  ZERO_ECONFLICT if another rank of the set has written
  * another number of bytes, or, in the first step, other bytes.
  */

@@ -208,7 +208,7 @@ static bool bring_ahead(struct stash_entry *e)
         const struct stash *s = e ? e->stash : NULL;
         uint64_t bytes = 0;
 
-        if (!e || e->past || e->refused || entry_awaits(e) < s->n_ranks)
+        if (!e || e->past || e->slides || e->refused || entry_awaits(e) < s->n_ranks)
                 return false;
         if (e->whole.n || entry_unneeded(e))
                 return true;
@@ -278,6 +278,7 @@ static void pull_sent(void *arg, int status)
         e->busy--;
         free(p);
         entry_settle(e);
+        entries_advance(s);
         stash_vacate(s);
         job_unref(job);
 }
@@ -404,7 +405,7 @@ void stash_pull_message(struct job *job, uint32_t node, const Zero__Pull *m)
         list_insert(&job->stash->pulls, &p->link);
         job->stash->n_pulls++;
         e = s && p->attempt == job->attempt ? entry_find(s, p->key) : NULL;
-        if (e && e->parts[stash_member(s, p->rank)] >= PART_WRITTEN)
+        if (e && !e->slides && e->parts[stash_member(s, p->rank)] >= PART_WRITTEN)
                 pull_serve(p, e);
 }
 

@@ -66,14 +66,6 @@ struct stash_entry *entry_find(const struct stash *s, uint64_t key)
         return NULL;
 }
 
-bool entry_touched(const struct stash_entry *e)
-{
-        for (uint32_t m = 0; m < e->stash->n_ranks; m++)
-                if (e->parts[m] == PART_WRITING || e->parts[m] == PART_HELD)
-                        return true;
-        return false;
-}
-
 bool entry_unneeded(const struct stash_entry *e)
 {
         const struct stash *s = e->stash;
@@ -215,18 +207,39 @@ static int no_room(const struct stash *s, uint64_t bytes, int r, struct fault *f
         }
         return fault_set(
                 fault, ZERO_EWINDOW,
-                "the stash of rank %u has no room for %llu bytes more%s: it was declared with %llu "
+                "the stash of rank %u has no room for %llu bytes more: it was declared with %llu "
                 "bytes, and the step needs %llu so far",
-                s->ranks[0], (unsigned long long)bytes,
-                s->pages.contiguous ? " in one piece, as a GPU needs them" : "",
-                (unsigned long long)s->bytes, (unsigned long long)wanted);
+                s->ranks[0], (unsigned long long)bytes, (unsigned long long)s->bytes,
+                (unsigned long long)wanted);
 }
 
+static void entries_slid(struct stash *s)
+{
+        list_for_each (&s->entries, item) {
+                struct stash_entry *e = CONTAINER_OF(item, struct stash_entry, link);
+
+                if (!e->slides)
+                        continue;
+                e->slides = false;
+                e->busy--;
+                for (uint32_t m = 0; m < s->n_ranks && !e->past; m++)
+                        if (s->here[m] && e->parts[m] >= PART_WRITTEN)
+                                pulls_serve(e, m);
+                entry_settle(e);
+        }
+        s->slides = false;
+        entries_advance(s);
+        stash_ahead(s, NULL);
+        stash_vacate(s);
+}
+
+/* *ret NULL: there is room once entries have slid together. */
 static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes,
                      struct stash_entry **ret, struct fault *fault)
 {
         CLEANUP(cleanup_free)
         struct stash_entry *e = calloc(1, sizeof *e + s->n_ranks * sizeof e->parts[0]);
+        uint64_t own = 0;
         int r = -ENOMEM;
 
         if (s->wholes.n && bytes > s->entry_bytes) /* it could never be put together */
@@ -240,10 +253,13 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
                 e->key = key;
                 e->bytes = bytes;
                 e->first_rank = rank;
-                /* a node whose parts are all empty has a unit all the same */
-                uint64_t own = part_own(e, s->n_ranks);
-                r = stash_take(s, false, true, own ? own : 1, &e->own, &e->own_at);
+                own = part_own(e, s->n_ranks);
+                own = own ? own : 1; /* a node whose parts are all empty has a unit all the same */
+                r = stash_take(s, false, true, own, &e->own, &e->own_at);
         }
+        *ret = NULL;
+        if (r == -ENOSPC && stash_slide(s, own, entries_slid))
+                return 0;
         if (r)
                 return no_room(s, bytes, r, fault);
         list_init(&e->waiting);
@@ -275,21 +291,40 @@ static int write_check(const struct stash_entry *e, uint32_t rank, uint64_t byte
         return 0;
 }
 
+/* A write that waits keeps what it asks for where its answer goes later. */
+static void write_wait(struct stash *s, uint32_t member, uint64_t key, uint64_t bytes,
+                       uint64_t hash, struct request *r)
+{
+        r->describe = slide_describe;
+        r->subject = s;
+        r->group = member;
+        r->result.stash.skip = key;
+        r->result.stash.bytes = bytes;
+        r->result.stash.first = hash;
+        list_insert(&s->writes, &r->wait);
+}
+
 int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, uint64_t hash,
                 struct request *r, struct fault *fault)
 {
         uint32_t member = stash_member(s, rank);
-        struct stash_entry *e;
-        int status;
+        struct stash_entry *e = NULL;
+        int status = 0;
 
         if (bytes == 0)
                 return fault_set(fault, ZERO_EINVAL, "entry %llu has no bytes",
                                  (unsigned long long)key);
-        e = entry_find(s, key);
-        status = e ? write_check(e, rank, bytes, hash, fault)
-                   : entry_new(s, rank, key, bytes, &e, fault);
+        if (!s->slides) {
+                e = entry_find(s, key);
+                status = e ? write_check(e, rank, bytes, hash, fault)
+                           : entry_new(s, rank, key, bytes, &e, fault);
+        }
         if (status)
                 return status;
+        if (!e) {
+                write_wait(s, member, key, bytes, hash, r);
+                return 0;
+        }
         e->hash = e->hash ? e->hash : hash;
         e->parts[member] = PART_WRITING;
         r->result.stash.extents = e->own.extents;
@@ -299,6 +334,32 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
         r->result.stash.bytes = part_bytes(e, member);
         request_end(r, ZERO_OK, NULL);
         return 0;
+}
+
+/* In their order, until one has to wait again. */
+static void writes_advance(struct stash *s)
+{
+        while (!s->slides && !list_empty(&s->writes)) {
+                struct request *r = CONTAINER_OF(s->writes.next, struct request, wait);
+                struct fault fault;
+                int status;
+
+                list_remove(&r->wait);
+                status = stash_write(s, s->ranks[r->group], r->result.stash.skip,
+                                     r->result.stash.bytes, r->result.stash.first, r, &fault);
+                if (status)
+                        request_end(r, status, "%s", fault.text);
+                else if (s->writes.prev == &r->wait)
+                        return;
+        }
+}
+
+void entries_advance(struct stash *s)
+{
+        list_for_each (&s->entries, item) {
+                entry_advance(CONTAINER_OF(item, struct stash_entry, link));
+        }
+        writes_advance(s);
 }
 
 static int part_check(struct stash *s, uint32_t member, uint64_t key, struct stash_entry **ret,
@@ -324,7 +385,7 @@ int stash_written(struct stash *s, uint32_t rank, uint64_t key, struct fault *fa
                                  (unsigned long long)key);
         e->parts[member] = PART_WRITTEN;
         pulls_serve(e, member);
-        entry_advance(e);
+        entries_advance(s);
         stash_ahead(s, NULL);
         return 0;
 }
@@ -350,19 +411,12 @@ static void entry_answer(struct stash_entry *e)
 
 void entry_advance(struct stash_entry *e)
 {
-        if (e->past || list_empty(&e->waiting) || entry_awaits(e) < e->stash->n_ranks)
+        if (e->past || e->slides || list_empty(&e->waiting) || entry_awaits(e) < e->stash->n_ranks)
                 return;
         if (e->stash->others && !e->assembled)
                 entry_assemble(e);
         else
                 entry_answer(e);
-}
-
-void entries_advance(struct stash *s)
-{
-        list_for_each (&s->entries, item) {
-                entry_advance(CONTAINER_OF(item, struct stash_entry, link));
-        }
 }
 
 static int read_describe(const struct request *r, struct wait_line *ret)

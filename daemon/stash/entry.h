@@ -35,6 +35,8 @@ struct stash {
         struct pages wholes; /* slots for entries put together, in a place where a block is one
                               * extent; n 0: they lie in pages */
         struct list entries; /* in the order of writing */
+        struct list writes;  /* struct request.wait; they wait until entries have slid */
+        bool slides;         /* entries do now (slide.c) */
 };
 
 enum part { PART_NONE, PART_WRITING, PART_WRITTEN, PART_HELD, PART_DONE };
@@ -53,6 +55,7 @@ struct stash_entry {
         struct list waiting;      /* struct request.wait; their group is the member */
         uint64_t done;            /* bit n: node n needs this node's parts no more */
         uint32_t busy;            /* payloads and copies in progress */
+        bool slides;
         bool past; /* of an attempt that is over; stays while busy, or while a rank that has not
                     * heard of the end may touch the memory */
         /* Bringing the parts together (assemble.c). */
@@ -74,10 +77,16 @@ uint64_t part_own(const struct stash_entry *e, uint32_t member);
 struct stash_entry *entry_find(const struct stash *s, uint64_t key);
 /* Answers what can be answered, and gets what other nodes have. */
 void entry_advance(struct stash_entry *e);
-/* All entries of the set: memory is free, or a link is back. */
+/* All entries of the set, and writes that wait: memory is free, or a link is back. */
 void entries_advance(struct stash *s);
 /* Whether a member on this node writes or reads it. */
-bool entry_touched(const struct stash_entry *e);
+static inline bool entry_touched(const struct stash_entry *e)
+{
+        for (uint32_t m = 0; m < e->stash->n_ranks; m++)
+                if (e->parts[m] == PART_WRITING || e->parts[m] == PART_HELD)
+                        return true;
+        return false;
+}
 /* Whether all members on this node have released the entry for the last time. */
 bool entry_unneeded(const struct stash_entry *e);
 /* The first member on this node that has not written its part; n_ranks: all have. */
@@ -122,3 +131,11 @@ void pulls_refuse(struct job *job, bool all, int status, const char *text);
 void pulls_forget(struct job *job, uint32_t node);
 /* This node's members need the entry no more. */
 void entry_tell_done(const struct stash_entry *e);
+
+/* ---- slide.c ---- */
+
+/* Whether a part that is one extent has to wait only for entries to slide together; has them begin,
+ * if nobody is in the way.  Then they slide, and are busy, until done() ends that. */
+bool stash_slide(struct stash *s, uint64_t bytes, void (*done)(struct stash *s));
+/* struct request.describe of a write that waits for that. */
+int slide_describe(const struct request *r, struct wait_line *ret);

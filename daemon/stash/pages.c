@@ -115,6 +115,13 @@ int pages_take(struct pages *p, uint64_t bytes, struct block *ret)
         return 0;
 }
 
+void pages_move(struct pages *p, struct extent *e, uint64_t offset)
+{
+        pages_mark(p, e, false);
+        e->offset = offset;
+        pages_mark(p, e, true);
+}
+
 void pages_give(struct pages *p, struct block *b)
 {
         for (uint32_t i = 0; i < b->n; i++) {

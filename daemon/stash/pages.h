@@ -5,7 +5,7 @@
  * A block is one extent where a gap is large enough for it, and otherwise lies in several gaps.  So
  * a block fails only if fewer units are free than it needs, whatever was taken and given back
  * before.  Where a block cannot be put together of several extents (`contiguous`), it also fails if
- * no gap is large enough.
+ * no gap is large enough; then others slide together (slide.c).
  */
 #pragma once
 
@@ -39,5 +39,7 @@ void pages_deinit(struct pages *p);
 uint64_t pages_round(const struct pages *p, uint64_t bytes);
 /* bytes > 0.  -ENOSPC: fewer units are free, or not beside each other; -ENOMEM. */
 int pages_take(struct pages *p, uint64_t bytes, struct block *ret);
+/* To memory that is free, or the extent's own. */
+void pages_move(struct pages *p, struct extent *e, uint64_t offset);
 /* Empties the block, which may be empty. */
 void pages_give(struct pages *p, struct block *b);

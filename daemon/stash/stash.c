@@ -237,6 +237,7 @@ static int set_new(struct job *job, const struct stash_needs *needs, struct stas
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         list_insert(&job->stash->sets, &s->link);
         list_init(&s->entries);
+        list_init(&s->writes);
         s->segment.fd = -1;
         s->job = job;
         s->n_ranks = needs->n_ranks;
@@ -336,6 +337,7 @@ void stash_provide(struct stash *s, struct segment *segment)
 
 void set_end(struct stash *s, int status, const char *text)
 {
+        requests_end_all(&s->writes, status, text);
         list_for_each (&s->entries, item) {
                 CONTAINER_OF(item, struct stash_entry, link)->past =
                         true; /* none gets another's memory */

@@ -3,6 +3,7 @@
 not fit is refused.  The GPU is the fake one; devices.py has the cases that a real one can run."""
 import os
 import sys
+from random import Random
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
@@ -215,18 +216,121 @@ def what_cannot_be_a_place():
         assert ranks and c[0].job("job")["stash"]["place"] == "host"
 
 
-@case
-def an_entry_lies_in_one_piece():
-    """Where ranks are on two nodes the whole has room for itself, however the parts lie."""
+def write_when_free(ranks, key, size):
+    """Another node may not have said yet that it needs this one's parts no more."""
+    for a in ranks:
+        until(lambda a=a: a.ask("stash_write", key=key, bytes=size, seed=key)["status"] == "OK", what=f"room for entry {key}")
+
+
+@cases_of([[0, 0], [0, 1]])
+def entries_slide_together_for_a_larger_one(placement):
+    """On a GPU an entry lies in one piece: it is refused only where fewer bytes are free, and the others stay whole."""
     size = 64 << 10
+    with gpus(max(placement) + 1) as c:
+        ranks = stashing(c, placement, [[0, 1]], GPU, bytes=9 * size, entry_bytes=3 * size)
+        for step in range(2):
+            sizes = {key: size * (key % 2 + 1) - key for key in range(6)}
+            for key in sizes:
+                write(ranks, key, sizes[key], seed=key)
+            for key in (0, 2, 4):
+                read(ranks, key, sizes.pop(key), seed=key)
+            sizes[9] = 3 * size
+            write_when_free(ranks, 9, sizes[9])
+            if placement == [0, 0]:
+                ranks[0].refused("EWINDOW", "stash_write", "no room", key=10, bytes=size)
+            for key in (5, 9, 1, 3):
+                read(ranks, key, sizes[key], seed=key)
+            until(lambda: used(c, max(placement) + 1) == [0] * (max(placement) + 1), what="the stash to be empty")
+            step_all(ranks, sets=SETS)
+
+
+@cases_of([[0, 0], [0, 1], [0, 0, 1]])
+def no_entry_is_refused_that_has_room(placement):
+    """Entries of random sizes come and go in a full stash."""
+    random, most, live = Random(len(placement)), 64, {}
+    with gpus(max(placement) + 1) as c:
+        ranks = stashing(c, placement, [list(range(len(placement)))], GPU, bytes=most * UNIT, entry_bytes=most // 4 * UNIT)
+        for key in range(40):
+            units = random.randrange(1, most // 4 + 1)
+            while units + sum(live.values()) > most:
+                gone = random.choice(list(live))
+                read(ranks, gone, live.pop(gone) * UNIT, seed=gone)
+            write_when_free(ranks, key, units * UNIT)
+            live[key] = units
+        for key, units in live.items():
+            read(ranks, key, units * UNIT, seed=key)
+
+
+def gaps(c, n, **settings):
+    """Ranks of one node with entries 1 and 3, and gaps of their size between them."""
+    size = 64 << 10
+    ranks = stashing(c, [0] * n, [list(range(n))], GPU, bytes=4 * size, **settings)
+    for key in range(4):
+        write(ranks, key, size, seed=key)
+    for key in (0, 2):
+        read(ranks, key, size, seed=key)
+    ranks[1].do("stash_read", key=1, seed=1)
+    ranks[0].start("stash_write", key=9, bytes=2 * size, seed=9)
+    return size, ranks
+
+
+@case
+def a_write_waits_for_who_uses_what_is_in_the_way():
+    """With the release the entry moves, and the write goes on."""
     with gpus() as c:
-        a, = stashing(c, [0], [[0]], GPU, bytes=4 * size)
-        for key in range(4):
-            write([a], key, size, seed=key)
-        read([a], 0, size, seed=0), read([a], 2, size, seed=2)
-        a.refused("EWINDOW", "stash_write", "one piece", key=9, bytes=2 * size)
-        write([a], 9, size, seed=9)
-        read([a], 9, size, seed=9)
+        size, (a, b) = gaps(c, 2)
+        assert not a.ready(1)
+        b.do("stash_release", key=1, last=False)
+        a.good(a.finish())
+        b.do("stash_write", key=9, bytes=2 * size, seed=9)
+        for key, bytes_ in ((9, 2 * size), (3, size), (1, size)):
+            read([a, b], key, bytes_, seed=key)
+
+
+@case
+def a_read_waits_until_its_entry_has_slid():
+    """A large entry that slides by a page takes thousands of copies; the daemon answers in between."""
+    size = 64 * MIB
+    with gpus() as c:
+        (status, text, told), raw = raw_attach(c, GPU_0, [], {2: size + 2 * UNIT})
+        assert status == wire.OK, text
+        attempt = wire.decode(told[5][0])[2][0]
+        for key, bytes_ in ((0, UNIT), (1, size), (2, UNIT)):
+            assert offset_of(raw.ask("stash", {1: WRITE, 2: key, 3: attempt, 4: bytes_})) == (0, UNIT, UNIT + size)[key]
+            assert raw.ask("stash", {1: WRITTEN, 2: key, 3: attempt})[0] == wire.OK
+        for key in (0, 2):
+            assert raw.ask("stash", {1: RELEASE, 2: key, 3: attempt, 6: 1})[0] == wire.OK
+        raw.send(wire.request(1000, "stash", {1: WRITE, 2: 9, 3: attempt, 4: 2 * UNIT}) +
+                 wire.request(1001, "stash", {1: READ, 2: 1, 3: attempt}) +
+                 wire.request(1002, "stash", {1: READ, 2: 99, 3: attempt}))
+        replies = [raw.reply() for _ in range(3)]
+        assert [r[2][1][0] for r in replies] == [1002, 1001, 1000], replies
+        assert offset_of(replies[1]) == 0 and offset_of(replies[2]) == size
+
+
+@case
+def a_write_that_waits_names_whom_it_waits_for():
+    with gpus() as c:
+        _, (a, _) = gaps(c, 2, timeout_ms=1500 * SLOW)
+        expect(a.finish(), "EDEADLINE", "rank 1", "release entry 1")
+
+
+@case
+def a_write_that_waits_ends_with_the_attempt():
+    with gpus() as c:
+        size, (a, _, dead) = gaps(c, 3)
+        assert not a.ready(1)
+        dead.kill(), c.actors.remove(dead)
+        heir = c.caller("job", small_layout(), [0] * 3, 2)
+        heir.finish(), heir.finish()
+        heir.start("attach", hold=1, push=2, device=GPU, stash={"ranks": [0, 1, 2], "bytes": 4 * size})
+        heir.good(heir.finish())
+        expect(a.finish(), "EABORTED")
+
+
+@case
+def parts_leave_room_for_what_is_put_together():
+    size = 64 << 10
     with gpus(2) as c:
         ranks = stashing(c, [0, 1], [[0, 1]], GPU, bytes=8 * size, entry_bytes=2 * size)
         for key in range(7):

@@ -1,12 +1,12 @@
 """Ranks that stash, and what they read back."""
-from cluster import finish_all, small_layout
+from cluster import SLOW, finish_all, small_layout
 
 MIB = 1 << 20
 
 
-def stashing(c, placement, sets, devices=None, **stash):
+def stashing(c, placement, sets, devices=None, timeout_ms=60000 * SLOW, **stash):
     """A rank for each place, attached, each with the set that names it.  devices: of each rank; one for all."""
-    actors = [c.caller("job", small_layout(), placement, rank) for rank in range(len(placement))]
+    actors = [c.caller("job", small_layout(), placement, rank, timeout_ms) for rank in range(len(placement))]
     finish_all(actors), finish_all(actors)
     for rank, a in enumerate(actors):
         ranks = next(s for s in sets if rank in s)

@@ -101,7 +101,7 @@ class Stash(NamedTuple):
     nodes, each node keeps room for two whole entries more.  unchecked: by default the ranks of a set compare
     what they stash in the first step.  where: "windows", in the memory where attach()'s device has its
     windows, or "host"; the same for the ranks of a set on one node, so that ranks on several GPUs say
-    "host".  On a GPU an entry lies in one piece.
+    "host".
     """
 
     bytes: int
