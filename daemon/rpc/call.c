@@ -47,13 +47,27 @@ static void reply_base(struct pending_call *call, Zero__Reply *reply)
         session_reply(call->session, reply, &call->request.result.base.fd, 1);
 }
 
+static void reply_step(struct pending_call *call, Zero__Reply *reply)
+{
+        const struct request *r = &call->request;
+        Zero__StepReply step = ZERO__STEP_REPLY__INIT;
+
+        step.version = r->result.step.version;
+        step.attempt = r->result.step.attempt;
+        step.skipped = r->result.step.skipped;
+        step.grad_norm = r->result.step.grad_norm;
+        step.loss_scale = r->result.step.loss_scale;
+        reply->body_case = ZERO__REPLY__BODY_STEP;
+        reply->step = &step;
+        session_reply(call->session, reply, NULL, 0);
+}
+
 static void reply_ok(struct pending_call *call, Zero__Reply *reply)
 {
         const struct request *r = &call->request;
         Zero__FetchReply fetch = ZERO__FETCH_REPLY__INIT;
         Zero__NormReply norm = ZERO__NORM_REPLY__INIT;
         Zero__AllReduceReply reduced = ZERO__ALL_REDUCE_REPLY__INIT;
-        Zero__StepReply step = ZERO__STEP_REPLY__INIT;
         Zero__QueryReply query = ZERO__QUERY_REPLY__INIT;
         Zero__Composed composed = ZERO__COMPOSED__INIT;
 
@@ -85,14 +99,8 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
                 reply->all_reduce = &reduced;
                 break;
         case ZERO__REQUEST__BODY_STEP:
-                step.version = r->result.step.version;
-                step.attempt = r->result.step.attempt;
-                step.skipped = r->result.step.skipped;
-                step.grad_norm = r->result.step.grad_norm;
-                step.loss_scale = r->result.step.loss_scale;
-                reply->body_case = ZERO__REPLY__BODY_STEP;
-                reply->step = &step;
-                break;
+                reply_step(call, reply);
+                return;
         case ZERO__REQUEST__BODY_STASH:
                 reply_stash(call, reply);
                 return;
@@ -153,6 +161,9 @@ static bool call_takes_time(Zero__Request__BodyCase kind, uint32_t *ret)
                 return true;
         case ZERO__REQUEST__BODY_NORM:
                 *ret = WAIT_norm;
+                return true;
+        case ZERO__REQUEST__BODY_ALL_REDUCE:
+                *ret = WAIT_all_reduce;
                 return true;
         case ZERO__REQUEST__BODY_STEP:
                 *ret = WAIT_step;
