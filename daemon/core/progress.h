@@ -18,11 +18,11 @@ struct wait_lines {
  * What takes time: a rank's call, an owner's vote once it is asked for, an owner's update, and a
  * payload from another node (gather: of parameters; reduce: of gradients).
  */
-#define WAITS(X)                                                                     \
-        X(fetch)                                                                     \
-        X(push)                                                                      \
-        X(vote) X(update) X(step) X(norm) X(all_reduce) X(stash) X(gather) X(reduce) \
-                X(stash_parts) X(state)
+/* clang-format off */
+#define WAITS(X)                                                                                   \
+        X(fetch) X(push) X(vote) X(update) X(step) X(norm) X(all_reduce) X(stash) X(gather)        \
+        X(reduce) X(stash_parts) X(state)
+/* clang-format on */
 #define WAIT_ENUM(name) WAIT_##name,
 enum wait_for { WAITS(WAIT_ENUM) WAIT_FORS };
 extern const char *const wait_names[WAIT_FORS];
