@@ -180,15 +180,6 @@ static bool is_gone(const struct coordinator *c, uint32_t holder)
                c->nodes[holder_node(&c->step.placement, twin)] >= NODE_KNOWN;
 }
 
-static void fill_from_twin(struct coordinator *c, uint32_t holder)
-{
-        if (is_gone(c, holder))
-                open_hinder(c, ZERO_ECONFLICT, holder_node(&c->step.placement, holder),
-                            "its state of the job is gone");
-        else if (twin_ready(c, twin_of(&c->step.placement, holder)))
-                fill_ask(c, holder);
-}
-
 /* ---- what is still to be done -------------------------------------------------------- */
 
 bool coordinator_holder_lacks(const struct coordinator *c, uint32_t holder)
@@ -225,6 +216,25 @@ static void ask_anew(struct coordinator *c, uint32_t holder)
                 return;
         step_node_shut(&c->step, node);
         open_ask(c, node);
+}
+
+/* The twin is asked anew: the fill names the puts that the twin has, and clients may have put since
+ * it was opened. */
+static void fill_from_twin(struct coordinator *c, uint32_t holder)
+{
+        uint32_t twin;
+
+        if (is_gone(c, holder)) {
+                open_hinder(c, ZERO_ECONFLICT, holder_node(&c->step.placement, holder),
+                            "its state of the job is gone");
+                return;
+        }
+        twin = twin_of(&c->step.placement, holder);
+        if (!twin_ready(c, twin))
+                return;
+        ask_anew(c, twin);
+        if (is_fresh(c, twin))
+                fill_ask(c, holder);
 }
 
 /* Whether the other copy, if there is one, is known to have the same client puts. */

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """mirror = 1: a second node holds a copy of every owner's shards, and fills the first again when that loses them."""
+import json
 import os
 import sys
 import time
@@ -64,6 +65,25 @@ def idle_job_is_filled_again(who):
         until(lambda: len([f for f in d.state_files() if f.endswith(".state")]) == 2, what="the lost state files")
         until(lambda: d.job("job") and d.job("job")["move"] is None, what="the end of the fill")
         as_undisturbed(c, [0, 1])
+
+
+@cases_of(("coordinator", "other"), "{}")
+def lost_after_a_put(who):
+    """The coordinator learned of the states before clients put values into them."""
+    with Cluster(2, mirror=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        for name in ("export", "import"):
+            c[0].ctl(name, "job", f"{c.directory}/job.safetensors")
+        train(ranks, 1)
+        for a in ranks:
+            c.dismiss(a)
+        d = victims(c, who)[0]
+        lose(d)
+        until(lambda: all(o.ctl_run("status").returncode == 0 and o.peers_up() for o in c.daemons), what="the links")
+        until(lambda: "mirrors" in json.loads(d.ctl_run("--json", "checksum", "job").stdout or "{}"),
+              what="the end of the fill")
+        told = c.checksum("job")
+        assert told["mirrors"] == told["planes"], told
 
 
 @cases_of(("fill.drafted", "fill.filled", "restore.named"), "{}")
