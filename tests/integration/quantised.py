@@ -96,8 +96,6 @@ def mirrored():
         for a in ranks:
             c.dismiss(a)
         for daemon in c.daemons:
-            daemon.restart()
-        for daemon in c.daemons:
             lose(daemon)
             until(lambda d=daemon: d.ctl_run("status").returncode == 0, what="the daemon")
             until(lambda d=daemon: (d.job("job") or {"move": 1})["move"] is None, what="the end of the fill")
