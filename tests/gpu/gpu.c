@@ -131,11 +131,10 @@ struct twin twin_new(const struct gpu *gpu, enum zero_dtype dtype, size_t n, siz
         return t;
 }
 
-void update_in_place(struct update_piece *update, const struct twin t[3])
+void update_in_place(struct update_piece *update, const struct twin *t)
 {
-        update->in[0] = update->out[0] = t[0].gpu;
-        update->in[1] = update->out[1] = t[1].gpu;
-        update->in[2] = update->out[2] = t[2].gpu;
+        for (uint32_t i = 0; i < update_planes(update->rule); i++)
+                update->in[i] = update->out[i] = t[i].gpu;
 }
 
 void twin_free(const struct gpu *gpu, struct twin *t)

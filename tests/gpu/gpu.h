@@ -47,8 +47,8 @@ struct twin {
 /* Filled on both sides with arbitrary bits, half of them ordinary numbers. */
 struct twin twin_new(const struct gpu *gpu, enum zero_dtype dtype, size_t n, size_t offset,
                      uint64_t *state);
-/* An update of the first three in place: p, m, v. */
-void update_in_place(struct update_piece *update, const struct twin t[3]);
+/* An update in place of the first ones: the planes of the rule. */
+void update_in_place(struct update_piece *update, const struct twin *t);
 void twin_free(const struct gpu *gpu, struct twin *t);
 /* Both sides are equal to the bit, margins too, or both elements are NaN. */
 bool twin_same(const struct gpu *gpu, const struct twin *t);
