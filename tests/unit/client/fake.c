@@ -2,12 +2,15 @@
 #include "fake.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "proto/cleanup.h"
 #include "proto/slots.h"
@@ -35,9 +38,11 @@ static void listen_at(struct fake *f)
 
 void fake_start(struct fake *f, void (*script)(struct fake *fake))
 {
+        const char *place = getenv("TMPDIR");
+
         *f = (struct fake){ .fd = -1, .script = script, .data = f->data };
         f->job = (struct fake_job){ .version = 7, .attempt = 20, .gather_bytes = FAKE_GATHER };
-        snprintf(f->directory, sizeof(f->directory), "/tmp/zero-test-XXXXXX");
+        snprintf(f->directory, sizeof(f->directory), "%s/zero-test-XXXXXX", place ? place : "/tmp");
         MUST(mkdtemp(f->directory));
         snprintf(f->path, sizeof(f->path), "%s/sock", f->directory);
         frame_reader_init(&f->reader, 64 << 20);
@@ -88,6 +93,19 @@ void fake_stop(struct fake *f)
         if (f->listener >= 0)
                 fake_go_away(f);
         MUST(rmdir(f->directory) == 0);
+}
+
+bool fake_readable(const void *at)
+{
+        int ends[2];
+        bool readable;
+
+        MUST(pipe2(ends, O_CLOEXEC) == 0);
+        readable = write(ends[1], at, 1) == 1;
+        MUST(readable || errno == EFAULT);
+        close(ends[0]);
+        close(ends[1]);
+        return readable;
 }
 
 void fake_accept(struct fake *f)

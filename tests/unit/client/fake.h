@@ -56,7 +56,7 @@ struct fake_job {
 
 struct fake {
         struct fake_job job;
-        char directory[64], path[96];
+        char directory[88], path[96];
         int listener, fd;
         pthread_t thread;
         void (*script)(struct fake *fake);
@@ -113,6 +113,9 @@ void fake_only_begin(struct fake *fake);
 int fake_memfd(size_t bytes, uint8_t **ret_map);
 
 /* ---- for tests ---- */
+
+/* Whether a byte can be read, without a signal if not. */
+bool fake_readable(const void *at);
 
 struct zero_layout *fake_layout(void);
 struct zero_options fake_options(const struct fake *fake);
