@@ -42,7 +42,8 @@ def enter():
         paths = [CLIENT, *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ.update(TESTS_PYTHON_ENTERED=python, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
                           PYTHONPATH=os.pathsep.join(paths), TOKENIZERS_PARALLELISM="false",
-                          HF_HUB_OFFLINE="1", TORCHINDUCTOR_CACHE_DIR=tempfile.mkdtemp())
+                          HF_HUB_OFFLINE="1", TORCHINDUCTOR_CACHE_DIR=tempfile.mkdtemp(),
+                          TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")  # they would lie outside of that directory
         if len(sys.argv) > 1:  # .../daemon/zerod of the build tree
             tree = os.path.dirname(os.path.dirname(os.path.abspath(sys.argv[1])))
             os.environ.setdefault("ZEROD_LIBRARY", f"{tree}/client/lib/libzero.so.0")
