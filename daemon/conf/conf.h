@@ -107,7 +107,8 @@ int conf_set(struct conf *conf, const char *name, const char *value, struct faul
 /*
  * Reads the sources of conf_load() again; argv must still be there.  Calls changed() for every
  * option with another value than before: `live` options are changed, others would take effect at a
- * start.  What conf_set() has set goes back to the sources' value.  On a fault nothing changes.
+ * start.  What conf_set() has set goes back to the sources' value.  A fault in the sources changes
+ * nothing.
  */
 int conf_load_again(struct conf *conf,
                     void (*changed)(void *arg, const char *name, const char *was, const char *is,

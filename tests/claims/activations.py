@@ -43,17 +43,15 @@ def own(pid):
 
 
 def replay(places):
-    """Two steps of ranks on these nodes.  Of the first node: bytes in the stash after the first forward pass, most bytes in
-    it, bytes from other nodes.  Of all ranks: bytes they read.  Of one: the growth of its own memory."""
+    """A step of ranks on these nodes.  Of the first node: bytes in the stash after the forward pass, most bytes in it,
+    bytes from other nodes.  Of all ranks: bytes they read.  Of one: the growth of its own memory."""
     with Cluster(max(places) + 1) as c:
         ranks = stashing(c, places, [list(range(len(places)))], bytes=WHOLE, entry_bytes=ENTRY)
-        write_all(ranks)  # actors make their buffers
-        stashed = told(c)["used"]  # from the second step on, what is read first has come by now
-        read_all(ranks)
+        write_all(ranks), read_all(ranks)  # actors make their buffers
         step_all(ranks)
         before, memory = told(c)["received"], own(ranks[0].pid)
         write_all(ranks)
-        memory = own(ranks[0].pid) - memory
+        stashed, memory = told(c)["used"], own(ranks[0].pid) - memory
         given = read_all(ranks)
         return {"stashed": stashed, "peak": told(c)["peak"], "received": told(c)["received"] - before, "given": given,
                 "own": memory}
@@ -70,8 +68,9 @@ def partitioned(table, quick):
         where = f"{n} ranks on {n} nodes"
         nodes = replay(list(range(n)))
         table.row("ZeRO 6.1", f"P_a, {where}: bytes of a rank between forward and backward", "2 b s h L / N_m",
-                  WHOLE / n, nodes["stashed"],
-                  note=f"with what is read or comes ahead, at most {nodes['peak'] - nodes['stashed']:,} more")
+                  WHOLE / n, nodes["stashed"], known=[1, 1 + n / L],
+                  note="the whole entry that is read first has come with the last write; while it reads, at most "
+                       f"{nodes['peak'] - nodes['stashed']:,} more")
         table.row("ZeRO 6.1", f"P_a, {where}: bytes a step and rank from others",
                   "1/12 of Megatron's 12 b s h L (N_m - 1) / N_m elements", 12 * WHOLE * (n - 1) / n / 12,
                   nodes["received"])
