@@ -220,8 +220,8 @@ def written_and_loaded(_rank):
 def a_trainers_checkpoint_goes_by_pieces():
     (most, size), = ranks.run(written_and_loaded, 1, ranks.shared(2))
     print(f"# optimizer.pt {size >> 10} kB, at most {most >> 10} kB in memory")
-    # three pieces are in use; glibc now and then keeps one more that was freed
-    assert size > 24 * PIECE and most < 6 * PIECE, (most, size)
+    # two to four whole pieces, by what the process had before, and a few kB beside them
+    assert size > 24 * PIECE and most < 5 * PIECE, (most, size)
 
 
 # ---- one copy a node ------------------------------------------------------------------
