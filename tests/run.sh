@@ -206,8 +206,8 @@ main() {
                 test_tree san "$root/build-san"
         }
         ((skipped == 0)) || echo "$skipped skipped, named above"
-        # once more, for whoever has only the end of a log
-        ((failed == 0)) || grep -E '^[a-z]+ +FAILED ' "$work/told"
+        # once more, for whoever has only the end of a log: each failure with the output of its test
+        ((failed == 0)) || awk '/^[a-z]/ { bad = $2 == "FAILED" } bad' "$work/told"
         echo "$passed passed, $failed failed"
         ((failed == 0 && passed > 0))
 }

@@ -60,8 +60,8 @@ def count(test):
     return passing, max(failed, 1) if bad else failed, skipped
 
 
-def show_failure(tree, test):
-    print(f"{tree:8} FAILED {test['name']}: {test['result'].lower()}, exit status {test.get('returncode')}")
+def show_failure(tree, suite, test):
+    print(f"{tree:8} FAILED {suite} {test['name']}: {test['result'].lower()}, exit status {test.get('returncode')}")
     for line in output(test).splitlines()[-TAIL:]:
         print("        " + line)
 
@@ -89,7 +89,7 @@ def main(tree, reports, counts, *logs):
             suite.seconds += test.get("duration") or 0
             skipped += names
             if failed:
-                show_failure(tree, test)
+                show_failure(tree, suite_name, test)
     for name, s in sorted(suites.items()):
         print(f"{tree:8} {name:14} {s.passed:5} passed {s.failed:4} failed {s.skipped:4} skipped {s.seconds:8.1f} s")
     for name in skipped:
