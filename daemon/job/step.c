@@ -194,6 +194,17 @@ void step_start(struct step *s)
         step_collect(s);
 }
 
+/* Whether a rank that comes back on the node goes on in the attempt. */
+static bool step_rejoins(struct step *s, uint32_t rank, uint32_t node)
+{
+        if (s->phase == STEP_FORMING || s->node_of_rank[rank] != node || s->normed ||
+            s->round.done || s->round.given || (s->phase == STEP_VOTING && s->norm_only))
+                return false;
+        if (s->phase == STEP_COLLECTING && s->collecting_norm)
+                s->ready[node] = false;
+        return true;
+}
+
 int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *ret,
               struct fault *fault)
 {
@@ -203,8 +214,7 @@ int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *re
         if (s->rank_slots[rank] == RANK_SLOT_HERE)
                 return fault_set(fault, ZERO_ERANK, "rank %u is taken", rank);
         *ret = STEP_NOTHING;
-        if (s->phase != STEP_FORMING && s->node_of_rank[rank] == node && !s->normed &&
-            s->round.done == 0 && s->round.given == 0) {
+        if (step_rejoins(s, rank, node)) {
                 *ret = STEP_REJOIN;
                 s->rejoined = 2;
         } else {

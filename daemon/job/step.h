@@ -20,11 +20,12 @@
  * A rank whose session ends keeps its slot: what its node has accepted from it stays, the attempt
  * goes on, and a successor on the same node takes the slot again (STEP_REJOIN).  An attempt is
  * void, and FORMING comes before the next, when a rank leaves, takes its place on another node or
- * in an attempt whose norm was told (the others will not ask for the norm again), and when a node
- * or a link between two nodes is lost, with the messages between them.  A rank that comes back
- * begins its step anew, while the others may be anywhere in it: an attempt with such a rank has no
- * reductions of numbers, and is void by either after the other.  Only an attempt that all
- * holders have voted in is decided, so no void attempt was decided.
+ * in an attempt whose norm is voted on or was told (the others will not ask for the norm again),
+ * and when a node or a link between two nodes is lost, with the messages between them.  A rank that
+ * comes back begins its step anew, while the others may be anywhere in it: it asks for the norm
+ * anew, and its node is not ready before; an attempt with such a rank has no reductions of numbers,
+ * and is void by either after the other.  Only an attempt that all holders have voted in is
+ * decided, so no void attempt was decided.
  */
 #pragma once
 

@@ -194,6 +194,30 @@ def killed_while_others_wait_elsewhere(placement):
         finish_all([one, two, heir])
 
 
+@cases_of([[0, 1], [0, 1, 1]])
+def killed_in_zero_norm(placement):
+    """The rank that takes its place asks for the norm anew, and no rank is told the norm before."""
+    with Cluster(2, log_level="debug") as c:
+        actors = c.ranks("job", LAYOUT, placement, hold=2, push=GROUPS, timeout_ms=60000 * SLOW)
+        for a in actors:
+            push_all(a, GROUPS)
+        for a in actors[1:]:
+            a.start("norm")
+            assert not a.ready(0.1)
+        actors[-1].kill()
+        heir = actors[-1] = c.actor(placement[-1], "heir")
+        heir.do("connect", job="job", rank=len(placement) - 1, world=len(placement), local=placement.count(1))
+        heir.do("layout", groups=LAYOUT)
+        heir.do("attach", hold=2, push=GROUPS)
+        actors[0].start("norm")
+        assert not actors[0].ready(0.3), "the norm was told without a rank"
+        push_all(heir, GROUPS)
+        heir.start("norm")
+        assert len({reply["norm"] for reply in finish_all([heir, *actors[:-1]])}) == 1
+        step_all(actors, sets=SETS)
+        assert c[0].job("job")["version"] == 1
+
+
 @cases_of(["fetch", "push"])
 def stopped_in(moment):
     """A stopped rank holds up only its own job, which names it; when the rank goes on, so does the job."""

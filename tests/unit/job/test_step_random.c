@@ -93,7 +93,8 @@ static void event_join(struct model *m)
 
         if (rank < RANKS && m->node[rank] != (uint32_t)AWAY && rng_below(&m->rng, 8))
                 node = m->node[rank];
-        same = rank < RANKS && m->node[rank] == node && !m->normed;
+        same = rank < RANKS && m->node[rank] == node && !m->normed &&
+               !(m->preparing && m->s.norm_only);
         r = step_join(&m->s, rank, node, &action, NULL);
         cr_assert_eq(r == 0, rank < RANKS && !m->present[rank]);
         if (r)
