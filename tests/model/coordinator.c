@@ -99,10 +99,16 @@ static void run(struct world *w, const struct coordinator_action *a)
                                 send(w, COORDINATOR, n,
                                      (struct message){ .type = PREPARE,
                                                        .attempt = w->c.attempt,
-                                                       .scale = w->c.params_scale });
+                                                       .scale = w->c.params_scale,
+                                                       .flag = w->c.norm >> 1 & 1 });
                 break;
         case COORDINATOR_DECIDE:
                 decided(w);
+                break;
+        case COORDINATOR_NORM:
+                send_all(w, COORDINATOR,
+                         (struct message){
+                                 .type = DECISION, .attempt = w->c.attempt, .flag = 1 });
                 break;
         case COORDINATOR_TELL_DECISION:
                 decision_send(w, a->node);
@@ -243,7 +249,8 @@ static void holder_event(struct world *w, enum coordinator_event_kind kind, uint
                                              .copy = m->copy,
                                              .attempt = m->attempt,
                                              .call = m->vote,
-                                             .vote = m->vote ? vote_at(m->vote) : NULL });
+                                             .vote = m->vote ? vote_at(m->vote) : NULL,
+                                             .norm_only = m->flag });
 }
 
 void coordinator_message(struct world *w, uint32_t from, const struct message *m)
@@ -266,7 +273,8 @@ void coordinator_message(struct world *w, uint32_t from, const struct message *m
                                                      .node = from,
                                                      .rank = m->rank,
                                                      .attempt = m->attempt,
-                                                     .params = machine_params(m->scale) });
+                                                     .params = m->flag ? NULL
+                                                                       : machine_params(m->scale) });
                 break;
         case PREPARED:
                 holder_event(w, COORDINATOR_VOTE, from, m);

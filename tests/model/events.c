@@ -285,7 +285,8 @@ void event_print(const void *world, struct event e)
                 if (e.kind == EVENT_PUSH)
                         printf("pushes micro-batch %u\n", w->procs[e.a].micro_batch);
                 else
-                        printf("calls zero_step()\n");
+                        printf("calls zero_%s()\n",
+                               bounds.norm && !w->procs[e.a].normed ? "norm" : "step");
                 break;
         case EVENT_TICK:
                 printf("the coordinator ticks\n");

@@ -44,6 +44,9 @@
  *
  *   Eager: what is ahead is not put back when an attempt is void, or an owner votes while it is.
  *
+ *   With the norm: a node stays ready when one of its ranks is replaced; a successor goes on in an
+ *   attempt whose norm is voted on or was told.
+ *
  * Two changes are not found.  step_startable() may forget to wait for updates of owners that have
  * their state: an owner that hears of a new attempt while it updates takes that attempt up
  * afterwards.  Within these bounds, offers ahead of their attempt may outlive the link, because the
@@ -150,6 +153,19 @@ static const struct search_case cases[] = {
                                   .wipes = 1,
                                   .cuts = 1,
                                   .faults = 1,
+                                  .less = LESS_SELF | LESS_UP | LESS_FLIGHT } },
+        { "norm", "two nodes whose ranks ask for the norm, two steps, any two kills, or one and a fault",
+          &(const struct bounds){ .n_nodes = 2,
+                                  .owners = 3,
+                                  .n_ranks = 2,
+                                  .micro_batches = 1,
+                                  .steps = 2,
+                                  .norm = true,
+                                  .crashes = 1,
+                                  .cuts = 1,
+                                  .kills = 2,
+                                  .moves = 1,
+                                  .faults = 2,
                                   .less = LESS_SELF | LESS_UP | LESS_FLIGHT } },
         { "eager",
           "two nodes that update ahead of decisions, two steps (the first is skipped once), any one "

@@ -169,6 +169,9 @@ static void step_fill(struct step *s, const struct coordination *c)
         s->loss_scale = scale_value(c->scale);
         s->good_steps = c->good_steps;
         s->skipped = c->skipped;
+        s->collecting_norm = c->norm & 1;
+        s->norm_only = c->norm & 2;
+        s->normed = c->norm & 4;
         for (uint32_t r = 0; r < bounds.n_ranks; r++) {
                 s->node_of_rank[r] =
                         c->node_of_rank[r] == NOBODY ? (uint32_t)RANK_ABSENT : c->node_of_rank[r];
@@ -201,6 +204,7 @@ static void step_pack(struct coordination *c, const struct step *s)
         c->scale = scale_number(s->loss_scale);
         c->good_steps = (u8)s->good_steps;
         c->skipped = (u8)s->skipped;
+        c->norm = (u8)(s->collecting_norm | s->norm_only << 1 | s->normed << 2);
         c->ready = c->done = 0;
         for (uint32_t r = 0; r < bounds.n_ranks; r++) {
                 c->node_of_rank[r] =

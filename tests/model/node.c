@@ -51,7 +51,7 @@ static struct owner_replica replica_facts(const struct replica *h, uint32_t copy
                                        .updating = h->running != RUNS_NOTHING,
                                        .ahead = h->ahead != 0,
                                        .asked = h->preparing,
-                                       .closing = true };
+                                       .closing = h->preparing == 1 };
 }
 
 static struct owner owner_of(const struct node *n)
@@ -207,7 +207,7 @@ static void word_run(struct world *w, uint32_t node, const struct message *m,
                 record_change(&h->record, a);
                 break;
         case OWNER_ASK:
-                h->preparing = 1;
+                h->preparing = m->flag ? 2 : 1;
                 h->prepare_scale = m->scale;
                 accumulator_vote(w, node, a->replica);
                 break;
@@ -217,6 +217,9 @@ static void word_run(struct world *w, uint32_t node, const struct message *m,
                 h->record.skipped = m->skipped;
                 check_ahead(h, node);
                 h->running = RUNS_UPDATE;
+                break;
+        case OWNER_TELL_NORM:
+                ranks_tell_norm(w, node);
                 break;
         case OWNER_UNDO:
                 update_undo(h);
@@ -237,7 +240,8 @@ static struct owner_actions word_step(const struct node *n, const struct message
         const struct owner_event e = { .kind = kind,
                                        .version = m->version,
                                        .attempt = m->attempt,
-                                       .commit = commits(m->decision) };
+                                       .commit = commits(m->decision),
+                                       .norm_only = m->flag };
         const struct owner o = owner_of(n);
         struct owner_actions actions;
 
@@ -285,17 +289,23 @@ static void vote(struct world *w, uint32_t node, const struct owner_action *a)
         struct replica *h = &w->nodes[node].replicas[a->replica];
         struct record *r = &h->record;
 
-        h->preparing = 0;
-        record_change(r, a);
-        accumulator_sum(w, node, a->replica, r->parts);
-        r->vote = vote_of(holder_owner(&placement, holder_on(node, a->replica)), r->version,
+        bool norm = h->preparing == 2;
+        u8 vote = vote_of(holder_owner(&placement, holder_on(node, a->replica)), r->version,
                           r->skipped);
-        r->scale = h->prepare_scale;
+
+        h->preparing = 0;
+        if (!norm) {
+                record_change(r, a);
+                accumulator_sum(w, node, a->replica, r->parts);
+                r->vote = vote;
+                r->scale = h->prepare_scale;
+        }
         send(w, node, COORDINATOR,
              (struct message){ .type = PREPARED,
                                .copy = (u8)a->replica,
-                               .attempt = r->attempt,
-                               .vote = r->vote });
+                               .attempt = w->nodes[node].attempt,
+                               .vote = vote,
+                               .flag = norm });
 }
 
 static void replica_run(struct world *w, uint32_t node, const struct owner_action *a)

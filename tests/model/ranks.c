@@ -23,6 +23,7 @@ static void proc_hears(struct world *w, uint32_t p)
         proc->scale = n->scale;
         proc->micro_batch = 0;
         proc->in_flight = 0;
+        proc->normed = 0;
         proc->state = PROC_RUNS;
         truth_stands(w, p, n->version);
 }
@@ -52,6 +53,24 @@ void ranks_admit(struct world *w, uint32_t node)
                         attach_end(w, n->session[r] - 1u);
 }
 
+/* Whether the process waits for the others. */
+static bool waits(const struct proc *proc)
+{
+        return proc->state == PROC_NORMS || proc->state == PROC_STEPS;
+}
+
+void ranks_tell_norm(struct world *w, uint32_t node)
+{
+        for (uint32_t r = 0; r < bounds.n_ranks; r++) {
+                uint32_t p = w->nodes[node].session[r] - 1u;
+
+                if (!w->nodes[node].session[r] || w->procs[p].state != PROC_NORMS)
+                        continue;
+                w->procs[p].state = PROC_RUNS;
+                w->procs[p].normed = 1;
+        }
+}
+
 void ranks_answer(struct world *w, uint32_t node, bool decided)
 {
         struct node *n = &w->nodes[node];
@@ -59,8 +78,10 @@ void ranks_answer(struct world *w, uint32_t node, bool decided)
         for (uint32_t r = 0; r < bounds.n_ranks; r++) {
                 uint32_t p = n->session[r] - 1u;
 
-                if (!n->session[r] || w->procs[p].state != PROC_STEPS)
+                if (!n->session[r] || !waits(&w->procs[p]))
                         continue;
+                REQUIRE(!decided || w->procs[p].state == PROC_STEPS,
+                        "process %u waits for the norm of a step that is decided", p);
                 REQUIRE(!decided || n->node_of_rank[r] == node,
                         "process %u is told the result of a step that rank %u took on another node",
                         p, r);
@@ -78,8 +99,8 @@ void ranks_refuse_step(struct world *w, uint32_t node, int status)
         struct node *n = &w->nodes[node];
 
         for (uint32_t r = 0; r < bounds.n_ranks; r++)
-                if (n->session[r] && w->procs[n->session[r] - 1].state == PROC_STEPS)
-                        violate("zero_step() of rank %u is refused with status %d", r, status);
+                if (n->session[r] && waits(&w->procs[n->session[r] - 1]))
+                        violate("the call of rank %u is refused with status %d", r, status);
         n->stepped = 0;
         ranks_admit(w, node);
 }
@@ -191,6 +212,7 @@ void rank_joined(struct world *w, uint32_t node, const struct message *m)
 static void proc_forget(struct proc *proc)
 {
         proc->version = proc->attempt = proc->scale = proc->micro_batch = proc->in_flight = 0;
+        proc->normed = 0;
 }
 
 /* Its library connects again by itself, and remembers the step that was in flight. */
@@ -341,24 +363,33 @@ void proc_push(struct world *w, uint32_t p)
 }
 
 /* close_report() and ready_send(). */
-static void ready_send(struct world *w, uint32_t node, u8 rank, u8 scale)
+static void ready_send(struct world *w, uint32_t node, u8 rank, u8 scale, bool norm)
 {
         struct node *n = &w->nodes[node];
 
-        for (uint32_t r = 0; r < bounds.n_ranks; r++)
-                if (n->node_of_rank[r] == node && !(n->stepped >> r & 1))
+        for (uint32_t r = 0; r < bounds.n_ranks; r++) {
+                bool closes = norm ? n->session[r] &&
+                                             w->procs[n->session[r] - 1].state == PROC_NORMS
+                                   : n->stepped >> r & 1;
+
+                if (n->node_of_rank[r] == node && !closes)
                         return;
+        }
         send(w, node, COORDINATOR,
-             (struct message){
-                     .type = READY, .attempt = n->attempt, .rank = rank, .scale = scale });
+             (struct message){ .type = READY,
+                               .attempt = n->attempt,
+                               .rank = rank,
+                               .scale = scale,
+                               .flag = norm });
 }
 
 void proc_step(struct world *w, uint32_t p)
 {
         struct proc *proc = &w->procs[p];
         struct node *n = node_of(w, p);
+        bool norm = bounds.norm && !proc->normed;
 
-        if (proc->attempt == n->last_attempt) {
+        if (!norm && proc->attempt == n->last_attempt) {
                 truth_told(w, p, n->last_attempt, n->last_version, n->last_decision);
                 proc_hears(w, p);
                 return;
@@ -367,8 +398,8 @@ void proc_step(struct world *w, uint32_t p)
                 proc_hears(w, p);
                 return;
         }
-        proc->state = PROC_STEPS;
-        n->stepped |= (u8)(1 << proc->rank);
+        proc->state = norm ? PROC_NORMS : PROC_STEPS;
+        n->stepped |= (u8)(!norm << proc->rank);
         n->closed |= (u8)(1 << proc->rank);
-        ready_send(w, proc->node, proc->rank, proc->scale);
+        ready_send(w, proc->node, proc->rank, proc->scale, norm);
 }

@@ -8,8 +8,8 @@
  * for a node's replicas (node.c).  Every other function follows the daemon's function of the same
  * name.
  *
- * Left out: payloads (an offer carries what it offers), refused steps, zero_norm(), worlds that
- * change their size, jobs that are made or dropped, puts, deadlines.
+ * Left out: payloads (an offer carries what it offers), refused steps, worlds that change their size,
+ * jobs that are made or dropped, puts, deadlines.
  */
 #pragma once
 
@@ -28,6 +28,7 @@ struct bounds {
         u8 n_nodes, owners, n_ranks; /* owners: a bit a node; rank r runs on node r */
         bool mirror;
         u8 micro_batches, steps;
+        bool norm;     /* ranks ask for the norm, then end the step */
         bool overflow; /* the gradient of the first step is not finite at first */
         bool eager;    /* sums may be used ahead of the decision, and somebody may read the planes */
         /* The most faults of each kind, and of all kinds.  A crash may also come between the two
@@ -75,7 +76,7 @@ struct stand {
 
 struct message {
         u8 type, attempt, version, scale, decision, skipped;
-        u8 rank, session, status, flag; /* flag: by type; FILL: the source's node */
+        u8 rank, session, status, flag; /* flag: by type; of a step: the norm; FILL: the source */
         u8 copy;                        /* of what the sender holds; FILL: the receiver */
         u8 place[RANKS];                /* node or incarnation of each rank */
         u8 micro_batch, last, vote;
@@ -111,7 +112,8 @@ struct replica {
         u8 offered[NODES], finished;
         struct node_gradient landed[NODES][MICRO_BATCHES];
         u8 chained; /* the sum is offered to the mirror */
-        u8 preparing, prepare_scale, running; /* enum replica_runs */
+        u8 preparing; /* 1: the vote, 2: for the norm */
+        u8 prepare_scale, running; /* enum replica_runs */
         u8 ahead; /* the attempt whose sum the planes have ahead of its decision; 0: none */
         u8 ahead_parts[MICRO_BATCHES][RANKS]; /* that sum */
         u8 from, pulled; /* where it is being filled from (node + 1); the planes are there */
@@ -152,14 +154,24 @@ struct coordination {
         u8 phase, version, attempt, heard, node_of_rank[RANKS], rank_slots[RANKS], open, cut[NODES],
                 ready, votes[HOLDERS], done, have_params, params_rank, params_scale, decision,
                 decided_attempt, scale, good_steps, skipped;
+        u8 norm; /* a bit: collecting_norm, norm_only, normed */
 };
 
-enum proc_state { PROC_NONE, PROC_AWAY, PROC_ATTACHING, PROC_RUNS, PROC_STEPS, PROC_FENCED };
+enum proc_state {
+        PROC_NONE,
+        PROC_AWAY,
+        PROC_ATTACHING,
+        PROC_RUNS,
+        PROC_NORMS,
+        PROC_STEPS,
+        PROC_FENCED
+};
 
 /* A trainer. */
 struct proc {
         u8 state, rank, node, incarnation, version, attempt, micro_batch, scale;
         u8 in_flight; /* attempt of a zero_step() that its lost daemon did not answer */
+        u8 normed;    /* it was told the norm of its attempt */
         u8 zombie;    /* another process has taken its rank */
         u8 displaced; /* sessions of this incarnation that ended because its rank was elsewhere */
 };
@@ -280,6 +292,8 @@ void ranks_admit(struct world *w, uint32_t node);
 /* The attempt has ranks of these sessions on other nodes: the sessions end, and their trainers
  * attach again. */
 void ranks_displace(struct world *w, uint32_t node);
+/* Those that wait for the norm get it. */
+void ranks_tell_norm(struct world *w, uint32_t node);
 /* Waiting calls of the node's ranks end: decided (its result) or not (ZERO_EABORTED). */
 void ranks_answer(struct world *w, uint32_t node, bool decided);
 void ranks_refuse_step(struct world *w, uint32_t node, int status);
