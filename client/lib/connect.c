@@ -125,6 +125,7 @@ static int greet(struct zero_client *c)
         int r;
 
         hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
+        hello.oldest = ZERO__HELLO__PROTOCOL__OLDEST;
         hello.job = c->job;
         hello.rank = c->rank;
         hello.world_size = c->world_size;
@@ -135,10 +136,12 @@ static int greet(struct zero_client *c)
         r = client_ask(c, &request, &reply);
         if (r)
                 return r;
-        if (reply->hello->protocol != ZERO__HELLO__PROTOCOL__VERSION)
-                return client_fail(c, ZERO_EVERSION, "zerod speaks protocol %u, libzero %d",
+        if (reply->hello->protocol < ZERO__HELLO__PROTOCOL__OLDEST ||
+            reply->hello->protocol > ZERO__HELLO__PROTOCOL__VERSION)
+                return client_fail(c, ZERO_EVERSION, "zerod answers by protocol %u, libzero speaks "
+                                   "%d to %d: they may be one release apart",
                                    (unsigned)reply->hello->protocol,
-                                   ZERO__HELLO__PROTOCOL__VERSION);
+                                   ZERO__HELLO__PROTOCOL__OLDEST, ZERO__HELLO__PROTOCOL__VERSION);
         if (c->patient && reply->hello->timeout_ms)
                 c->timeout_ms = reply->hello->timeout_ms;
         return 0;

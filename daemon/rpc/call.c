@@ -232,11 +232,16 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         Zero__Reply reply = ZERO__REPLY__INIT;
         Zero__HelloReply hello = ZERO__HELLO_REPLY__INIT;
         struct engine *x = s->rpc->x;
+        const uint32_t newest = ZERO__HELLO__PROTOCOL__VERSION,
+                       oldest = ZERO__HELLO__PROTOCOL__OLDEST,
+                       client_oldest = m->oldest ? m->oldest : m->protocol;
 
-        if (m->protocol != ZERO__HELLO__PROTOCOL__VERSION)
+        hello.protocol = m->protocol < newest ? m->protocol : newest;
+        if (hello.protocol < oldest || hello.protocol < client_oldest)
                 return fault_set(fault, ZERO_EVERSION,
-                                 "this daemon speaks protocol %d, the client %u",
-                                 ZERO__HELLO__PROTOCOL__VERSION, m->protocol);
+                                 "this daemon speaks protocols %u to %u, the client's libzero %u "
+                                 "to %u: they may be one release apart",
+                                 oldest, newest, client_oldest, m->protocol);
         if (s->greeted)
                 return fault_set(fault, ZERO_EORDER, "the session has sent hello already");
         if (m->job[0] && !job_name_valid(m->job))
@@ -255,7 +260,6 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
                 s->timeout_ms = SESSION_TIMEOUT_MAX_MS;
         s->greeted = true;
         conn_limit(s->conn, FRAMES_MAX);
-        hello.protocol = ZERO__HELLO__PROTOCOL__VERSION;
         hello.node = (char *)node_name(x, x->cluster->self);
         hello.version = (char *)ZEROD_VERSION;
         hello.timeout_ms = (uint32_t)s->timeout_ms;

@@ -160,6 +160,8 @@
         F(real, heard_s, "time since its last message", GAUGE("peer_heard_age_seconds"))           \
         F(real, round_trip_s, "round trip of the last heartbeat",                                  \
           GAUGE("peer_round_trip_seconds"))                                                        \
+        F(number, speaks, "version of the messages on the last link; 0: none yet",                 \
+          GAUGE("peer_message_version"))                                                           \
         F(counts, sent, "bytes by kind of traffic", COUNTER("peer_sent_bytes_total"))              \
         F(counts, received, "bytes by kind of traffic", COUNTER("peer_received_bytes_total"))      \
         F(counts, messages, "sent messages by kind, as in proto/zero.proto; answer: without a body",\

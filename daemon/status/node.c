@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/bases/bases.h"
+#include "daemon/fabric/link/handshake.h"
 #include "proto/cleanup.h"
 
 static const char *const traffic_names[TRAFFIC_KINDS] = { "gather", "reduce", "stash", "state",
@@ -51,6 +52,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
         ret->since_s = (double)(now - info.link.since_ms) / 1000;
         ret->heard_s = (double)(now - info.link.last_heard_ms) / 1000;
         ret->round_trip_s = (double)info.link.round_trip_ns / 1e9;
+        ret->speaks = ret->self ? MESSAGES_NEWEST : info.link.speaks;
         report_traffic(arena, info.sent, &ret->sent);
         report_traffic(arena, info.received, &ret->received);
         report_messages(arena, fabric_messages(x->fabric, node), &ret->messages);

@@ -174,8 +174,11 @@ static const char *header_flaw(const struct file_header *h, uint64_t bytes)
 
         if (memcmp(h->magic, magic, sizeof(magic)) != 0)
                 return "it is no state file";
+        if (h->format > FILE_FORMAT)
+                return "a newer release of zerod wrote it: start that release";
         if (h->format != FILE_FORMAT)
-                return "it was written by another version of zerod";
+                return "a release of zerod wrote it whose states this one does not read: upgrade by one "
+                       "release at a time";
         file_hash(hash, h, offsetof(struct file_header, hash));
         if (memcmp(hash, h->hash, FILE_HASH) != 0)
                 return "the checksum of its header is wrong";

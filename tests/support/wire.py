@@ -114,7 +114,7 @@ class Raw:
     def hello(self, job="", rank=-1, world=0, **fields):
         """Sends hello; rank is zigzag-encoded in the message."""
         return self.ask("hello", {1: fields.get("protocol", PROTOCOL), 2: job, 3: rank << 1 ^ rank >> 31, 4: world,
-                                  5: fields.get("local", world), 6: fields.get("timeout_ms", 5000)})
+                                  5: fields.get("local", world), 6: fields.get("timeout_ms", 5000), 7: fields.get("oldest", 0)})
 
     def closed(self):
         """Whether the daemon closes the connection; reads and discards what it sends before."""

@@ -187,6 +187,7 @@ static void connection_succeed(struct connection *a, const uint8_t *p, size_t n)
         }
         channel->node = a->shake.node;
         channel->role = a->shake.role;
+        channel->speaks = a->shake.speaks;
         channel->token = a->shake.token;
         memcpy(channel->send_key, a->shake.send_key, CHANNEL_KEY);
         memcpy(channel->receive_key, a->shake.receive_key, CHANNEL_KEY);

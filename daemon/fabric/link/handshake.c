@@ -29,6 +29,7 @@ struct head {
 };
 struct hello {
         struct head head;
+        uint8_t oldest[4], newest[4];
         uint8_t role[4], from[4], to[4];
         uint8_t token[8];
         uint8_t from_name[NODE_NAME_MAX + 1], to_name[NODE_NAME_MAX + 1];
@@ -39,6 +40,7 @@ struct hello {
 };
 struct challenge {
         struct head head;
+        uint8_t speaks[4];
         uint8_t key[4]; /* place in key_ids */
         uint8_t nonce[NONCE];
         uint8_t kx[crypto_kx_PUBLICKEYBYTES];
@@ -143,8 +145,8 @@ static enum handshake_result refuse_version(struct handshake *h, const struct he
 {
         bool first = h->state == HANDSHAKE_WANTS_HELLO;
         refuse(h,
-               "%s speaks protocol version %u, this node speaks version %d: run the same zerod on "
-               "all nodes",
+               "%s has version %u of the handshake, this node version %d: upgrade all nodes by one "
+               "release at a time",
                h->peer, head_version(head), HANDSHAKE_VERSION);
         return first ? refuse_aloud(h, HANDSHAKE_OLD) : HANDSHAKE_REFUSED;
 }
@@ -257,6 +259,21 @@ static int judge_key(struct handshake *h, const struct hello *m, uint32_t *ret_p
         return HANDSHAKE_KEY;
 }
 
+/* The newest version of messages that both speak. */
+static int judge_versions(struct handshake *h, const struct hello *m)
+{
+        uint32_t oldest = get32(m->oldest), newest = get32(m->newest);
+
+        h->speaks = newest < h->newest ? newest : h->newest;
+        if (h->speaks >= oldest && h->speaks >= h->oldest)
+                return 0;
+        refuse(h,
+               "%s speaks versions %u to %u of messages, this node versions %u to %u: upgrade all "
+               "nodes by one release at a time",
+               h->peer, oldest, newest, h->oldest, h->newest);
+        return HANDSHAKE_OLD;
+}
+
 static enum handshake_result take_hello(struct handshake *h, const struct hello *m)
 {
         struct challenge answer;
@@ -268,12 +285,15 @@ static enum handshake_result take_hello(struct handshake *h, const struct hello 
         h->token = le64toh(h->token);
         int reason = judge_names(h, m);
         if (reason == 0)
+                reason = judge_versions(h, m);
+        if (reason == 0)
                 reason = judge_cluster(h, m);
         if (reason == 0)
                 reason = judge_key(h, m, &place);
         if (reason != 0)
                 return refuse_aloud(h, (enum handshake_reason)reason);
         write_head(&answer.head, KIND_CHALLENGE, 0, sizeof answer);
+        put32(answer.speaks, h->speaks);
         put32(answer.key, place);
         randombytes_buf(answer.nonce, sizeof answer.nonce);
         crypto_kx_keypair(answer.kx, h->kx_secret);
@@ -310,7 +330,8 @@ static enum handshake_result take_challenge(struct handshake *h, const struct ch
 {
         struct proof answer;
         h->key = handshake_key(h->cluster, get32(m->key));
-        if (!h->key)
+        h->speaks = get32(m->speaks);
+        if (!h->key || h->speaks < h->oldest || h->speaks > h->newest)
                 return refuse_rules(h);
         write_head(&answer.head, KIND_PROOF, 0, sizeof answer);
         handshake_prove(h->key, true, h->transcript, h->known, answer.proof);
@@ -332,6 +353,11 @@ static enum handshake_result take_welcome(struct handshake *h, const struct proo
 static enum handshake_result take_refusal(struct handshake *h, const struct head *head)
 {
         switch (head->reason) {
+        case HANDSHAKE_OLD:
+                return refuse(h,
+                              "%s speaks none of the versions %u to %u of messages that this node "
+                              "speaks: upgrade all nodes by one release at a time",
+                              h->peer, h->oldest, h->newest);
         case HANDSHAKE_ITSELF:
                 return refuse(h,
                               "the address of %s leads to this node, or to one with the same "
@@ -446,6 +472,8 @@ static void init(struct handshake *h, const struct cluster *cluster, enum handsh
         assert(cluster->has_key && cluster->self < cluster->n_nodes);
         memset(h, 0, sizeof *h);
         h->cluster = cluster;
+        h->oldest = MESSAGES_OLDEST;
+        h->newest = MESSAGES_NEWEST;
         h->state = state;
 }
 
@@ -460,6 +488,8 @@ void handshake_dial(struct handshake *h, const struct cluster *cluster, uint32_t
         h->role = role;
         h->token = token;
         write_head(&m.head, KIND_HELLO, 0, sizeof m);
+        put32(m.oldest, h->oldest);
+        put32(m.newest, h->newest);
         put32(m.role, role);
         put32(m.from, cluster->self);
         put32(m.to, node);

@@ -1,23 +1,29 @@
 /*
  * handshake.h - how two nodes prove to each other that they hold the cluster key.
  *
- *   dialler  HELLO      role, both names, token, cluster hash, nonce, ids of its keys,
- *                       ephemeral public key
- *   acceptor CHALLENGE  nonce, which of those keys, ephemeral public key
+ *   dialler  HELLO      the oldest and the newest version of messages that it speaks, role, both
+ *                       names, token, cluster hash, nonce, ids of its keys, ephemeral public key
+ *   acceptor CHALLENGE  the newest version that both speak, nonce, which of those keys, ephemeral
+ *                       public key
  *   dialler  PROOF      keyed hash over all of the above
  *   acceptor WELCOME    keyed hash over all of the above, with another label
  *
  * In place of CHALLENGE or WELCOME the acceptor may send a REFUSAL with a reason in the clear.  It
  * says nothing that depends on a key before the dialler has proved itself, and answers a wrong
  * proof with silence.  Proofs and session keys depend on every byte exchanged before them, and so
- * on roles, names, nonces, protocol version and cluster hash.
+ * on roles, names, nonces, versions and cluster hash.
  *
  * Session keys also depend on a key exchange (crypto_kx: X25519) of the two ephemeral key pairs.
  * The secret halves are wiped once the session keys are made, so somebody who records a
  * conversation and gets the cluster key later cannot read the conversation.
  *
+ * Two versions: that of the handshake, in every head, which changes only if older releases need not
+ * be understood any more; and that of the messages behind it, on the link and on bulk paths, which
+ * counts up with each of them that an older release would not understand.  A release speaks
+ * MESSAGES_OLDEST, the newest of the release before it, to MESSAGES_NEWEST.
+ *
  * The first 16 bytes of every message (magic, version, kind, reason, size) have the same form in
- * all protocol versions, so a refusal can say which version the other side speaks.
+ * all versions of the handshake, so a refusal can say which version the other side has.
  *
  * Pure: bytes in, bytes out, a result.  No allocation, no log.  Call sodium_init() first.
  */
@@ -26,10 +32,12 @@
 #include "daemon/fabric/link/link.h"
 
 enum {
-        HANDSHAKE_VERSION = 7, /* of the handshake and of all messages on links and bulk paths */
+        HANDSHAKE_VERSION = 8,
+        MESSAGES_OLDEST = 8,
+        MESSAGES_NEWEST = 8,
         HANDSHAKE_HEAD = 16,
-        HANDSHAKE_HELLO = 292,
-        HANDSHAKE_CHALLENGE = 84,
+        HANDSHAKE_HELLO = 300,
+        HANDSHAKE_CHALLENGE = 88,
         HANDSHAKE_PROOF = 48,
         HANDSHAKE_TRANSCRIPT = HANDSHAKE_HELLO + HANDSHAKE_CHALLENGE + 2 * HANDSHAKE_PROOF,
         HANDSHAKE_OUT_MAX = HANDSHAKE_HELLO,
@@ -45,7 +53,7 @@ enum handshake_result {
 /* The reason in a REFUSAL.  New codes go to the end. */
 enum handshake_reason {
         HANDSHAKE_RULES = 1,   /* malformed, or a link dialled from the wrong side */
-        HANDSHAKE_OLD = 2,     /* another protocol version */
+        HANDSHAKE_OLD = 2,     /* another version of the handshake, or none of messages in common */
         HANDSHAKE_ITSELF = 3,  /* the dialler has the acceptor's name */
         HANDSHAKE_UNKNOWN = 4, /* the acceptor's list lacks the dialler's name */
         HANDSHAKE_ASTRAY = 5,  /* the dialler meant another node */
@@ -68,10 +76,11 @@ struct handshake {
         uint32_t node;          /* the peer; for an acceptor NOBODY, then a mere claim until DONE */
         enum channel_role role; /* this and token are valid after HELLO */
         uint64_t token;
+        uint32_t oldest, newest, speaks; /* speaks: after DONE */
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY]; /* after DONE */
         uint8_t out[HANDSHAKE_OUT_MAX]; /* the caller sends it and sets out_size to 0 */
         size_t out_size;
-        char why[160]; /* a sentence for people on this side, after REFUSED */
+        char why[240]; /* a sentence for people on this side, after REFUSED */
 
         /* private */
         char peer[NODE_NAME_MAX + 8]; /* "node b", or "it" */

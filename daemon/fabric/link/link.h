@@ -31,6 +31,7 @@ struct channel {
         uv_tcp_t tcp;  /* not reading; data is free for the holder */
         uint32_t node; /* the peer, index in the cluster */
         enum channel_role role;
+        uint32_t speaks; /* version of messages (handshake.h) */
         uint64_t token; /* from the dialler: the number of its process for a link, the link's token
                            for a bulk channel */
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY];
@@ -65,7 +66,8 @@ struct member_info {
         uint64_t sent_bytes, received_bytes; /* of the link, frames included */
         uint64_t queued_bytes;
         uint64_t round_trip_ns; /* of the last heartbeat; 0: none yet */
-        char why[416];          /* why it is down, and what to do if it was refused */
+        uint32_t speaks;        /* version of messages on the last link; 0: none yet */
+        char why[576];          /* why it is down, and what to do if it was refused */
 };
 
 /* Times in milliseconds.  Tests set their own. */

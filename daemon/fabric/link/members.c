@@ -31,13 +31,14 @@ struct member {
         uint32_t node;
         struct link *link;
         uint64_t process; /* the number of the process at the other end, if that end dialled */
+        uint32_t speaks;  /* the version of messages on the last link */
         struct channel *waiting; /* a newer connection, used once the link has ended */
         uv_timer_t redial;       /* for nodes that this node dials */
         uint32_t delay_ms;       /* before the next dial but one */
         uint64_t since_ms;
         struct link_stats past; /* bytes of links that ended; when last heard */
-        char why[160];
-        char claim[240]; /* what happened to a visitor that claimed its name without proof */
+        char why[240];
+        char claim[320]; /* what happened to a visitor that claimed its name without proof */
 };
 
 struct members {
@@ -168,6 +169,7 @@ static void member_start_link(struct member *member, struct channel *channel)
                                       .ended = on_link_ended,
                                       .arg = member };
         uint64_t process = channel->token;
+        uint32_t speaks = channel->speaks;
         int r = link_new(channel, &options, &events, &member->link);
         if (r < 0) {
                 channel_close(channel);
@@ -178,8 +180,9 @@ static void member_start_link(struct member *member, struct channel *channel)
         members->open++;
         member->since_ms = uv_now(members->loop);
         member->process = process;
+        member->speaks = speaks;
         member->why[0] = member->claim[0] = '\0';
-        log_info("node %s is linked", member_name(member));
+        log_info("node %s is linked, messages have version %u", member_name(member), speaks);
         members->events.up(members->events.arg, member->node);
 }
 
@@ -371,6 +374,7 @@ void members_info(const struct members *members, uint32_t node, struct member_in
         const struct member *member = &members->members[node];
         struct member_info info = { .up = member_is_up(member),
                                     .since_ms = member->since_ms,
+                                    .speaks = member->speaks,
                                     .last_heard_ms = member->past.last_heard_ms,
                                     .sent_bytes = member->past.sent_bytes,
                                     .received_bytes = member->past.received_bytes };

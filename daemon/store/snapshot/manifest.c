@@ -240,8 +240,10 @@ int manifest_parse(const char *text, size_t size, struct manifest *ret, struct f
                 j = json_loadb(text, size, JSON_REJECT_DUPLICATES, NULL);
         if (!flaw && !j)
                 flaw = "it cannot be read";
-        if (!flaw && (!get_number(j, "format", UINT32_MAX, &format) || format != MANIFEST_FORMAT))
-                flaw = "it was written by another version of zerod";
+        if (!flaw && (!get_number(j, "format", UINT32_MAX, &format) || format < MANIFEST_FORMAT))
+                flaw = "it has no format that this release of zerod reads";
+        if (!flaw && format > MANIFEST_FORMAT)
+                flaw = "a newer release of zerod wrote it: restore it by that release";
         if (!flaw && !get_manifest(j, &m))
                 flaw = "it makes no sense";
         if (flaw)

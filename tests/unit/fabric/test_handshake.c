@@ -49,10 +49,8 @@ static enum handshake_result hear(struct handshake *to, const void *p, size_t n)
                                                     : HANDSHAKE_MORE;
 }
 
-/* The conversation up to message `last`, with one bit of message `bad` flipped (none: -1). */
-static void talk_on(struct talk *t, int last, int bad, size_t bit)
+static void exchange(struct talk *t, int last, int bad, size_t bit)
 {
-        meet(t);
         for (int i = 0; i <= last; i++) {
                 struct handshake *from = i % 2 ? &t->b : &t->a, *to = i % 2 ? &t->a : &t->b;
                 enum handshake_result *result = i % 2 ? &t->a_result : &t->b_result;
@@ -62,6 +60,13 @@ static void talk_on(struct talk *t, int last, int bad, size_t bit)
                 if (*result == HANDSHAKE_MORE)
                         *result = hear(to, t->said[i], t->size[i]);
         }
+}
+
+/* The conversation up to message `last`, with one bit of message `bad` flipped (none: -1). */
+static void talk_on(struct talk *t, int last, int bad, size_t bit)
+{
+        meet(t);
+        exchange(t, last, bad, bit);
 }
 
 static void talk_all(struct talk *t)
@@ -220,6 +225,48 @@ Test(handshake, an_address_of_another_node_is_named)
                            "node a took this node for node b");
 }
 
+Test(handshake, the_newest_version_of_messages_that_both_speak_is_taken)
+{
+        static const struct {
+                int oldest, newest; /* of b, from a's one version */
+                bool common;
+        } cases[] = { { 0, 0, true },  { -1, 0, true },   { 0, 1, true }, { -1, 1, true },
+                      { 1, 2, false }, { -2, -1, false } };
+
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+                struct talk t;
+                set_up(&t);
+                meet(&t);
+                t.b.oldest = (uint32_t)(MESSAGES_NEWEST + cases[i].oldest);
+                t.b.newest = (uint32_t)(MESSAGES_NEWEST + cases[i].newest);
+                t.a.oldest = t.a.newest;
+                exchange(&t, cases[i].common ? MESSAGES - 1 : 1, -1, 0);
+                if (cases[i].common) {
+                        cr_assert_eq(t.a_result, HANDSHAKE_DONE);
+                        cr_assert_eq(t.a.speaks, MESSAGES_NEWEST);
+                        cr_assert_eq(t.b.speaks, MESSAGES_NEWEST);
+                        continue;
+                }
+                cr_assert_eq(t.a_result, HANDSHAKE_REFUSED);
+                cr_assert_eq(t.b_result, HANDSHAKE_REFUSED);
+                cr_assert(strstr(t.a.why, "node b speaks none of the versions"), "%s",
+                          t.a.why);
+                cr_assert(strstr(t.b.why, "node a speaks versions"), "%s",
+                          t.b.why);
+        }
+}
+
+Test(handshake, an_acceptor_that_takes_a_version_nobody_offered_breaks_the_rules)
+{
+        struct talk t;
+        set_up(&t);
+        meet(&t);
+        t.a.oldest = t.a.newest = MESSAGES_NEWEST + 1; /* what its HELLO did not say */
+        exchange(&t, 1, -1, 0);
+        cr_assert_eq(t.a_result, HANDSHAKE_REFUSED);
+        cr_assert(strstr(t.a.why, "breaks the rules"), "%s", t.a.why);
+}
+
 /* Other versions may have other messages behind the first 16 bytes. */
 Test(handshake, the_acceptor_names_another_version_from_its_head_alone)
 {
@@ -228,7 +275,7 @@ Test(handshake, the_acceptor_names_another_version_from_its_head_alone)
         meet(&t);
         t.a.out[8] = 9;
         cr_assert_eq(hear(&t.b, t.a.out, HANDSHAKE_HEAD), HANDSHAKE_REFUSED);
-        cr_assert(strstr(t.b.why, "protocol version 9, this node speaks version 7"), "%s", t.b.why);
+        cr_assert(strstr(t.b.why, "has version 9 of the handshake, this node version 8"), "%s", t.b.why);
         cr_assert_eq(t.b.out_size, HANDSHAKE_HEAD, "the dialler is told");
 }
 
@@ -241,7 +288,7 @@ Test(handshake, the_dialler_names_another_version_from_the_refusal)
         hear(&t.b, t.a.out, t.a.out_size);
         t.b.out[8] = 9;
         cr_assert_eq(hear(&t.a, t.b.out, t.b.out_size), HANDSHAKE_REFUSED);
-        cr_assert(strstr(t.a.why, "node b speaks protocol version 9"), "%s", t.a.why);
+        cr_assert(strstr(t.a.why, "node b has version 9 of the handshake"), "%s", t.a.why);
 }
 
 Test(handshake, the_higher_node_may_dial_for_bulk_but_not_for_a_link)
