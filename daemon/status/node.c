@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "daemon/bases/bases.h"
-#include "daemon/fabric/link/handshake.h"
 #include "proto/cleanup.h"
 
 static const char *const traffic_names[TRAFFIC_KINDS] = { "gather", "reduce", "stash", "state",

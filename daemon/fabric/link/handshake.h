@@ -17,10 +17,8 @@
  * The secret halves are wiped once the session keys are made, so somebody who records a
  * conversation and gets the cluster key later cannot read the conversation.
  *
- * Two versions: that of the handshake, in every head, which changes only if older releases need not
- * be understood any more; and that of the messages behind it, on the link and on bulk paths, which
- * counts up with each of them that an older release would not understand.  A release speaks
- * MESSAGES_OLDEST, the newest of the release before it, to MESSAGES_NEWEST.
+ * The version in heads is that of the handshake.  It changes only if older releases need not be
+ * understood any more; the messages behind the handshake have a version of their own (link.h).
  *
  * The first 16 bytes of every message (magic, version, kind, reason, size) have the same form in
  * all versions of the handshake, so a refusal can say which version the other side has.
@@ -33,8 +31,6 @@
 
 enum {
         HANDSHAKE_VERSION = 8,
-        MESSAGES_OLDEST = 8,
-        MESSAGES_NEWEST = 8,
         HANDSHAKE_HEAD = 16,
         HANDSHAKE_HELLO = 300,
         HANDSHAKE_CHALLENGE = 88,

@@ -23,6 +23,12 @@
 
 /* ---- an authenticated TCP connection to another node ---- */
 
+/*
+ * The versions of messages on links and bulk paths that this release speaks.  The newest counts up
+ * with what an older release would not understand; the oldest is the newest of the release before.
+ */
+enum { MESSAGES_OLDEST = 8, MESSAGES_NEWEST = 8 };
+
 enum channel_role { CHANNEL_LINK = 1, CHANNEL_BULK = 2 };
 enum { CHANNEL_KEY = CLUSTER_KEY, DOOR_HANDSHAKE_MS = 5000 };
 
@@ -31,7 +37,7 @@ struct channel {
         uv_tcp_t tcp;  /* not reading; data is free for the holder */
         uint32_t node; /* the peer, index in the cluster */
         enum channel_role role;
-        uint32_t speaks; /* version of messages (handshake.h) */
+        uint32_t speaks; /* version of messages that both speak */
         uint64_t token; /* from the dialler: the number of its process for a link, the link's token
                            for a bulk channel */
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY];
