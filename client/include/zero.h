@@ -580,6 +580,25 @@ int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, void *dst);
 
+/* Values of a tensor's plane in a file, one behind the other, little-endian. */
+struct zero_values {
+        uint32_t tensor;
+        enum zero_plane plane; /* MASTER or a moment */
+        enum zero_dtype dtype; /* in the file: fp32, bf16 or fp16; of a group of bytes its own */
+        uint64_t first, count; /* elements, as of zero_put() */
+        uint64_t at;           /* byte of the file */
+};
+
+/*
+ * zero_put() of n runs of values out of a file (safetensors). [blocks], for the timeout without progress.
+ * The client reads the file by its descriptor, in the order of the runs, a piece at a time, while the service
+ * takes earlier pieces in and widens 16-bit values exactly: neither has more than a few MiB of the file
+ * in memory.  Runs in the order of the file are read ahead.  All runs are checked before the first value is
+ * written.  After an error some values may be written; the text names the tensor.  ZERO_ECONFLICT: the file
+ * became shorter; ZERO_EIO: it cannot be read.
+ */
+int zero_put_file(struct zero_client *client, int fd, const struct zero_values *values, uint32_t n);
+
 /* ---- the service ------------------------------------------------------ */
 
 /*

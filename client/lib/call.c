@@ -85,6 +85,14 @@ static void defer(struct zero_client *c, const struct pending *p, const struct f
                 c->deferred = *fault;
 }
 
+/* A put may be one of many of a call. */
+static void name_tensor(const struct zero_client *c, const struct pending *p, struct fault *fault)
+{
+        struct fault plain = *fault;
+
+        fault_set(fault, plain.status, "tensor '%.200s': %s", c->layout->tensors[p->tensor].name, plain.text);
+}
+
 /* The daemon has read the gradient. */
 static void take_slot_back(struct zero_client *c, const struct pending *p)
 {
@@ -109,6 +117,8 @@ static void take_unwaited(struct zero_client *c, const struct pending *p, const 
                 return;
         if (fault.status == ZERO_EABORTED)
                 adopt_abort(c, reply);
+        else if (p->what == ZERO__REQUEST__BODY_PUT)
+                name_tensor(c, p, &fault);
         defer(c, p, &fault);
 }
 
@@ -295,6 +305,8 @@ static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, in
         gpu_name(c->gpu, p->event);
         if (request->body_case == ZERO__REQUEST__BODY_PUSH)
                 p->group = request->push->group;
+        if (request->body_case == ZERO__REQUEST__BODY_PUT)
+                p->tensor = request->put->tensor;
         return 0;
 }
 
@@ -310,6 +322,16 @@ int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot)
         if (r == 0)
                 r = transmit(c, deadline_ms);
         return r == CLIENT_LOST ? 0 : r;
+}
+
+int client_await(struct zero_client *c, uint64_t seq)
+{
+        int64_t deadline_ms = client_deadline(c);
+        int r = 0;
+
+        while (r == 0 && seq != 0 && c->pending[seq % CLIENT_PENDING].seq == seq)
+                r = pump_or_drop(c, deadline_ms);
+        return r;
 }
 
 /*

@@ -47,6 +47,7 @@ struct pending {
         uint64_t attempt;
         Zero__Request__BodyCase what;
         uint32_t slot, group; /* of a push */
+        uint32_t tensor;      /* of a put */
         uint32_t event;       /* that the request names; 0: none */
 };
 
@@ -167,6 +168,8 @@ int client_pump(struct zero_client *c, int64_t deadline_ms);
 /* Sends a request whose body is set.  Does not wait for the reply and does not report a loss. slot:
  * of a push, otherwise PUSH_NONE. */
 int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot);
+/* Waits until a request of client_send() is answered, or was; 0: none.  A refusal is deferred. */
+int client_await(struct zero_client *c, uint64_t seq);
 /* Sends and waits.  The reply is the client's, valid until its next call. */
 int client_ask(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply);
 

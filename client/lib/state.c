@@ -1,18 +1,45 @@
 /*
  * Reading and writing planes through the session's transfer area, piece by piece, and
  * queries of the daemon.
+ *
+ * What is written goes through slots, into which the transfer area is cut: while the daemon takes some pieces in, the next
+ * one is copied or read into its slot.  A file is read ahead by the kernel meanwhile.  So a whole file takes no
+ * more memory than the slots.
  */
 #include "client.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/dtype.h"
+
+enum {
+        SLOTS = 4,       /* PUTS_MAX of the daemon is more */
+        AHEAD = 8 << 20, /* bytes that the kernel reads ahead, a piece at a time: it takes no larger wish */
+        AHEAD_PIECE = 512 << 10,
+};
 
 struct access {
         uint32_t tensor;
         enum zero_plane plane;
-        size_t element; /* bytes */
+        uint32_t dtype; /* of what is put; 0: the plane's */
+        size_t element; /* bytes of a value on its way */
         uint64_t first, count;
+};
+
+/* Where values come from. */
+struct source {
+        const uint8_t *memory;
+        int fd; /* -1: memory */
+        uint64_t at, bytes; /* in the file, and how many are left; zeros follow them */
+};
+
+/* Pieces that the daemon may still take in. */
+struct slots_in_use {
+        uint64_t seq[SLOTS]; /* of the request; 0: none */
+        uint32_t next;
+        uint64_t ahead; /* up to where the file is read ahead */
 };
 
 static int plane_shape(struct zero_client *c, struct access *a, bool write, uint64_t *ret_elements)
@@ -73,30 +100,23 @@ static int check_access(struct zero_client *c, struct access *a, bool write)
         return 0;
 }
 
-/* Moves one piece between the plane and the start of the transfer area. */
-static int access_piece(struct zero_client *c, const struct access *a, bool write)
+static Zero__Access message_of(const struct access *a)
 {
-        Zero__Access access = ZERO__ACCESS__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
-        const Zero__Reply *reply;
+        Zero__Access m = ZERO__ACCESS__INIT;
 
-        access.tensor = a->tensor;
-        access.plane = a->plane;
-        access.first = a->first;
-        access.count = a->count;
-        request.body_case = write ? ZERO__REQUEST__BODY_PUT : ZERO__REQUEST__BODY_GET;
-        if (write)
-                request.put = &access;
-        else
-                request.get = &access;
-        return client_call(c, &request, &reply);
+        m.tensor = a->tensor;
+        m.plane = a->plane;
+        m.first = a->first;
+        m.count = a->count;
+        m.dtype = a->dtype;
+        return m;
 }
 
-/* Cuts the next piece off the rest. */
-static struct access next_piece(const struct zero_client *c, struct access *left)
+/* Cuts the next piece, of so many bytes at most, off the rest. */
+static struct access next_piece(struct access *left, uint64_t bytes)
 {
         struct access piece = *left;
-        uint64_t most = c->transfer_bytes / left->element;
+        uint64_t most = bytes / left->element;
 
         piece.count = left->count < most ? left->count : most;
         left->first += piece.count;
@@ -114,26 +134,197 @@ static int check_set(struct zero_client *c, const struct access *a, const uint64
                            ZERO_SET_MAX);
 }
 
-int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
-             uint64_t count, const void *src)
+/* ---- writing --------------------------------------------------------------- */
+
+/* The disk works while the daemon does. */
+static void read_ahead(struct slots_in_use *use, const struct source *from)
 {
-        struct access left = { .tensor = tensor, .plane = plane, .first = first, .count = count };
-        const uint8_t *from = src;
-        int r = client_begin(client);
+        if (use->ahead < from->at || use->ahead > from->at + AHEAD + AHEAD_PIECE)
+                use->ahead = from->at;
+        for (; use->ahead < from->at + AHEAD; use->ahead += AHEAD_PIECE)
+                (void)posix_fadvise(from->fd, (off_t)use->ahead, AHEAD_PIECE, POSIX_FADV_WILLNEED);
+}
 
-        if (r == 0)
-                r = check_access(client, &left, true);
-        if (r == 0)
-                r = check_set(client, &left, src);
-        while (r == 0 && left.count > 0) {
-                struct access piece = next_piece(client, &left);
+static int read_piece(struct zero_client *c, const struct access *piece, struct source *from,
+                      uint8_t *slot)
+{
+        size_t size = piece->count * piece->element, there = size < from->bytes ? size : from->bytes;
+        const char *name = c->layout->tensors[piece->tensor].name;
 
-                memcpy(client->session.base, from, piece.count * piece.element);
-                from += piece.count * piece.element;
-                r = access_piece(client, &piece, true);
+        memset(slot + there, 0, size - there);
+        while (there > 0) {
+                ssize_t n = pread(from->fd, slot, there, (off_t)from->at);
+
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n < 0)
+                        return client_fail(c, ZERO_EIO, "tensor '%.200s': reading the file: %s", name, strerror(errno));
+                if (n == 0)
+                        return client_fail(c, ZERO_ECONFLICT,
+                                           "tensor '%.200s': the file ends before its values do: it became shorter", name);
+                slot += n;
+                there -= (size_t)n;
+                from->at += (uint64_t)n;
+                from->bytes -= (uint64_t)n;
+        }
+        return wire_sleep(c->interrupt_fd, wire_now()) ? client_shut(c, "a call was interrupted") : 0;
+}
+
+/* Waits for the slot, fills it and hands it to the daemon. */
+static int put_piece(struct zero_client *c, struct slots_in_use *use, const struct access *piece,
+                     struct source *from)
+{
+        Zero__Request request = ZERO__REQUEST__INIT;
+        Zero__Access put = message_of(piece);
+        uint32_t slot = use->next++ % SLOTS;
+        int r = client_await(c, use->seq[slot]);
+
+        if (r || c->deferred.status)
+                return r;
+        put.at = slot * (c->transfer_bytes / SLOTS);
+        if (from->fd < 0) {
+                memcpy(c->session.base + put.at, from->memory, piece->count * piece->element);
+                from->memory += piece->count * piece->element;
+        } else {
+                read_ahead(use, from);
+                r = read_piece(c, piece, from, c->session.base + put.at);
+        }
+        if (r)
+                return r;
+        request.body_case = ZERO__REQUEST__BODY_PUT;
+        request.put = &put;
+        r = client_send(c, &request, PUSH_NONE);
+        use->seq[slot] = c->last_seq;
+        return r;
+}
+
+static int put_pieces(struct zero_client *c, struct slots_in_use *use, struct access left,
+                      struct source from)
+{
+        int r = 0;
+
+        while (r == 0 && !c->lost && !c->deferred.status && left.count > 0) {
+                struct access piece = next_piece(&left, c->transfer_bytes / SLOTS);
+
+                c->began_ms = wire_now(); /* the timeout is that of a piece */
+                r = put_piece(c, use, &piece, &from);
         }
         return r;
 }
+
+static int await_all(struct zero_client *c, const struct slots_in_use *use)
+{
+        int r = 0;
+
+        for (uint32_t i = 0; i < SLOTS && r == 0 && !c->lost; i++)
+                r = client_await(c, use->seq[i]);
+        return r;
+}
+
+/* The end of a call that got as far as this status: all slots are free again. */
+static int put_end(struct zero_client *c, const struct slots_in_use *use, int status)
+{
+        struct fault own = c->error;
+
+        if (status == 0) {
+                status = await_all(c, use);
+        } else if (status > 0 && !c->lost && !c->closed) {
+                await_all(c, use);
+                if (c->deferred.status != ZERO_EABORTED)
+                        c->deferred.status = ZERO_OK;
+                c->error = own;
+        }
+        if (status == CLIENT_LOST || (status == 0 && c->lost)) {
+                status = client_resume(c);
+                c->deferred.status = ZERO_OK;
+                if (status == 0)
+                        status = client_fail(c, ZERO_EABORTED, CLIENT_RESUMED,
+                                             (unsigned long long)c->version);
+        }
+        return status || !c->deferred.status ? status : client_report_deferred(c);
+}
+
+int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
+             uint64_t count, const void *src)
+{
+        struct access access = { .tensor = tensor, .plane = plane, .first = first, .count = count };
+        struct slots_in_use use = { .next = 0 };
+        int r = client_begin(client);
+
+        if (r == 0)
+                r = check_access(client, &access, true);
+        if (r == 0)
+                r = check_set(client, &access, src);
+        if (r)
+                return r;
+        r = put_pieces(client, &use, access, (struct source){ .memory = src, .fd = -1 });
+        return put_end(client, &use, r);
+}
+
+/* ---- writing from a file --------------------------------------------------- */
+
+/* Of a tensor of bytes the last word may have fewer in the file. */
+static uint64_t bytes_left(const struct layout_tensor *t, uint64_t first, uint64_t count)
+{
+        uint64_t bytes = 1;
+
+        for (uint32_t i = 0; i < t->ndim; i++)
+                bytes *= t->shape[i];
+        bytes -= first * sizeof(float) < bytes ? first * sizeof(float) : bytes;
+        return bytes < count * sizeof(float) ? bytes : count * sizeof(float);
+}
+
+static int check_values(struct zero_client *c, const struct zero_values *v, struct access *ret_access,
+                        struct source *ret_from)
+{
+        struct access a = { .tensor = v->tensor, .plane = v->plane, .first = v->first, .count = v->count };
+        int r = check_access(c, &a, true);
+        const struct layout_tensor *t;
+        enum zero_dtype kept;
+
+        if (r)
+                return r;
+        t = &c->layout->tensors[v->tensor];
+        kept = c->layout->groups[t->group].dtype;
+        if (v->plane == ZERO_PLANE_STEP || v->plane == ZERO_PLANE_SET)
+                return client_fail(c, ZERO_EINVAL, "tensor '%s': step and set come by zero_put()", t->name);
+        if (dtype_is_bytes(kept) ? v->dtype != kept : !dtype_valid(v->dtype))
+                return client_fail(c, ZERO_EINVAL, "tensor '%s': values of dtype %d in the file", t->name, (int)v->dtype);
+        if (dtype_valid(v->dtype) && v->dtype != ZERO_FP32) {
+                a.dtype = v->dtype;
+                a.element = dtype_size(v->dtype);
+        }
+        ret_from->at = v->at;
+        ret_from->bytes = dtype_is_bytes(kept) ? bytes_left(t, v->first, v->count) : v->count * a.element;
+        if (v->at > INT64_MAX - ret_from->bytes)
+                return client_fail(c, ZERO_ERANGE, "tensor '%s': byte %llu lies in no file", t->name,
+                                   (unsigned long long)v->at);
+        *ret_access = a;
+        return 0;
+}
+
+int zero_put_file(struct zero_client *client, int fd, const struct zero_values *values, uint32_t n)
+{
+        struct slots_in_use use = { .next = 0 };
+        struct source from = { .fd = fd };
+        struct access access;
+        int r = client_begin(client);
+
+        if (r == 0 && (fd < 0 || (n > 0 && !values)))
+                r = client_fail(client, ZERO_EINVAL, "zero_put_file() takes an open file and n runs of values");
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                r = check_values(client, &values[i], &access, &from);
+        if (r)
+                return r;
+        for (uint32_t i = 0; r == 0 && i < n; i++) {
+                r = check_values(client, &values[i], &access, &from);
+                if (r == 0)
+                        r = put_pieces(client, &use, access, from);
+        }
+        return put_end(client, &use, r);
+}
+
+/* ---- reading --------------------------------------------------------------- */
 
 int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, void *dst)
@@ -145,9 +336,14 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
         if (r == 0)
                 r = check_access(client, &left, false);
         while (r == 0 && left.count > 0) {
-                struct access piece = next_piece(client, &left);
+                struct access piece = next_piece(&left, client->transfer_bytes);
+                Zero__Request request = ZERO__REQUEST__INIT;
+                Zero__Access get = message_of(&piece);
+                const Zero__Reply *reply;
 
-                r = access_piece(client, &piece, false);
+                request.body_case = ZERO__REQUEST__BODY_GET;
+                request.get = &get;
+                r = client_call(client, &request, &reply);
                 if (r)
                         return r;
                 memcpy(to, client->session.base, piece.count * piece.element);
@@ -155,6 +351,8 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
         }
         return r;
 }
+
+/* ---- the service ----------------------------------------------------------- */
 
 int zero_query(struct zero_client *client, const char *what, const char *argument, char **ret_json)
 {

@@ -6,17 +6,14 @@
  */
 #include "ctl.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "float16.h"
 #include "progress.h"
 #include "safetensors.h"
 #include "units.h"
 
-enum { PIECE_ELEMENTS = 1 << 20 };
+enum { BATCH = 256 << 20 }; /* bytes between two looks at the progress */
 
 struct import {
         struct ctl *ctl;
@@ -24,8 +21,9 @@ struct import {
         struct safetensors file;
         uint64_t bytes, done;
         struct progress progress;
-        float *values;
-        void *raw; /* the values as the file has them */
+        struct zero_values *values; /* as many as fit in a batch, in the order of the file */
+        uint32_t n_values;
+        uint64_t batch; /* bytes */
 };
 
 /* ---- file and layout --------------------------------------------------------------- */
@@ -80,78 +78,63 @@ static int check(const struct import *im)
 
 /* ---- values ------------------------------------------------------------------------------ */
 
-/* Elements as zero_put() counts them: words of four bytes, the last one filled up with zeros. */
-static int take_piece(struct import *im, const struct safetensor *t, uint64_t first, uint64_t n)
+static int put_batch(struct import *im)
 {
-        size_t element = t->element == 1 ? sizeof(*im->values) : t->element;
-        uint64_t left = t->bytes - first * element;
-        size_t size = n * element < left ? n * element : left, had = 0;
+        int r = zero_put_file(im->ctl->client, im->file.fd, im->values, im->n_values);
 
-        while (had < size) {
-                ssize_t r = pread(im->file.fd, (char *)im->raw + had, size - had,
-                                  (off_t)(t->at + first * element + had));
-
-                if (r < 0 && errno == EINTR)
-                        continue;
-                if (r <= 0) {
-                        ctl_error("%s: %s", im->ctl->file,
-                                  r ? strerror(errno) : "it became shorter");
-                        return CTL_FAILED;
-                }
-                had += (size_t)r;
+        if (r) {
+                ctl_error("%s: not all of its tensors were imported: %s (%s)", im->ctl->file,
+                          zero_error(im->ctl->client), zero_status_name(r));
+                return CTL_FAILED;
         }
-        if (strcmp(t->dtype, "BF16") == 0)
-                fp32_from_bf16(im->values, im->raw, n);
-        else if (strcmp(t->dtype, "F16") == 0)
-                fp32_from_fp16(im->values, im->raw, n);
-        else
-                memcpy(memset(im->values, 0, n * sizeof(*im->values)), im->raw, size);
+        im->done += im->batch;
+        im->batch = im->n_values = 0;
+        progress_show(&im->progress, "importing", (double)im->done, (double)im->bytes);
         return CTL_OK;
 }
 
-static int put_tensor(struct import *im, uint32_t tensor)
+static enum zero_dtype dtype_of(const struct import *im, uint32_t tensor, const char *word)
 {
-        const char *name = zero_layout_tensor_name(im->layout, tensor);
-        const struct safetensor *t = safetensors_find(&im->file, name);
-        uint64_t left = zero_layout_tensor_elements(im->layout, tensor), first = 0;
+        if (strcmp(word, "F32") == 0)
+                return ZERO_FP32;
+        if (strcmp(word, "BF16") == 0)
+                return ZERO_BF16;
+        if (strcmp(word, "F16") == 0)
+                return ZERO_FP16;
+        return zero_layout_group_dtype(im->layout, zero_layout_tensor_group(im->layout, tensor));
+}
 
-        while (left > 0) {
-                uint64_t n = left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS;
-                int r = take_piece(im, t, first, n);
+static int put_tensor(struct import *im, const struct safetensor *t)
+{
+        struct zero_values *v = &im->values[im->n_values];
 
-                if (r != CTL_OK)
-                        return r;
-                r = zero_put(im->ctl->client, tensor, ZERO_PLANE_MASTER, first, n, im->values);
-                if (r) {
-                        ctl_error("tensor '%.200s' and the tensors after it were not imported: "
-                                  "%s (%s)",
-                                  name, zero_error(im->ctl->client), zero_status_name(r));
-                        return CTL_FAILED;
-                }
-                first += n;
-                left -= n;
-                im->done += t->element == 1 ? n * sizeof(*im->values) : n * t->element;
-                progress_show(&im->progress, "importing", (double)im->done, (double)im->bytes);
-        }
-        return CTL_OK;
+        (void)zero_layout_find(im->layout, t->name, &v->tensor); /* check() has found all names */
+        v->plane = ZERO_PLANE_MASTER;
+        v->dtype = dtype_of(im, v->tensor, t->dtype);
+        v->first = 0;
+        v->count = zero_layout_tensor_elements(im->layout, v->tensor);
+        v->at = t->at;
+        im->n_values++;
+        im->batch += t->bytes;
+        return im->batch < BATCH ? CTL_OK : put_batch(im);
 }
 
 static int put_all(struct import *im)
 {
-        uint32_t n = zero_layout_tensors(im->layout);
         int r = CTL_OK;
 
-        for (size_t i = 0; i < im->file.n; i++)
-                im->bytes += im->file.tensors[i].bytes;
-        im->values = malloc(PIECE_ELEMENTS * sizeof(*im->values));
-        im->raw = malloc(PIECE_ELEMENTS * sizeof(float));
-        if (!im->values || !im->raw) {
+        im->values = calloc(im->file.n + 1, sizeof(*im->values));
+        if (!im->values) {
                 ctl_error("out of memory");
                 return CTL_FAILED;
         }
+        for (size_t i = 0; i < im->file.n; i++)
+                im->bytes += im->file.tensors[i].bytes;
         progress_init(&im->progress, im->ctl->json);
-        for (uint32_t i = 0; r == CTL_OK && i < n; i++)
-                r = put_tensor(im, i);
+        for (size_t i = 0; r == CTL_OK && i < im->file.n; i++)
+                r = put_tensor(im, &im->file.tensors[i]);
+        if (r == CTL_OK)
+                r = put_batch(im);
         progress_end(&im->progress);
         return r;
 }
@@ -171,7 +154,6 @@ static int import_file(struct import *im)
         if (r == CTL_OK)
                 r = put_all(im);
         free(im->values);
-        free(im->raw);
         if (r != CTL_OK)
                 return r;
         return ctl_show(ctl,

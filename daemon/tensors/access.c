@@ -15,8 +15,8 @@
 
 #include "proto/cleanup.h"
 
-/* Per client: one that the client waits for, and some that it has given up. */
-enum { PUTS_MAX = 4, GETS_MAX = 4 };
+/* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has given up. */
+enum { PUTS_MAX = 8, GETS_MAX = 4 };
 
 /* ---- what is put ------------------------------------------------------------------- */
 
@@ -29,8 +29,8 @@ void put_values_unref(struct put_values *v)
         free(v);
 }
 
-static int put_values_new(struct push_window *window, size_t bytes, struct put_values **ret,
-                          struct fault *fault)
+static int put_values_new(struct push_window *window, uint64_t at, size_t bytes,
+                          struct put_values **ret, struct fault *fault)
 {
         struct put_values *v;
 
@@ -42,7 +42,7 @@ static int put_values_new(struct push_window *window, size_t bytes, struct put_v
         if (!v)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         *v = (struct put_values){ .references = 1, .window = window };
-        memcpy(v->data, window->segment.data, bytes);
+        memcpy(v->data, (char *)window->segment.data + at, bytes);
         window->puts++;
         window->references++;
         *ret = v;
@@ -137,11 +137,12 @@ static void access_fail(struct job *job, int status, const char *text)
 /* Address of a part's values from its first element on. */
 static void *part_place(const struct access *a, uint64_t first)
 {
-        char *values = a->put ? a->values->data : a->window->segment.data;
+        char *values = a->put ? a->values->data : (char *)a->window->segment.data + a->at;
 
         return plane_is_single(a->plane)
                        ? values
-                       : values + (first - a->first) * plane_size(a->job, a->tensor, a->plane);
+                       : values + (first - a->first) *
+                                          values_size(a->job, a->tensor, a->plane, a->dtype);
 }
 
 /* A client that has given up uses its memory for something else. */
@@ -214,6 +215,7 @@ static void part_put(struct access *a, struct work *w, uint32_t holder)
         range.first = w->first;
         range.count = w->count;
         range.version = w->job->version;
+        range.dtype = a->dtype;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PUT_RANGE;
         m.put_range = &range;
         work_free(w);
@@ -248,6 +250,7 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         if (w) { /* a get: not the client's memory, which changes while a path checks what came */
                 w->access = a;
                 w->put = a->put;
+                w->dtype = a->dtype;
                 w->owns_buffer = !a->put;
                 w->buffer = a->put ? part_place(a, part.first)
                                    : malloc(w->count * plane_size(job, a->tensor, a->plane));
@@ -294,6 +297,7 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                         uint64_t transfer_bytes, struct fault *fault)
 {
         const struct layout_tensor *t;
+        uint64_t bytes;
 
         if (m->tensor >= job->layout->n_tensors)
                 return fault_set(fault, ZERO_ENOGROUP, "there is no tensor %u: the layout has %u",
@@ -324,7 +328,12 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                                  (unsigned long long)m->first,
                                  (unsigned long long)(m->first + m->count), t->name,
                                  (unsigned long long)t->elements);
-        if (m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane) > transfer_bytes)
+        if (m->dtype && (!put || !plane_takes(job, m->tensor, (enum zero_plane)m->plane, m->dtype)))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "tensor '%s': values of type %u do not go with plane %u", t->name,
+                                 m->dtype, m->plane);
+        bytes = m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype);
+        if (bytes > transfer_bytes || m->at > transfer_bytes - bytes)
                 return fault_set(fault, ZERO_ERANGE,
                                  "the call moves more than the transfer area holds (%llu bytes)",
                                  (unsigned long long)transfer_bytes);
@@ -367,7 +376,8 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                                                     : put_check(job, fault);
         if (!status && put)
                 status = put_values_new(
-                        window, m->count * plane_size(job, m->tensor, (enum zero_plane)m->plane),
+                        window, m->at,
+                        m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype),
                         &values, fault);
         if (!status && !put && window->gets >= GETS_MAX)
                 status = fault_set(fault, ZERO_EBUSY,
@@ -388,8 +398,10 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                               .id = ++job->x->tensors->last_put,
                               .tensor = m->tensor,
                               .plane = (enum zero_plane)m->plane,
+                              .dtype = m->dtype,
                               .first = m->first,
                               .count = m->count,
+                              .at = m->at,
                               .timeout_ms = timeout_ms };
         window->references++;
         window->gets += !put;
@@ -398,7 +410,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
         r->describe = access_describe;
         r->forget = access_forget;
         if (plane_is_single(a->plane) && !put) /* for a tensor without elements */
-                memset(window->segment.data, 0, sizeof(uint64_t));
+                memset((char *)window->segment.data + a->at, 0, sizeof(uint64_t));
         list_insert(&job->x->tensors->accesses, &a->link);
         access_parts(a);
         return 0;

@@ -34,7 +34,9 @@ struct access {
         uint64_t id; /* of a put, for other nodes */
         uint32_t tensor;
         enum zero_plane plane;
+        uint32_t dtype; /* of the values; 0: the plane's */
         uint64_t first, count;
+        uint64_t at; /* in the transfer area */
         uint64_t timeout_ms;
         uint32_t pending;
         int status;
@@ -59,6 +61,7 @@ struct work {
         uint64_t put_name; /* the same for owner and mirror (state_put_end()) */
         uint32_t tensor, group;
         enum zero_plane plane;
+        uint32_t dtype;        /* of the values in the buffer; 0: the plane's */
         uint64_t first, count; /* in the tensor */
         void *buffer;          /* the client's memory, or a buffer */
         bool owns_buffer, pinned;
@@ -77,6 +80,10 @@ bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t p
 const char *work_range_text(enum zero_plane plane);
 /* Bytes per element. */
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
+/* The same of values of another type on their way to the plane; dtype 0: the plane's. */
+size_t values_size(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype);
+/* Whether values of the type can be put into the plane; dtype 0: the plane's. */
+bool plane_takes(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype);
 
 /* An owner's part: made, begun once no update runs, copied on an offload thread, freed. */
 struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum zero_plane plane,

@@ -38,6 +38,21 @@ size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
         return sizeof(float);
 }
 
+size_t values_size(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype)
+{
+        return dtype ? dtype_size((enum zero_dtype)dtype) : plane_size(job, tensor, plane);
+}
+
+bool plane_takes(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype)
+{
+        uint32_t group = job->layout->tensors[tensor].group;
+
+        if (dtype == 0)
+                return true;
+        return (dtype == ZERO_BF16 || dtype == ZERO_FP16) && !plane_is_single(plane) &&
+               plane != ZERO_PLANE_SERVE && !dtype_is_bytes(job->layout->groups[group].dtype);
+}
+
 const char *work_range_text(enum zero_plane plane)
 {
         return plane == ZERO_PLANE_SET ? "hyperparameter sets are numbered from 0 to 255"
@@ -81,7 +96,9 @@ static void work_copy(struct work *w)
         enum zero_dtype dtype = job->layout->groups[w->group].dtype;
         const struct device_ops *ops = w->job->x->ops;
 
-        if (w->put)
+        if (w->put && w->dtype)
+                ops->cast(ZERO_FP32, plane.at, (enum zero_dtype)w->dtype, w->buffer, w->count);
+        else if (w->put)
                 ops->copy(plane.at, w->buffer, bytes);
         else
                 ops->copy(w->buffer, plane.at, bytes);
@@ -291,7 +308,7 @@ static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
                 ask_refuse(job, node, request->transfer, ZERO_EABORTED, "no such put");
                 return;
         }
-        size = plane_size(job, a->tensor, a->plane);
+        size = values_size(job, a->tensor, a->plane, a->dtype);
         skip = plane_is_single(a->plane) ? 0 : (request->first - a->first) * size;
         a->values->references++;
         if (fabric_payload(job->x->fabric, node, request->transfer, TRAFFIC_STATE,
@@ -368,12 +385,13 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
                 answer(job->x, node, m, ZERO_EBUSY, being_moved);
                 return;
         }
-        if (!request_lies_here(job, h, put->tensor, put->plane, put->first, put->count)) {
+        if (!request_lies_here(job, h, put->tensor, put->plane, put->first, put->count) ||
+            !plane_takes(job, put->tensor, (enum zero_plane)put->plane, put->dtype)) {
                 answer(job->x, node, m, ZERO_EPROTO, "no such range on this owner");
                 return;
         }
         w = work_new(job, h, put->tensor, (enum zero_plane)put->plane, put->first, put->count);
-        bytes = put->count * plane_size(job, put->tensor, (enum zero_plane)put->plane);
+        bytes = put->count * values_size(job, put->tensor, (enum zero_plane)put->plane, put->dtype);
         if (w)
                 w->buffer = malloc(bytes);
         if (!w || !w->buffer) {
@@ -385,6 +403,7 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
         w->owns_buffer = w->put = true;
         work_name_put(w, node, put->put);
         w->version = put->version;
+        w->dtype = put->dtype;
         w->node = node;
         w->call = m->call;
         w->end = remote_put_end;

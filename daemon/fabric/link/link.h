@@ -27,7 +27,7 @@
  * The versions of messages on links and bulk paths that this release speaks.  The newest counts up
  * with what an older release would not understand; the oldest is the newest of the release before.
  */
-enum { MESSAGES_OLDEST = 8, MESSAGES_NEWEST = 8 };
+enum { MESSAGES_OLDEST = 9, MESSAGES_NEWEST = 9 };
 
 enum channel_role { CHANNEL_LINK = 1, CHANNEL_BULK = 2 };
 enum { CHANNEL_KEY = CLUSTER_KEY, DOOR_HANDSHAKE_MS = 5000 };
