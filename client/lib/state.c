@@ -15,9 +15,7 @@
 #include "proto/dtype.h"
 
 enum {
-        SLOTS = 4,       /* PUTS_MAX of the daemon is more */
-        AHEAD = 8 << 20, /* bytes that the kernel reads ahead, a piece at a time: it takes no larger wish */
-        AHEAD_PIECE = 512 << 10,
+        SLOTS = 4, /* PUTS_MAX of the daemon is more */
 };
 
 struct access {
@@ -39,7 +37,6 @@ struct source {
 struct slots_in_use {
         uint64_t seq[SLOTS]; /* of the request; 0: none */
         uint32_t next;
-        uint64_t ahead; /* up to where the file is read ahead */
 };
 
 static int plane_shape(struct zero_client *c, struct access *a, bool write, uint64_t *ret_elements)
@@ -136,15 +133,6 @@ static int check_set(struct zero_client *c, const struct access *a, const uint64
 
 /* ---- writing --------------------------------------------------------------- */
 
-/* The disk works while the daemon does. */
-static void read_ahead(struct slots_in_use *use, const struct source *from)
-{
-        if (use->ahead < from->at || use->ahead > from->at + AHEAD + AHEAD_PIECE)
-                use->ahead = from->at;
-        for (; use->ahead < from->at + AHEAD; use->ahead += AHEAD_PIECE)
-                (void)posix_fadvise(from->fd, (off_t)use->ahead, AHEAD_PIECE, POSIX_FADV_WILLNEED);
-}
-
 static int read_piece(struct zero_client *c, const struct access *piece, struct source *from,
                       uint8_t *slot)
 {
@@ -186,7 +174,6 @@ static int put_piece(struct zero_client *c, struct slots_in_use *use, const stru
                 memcpy(c->session.base + put.at, from->memory, piece->count * piece->element);
                 from->memory += piece->count * piece->element;
         } else {
-                read_ahead(use, from);
                 r = read_piece(c, piece, from, c->session.base + put.at);
         }
         if (r)
@@ -316,6 +303,7 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
                 r = check_values(client, &values[i], &access, &from);
         if (r)
                 return r;
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* the kernel reads ahead, in large folios */
         for (uint32_t i = 0; r == 0 && i < n; i++) {
                 r = check_values(client, &values[i], &access, &from);
                 if (r == 0)

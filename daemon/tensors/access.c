@@ -20,13 +20,44 @@ enum { PUTS_MAX = 8, GETS_MAX = 4 };
 
 /* ---- what is put ------------------------------------------------------------------- */
 
+/* A client that puts much gets the same memory again and again, for new pages cost more than the copy. */
+static void keep_one_spare(const struct push_window *w)
+{
+        struct put_values *v;
+
+        while ((v = w->spare->next)) {
+                w->spare->next = v->next;
+                free(v);
+        }
+}
+
+static struct put_values *values_alloc(struct push_window *w, size_t bytes)
+{
+        struct put_values *v = w->spare;
+
+        if (v)
+                w->spare = v->next;
+        if (v && v->capacity >= bytes)
+                return v;
+        free(v);
+        v = malloc(sizeof *v + bytes);
+        if (v)
+                v->capacity = bytes;
+        return v;
+}
+
 void put_values_unref(struct put_values *v)
 {
+        struct push_window *w;
+
         if (!v || --v->references)
                 return;
-        v->window->puts--;
-        push_window_unref(v->window);
-        free(v);
+        w = v->window;
+        v->next = w->spare;
+        w->spare = v;
+        if (--w->puts == 0)
+                keep_one_spare(w);
+        push_window_unref(w);
 }
 
 static int put_values_new(struct push_window *window, uint64_t at, size_t bytes,
@@ -38,10 +69,11 @@ static int put_values_new(struct push_window *window, uint64_t at, size_t bytes,
                 return fault_set(fault, ZERO_EBUSY,
                                  "this client already has %d puts in progress: try again",
                                  PUTS_MAX);
-        v = malloc(sizeof *v + bytes);
+        v = values_alloc(window, bytes);
         if (!v)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        *v = (struct put_values){ .references = 1, .window = window };
+        v->references = 1;
+        v->window = window;
         memcpy(v->data, (char *)window->segment.data + at, bytes);
         window->puts++;
         window->references++;

@@ -19,6 +19,8 @@ struct tensors {
 struct put_values {
         uint32_t references;
         struct push_window *window;
+        struct put_values *next; /* push_window.spare */
+        size_t capacity;
         char data[]; /* aligned as malloc() aligns */
 };
 void put_values_unref(struct put_values *v);
