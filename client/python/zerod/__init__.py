@@ -6,7 +6,7 @@ on it.
 """
 
 from ._library import ALL, OBSERVER
-from .client import AdamSet, AdamWSet, Client, LionSet, SGDSet, Stash, StepResult, connect, drop
+from .client import AdamSet, AdamWSet, Client, FileValues, LionSet, SGDSet, Stash, StepResult, connect, drop
 from .errors import (
     Aborted,
     Busy,
@@ -47,6 +47,7 @@ __all__ = [
     "AdamSet",
     "AdamWSet",
     "Client",
+    "FileValues",
     "Layout",
     "LionSet",
     "SGDSet",

@@ -70,6 +70,19 @@ class File(Structure):
     _fields_ = [("data", c_void_p), ("bytes", c_uint64)]
 
 
+class Values(Structure):
+    """struct zero_values"""
+
+    _fields_ = [
+        ("tensor", c_uint32),
+        ("plane", c_int),
+        ("dtype", c_int),
+        ("first", c_uint64),
+        ("count", c_uint64),
+        ("at", c_uint64),
+    ]
+
+
 class Options(Structure):
     """struct zero_options"""
 
@@ -225,6 +238,7 @@ PROTOTYPES = {
     "zero_prefetch": (c_int, _client, c_uint32),
     "zero_push": (c_int, _client, c_uint32, c_char_p, c_bool, POINTER(Sync)),
     "zero_put": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
+    "zero_put_file": (c_int, _client, c_int, POINTER(Values), c_uint32),
     "zero_query": (c_int, _client, c_char_p, c_char_p, POINTER(c_void_p)),
     "zero_release": (c_int, _client, c_uint32, POINTER(Sync)),
     "zero_stash_read": (c_int, _client, c_uint64, POINTER(c_void_p), POINTER(c_uint64)),

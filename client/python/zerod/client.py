@@ -44,6 +44,19 @@ class AdamWSet(NamedTuple):
         return _averaged("adamw", self.ema_decay)
 
 
+class FileValues(NamedTuple):
+    """A run of values in a file, for Client.put_file(): `count` elements of a tensor's plane from element `first` on, which
+    are little-endian at byte `at` of the file.  dtype: in the file, "fp32", "bf16" or "fp16"; of a group of bytes its
+    own, and elements are words of four bytes."""
+
+    tensor: int
+    plane: str
+    dtype: str
+    first: int
+    count: int
+    at: int
+
+
 class AdamSet(NamedTuple):
     """One hyperparameter set of Adam, as torch.optim.Adam has them: the weight decay is L2."""
 
@@ -530,6 +543,20 @@ class Client(Conversation):
         """Copies count elements from memory to a tensor's plane; the reverse of get(), at a step
         boundary and by one writer.  "serve" cannot be written: it is made from "master"."""
         self._access(self._library.zero_put, tensor, plane, first, count, address, False)
+
+    def put_file(self, fd: int, values: Sequence[FileValues]) -> None:
+        """Copies runs of values out of a file, as put() does from memory; fd: open for reading.  The library reads
+        the file, in the order of the runs, a piece at a time, while the service takes earlier pieces in: this process
+        holds a few MiB.  Runs in the order of the file are read ahead.
+
+        All runs are checked before the first value is written; after an error some values may be written.
+        Raises Conflict if the file became shorter, InputOutput if it cannot be read, and as put()."""
+        runs = (lib.Values * len(values))()
+        for run, v in zip(runs, values):
+            run.tensor, run.plane = number(v.tensor, "tensor", 0, lib.ALL), code_of(lib.PLANES, v.plane, "plane")
+            run.dtype = code_of({**lib.DTYPES, **lib.BYTES}, v.dtype, "dtype")
+            run.first, run.count, run.at = (number(getattr(v, n), n, 0, 2**64 - 1) for n in ("first", "count", "at"))
+        self._call(self._library.zero_put_file, number(fd, "fd", 0, 2**31 - 1), runs, len(runs))
 
     def _access(self, function, tensor, plane, first, count, address, writes):
         tensor = number(tensor, "tensor", 0, lib.ALL)

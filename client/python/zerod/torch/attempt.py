@@ -98,6 +98,10 @@ class Attempt:
         """As Client.put()."""
         self._unless_begun(self.client.put, *arguments)
 
+    def put_file(self, *arguments: Any) -> None:
+        """As Client.put_file()."""
+        self._unless_begun(self.client.put_file, *arguments)
+
     def _unless_begun(self, call: Callable[..., Any], *arguments: Any) -> Any:
         self._tell()
         while True:

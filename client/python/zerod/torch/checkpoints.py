@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import zerod
+
 from .files import (CODES, SAVE_ID, CheckpointError, Source, Stored, StoredSet, bytes_of,
                     check_machine, no_constant, of_tensor, write_pickled, write_set)
 from .optim import ServiceOptimizer
@@ -161,9 +163,22 @@ def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
     return match
 
 
-def _stream(sharded: Sharded, param: ShardedParam, plane: str, stored: Stored) -> None:
-    for first, piece in stored.pieces():
-        sharded.write(param, plane, piece, first)
+def _write(sharded: Sharded, wanted: list[tuple[ShardedParam, str, Stored]]) -> None:
+    """Planes of parameters out of files: by the library in the order of the file, or where the service cannot take
+    the values as they stand, by this process."""
+    of_files: dict[int, tuple[Stored, list[zerod.FileValues]]] = {}
+    for param, plane, stored in wanted:
+        values = sharded.file_values(param, plane, stored.dtype, stored.begin)
+        if values is not None:
+            of_files.setdefault(stored.file.fd, (stored, []))[1].append(values)
+            continue
+        for first, piece in stored.pieces():
+            sharded.write(param, plane, piece, first)
+    for fd, (stored, runs) in of_files.items():
+        try:
+            sharded.attempt.put_file(fd, sorted(runs, key=lambda v: v.at))
+        except zerod.Conflict as e:
+            raise CheckpointError(f"{stored.file.path}: {e}") from e
 
 
 def _load_buffers(match: _Match) -> None:
@@ -179,7 +194,8 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
                      alone: bool = False) -> None:
     """Loads parameters and persistent buffers from safetensors files; all ranks call it.
 
-    The first rank that has a parameter writes it to the service, 64 MiB at a time; each rank reads the headers and
+    The first rank that has a parameter writes it to the service, straight out of the file, of which it holds a few MiB,
+    or 64 MiB of a type other than fp32, bf16, fp16 and the model's bytes; each rank reads the headers and
     its buffers, and so must see the files.  Begins when all ranks have called, and returns when all
     is written.  Everything is checked first: an error loads nothing.
 
@@ -202,9 +218,7 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
         match = _match_model(sharded, StoredSet(stack, _file_path(path)), strict)
         if not alone:
             sharded.barrier()
-        for param, stored in match.params:
-            if alone or sharded.rank == param.writer:
-                _stream(sharded, param, "master", stored)
+        _write(sharded, [(p, "master", stored) for p, stored in match.params if alone or sharded.rank == p.writer])
         _load_buffers(match)
     if alone:
         _let_go(sharded)
@@ -328,10 +342,9 @@ def _match_groups(optimizer: ServiceOptimizer, found: StoredSet) -> list[dict[st
 
 def _load_optimizer(optimizer: ServiceOptimizer,
                     match: dict[ShardedParam, dict[str, Stored]]) -> None:
+    for these in (("master",), optimizer.planes):  # a write to master may write ema
+        _write(optimizer.sharded, [(p, plane, planes[plane]) for p, planes in match.items() for plane in these if plane in planes])
     for param, planes in match.items():
-        for plane in ("master", *optimizer.planes):  # a write to master may write ema
-            if plane in planes:
-                _stream(optimizer.sharded, param, plane, planes[plane])
         if "step" in planes:
             optimizer.sharded.write(param, "step", planes["step"].read(0, 1))
         else:
@@ -364,9 +377,8 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         states = _match_optimizer(optimizer, optimizer_set)
         groups = _match_groups(optimizer, optimizer_set)
         sharded.barrier()
-        for param, stored in match.params:
-            if sharded.rank == param.writer and "master" not in states.get(param, {}):
-                _stream(sharded, param, "master", stored)
+        _write(sharded, [(p, "master", stored) for p, stored in match.params
+                         if sharded.rank == p.writer and "master" not in states.get(p, {})])
         _load_optimizer(optimizer, {p: of for p, of in states.items() if p.writer == sharded.rank})
         _load_buffers(match)
         for mine, saved in zip(optimizer.param_groups, groups):

@@ -12,7 +12,7 @@ from zerod._library import EMA_PLANES
 from zerod.environment import incarnation
 
 from .parameter import WrittenInPlace
-from .plan import BYTES, WORD
+from .plan import BYTES, DTYPES, WORD
 from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -197,6 +197,15 @@ class Sharded:
     def write_part(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
         """write() of what this rank has of a parameter."""
         self._put(param.index, plane, first, values.detach().to("cpu", dtype_of(param, plane)).contiguous())
+
+    def file_values(self, param: ShardedParam, plane: str, dtype: torch.dtype, at: int) -> "zerod.FileValues | None":
+        """All of a parameter's plane in a file, for Client.put_file(); None if the service cannot take it from
+        there as it stands: of another type, or a part of a divided parameter."""
+        word = DTYPES.get(dtype) or (BYTES.get(dtype) if dtype is param.dtype else None)
+        if param.split is not None or word is None:
+            return None
+        count = -(-param.numel // WORD) if dtype in BYTES else param.numel
+        return zerod.FileValues(param.index, self._name_of(plane), word, 0, count, at)
 
     def _name_of(self, plane: str) -> str:
         """As the client has it."""
