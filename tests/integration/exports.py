@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """zeroctl export and import of a job's parameters as safetensors files, and import of hostile files."""
 import json
+import math
 import os
 import struct
 import subprocess
@@ -8,7 +9,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import BIG, Place, planes, read_safetensors, train, write_safetensors  # noqa: E402
-from cluster import SETS, Cluster, Tools, small_layout, step_all  # noqa: E402
+from cluster import SETS, Cluster, Tools, group, small_layout, spawn, step_all, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 TRIES = 8  # until a step falls into an export
@@ -118,6 +119,150 @@ def import_of_hostile_files():
         for path in (f"{d}/none", d, "/dev/null", f"{d}/fifo"):
             assert c[0].ctl_run("import", "job", path).returncode == 1
         assert planes(c) == sums
+
+
+# ---- large files -------------------------------------------------------------------
+
+LARGE = [group("a", tensor("a.w", 1 << 20, 12), dtype="bf16"), group("b", tensor("b.w", 1 << 20, 4), tensor("b.b", 5))]
+SLOTS = 4 << 20  # bytes of a session's transfer area
+
+
+def write_large(path, layout, flip=0):
+    """Any values, as many as the layout has; flip: other ones."""
+    header, at = {}, 0
+    for t in (t for g in layout for t in g["tensors"]):
+        size = 4 * math.prod(t["shape"])
+        header[t["name"]] = {"dtype": "F32", "shape": t["shape"], "data_offsets": [at, at + size]}
+        at += size
+    words = struct.pack("<4096I", *((i * 2654435761 ^ flip << 13) & 0x3fffffff for i in range(4096)))
+    write_safetensors(path, header, (words * (at // len(words) + 1))[:at])
+
+
+class Import:
+    """zeroctl import, while something else goes on."""
+
+    def __init__(self, daemon, path):
+        self.process = spawn([Tools.zeroctl, "--socket", daemon.socket, "import", "job", path],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def has_read(self):
+        """Bytes."""
+        with open(f"/proc/{self.process.pid}/io", encoding="ascii") as f:
+            return int(f.readline().split()[1])
+
+    def peak(self):
+        """Bytes of memory that it has had."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
+            return next((int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM")), 0)
+
+    def end(self):
+        said = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, said
+
+
+def anonymous(daemon):
+    """Bytes of the daemon's memory that is no plane and no window."""
+    with open(f"/proc/{daemon.process.pid}/status", encoding="ascii") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon"))
+
+
+@cases_of(["BF16", "F16"])
+def every_value_of_16_bits_is_widened_exactly(word):
+    """Half of the values lie on the other node.  NaN may become another NaN."""
+    values = struct.pack("<65536H", *range(65536))
+    if word == "BF16":
+        wide = [i << 16 for i in range(65536)]
+    else:
+        wide = struct.unpack("<65536I", struct.pack("<65536f", *struct.unpack("<65536e", values)))
+    with Place() as d, Cluster(2, mirror=1) as c:
+        c.ranks("job", [group("g", tensor("t", 65536))], [0, 1], hold=1, push=1)
+        write_safetensors(f"{d}/in", {"t": {"dtype": word, "shape": [65536], "data_offsets": [0, len(values)]}}, values)
+        c[0].ctl("import", "job", f"{d}/in")
+        c[1].ctl("export", "job", f"{d}/out")
+        found = struct.unpack("<65536I", read_safetensors(f"{d}/out")[1])
+        for i, (a, b) in enumerate(zip(found, wide)):
+            nan = a & 0x7fffffff > 0x7f800000 and b & 0x7fffffff > 0x7f800000
+            assert a == b or nan, (i, hex(a), hex(b))
+        told = c.checksum("job")
+        assert told["mirrors"] == told["planes"], told
+
+
+@case
+def an_import_holds_a_few_pieces_of_the_file():
+    with Place() as d, Cluster(1) as c:
+        c.ranks("job", LARGE, [0], hold=1, push=1)
+        write_large(f"{d}/large", LARGE)
+        size, before, client, daemon = os.path.getsize(f"{d}/large"), anonymous(c[0]), 0, 0
+        run = Import(c[0], f"{d}/large")
+        while run.process.poll() is None:
+            client, daemon = max(client, run.peak()), max(daemon, anonymous(c[0]))
+        assert run.end()[0] == 0 and size > 60 << 20
+        assert 0 < client < 24 << 20, client
+        assert daemon - before < 4 * SLOTS, daemon - before
+
+
+def stuck_import(d, c, flip=0):
+    """An import that has all slots under way, for the other node says nothing."""
+    c.ranks("job", LARGE, [0], hold=1, push=1)
+    write_large(f"{d}/large", LARGE, flip)
+    c[1].stop()
+    run = Import(c[0], f"{d}/large")
+    until(lambda: run.has_read() > SLOTS, what="the pieces under way")
+    return run
+
+
+def imports_in_whole(d, c):
+    """The file can be imported now, and is then all there; nothing is left of the import before."""
+    write_large(f"{d}/whole", LARGE, 1)
+    c[0].ctl("import", "job", f"{d}/whole")
+    c[1].ctl("export", "job", f"{d}/out")
+    (header, body), (found, values) = (read_safetensors(f"{d}/{name}") for name in ("whole", "out"))
+    for name, entry in header.items():
+        (a, b), (x, y) = entry["data_offsets"], found[name]["data_offsets"]
+        assert body[a:b] == values[x:y], name
+
+
+@case
+def a_file_that_shrinks_while_it_is_imported():
+    with Place() as d, Cluster(2) as c:
+        run = stuck_import(d, c)
+        os.truncate(f"{d}/large", SLOTS * 2 + 123)
+        c[1].go_on()
+        status, said = run.end()
+        assert status == 1 and "shorter" in said and "a.w" in said, said
+        imports_in_whole(d, c)
+
+
+@case
+def a_daemon_killed_while_a_file_is_imported():
+    with Place() as d, Cluster(2) as c:
+        run = stuck_import(d, c)
+        c[0].kill()
+        c[1].go_on()
+        status, said = run.end()
+        assert status != 0 and "large" in said and "connection" in said, (status, said)
+        c[0].start()
+        c.wait_up()
+        until(lambda: c[0].ctl_run("checksum", "job").returncode == 0, what="the job")
+        imports_in_whole(d, c)
+
+
+@case
+def a_put_refused_with_others_under_way():
+    """An import in the middle of a step ends with the reason."""
+    with Place() as d, Cluster(1) as c:
+        a, = c.ranks("job", LARGE, [0], hold=1, push=2)
+        write_large(f"{d}/large", LARGE)
+        sums = planes(c)
+        a.do("grad", group=0)
+        a.do("push", group=0)
+        r = c[0].ctl_run("import", "job", f"{d}/large")
+        assert r.returncode == 1 and "rank 0 has pushed" in r.stderr and "a.w" in r.stderr, r
+        assert planes(c) == sums
+        a.do("grad", group=1)
+        a.do("push", group=1)
+        a.do("step", sets=SETS[:1])
+        c[0].ctl("import", "job", f"{d}/large")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-/* zero_put() and zero_get(): pieces, ranges, planes. */
+/* zero_put(), zero_put_file() and zero_get(): pieces, slots, ranges, planes. */
 #include <criterion/criterion.h>
 
 #include "fake.h"
 
-enum { WTE = 0, MASK = 1, H0 = 2, PIECE = FAKE_TRANSFER / sizeof(float) };
+enum { WTE = 0, MASK = 1, H0 = 2, SLOTS = 4, SLOT = FAKE_TRANSFER / SLOTS, PIECE = FAKE_TRANSFER / sizeof(float) };
 
 static struct fake f;
 static float stored[3000];
@@ -17,8 +17,9 @@ static void store(struct fake *d)
                 const Zero__Access *a = fake_expect(d, ZERO__REQUEST__BODY_PUT)->put;
 
                 MUST(a->tensor == H0 && a->plane == ZERO_PLANE_MASTER && a->first == next);
-                MUST(a->count > 0 && a->count <= PIECE && a->first + a->count <= 3000);
-                memcpy(stored + a->first, d->session, a->count * sizeof(float));
+                MUST(a->count > 0 && a->first + a->count <= 3000);
+                MUST(a->at % SLOT == 0 && a->at + a->count * sizeof(float) <= a->at / SLOT * SLOT + SLOT);
+                memcpy(stored + a->first, d->session + a->at, a->count * sizeof(float));
                 next += a->count;
                 fake_ok(d, d->request->seq);
         }
@@ -106,21 +107,170 @@ Test(state, ranges_and_planes_are_checked_here)
         fake_close(&f, c);
 }
 
-static void refuse_second_piece(struct fake *d)
+/* Takes as many pieces as the client sends without an answer; answers the second with a refusal. */
+static void refuse_one_of_several(struct fake *d)
 {
+        uint64_t seq[SLOTS];
+
         fake_begin(d);
+        for (int i = 0; i < SLOTS; i++) {
+                seq[i] = fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq;
+                MUST(d->request->put->at == (uint64_t)i * SLOT);
+        }
+        fake_refuse(d, seq[1], ZERO_EORDER, "not at a step boundary");
+        fake_ok(d, seq[3]);
+        fake_ok(d, seq[0]);
+        fake_ok(d, seq[2]);
         fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq);
-        fake_expect(d, ZERO__REQUEST__BODY_PUT);
-        fake_refuse(d, d->request->seq, ZERO_EORDER, "not at a step boundary");
         fake_expect_end(d);
 }
 
-Test(state, refusal_ends_the_transfer)
+Test(state, refusal_of_one_piece_ends_the_put_and_nothing_else)
 {
-        struct zero_client *c = fake_open(&f, refuse_second_piece, 1);
+        struct zero_client *c = fake_open(&f, refuse_one_of_several, 1);
         float in[3000] = { 0 };
 
         cr_assert_eq(zero_put(c, H0, ZERO_PLANE_MASTER, 0, 3000, in), ZERO_EORDER);
-        cr_assert_str_eq(zero_error(c), "not at a step boundary");
+        cr_assert(strstr(zero_error(c), "not at a step boundary"), "%s", zero_error(c));
+        cr_assert(strstr(zero_error(c), "h.0.w"), "%s", zero_error(c));
+        cr_assert_eq(zero_put(c, H0, ZERO_PLANE_MASTER, 0, 1, in), ZERO_OK);
         fake_close(&f, c);
+}
+
+/* ---- files ------------------------------------------------------------------- */
+
+static int file_of(const void *data, size_t n)
+{
+        char path[] = "/tmp/zerod-test-XXXXXX";
+        int fd = mkstemp(path);
+
+        cr_assert(fd >= 0 && unlink(path) == 0);
+        cr_assert_eq(write(fd, data, n), (ssize_t)n);
+        return fd;
+}
+
+/* Slots are used again only when their pieces are answered; the last answer comes first. */
+static void store_16_bits(struct fake *d)
+{
+        uint64_t seq[SLOTS], next = 0;
+        uint16_t *to = (uint16_t *)stored;
+
+        fake_begin(d);
+        while (next < 2500) {
+                int n = 0;
+
+                for (; n < SLOTS && next < 2500; n++) {
+                        const Zero__Access *a = fake_expect(d, ZERO__REQUEST__BODY_PUT)->put;
+                        bool first = next < 1500;
+
+                        MUST(a->tensor == H0 && a->plane == ZERO_PLANE_MASTER);
+                        MUST(a->dtype == (first ? ZERO_BF16 : ZERO_FP16));
+                        MUST(a->first == (first ? next : next - 1500 + 2000));
+                        MUST(a->at % SLOT == 0 && a->count * 2 <= SLOT);
+                        memcpy(to + next, d->session + a->at, a->count * 2);
+                        next += a->count;
+                        seq[n] = d->request->seq;
+                }
+                while (n-- > 0)
+                        fake_ok(d, seq[n]);
+        }
+        fake_expect_end(d);
+}
+
+Test(state, runs_of_a_file_come_in_its_own_type)
+{
+        struct zero_client *c = fake_open(&f, store_16_bits, 1);
+        struct zero_values runs[] = { { H0, ZERO_PLANE_MASTER, ZERO_BF16, 0, 1500, 7 },
+                                      { H0, ZERO_PLANE_MASTER, ZERO_FP16, 2000, 1000, 3007 + 5 } };
+        uint16_t values[2500];
+        char data[7 + 3000 + 5 + 2000];
+        int fd;
+
+        for (int i = 0; i < 2500; i++)
+                values[i] = (uint16_t)(i * 13);
+        memset(data, 0xff, sizeof(data));
+        memcpy(data + 7, values, 3000);
+        memcpy(data + 3012, values + 1500, 2000);
+        fd = file_of(data, sizeof(data));
+        cr_assert_eq(zero_put_file(c, fd, runs, 2), ZERO_OK, "%s", zero_error(c));
+        fake_close(&f, c);
+        cr_assert_arr_eq(stored, values, sizeof(values));
+        close(fd);
+}
+
+static void count_and_store(struct fake *d)
+{
+        fake_begin(d);
+        for (int i = 0; i < 3; i++)
+                fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq);
+        fake_expect_end(d);
+}
+
+Test(state, a_file_that_ends_early_ends_the_call_alone)
+{
+        struct zero_client *c = fake_open(&f, count_and_store, 1);
+        struct zero_values run = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 3000, 0 };
+        static const char data[2 * SLOT + 3];
+        int fd = file_of(data, sizeof(data));
+
+        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_ECONFLICT);
+        cr_assert(strstr(zero_error(c), "h.0.w") && strstr(zero_error(c), "shorter"), "%s", zero_error(c));
+        run.count = 1;
+        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_OK);
+        fake_close(&f, c);
+        close(fd);
+}
+
+Test(state, runs_are_checked_before_the_first_is_put)
+{
+        struct zero_client *c = fake_open(&f, fake_only_begin, 1);
+        struct zero_values good = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, 0 };
+        struct { int status; struct zero_values values; } bad[] = {
+                { ZERO_ENOGROUP, { 99, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, 0 } },
+                { ZERO_ERANGE, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 2999, 2, 0 } },
+                { ZERO_ERANGE, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, INT64_MAX - 3 } },
+                { ZERO_EINVAL, { H0, ZERO_PLANE_STEP, ZERO_FP32, 0, 1, 0 } },
+                { ZERO_EINVAL, { H0, ZERO_PLANE_SERVE, ZERO_FP32, 0, 1, 0 } },
+                { ZERO_EINVAL, { H0, ZERO_PLANE_MASTER, ZERO_INT8, 0, 1, 0 } },
+                { ZERO_EINVAL, { H0, ZERO_PLANE_MASTER, 77, 0, 1, 0 } },
+        };
+        int fd = file_of("0123456789abcdef", 16);
+
+        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+                struct zero_values runs[] = { good, bad[i].values };
+
+                cr_assert_eq(zero_put_file(c, fd, runs, 2), bad[i].status, "run %zu", i);
+        }
+        cr_assert_eq(zero_put_file(c, -1, &good, 1), ZERO_EINVAL);
+        cr_assert_eq(zero_put_file(c, fd, NULL, 1), ZERO_EINVAL);
+        cr_assert_eq(zero_put_file(c, fd, NULL, 0), ZERO_OK);
+        fake_close(&f, c);
+        close(fd);
+}
+
+/* The daemon is lost with pieces under way. */
+static void die_with_pieces(struct fake *d)
+{
+        fake_begin(d);
+        fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq);
+        for (int i = 0; i < SLOTS; i++)
+                fake_expect(d, ZERO__REQUEST__BODY_PUT);
+        fake_restart(d);
+        for (int i = 0; i < 3; i++)
+                fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq);
+        fake_expect_end(d);
+}
+
+Test(state, a_lost_daemon_aborts_a_put_of_many_pieces)
+{
+        struct zero_client *c = fake_open(&f, die_with_pieces, 1);
+        struct zero_values run = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 3000, 0 };
+        static const char data[12000];
+        int fd = file_of(data, sizeof(data));
+
+        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_EABORTED);
+        run.count = 2 * SLOT / sizeof(float) + 1;
+        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_OK, "%s", zero_error(c));
+        fake_close(&f, c);
+        close(fd);
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+import zerod
 from zerod._library import EMA_PLANES
 from zerod.environment import incarnation
 
@@ -16,8 +17,6 @@ from .plan import BYTES, DTYPES, WORD
 from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
-    import zerod
-
     from .activations import Activations
     from .attempt import Attempt
     from .gradients import Gradients
@@ -198,7 +197,7 @@ class Sharded:
         """write() of what this rank has of a parameter."""
         self._put(param.index, plane, first, values.detach().to("cpu", dtype_of(param, plane)).contiguous())
 
-    def file_values(self, param: ShardedParam, plane: str, dtype: torch.dtype, at: int) -> "zerod.FileValues | None":
+    def file_values(self, param: ShardedParam, plane: str, dtype: torch.dtype, at: int) -> zerod.FileValues | None:
         """All of a parameter's plane in a file, for Client.put_file(); None if the service cannot take it from
         there as it stands: of another type, or a part of a divided parameter."""
         word = DTYPES.get(dtype) or (BYTES.get(dtype) if dtype is param.dtype else None)
