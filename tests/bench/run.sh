@@ -27,6 +27,7 @@ PROGRAMS=(
         'checkpoint'
         'plan'
         'scrape'
+        'load'
 )
 QUICK='--repeat 3'
 
@@ -35,7 +36,7 @@ work=
 
 usage() {
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        echo "Programs: kernels bulk fetch step update recovery checkpoint plan scrape torch"
+        echo "Programs: kernels bulk fetch step update recovery checkpoint plan scrape load torch"
 }
 
 finish() {

@@ -9,8 +9,8 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import BIG, Place, planes, read_safetensors, train, write_safetensors  # noqa: E402
-from cluster import SETS, Cluster, Tools, group, small_layout, spawn, step_all, tensor, until  # noqa: E402
-from harness import case, cases_of, main  # noqa: E402
+from cluster import SETS, SLOW, Cluster, Tools, group, small_layout, spawn, step_all, tensor, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 
 TRIES = 8  # until a step falls into an export
 
@@ -197,6 +197,8 @@ def an_import_holds_a_few_pieces_of_the_file():
         while run.process.poll() is None:
             client, daemon = max(client, run.peak()), max(daemon, anonymous(c[0]))
         assert run.end()[0] == 0 and size > 60 << 20
+        if SLOW > 1:
+            raise Skip("the address sanitizer keeps freed memory")
         assert 0 < client < 24 << 20, client
         assert daemon - before < 4 * SLOTS, daemon - before
 

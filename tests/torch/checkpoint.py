@@ -295,6 +295,52 @@ def broken_files_are_refused():
 
 
 @case
+def files_go_to_the_service_without_this_process():
+    """Types that the service takes as they stand; one that it does not take comes through torch."""
+    def run(_, path):
+        from safetensors.torch import save_file
+        zt, model = zero(make(dtype=torch.bfloat16))
+        sharded, write = model.sharded, type(model.sharded).write
+        written = []
+        type(sharded).write = lambda self, param, *rest: written.append(param) or write(self, param, *rest)
+        try:
+            for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.float16, torch.float64)):
+                wanted = {n: v.to(dtype) for n, v in make(i).state_dict().items()}
+                save_file(wanted, f"{path}/model.safetensors")
+                zt.load_safetensors(model, path)
+                for p in sharded.params:
+                    assert torch.equal(sharded.read(p).view(p.shape), wanted[p.name].float()), (dtype, p.name)
+                assert set(written) == (set(sharded.params) if dtype is torch.float64 else set()), dtype
+        finally:
+            type(sharded).write = write
+    with directory() as path:
+        ranks.run(run, 1, ranks.shared(), arguments=(path,))
+
+
+@case
+def a_file_that_shrinks_while_it_is_loaded():
+    def run(_, path):
+        zt, model = zero(make())
+        from zerod.torch.checkpoints import CheckpointError
+        name, put_file = f"{path}/model.safetensors", model.sharded.client.put_file
+        zt.save_safetensors(model, path)
+        before = model.state_dict()
+
+        def shrinks(*arguments):
+            os.truncate(name, os.path.getsize(name) - 4)
+            put_file(*arguments)
+        model.sharded.client.put_file = shrinks
+        raises(CheckpointError, [name, "shorter"], zt.load_safetensors, model, path)
+        model.sharded.client.put_file = put_file
+        same(model.state_dict(), before)
+        zt.save_safetensors(model, path)
+        zt.load_safetensors(model, path)
+        same(model.state_dict(), before)
+    with directory() as path:
+        ranks.run(run, 1, ranks.shared(), arguments=(path,))
+
+
+@case
 def broken_indexes_are_refused():
     def run(_, path):
         zt, model = zero(make())

@@ -1,13 +1,126 @@
 #!/usr/bin/env python3
 """bench-load [--repeat N] [--json FILE] [--mib N] [--directory DIRECTORY]
 
-What a safetensors file loads at, from the disk into the planes of one daemon: `zeroctl import`, from its start to its end,
-and zero_put_file() in the process of a rank, for files of fp32, bf16 and fp16.
+How fast `zeroctl import` loads a safetensors file that no cache has into the shards of one node, from its start to its
+end.  Ratios are seconds of a limit over seconds of loading.
 
-  direct  seconds of a direct read (O_DIRECT) of the same file, over those of loading: the aim is 0.9
-  owner   the same of what bounds the owner: one thread that copies (fp32) or widens (16 bits) the file's values from memory
-          into such planes
+  direct   a direct read (O_DIRECT) of the same file; the aim is 0.9
+  smaller  the slower one of that and of loading the file when it is in the page cache: then the owner bounds, not the disk
 
-The file's pages are dropped from the cache before each of them.  Both limits take turns with loading; median and quartiles
-over rounds.
+A 16-bit file is widened: its planes take three times its bytes.  The file's pages are dropped before each cold round, and
+rounds of reading, loading and loading again take turns; median and quartiles.
 """
+import argparse
+import contextlib
+import json
+import math
+import mmap
+import os
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, "@SOURCE@/tests/bench")
+import common  # noqa: E402  (its place is known only now)
+from checkpointing import write_safetensors  # noqa: E402
+from cluster import Cluster, Tools, group, tensor  # noqa: E402
+
+BUILD = "@BUILD@"
+AIM = 0.9
+BLOCKS = 16
+PIECE = 8 << 20  # of a direct read
+TYPES = {"fp32": ("F32", 4), "bf16": ("BF16", 2), "fp16": ("F16", 2)}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--json")
+    parser.add_argument("--mib", type=int, default=1024, help="of the file")
+    parser.add_argument("--directory", default="/var/tmp", help="on the disk to read from")
+    return parser.parse_args()
+
+
+def layout(dtype, mib):
+    """Blocks of two matrices, a bias and a norm."""
+    columns = (mib << 20) // BLOCKS // TYPES[dtype][1] // 4 // 2048
+    return [group(f"b{i}", tensor(f"b{i}.up", 2048, 3 * columns), tensor(f"b{i}.norm", 2048),
+                  tensor(f"b{i}.down", columns, 2048), tensor(f"b{i}.bias", 8192), dtype=dtype) for i in range(BLOCKS)]
+
+
+def write(path, groups, dtype):
+    word, size = TYPES[dtype]
+    header, at = {}, 0
+    for t in (t for g in groups for t in g["tensors"]):
+        end = at + size * math.prod(t["shape"])
+        header[t["name"]] = {"dtype": word, "shape": t["shape"], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    write_safetensors(path, text + b" " * (-len(text) % 8))
+    values = bytes(range(60)) * (PIECE // 60)  # no NaN of any type
+    with open(path, "ab") as f:
+        for begin in range(0, at, len(values)):
+            f.write(values[:at - begin])
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def drop(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def read_direct(path, memory):
+    fd, at, size = os.open(path, os.O_RDONLY | os.O_DIRECT), 0, os.path.getsize(path)
+    while at < size:
+        at += os.preadv(fd, [memory], at)
+    os.close(fd)
+
+
+def seconds(work, *rest):
+    begin = time.monotonic()
+    work(*rest)
+    return time.monotonic() - begin
+
+
+def rounds_of(daemon, path, repeat):
+    with contextlib.closing(mmap.mmap(-1, PIECE)) as memory:
+        for i in range(repeat + 1):
+            drop(path)
+            direct = seconds(read_direct, path, memory)
+            drop(path)
+            load = seconds(daemon.ctl, "import", "job", path)
+            cached = seconds(daemon.ctl, "import", "job", path)
+            if i > 0:  # the first round touches the planes
+                yield {"direct": direct, "load": load, "cached": cached}
+
+
+def measure(dtype, options, output):
+    rounds, groups = [], layout(dtype, options.mib)
+    with tempfile.TemporaryDirectory(dir=options.directory) as d, Cluster(1) as c:
+        c.ranks("job", groups, [0], hold=1, push=1, timeout_ms=300000)
+        write(f"{d}/model.safetensors", groups, dtype)
+        size = os.path.getsize(f"{d}/model.safetensors")
+        for r in rounds_of(c[0], f"{d}/model.safetensors", max(2, options.repeat)):
+            rounds.append(r)
+            print(f"{dtype}:", *(f"{name} {size / s / 1e6:.0f} MB/s;" for name, s in r.items()), flush=True)
+    for limit, of in (("direct", lambda r: r["direct"]), ("smaller", lambda r: max(r["direct"], r["cached"]))):
+        f = common.figure(f"load, {dtype}, {limit}", [of(r) / r["load"] for r in rounds], mib=options.mib,
+                          **({"aim": AIM} if limit == "direct" else {}))
+        output.add(f)
+        print(f"{f['name']}: ratio {f['median_ratio']:.3f}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}", flush=True)
+
+
+def main():
+    options = arguments()
+    common.leave_on_signals()
+    common.use_build(BUILD)
+    Tools.actor = f"{BUILD}/tests/support/actor"
+    output = common.Output(options.json)
+    for dtype in TYPES:
+        measure(dtype, options, output)
+
+
+if __name__ == "__main__":
+    main()
