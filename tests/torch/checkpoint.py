@@ -183,6 +183,26 @@ def every_rank_loads_and_one_saves():
 
 
 @case
+def ranks_load_a_part_each():
+    def run(rank, path):
+        from safetensors.torch import save_file
+        zt, model = zero(make(), 1)
+        if rank == 0:
+            save_file(make(1).state_dict(), f"{path}/model.safetensors")
+        model.sharded.barrier()
+        client, put_file, runs = model.sharded.client, model.sharded.client.put_file, []
+        client.put_file = lambda fd, values: runs.extend(values) or put_file(fd, values)
+        zt.load_safetensors(model, path)
+        same(model.state_dict(), make(1).state_dict())
+        return {v.tensor: v.count for v in runs}
+    with directory() as path:
+        parts = ranks.run(run, 3, ranks.shared(), arguments=(path,))
+    whole = sum(v.numel() for v in make().parameters())
+    assert sum(len(p) for p in parts) == len(set().union(*parts)) and sum(sum(p.values()) for p in parts) == whole
+    assert all(0 < sum(p.values()) < whole / 2 for p in parts), parts
+
+
+@case
 def one_rank_loads_alone():
     def run(rank, path):
         from safetensors.torch import save_file

@@ -163,6 +163,19 @@ def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
     return match
 
 
+def _mine(sharded: Sharded) -> set[ShardedParam]:
+    """The parameters that this rank writes when all ranks load together: an equal part where all ranks have all
+    parameters, so that nodes read side by side, else those that it has first.  Follows from the model alone."""
+    if sharded.pipeline or not all(p.everywhere for p in sharded.params):
+        return {p for p in sharded.params if p.writer == sharded.rank}
+    total, before, mine = sum(p.numel for p in sharded.params), 0, set()
+    for param in sharded.params:
+        if before * sharded.world_size // max(total, 1) == sharded.rank:
+            mine.add(param)
+        before += param.numel
+    return mine
+
+
 def _write(sharded: Sharded, wanted: list[tuple[ShardedParam, str, Stored]]) -> None:
     """Planes of parameters out of files: by the library in the order of the file, or where the service cannot take
     the values as they stand, by this process."""
@@ -194,9 +207,9 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
                      alone: bool = False) -> None:
     """Loads parameters and persistent buffers from safetensors files; all ranks call it.
 
-    The first rank that has a parameter writes it to the service, straight out of the file, of which it holds a few MiB,
-    or 64 MiB of a type other than fp32, bf16, fp16 and the model's bytes; each rank reads the headers and
-    its buffers, and so must see the files.  Begins when all ranks have called, and returns when all
+    Each rank writes an equal part of the parameters to the service, or where ranks have different ones, those that it
+    is the first to have: straight out of the file, of which it holds a few MiB, or 64 MiB of a type other than fp32,
+    bf16, fp16 and the model's bytes.  Each rank reads the headers and its buffers, and so must see the files.  Begins when all ranks have called, and returns when all
     is written.  Everything is checked first: an error loads nothing.
 
     path: a file, or a directory with "model.safetensors" or "model.safetensors.index.json".  Any
@@ -218,7 +231,8 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
         match = _match_model(sharded, StoredSet(stack, _file_path(path)), strict)
         if not alone:
             sharded.barrier()
-        _write(sharded, [(p, "master", stored) for p, stored in match.params if alone or sharded.rank == p.writer])
+        mine = set(sharded.params) if alone else _mine(sharded)
+        _write(sharded, [(p, "master", stored) for p, stored in match.params if p in mine])
         _load_buffers(match)
     if alone:
         _let_go(sharded)
@@ -355,8 +369,8 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
                     optimizer: ServiceOptimizer) -> None:
     """Loads what :func:`save_checkpoint` has written; all ranks call it.
 
-    The number of ranks, nodes and the stage may be others than when it was saved.  The first rank that has a
-    parameter writes it, streamed; begins when all ranks have called, and returns when all is written.  Both files are
+    The number of ranks, nodes and the stage may be others than when it was saved.  Ranks write as in
+    :func:`load_safetensors`; begins when all ranks have called, and returns when all is written.  Both files are
     checked first: an error loads nothing.
 
     Errors: CheckpointError for files that are broken, of different saves, or do not fit model and
@@ -377,9 +391,10 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         states = _match_optimizer(optimizer, optimizer_set)
         groups = _match_groups(optimizer, optimizer_set)
         sharded.barrier()
+        mine = _mine(sharded)
         _write(sharded, [(p, "master", stored) for p, stored in match.params
-                         if sharded.rank == p.writer and "master" not in states.get(p, {})])
-        _load_optimizer(optimizer, {p: of for p, of in states.items() if p.writer == sharded.rank})
+                         if p in mine and "master" not in states.get(p, {})])
+        _load_optimizer(optimizer, {p: of for p, of in states.items() if p in mine})
         _load_buffers(match)
         for mine, saved in zip(optimizer.param_groups, groups):
             optimizer._take_group(mine, saved)

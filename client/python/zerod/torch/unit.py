@@ -48,6 +48,7 @@ class ShardedParam:
         self.index = self.group = self.offset = -1
         self.position = -1  # among its group's tensors
         self.writer = self.part_writer = -1  # the ranks that write its first or loaded values
+        self.everywhere = False  # all ranks have all of it
         self.kind = nn.Parameter if is_dtensor(value) else type(value)
         self.dtensor = (value.device_mesh, value.placements) if is_dtensor(value) else None
         self.placeholder = placeholder_of(self, value)

@@ -180,6 +180,7 @@ def _find_in(sharded: Sharded, layout: zerod.Layout) -> None:
         p.offset = layout.offset(p.index) * p.of_element
         firsts = [(layout.group_ranks(layout.tensor_group(t)) or [0])[0] for t in p.parts]
         p.writer, p.part_writer = min(firsts), firsts[p.parts.index(p.index)]
+        p.everywhere = split is None and not layout.group_ranks(p.group)
     for g in sharded.groups:
         g.index = g.params[0].group
         g.elements = layout.group_elements(g.index) * g.params[0].of_element
