@@ -566,7 +566,8 @@ int zero_stash_release(struct zero_client *client, uint64_t key, bool last, stru
  * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
  * after a write to MASTER every node gathers the group again.  After a write to STEP of a
  * tensor its bias correction continues from there; ZERO_ERANGE above 2^39 - 1.
- * After ZERO_EABORTED the values may have been written or not.
+ * After ZERO_EABORTED the values may have been written or not.  After any other error of a put of
+ * more than a MiB some may be written: pieces of it are under way at once.
  * SET selects the hyperparameter set of zero_step() that applies to a trainable tensor.  It
  * starts as zero_tensor.set; a put holds from then on, also after a restart of
  * the service.  Put it at any time before the writer's own zero_step()

@@ -90,7 +90,8 @@ static void name_tensor(const struct zero_client *c, const struct pending *p, st
 {
         struct fault plain = *fault;
 
-        fault_set(fault, plain.status, "tensor '%.200s': %s", c->layout->tensors[p->tensor].name, plain.text);
+        fault_set(fault, plain.status, "tensor '%.200s': %s", c->layout->tensors[p->tensor].name,
+                  plain.text);
 }
 
 /* The daemon has read the gradient. */

@@ -2,9 +2,9 @@
  * Reading and writing planes through the session's transfer area, piece by piece, and
  * queries of the daemon.
  *
- * What is written goes through slots, into which the transfer area is cut: while the daemon takes some pieces in, the next
- * one is copied or read into its slot.  A file is read ahead by the kernel meanwhile.  So a whole file takes no
- * more memory than the slots.
+ * What is written goes through slots, into which the transfer area is cut: while the daemon takes
+ * some pieces in, the next one is copied or read into its slot.  A file is read ahead by the kernel
+ * meanwhile.  So a whole file takes no more memory than the slots.
  */
 #include "client.h"
 
@@ -29,7 +29,7 @@ struct access {
 /* Where values come from. */
 struct source {
         const uint8_t *memory;
-        int fd; /* -1: memory */
+        int fd;             /* -1: memory */
         uint64_t at, bytes; /* in the file, and how many are left; zeros follow them */
 };
 
@@ -136,7 +136,8 @@ static int check_set(struct zero_client *c, const struct access *a, const uint64
 static int read_piece(struct zero_client *c, const struct access *piece, struct source *from,
                       uint8_t *slot)
 {
-        size_t size = piece->count * piece->element, there = size < from->bytes ? size : from->bytes;
+        size_t size = piece->count * piece->element,
+               there = size < from->bytes ? size : from->bytes;
         const char *name = c->layout->tensors[piece->tensor].name;
 
         memset(slot + there, 0, size - there);
@@ -146,16 +147,20 @@ static int read_piece(struct zero_client *c, const struct access *piece, struct 
                 if (n < 0 && errno == EINTR)
                         continue;
                 if (n < 0)
-                        return client_fail(c, ZERO_EIO, "tensor '%.200s': reading the file: %s", name, strerror(errno));
+                        return client_fail(c, ZERO_EIO, "tensor '%.200s': reading the file: %s",
+                                           name, strerror(errno));
                 if (n == 0)
                         return client_fail(c, ZERO_ECONFLICT,
-                                           "tensor '%.200s': the file ends before its values do: it became shorter", name);
+                                           "tensor '%.200s': the file ends before its values do: "
+                                           "it became shorter",
+                                           name);
                 slot += n;
                 there -= (size_t)n;
                 from->at += (uint64_t)n;
                 from->bytes -= (uint64_t)n;
         }
-        return wire_sleep(c->interrupt_fd, wire_now()) ? client_shut(c, "a call was interrupted") : 0;
+        return wire_sleep(c->interrupt_fd, wire_now()) ? client_shut(c, "a call was interrupted")
+                                                       : 0;
 }
 
 /* Waits for the slot, fills it and hands it to the daemon. */
@@ -261,10 +266,12 @@ static uint64_t bytes_left(const struct layout_tensor *t, uint64_t first, uint64
         return bytes < count * sizeof(float) ? bytes : count * sizeof(float);
 }
 
-static int check_values(struct zero_client *c, const struct zero_values *v, struct access *ret_access,
-                        struct source *ret_from)
+static int check_values(struct zero_client *c, const struct zero_values *v,
+                        struct access *ret_access, struct source *ret_from)
 {
-        struct access a = { .tensor = v->tensor, .plane = v->plane, .first = v->first, .count = v->count };
+        struct access a = {
+                .tensor = v->tensor, .plane = v->plane, .first = v->first, .count = v->count
+        };
         int r = check_access(c, &a, true);
         const struct layout_tensor *t;
         enum zero_dtype kept;
@@ -274,18 +281,21 @@ static int check_values(struct zero_client *c, const struct zero_values *v, stru
         t = &c->layout->tensors[v->tensor];
         kept = c->layout->groups[t->group].dtype;
         if (v->plane == ZERO_PLANE_STEP || v->plane == ZERO_PLANE_SET)
-                return client_fail(c, ZERO_EINVAL, "tensor '%s': step and set come by zero_put()", t->name);
+                return client_fail(c, ZERO_EINVAL, "tensor '%s': step and set come by zero_put()",
+                                   t->name);
         if (dtype_is_bytes(kept) ? v->dtype != kept : !dtype_valid(v->dtype))
-                return client_fail(c, ZERO_EINVAL, "tensor '%s': values of dtype %d in the file", t->name, (int)v->dtype);
+                return client_fail(c, ZERO_EINVAL, "tensor '%s': values of dtype %d in the file",
+                                   t->name, (int)v->dtype);
         if (dtype_valid(v->dtype) && v->dtype != ZERO_FP32) {
                 a.dtype = v->dtype;
                 a.element = dtype_size(v->dtype);
         }
         ret_from->at = v->at;
-        ret_from->bytes = dtype_is_bytes(kept) ? bytes_left(t, v->first, v->count) : v->count * a.element;
+        ret_from->bytes =
+                dtype_is_bytes(kept) ? bytes_left(t, v->first, v->count) : v->count * a.element;
         if (v->at > INT64_MAX - ret_from->bytes)
-                return client_fail(c, ZERO_ERANGE, "tensor '%s': byte %llu lies in no file", t->name,
-                                   (unsigned long long)v->at);
+                return client_fail(c, ZERO_ERANGE, "tensor '%s': byte %llu lies in no file",
+                                   t->name, (unsigned long long)v->at);
         *ret_access = a;
         return 0;
 }
@@ -294,16 +304,18 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
 {
         struct slots_in_use use = { .next = 0 };
         struct source from = { .fd = fd };
-        struct access access;
+        struct access access = { .count = 0 };
         int r = client_begin(client);
 
         if (r == 0 && (fd < 0 || (n > 0 && !values)))
-                r = client_fail(client, ZERO_EINVAL, "zero_put_file() takes an open file and n runs of values");
+                r = client_fail(client, ZERO_EINVAL,
+                                "zero_put_file() takes an open file and n runs of values");
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 r = check_values(client, &values[i], &access, &from);
         if (r)
                 return r;
-        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* the kernel reads ahead, in large folios */
+        (void)posix_fadvise(fd, 0, 0,
+                            POSIX_FADV_SEQUENTIAL); /* the kernel reads ahead, in large folios */
         for (uint32_t i = 0; r == 0 && i < n; i++) {
                 r = check_values(client, &values[i], &access, &from);
                 if (r == 0)

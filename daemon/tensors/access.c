@@ -15,12 +15,14 @@
 
 #include "proto/cleanup.h"
 
-/* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has given up. */
+/* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has
+ * given up. */
 enum { PUTS_MAX = 8, GETS_MAX = 4 };
 
 /* ---- what is put ------------------------------------------------------------------- */
 
-/* A client that puts much gets the same memory again and again, for new pages cost more than the copy. */
+/* A client that puts much gets the same memory again and again, for new pages cost more than the
+ * copy. */
 static void keep_one_spare(const struct push_window *w)
 {
         struct put_values *v;

@@ -3,7 +3,14 @@
 
 #include "fake.h"
 
-enum { WTE = 0, MASK = 1, H0 = 2, SLOTS = 4, SLOT = FAKE_TRANSFER / SLOTS, PIECE = FAKE_TRANSFER / sizeof(float) };
+enum {
+        WTE = 0,
+        MASK = 1,
+        H0 = 2,
+        SLOTS = 4,
+        SLOT = FAKE_TRANSFER / SLOTS,
+        PIECE = FAKE_TRANSFER / sizeof(float)
+};
 
 static struct fake f;
 static float stored[3000];
@@ -18,7 +25,8 @@ static void store(struct fake *d)
 
                 MUST(a->tensor == H0 && a->plane == ZERO_PLANE_MASTER && a->first == next);
                 MUST(a->count > 0 && a->first + a->count <= 3000);
-                MUST(a->at % SLOT == 0 && a->at + a->count * sizeof(float) <= a->at / SLOT * SLOT + SLOT);
+                MUST(a->at % SLOT == 0 &&
+                     a->at + a->count * sizeof(float) <= a->at / SLOT * SLOT + SLOT);
                 memcpy(stored + a->first, d->session + a->at, a->count * sizeof(float));
                 next += a->count;
                 fake_ok(d, d->request->seq);
@@ -121,7 +129,8 @@ static void refuse_one_of_several(struct fake *d)
         fake_ok(d, seq[3]);
         fake_ok(d, seq[0]);
         fake_ok(d, seq[2]);
-        MUST(fake_expect(d, ZERO__REQUEST__BODY_PUT)->put->count == 1); /* of the next call: there was no fifth */
+        MUST(fake_expect(d, ZERO__REQUEST__BODY_PUT)->put->count ==
+             1); /* of the next call: there was no fifth */
         fake_ok(d, d->request->seq);
         fake_expect_end(d);
 }
@@ -215,7 +224,8 @@ Test(state, a_file_that_ends_early_ends_the_call_alone)
         int fd = file_of(data, sizeof(data));
 
         cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_ECONFLICT);
-        cr_assert(strstr(zero_error(c), "h.0.w") && strstr(zero_error(c), "shorter"), "%s", zero_error(c));
+        cr_assert(strstr(zero_error(c), "h.0.w") && strstr(zero_error(c), "shorter"), "%s",
+                  zero_error(c));
         run.count = 1;
         cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_OK);
         fake_close(&f, c);
@@ -226,7 +236,10 @@ Test(state, runs_are_checked_before_the_first_is_put)
 {
         struct zero_client *c = fake_open(&f, fake_only_begin, 1);
         struct zero_values good = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, 0 };
-        struct { int status; struct zero_values values; } bad[] = {
+        struct {
+                int status;
+                struct zero_values values;
+        } bad[] = {
                 { ZERO_ENOGROUP, { 99, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, 0 } },
                 { ZERO_ERANGE, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 2999, 2, 0 } },
                 { ZERO_ERANGE, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, INT64_MAX - 3 } },
