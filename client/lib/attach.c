@@ -149,7 +149,8 @@ static int map_windows(struct zero_client *c, const Zero__AttachReply *a,
         if (c->wire.n_fds != n)
                 return client_shut(c, "zerod passed %u descriptors instead of %u", c->wire.n_fds,
                                    n);
-        if (a->transfer_bytes < sizeof(uint64_t) || a->session_bytes < a->transfer_bytes)
+        if (a->transfer_bytes < CLIENT_SLOTS * sizeof(uint64_t) ||
+            a->session_bytes < a->transfer_bytes)
                 return client_shut(c, "zerod gave a session window without a transfer area");
         if (!c->gpu && (a->push_bytes > 0 || a->gather_handle.len > 0 || a->serve_handle.len > 0))
                 return client_shut(c, "zerod has its windows on a GPU and not in host memory");

@@ -39,7 +39,9 @@ enum {
         CLIENT_PENDING = 4096,     /* requests under way; a power of two */
         CLIENT_TIMEOUT_MS = 60000, /* if neither the caller nor the daemon names one */
         CLIENT_GRACE_MS = 2000,    /* more, for the daemon to say what the call waited for */
-        CLIENT_LOST = -EPIPE,      /* not a status: the connection is lost, and can be resumed */
+        CLIENT_SLOTS =
+                4, /* of the transfer area, for puts under way; PUTS_MAX of the daemon is more */
+        CLIENT_LOST = -EPIPE, /* not a status: the connection is lost, and can be resumed */
 };
 
 struct pending {

@@ -14,10 +14,6 @@
 
 #include "proto/dtype.h"
 
-enum {
-        SLOTS = 4, /* PUTS_MAX of the daemon is more */
-};
-
 struct access {
         uint32_t tensor;
         enum zero_plane plane;
@@ -35,7 +31,7 @@ struct source {
 
 /* Pieces that the daemon may still take in. */
 struct slots_in_use {
-        uint64_t seq[SLOTS]; /* of the request; 0: none */
+        uint64_t seq[CLIENT_SLOTS]; /* of the request; 0: none */
         uint32_t next;
 };
 
@@ -169,12 +165,12 @@ static int put_piece(struct zero_client *c, struct slots_in_use *use, const stru
 {
         Zero__Request request = ZERO__REQUEST__INIT;
         Zero__Access put = message_of(piece);
-        uint32_t slot = use->next++ % SLOTS;
+        uint32_t slot = use->next++ % CLIENT_SLOTS;
         int r = client_await(c, use->seq[slot]);
 
         if (r || c->deferred.status)
                 return r;
-        put.at = slot * (c->transfer_bytes / SLOTS);
+        put.at = slot * (c->transfer_bytes / CLIENT_SLOTS);
         if (from->fd < 0) {
                 memcpy(c->session.base + put.at, from->memory, piece->count * piece->element);
                 from->memory += piece->count * piece->element;
@@ -196,7 +192,7 @@ static int put_pieces(struct zero_client *c, struct slots_in_use *use, struct ac
         int r = 0;
 
         while (r == 0 && !c->lost && !c->deferred.status && left.count > 0) {
-                struct access piece = next_piece(&left, c->transfer_bytes / SLOTS);
+                struct access piece = next_piece(&left, c->transfer_bytes / CLIENT_SLOTS);
 
                 c->began_ms = wire_now(); /* the timeout is that of a piece */
                 r = put_piece(c, use, &piece, &from);
@@ -208,7 +204,7 @@ static int await_all(struct zero_client *c, const struct slots_in_use *use)
 {
         int r = 0;
 
-        for (uint32_t i = 0; i < SLOTS && r == 0 && !c->lost; i++)
+        for (uint32_t i = 0; i < CLIENT_SLOTS && r == 0 && !c->lost; i++)
                 r = client_await(c, use->seq[i]);
         return r;
 }

@@ -11,7 +11,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, Daemon, die_with_parent, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, Daemon, die_with_parent, finish_all, group, small_layout, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from ports import free_ports  # noqa: E402
 import wire  # noqa: E402
@@ -349,6 +349,31 @@ def request_before_hello():
         status, text, _ = raw.ask("query", {1: "status"})
         assert status == wire.EPROTO and "hello" in text, (status, text)
         assert raw.closed()
+        raw.close()
+
+
+@case
+def places_and_types_of_a_put():
+    """What a put names in the transfer area lies in it, and its values are of a type that the owner widens."""
+    einval, erange, master, step, most = 1, 13, 1, 7, 1 << 64
+    with Cluster(1) as c:
+        rank, = c.ranks("job", [group("g", tensor("t", 3 << 20)), group("q", tensor("q", 64, init="zeros", frozen=True), dtype="int8")],
+                        [0], hold=1, push=1)
+        sums = c.checksum("job")
+        raw = wire.Raw(c[0].socket)
+        raw.hello("job")
+        status, text, fields = raw.ask("attach", {})
+        assert status == wire.OK, (text, fields)
+        area = wire.decode(fields[5][0])[4][0]  # AttachReply.session_bytes: an observer has no more
+        for fields, status in (({4: 1, 5: area - 3}, erange), ({4: 1, 5: most - 4}, erange), ({4: 1, 5: most - 1}, erange),
+                               ({4: area // 4 + 1}, erange), ({4: area // 2 + 1, 6: 2}, erange), ({4: area // 2, 5: 1, 6: 2}, erange),
+                               ({4: 1, 6: 1}, einval), ({4: 1, 6: 4}, einval), ({4: 1, 6: 99}, einval), ({4: 1, 6: 2, 2: step}, einval),
+                               ({4: 1, 6: 2, 1: 1}, einval)):
+            said = raw.ask("put", {1: 0, 2: master, 3: 0, **fields})
+            assert said[0] == status, (fields, said)
+        assert raw.ask("get", {1: 0, 2: master, 3: 0, 4: 1, 6: 2})[0] == einval
+        assert raw.ask("get", {1: 0, 2: master, 3: 0, 4: 1, 5: area - 4})[0] == wire.OK
+        assert c.checksum("job") == sums
         raw.close()
 
 
