@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint as plain  # noqa: E402
 
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
-from common import raises  # noqa: E402
+from common import needs_checkpoint, raises  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
 from scene import Scene  # noqa: E402
 
@@ -33,6 +33,7 @@ assert ENTRY % UNIT == 0
 
 def in_ranks(function, *arguments, n=1, nodes=1):
     """function(rank, *arguments) in each of n ranks."""
+    needs_checkpoint()
     placement = [r * nodes // n for r in range(n)]
     return ranks.run(function, placement, ranks.shared(nodes), arguments=arguments)
 

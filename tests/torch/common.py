@@ -1,4 +1,7 @@
 """What the suites of this folder share besides ranks.py."""
+import torch
+
+from harness import Skip
 
 
 def zero(model, stage=3, **options):
@@ -17,3 +20,12 @@ def raises(kind, words, function, *arguments, **more):
         assert not missing, f"{missing} not in: {error}"
         return error
     raise AssertionError(f"{function} did not raise {kind}")
+
+
+def needs_checkpoint():
+    """Skips with a PyTorch that is too old for zerod.torch.checkpoint(), which must say so."""
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        import zerod.torch as zt
+        raises(NotImplementedError, [f"PyTorch {torch.__version__}", "newer PyTorch"], zt.checkpoint, torch.sin, torch.ones(1))
+        raises(NotImplementedError, "newer PyTorch", zt.checkpoint_blocks, torch.nn.Linear(1, 1), [])
+        raise Skip(f"zerod.torch.checkpoint() refuses PyTorch {torch.__version__}")

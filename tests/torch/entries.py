@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
-from common import raises  # noqa: E402
+from common import needs_checkpoint, raises  # noqa: E402
 from net import WIDTH, Net, fetched, full, in_rank, loss_of, make, same, tokens, train  # noqa: E402
 
 BLOCKS = 9  # more than the window has places
@@ -341,6 +341,7 @@ def copies(stage):
 
 @cases_of([1, 3], "stage{}")
 def a_copy_is_a_plain_model(stage):
+    needs_checkpoint()
     in_rank(copies, stage, nodes=2)
 
 

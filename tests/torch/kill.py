@@ -15,6 +15,7 @@ import ranks  # noqa: E402
 from cluster import SLOW, Cluster  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
+from common import needs_checkpoint  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
 from survivor import STEPS, VICTIM, die, prepare, survive  # noqa: E402
 from torchrun import finish, launch  # noqa: E402
@@ -94,6 +95,8 @@ def named(moment, options):
 
 def disturbed(moment, options, restart, how=signal.SIGKILL, target=None):
     """A run in which something dies; restart(job) brings it back."""
+    if options.get("stash") and not options.get("layerwise"):
+        needs_checkpoint()
     key = tuple(sorted(options.items()))
     cluster = ranks.shared(2)
     with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
-from common import raises  # noqa: E402
+from common import needs_checkpoint, raises  # noqa: E402
 from net import WIDTH, Block, Net, in_rank, loss_of, make, same  # noqa: E402
 
 BLOCKS = 9  # more than the window has places
@@ -194,6 +194,7 @@ def stashes():
 
 @case
 def what_blocks_share_is_stashed_once():
+    needs_checkpoint()
     in_rank(stashes)
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
-from common import raises  # noqa: E402
+from common import needs_checkpoint, raises  # noqa: E402
 from meshes import (BATCH, LENGTH, MIB, STEPS, VOCABULARY, WIDTH, Model, batch_of, close, ending_with_others, in_ranks,  # noqa: E402
                     make, meet, one_process, start_again, train, values)
 
@@ -56,6 +56,8 @@ def tensor_parallel(rank, path, shape, stage, stash, sequence=False):
            ((2, 2), 3, 2, True)], "{0[0]}_stage_{0[1]}_nodes_{0[2]}_stash_{0[3]}")
 def tensor_parallel_as_one_process(what):
     shape, stage, nodes, stash = what
+    if stash:
+        needs_checkpoint()
     close(in_ranks(tensor_parallel, shape, stage, stash, nodes=nodes), ranks.alone(one_process))
 
 
@@ -255,6 +257,7 @@ def until_the_end(rank, path, shape, killed):
 @cases_of([0, 1, None], "of_node_{}")
 def ranks_that_start_again_after_a_kill_end_at_the_same_bits(node):
     """Of a daemon, or of a rank."""
+    needs_checkpoint()
     start_again(until_the_end, (1, 2), node)
 
 

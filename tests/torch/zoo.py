@@ -26,6 +26,9 @@ STEPS, RANKS, ROWS, LENGTH, VOCABULARY = 10, 2, 4, 12, 61
 # eps: the gradient of a key's bias is rounding noise, and AdamW would make whole updates of it
 ADAMW = {"lr": 1e-3, "eps": 1e-3, "weight_decay": 0.1}
 LOSS, PARAMETER = 1e-5, 1e-5  # relative, a parameter's norm-wise
+OLD = transformers.__version__ < "5"
+# T5 of transformers 4 begins so that rounding grows: plain PyTorch in fp32 is 1.5e-4 away from itself in fp64
+ROUGH = {"t5": 1e-4} if OLD else {}
 README = os.path.join(ranks.CLIENT, "README.md")
 REQUIREMENTS = os.path.join(ranks.ROOT, "deploy/python-requirements")
 NEW = 8  # tokens that are generated
@@ -169,9 +172,9 @@ def compare(rank, kind):
     for name, value in plain.named_parameters():
         moves = STEPS * ADAMW["lr"] * value.numel() ** 0.5  # at most
         off = float((found[name] - value.detach()).norm() / value.detach().norm().clamp_min(moves))
-        assert off <= PARAMETER, f"{name} is off by {off:.1e}"
+        assert off <= ROUGH.get(kind, PARAMETER), f"{name} is off by {off:.1e}"
     plain.load_state_dict(found)
-    if KINDS[kind][0] in GENERATE:
+    if KINDS[kind][0] in GENERATE and not (OLD and kind == "mixtral"):  # there the plain model raises too
         assert torch.equal(generated(model, kind), generated(plain, kind))
     model.sharded.barrier()  # nobody leaves while another reads
 

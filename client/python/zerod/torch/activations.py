@@ -204,15 +204,14 @@ def _current() -> Activations:
 
 def _checkpointing() -> bool:
     """Whether a checkpointed function runs now: it saves inputs of the functions inside."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # pylint: disable=protected-access
-    if top is None:
-        raise NotImplementedError(f"PyTorch {torch.__version__} does not tell whether a checkpointed function runs, which "
-                                  "zerod.torch.checkpoint() has to know: use a newer PyTorch, or torch.utils.checkpoint")
-    hooks = top(True)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pylint: disable=protected-access
     return hooks is not None and hooks[0].__qualname__.startswith(("_checkpoint_hook", "_recomputation_hook"))
 
 
 def _check_settings(use_reentrant: bool | None) -> None:
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # pylint: disable=protected-access
+        raise NotImplementedError(f"PyTorch {torch.__version__} does not tell whether a checkpointed function runs, which "
+                                  "zerod.torch.checkpoint() has to know: use a newer PyTorch, or torch.utils.checkpoint")
     if use_reentrant:
         raise ValueError("zerod.torch.checkpoint() has no reentrant variant: leave use_reentrant out, or pass False")
 
