@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
+from zerod import _replay  # noqa: E402
 from common import needs_checkpoint, raises  # noqa: E402
 from meshes import (BATCH, LENGTH, MIB, STEPS, VOCABULARY, WIDTH, Model, batch_of, close, ending_with_others, in_ranks,  # noqa: E402
                     make, meet, one_process, start_again, train, values)
@@ -259,6 +260,24 @@ def ranks_that_start_again_after_a_kill_end_at_the_same_bits(node):
     """Of a daemon, or of a rank."""
     needs_checkpoint()
     start_again(until_the_end, (1, 2), node)
+
+
+def aborted(rank, path):
+    """In the calls of a Trainer's step."""
+    model, calls = sharded(rank, path, (1, 2)), []
+
+    def call():
+        calls.append(1)
+        if len(calls) == 1:
+            raise zerod.Aborted("a daemon was lost")
+    error = raises(zerod.Aborted, "lost", _replay.Steps(model.sharded).do, call)
+    assert len(calls) == 1 and "start again together" in getattr(error, "__notes__", ["start again together"])[0]
+
+
+@case
+def a_framework_does_not_repeat_a_step_of_a_mesh():
+    with tempfile.TemporaryDirectory() as directory:
+        ranks.run(aborted, 2, ranks.shared(1), arguments=(f"{directory}/meet",))
 
 
 # ---- refusals -----------------------------------------------------------------------------

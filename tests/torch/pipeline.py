@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Pipelines whose ranks have a stage each: the losses and parameters of one process with the whole batch, whole files, and
 what is refused."""
-import inspect
 import os
 import signal
 import sys
@@ -9,7 +8,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
-from harness import Skip, case, cases_of  # noqa: E402
+from harness import case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -25,8 +24,6 @@ from meshes import (STEPS, VOCABULARY, WIDTH, Block, batch_of, ending_with_other
 
 TIED = [("embed.weight", "head.weight")]
 BLOCKS, MICRO_BATCHES = 4, 4
-# schedules of PyTorch 2.6 divide no gradients
-UNSCALED = {"scale_grads": False} if "scale_grads" in inspect.signature(Schedule1F1B).parameters else {}
 
 
 class Tied(nn.Module):
@@ -87,7 +84,7 @@ class Runner:
         self.optimizer = zt.AdamW(model, lr=1e-2)
         stage = PipelineStage(model, mesh["pp"].get_local_rank(), mesh["pp"].size(), torch.device("cpu"),
                               group=mesh["pp"].get_group())
-        self.schedule = schedule(stage, MICRO_BATCHES, loss_fn=lambda *of: loss_of(*of) / MICRO_BATCHES, **UNSCALED)
+        self.schedule = schedule(stage, MICRO_BATCHES, loss_fn=lambda *of: loss_of(*of) / MICRO_BATCHES, scale_grads=False)
 
     def backward(self, t):
         """Of a step; the loss of this rank's batch in the last stage, else 0."""
@@ -265,8 +262,6 @@ def scaled(rank, path, shape):
 
 @case
 def a_schedule_that_would_divide_gradients_is_refused():
-    if not UNSCALED:
-        raise Skip(f"schedules of PyTorch {torch.__version__} divide none")
     in_ranks(scaled, (2, 1))
 
 

@@ -21,6 +21,7 @@ import zerod
 from .torch.attempt import KEPT_MAX
 from .torch.place import Gpu, Host
 from .torch.sharded import Sharded
+from .torch.steps import may_repeat
 
 WORDS = 624  # of a Mersenne twister
 PYTHON = struct.Struct(f"<{WORDS + 1}I")
@@ -93,7 +94,9 @@ class Steps:
                 for earlier in self._done if aborted else ():
                     earlier()
                 return call()
-            except zerod.Aborted:
+            except zerod.Aborted as abort:
+                if not may_repeat(self.sharded, abort):
+                    raise
                 if self.sharded.version != self.version:
                     return None
                 aborted = True

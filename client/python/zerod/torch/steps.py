@@ -42,6 +42,17 @@ def manual_seed(seed: int, step: int = 0, rank: int = 0) -> None:
         numpy.random.seed(mixed % (1 << 32))
 
 
+def may_repeat(sharded: Sharded, abort: zerod.Aborted) -> bool:
+    """Whether this process may repeat the step by itself; otherwise the abort says what to do."""
+    if not sharded.parallel:
+        return True
+    # a rank that repeats its step now would pair its collectives with those of another attempt
+    if hasattr(abort, "add_note"):  # from Python 3.11 on
+        abort.add_note("the ranks of a parallel model start again together, as torchrun --max-restarts does; the job goes on "
+                       "with this step")
+    return False
+
+
 class Step:
     """One try at a step.  As a context it gives the step's number, and swallows zerod.Aborted."""
 
@@ -59,15 +70,8 @@ class Step:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
-        aborted = isinstance(error, zerod.Aborted)
-        if aborted and self.sharded.parallel:
-            # a rank that repeats its step now would pair its collectives with those of another attempt
-            if hasattr(error, "add_note"):  # from Python 3.11 on
-                error.add_note("the ranks of a parallel model start again together, as torchrun --max-restarts does; the job "
-                               "goes on with this step")
-            return False
-        self.aborted = aborted
-        return aborted
+        self.aborted = isinstance(error, zerod.Aborted) and may_repeat(self.sharded, error)
+        return self.aborted
 
 
 def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | None = None,
