@@ -87,7 +87,7 @@ packages_install() {
 python_room_mb=10000 # while it is made; 6 GB of it stay
 
 # python_directory FILE: where the environment of these requirements and this python3 is: python-HASH, or
-# oldest-HASH for python-requirements-oldest.
+# NAME-HASH for python-requirements-NAME.
 python_directory() {
         local cache=${XDG_CACHE_HOME:-${HOME:-~}/.cache} name=${1##*/python-requirements} hash
         hash=$({
@@ -103,20 +103,20 @@ python_make() {
         local dir=$1 requirements=$2 free
         free=$(df --output=avail -m "${dir%/*}" | tail -n 1)
         if ((free < python_room_mb)); then
-                say "PyTorch's environment needs $python_room_mb MB in ${dir%/*}, which has $((free)) MB" >&2
+                say "an environment of Python needs $python_room_mb MB in ${dir%/*}, which has $((free)) MB" >&2
                 return 1
         fi
-        say "making PyTorch's environment $dir, once: downloads about 3 GB, keeps 6 GB" >&2
+        say "making the environment of ${requirements##*/}, $dir, once, of the size that the file says" >&2
         rm -rf -- "$dir"
         # TMPDIR, for large downloads do not belong into a tmpfs
         {
                 mkdir "$dir" && python3 -m venv "$dir" && mkdir "$dir/tmp" &&
                         TMPDIR=$dir/tmp "$dir/bin/python" -m pip install --no-input --no-cache-dir \
                                 --disable-pip-version-check -r "$requirements" &&
-                        "$dir/bin/python" -c 'import torch' && rm -r "$dir/tmp"
+                        "$dir/bin/python" -c "$(sed -n 's/^torch==.*/import torch/p' "$requirements")" && rm -r "$dir/tmp"
         } </dev/null >"$dir.log" 2>&1 || {
                 tail -n 20 "$dir.log" >&2
-                say "PyTorch's environment could not be made; $dir.log has all that pip said" >&2
+                say "the environment of ${requirements##*/} could not be made; $dir.log has all that pip said" >&2
                 rm -rf -- "$dir"
                 return 1
         }
@@ -131,7 +131,7 @@ python_environment() {
         dir=$(python_directory "$requirements") || return 1
         if [[ ! -f $dir/complete ]]; then
                 if ! mkdir -p "${dir%/*}" 2>/dev/null || ! { exec {lock}>"$dir.lock"; } 2>/dev/null; then
-                        say "PyTorch's environment belongs into ${dir%/*}, which cannot be written" >&2
+                        say "an environment of Python belongs into ${dir%/*}, which cannot be written" >&2
                         return 1
                 fi
                 flock -n "$lock" || say "waiting for another run, which makes $dir" >&2

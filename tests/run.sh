@@ -148,9 +148,10 @@ test_tree() {
                 failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
 }
 
-# What the suites in PyTorch are told: the python to run by, or why there is none.
+# What checks the package's types, and what the suites in PyTorch are told: the python to run by, or why there is none.
 find_python() {
         local python
+        python=$(python_environment "$root/deploy/python-requirements-types") && export TESTS_PYTHON_TYPES=$python
         if ! $torch; then
                 export TESTS_PYTHON_MISSING='--no-torch was given'
         elif python=$(python_environment); then

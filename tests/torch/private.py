@@ -58,6 +58,7 @@ PRIVATE = {
 }
 # Methods of somebody else's class that a class of the package has anew
 OVERRIDDEN = {
+    "ServiceGroup": ["_allgather_base"],  # the name before all_gather_single
     "TrainerMixin": ["_load_best_model", "_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state",
                      "_move_model_to_device", "_save", "_save_checkpoint", "_save_optimizer_and_scheduler"],
 }
