@@ -96,6 +96,21 @@ def a_wheel_needs_no_checkout():
         assert (status, out) == (0, os.path.join(directory, "libzero.so.0")), err
 
 
+def pinned(name):
+    with open(os.path.join(PACKAGE, "../../deploy", name), encoding="utf-8") as f:
+        return dict(line.strip().split("==") for line in f if "==" in line)
+
+
+@case
+def the_readme_has_the_versions_that_are_tested():
+    newest, oldest = pinned("python-requirements"), pinned("python-requirements-oldest")
+    names = {"torch": "PyTorch", "numpy": "NumPy", "trl": "TRL"}
+    wanted = "".join(f"| {names.get(n, n)} | {version} | {oldest.get(n, '')} |\n" for n, version in newest.items()
+                     if "-" not in n)
+    with open(os.path.join(PACKAGE, "README.md"), encoding="utf-8") as f:
+        assert wanted in f.read(), f"client/python/README.md should have\n{wanted}"
+
+
 @case
 def sources_are_python_3_10():
     """The syntax; no other Python than this one runs here."""

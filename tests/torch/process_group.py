@@ -7,7 +7,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
 from cluster import Cluster  # noqa: E402
-from harness import case, cases_of  # noqa: E402
+from harness import case, cases, cases_of  # noqa: E402
 
 import torch  # noqa: E402
 from torch import distributed  # noqa: E402
@@ -19,6 +19,7 @@ from common import raises  # noqa: E402
 from net import loss_of, make  # noqa: E402
 from torchrun import finish, launch  # noqa: E402
 
+cases.clear()  # those of trainer
 OPS = {"SUM": lambda p: p.sum(0), "MAX": lambda p: p.amax(0), "MIN": lambda p: p.amin(0), "PRODUCT": lambda p: p.prod(0)}
 
 

@@ -9,7 +9,7 @@ The loop stays as it is.  Run it as any Accelerate script: alone, or by torchrun
 as several ranks.  Data, metrics and meetings go by the process group that Accelerate makes; parameters
 and gradients go by zerod alone: there is no DistributedDataParallel.
 
-Run with accelerate 1.15.0; no other version is claimed.
+Run with accelerate 1.15.0 and 1.11.0; no other version is claimed.
 """
 from __future__ import annotations
 

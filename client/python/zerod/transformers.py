@@ -7,8 +7,8 @@
     trainer.train(resume_from_checkpoint=None)
 
 Run it as any Trainer script: alone, or as several ranks under torchrun.  Every rank works on its
-own part of each batch; samplers and metrics use torch.distributed, as Trainer sets it up, and
-parameters and gradients go by zerod alone: there is no DistributedDataParallel.  Without
+own part of each batch; samplers and metrics use torch.distributed, as Trainer sets it up or, without gloo, by
+:func:`zerod.torch.init_process_group`, and parameters and gradients go by zerod alone: there is no DistributedDataParallel.  Without
 ``use_cpu=True`` a rank trains on its GPU, as any Trainer does.
 
 Any other Trainer becomes one on a sharded model by :class:`TrainerMixin`, before its own class:

@@ -8,7 +8,7 @@
             model.clip_grad_norm_(1.0)
             optimizer.step()
 
-Run with PyTorch 2.15.0; no other version is claimed.
+Run with PyTorch 2.15.0 and 2.6.0; no other version is claimed.
 """
 from zerod import drop
 
