@@ -41,7 +41,8 @@ struct coordinated {
         struct blob *handed;            /* [rank]: blobs of the step that is being collected */
         Zero__RankBlob *kept, **kept_pointers; /* for messages */
         struct report *reports[ZERO_NODE_MAX]; /* [node]; NULL: nobody is late there */
-        bool told;                             /* the last summary was not empty */
+        struct wait_lines said;                /* the last summary */
+        bool told;                             /* it was not empty */
         uint64_t given; /* bytes of finished jobs that gave up their place for this one */
         char displaced[ZERO_NAME_MAX + 1]; /* the last of these jobs */
 };

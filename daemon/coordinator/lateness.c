@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
 
@@ -115,18 +116,31 @@ static void absent_waits(const struct coordinated *c, uint32_t rank, struct wait
         summary_add(waits, &line);
 }
 
+/* What is absent gives no sign of its own: the wait for it began when it was first told of. */
+static void keep_since(const struct coordinated *c, struct wait_lines *waits)
+{
+        for (uint32_t i = 0; i < waits->n; i++)
+                for (uint32_t k = 0; !waits->lines[i].alive && k < c->said.n; k++)
+                        if (strcmp(waits->lines[i].who, c->said.lines[k].who) == 0 &&
+                            strcmp(waits->lines[i].what, c->said.lines[k].what) == 0)
+                                waits->lines[i].since_ms = c->said.lines[k].since_ms;
+}
+
 /* Absent nodes and ranks first, then what the nodes report. */
 static void coordinator_summary(const struct coordinated *c, struct wait_lines *waits)
 {
         const struct step *s = &c->state.step;
 
         nodes_summary(c, waits);
-        if (world_waits(c, waits))
+        if (world_waits(c, waits)) {
+                keep_since(c, waits);
                 return;
+        }
         for (uint32_t r = 0; r < s->world_size; r++) {
                 if (s->rank_slots[r] != RANK_SLOT_HERE)
                         absent_waits(c, r, waits);
         }
+        keep_since(c, waits);
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++)
                 for (uint32_t k = 0; c->reports[i] && k < c->reports[i]->waits.n; k++)
                         summary_add(waits, &c->reports[i]->waits.lines[k]);
@@ -166,6 +180,7 @@ void coordinated_tell(struct coordinated *c)
 
         if (coordinator_is_waited_for(c))
                 coordinator_summary(c, &waits);
+        c->said = waits;
         progress_write(c->x, &waits, &message);
         progress->move = move_message(c, &move);
         if (waits.n == 0 && !progress->move && !c->told)
