@@ -110,6 +110,16 @@ static void held_question(struct engine *x, struct job *job, uint32_t node,
         query_answer_record(x, node, m->call, status_replicas_type(), &held, &arena);
 }
 
+static void map_question(struct engine *x, struct job *job, uint32_t node,
+                         const Zero__LinkMessage *m)
+{
+        struct arena arena = { NULL };
+        struct status_map map;
+
+        report_map(&arena, x, NULL, &map);
+        query_answer_record(x, node, m->call, status_map_type(), &map, &arena);
+}
+
 static void moves_question(struct engine *x, struct job *job, uint32_t node,
                            const Zero__LinkMessage *m)
 {
@@ -153,7 +163,7 @@ static const struct {
         { "restore", false, checkpoint_question }, { "progress", false, checkpoint_question },
         { "held", true, held_question },           { "checksum", true, checksum_question },
         { "measure", false, measure_question },    { "examine", false, examine_question },
-        { "trace", true, trace_question },
+        { "trace", true, trace_question },         { "map", false, map_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

@@ -35,6 +35,8 @@ struct status_checkpoint *report_checkpoint(struct arena *arena, const struct en
         ret->took_s = over ? (double)(op->ended_ms - op->begun_ms) / 1000 : NAN;
         ret->age_s =
                 op->phase == OPERATION_DONE ? (double)(engine_now(x) - op->ended_ms) / 1000 : NAN;
+        ret->bytes = operation_bytes(op);
+        ret->done_bytes = operation_done_bytes(op);
         ret->error = op->fault.status ? arena_copy(arena, op->fault.text) : NULL;
         ret->failed = op->fault.status != 0;
         return ret;

@@ -74,6 +74,8 @@
           GAUGE("checkpoint_age_seconds"))                                                         \
         F(real, took_s, "time from the order to the end; null: it is being written",               \
           GAUGE("checkpoint_duration_seconds"))                                                    \
+        F(number, bytes, "bytes of all parts; 0: not known yet", GAUGE("checkpoint_all_bytes"))    \
+        F(number, done_bytes, "bytes written", GAUGE("checkpoint_done_bytes"))                     \
         F(text, error, "reason of the failure; null: none")                                        \
         F(flag, failed, "it has failed", GAUGE("checkpoint_failed"))
 
@@ -288,6 +290,30 @@
 #define STATUS_SHARDS(F, R)                                                                        \
         R(list, status_job_shards, jobs, "the jobs asked for")
 
+/* ---- the map of shards ---- */
+
+/* Bands: a group, or several in a row. */
+#define STATUS_OWNER_MAP(F, R)                                                                     \
+        F(number, owner, "the owner's number in the owner list")                                   \
+        F(text, node, "node that holds the shards")                                                \
+        F(number, device, "device of that node")                                                   \
+        F(number, version, "version of the job when the owner's node told; null: it has not")     \
+        F(numbers, elements, "elements in each band; empty: too many groups to count")             \
+        F(numbers, oldest, "lowest version in each band; null: the owner has no part of it; "      \
+          "empty: the owner's node has not told")                                                  \
+        F(numbers, newest, "highest version in each band")
+
+#define STATUS_JOB_MAP(F, R)                                                                       \
+        F(text, job, "name")                                                                       \
+        F(number, epoch, "epoch of the owner list")                                                \
+        F(number, version, "version of the job")                                                   \
+        F(number, groups, "number of groups")                                                      \
+        F(numbers, bands, "first group of each band, of at most 64")                               \
+        R(list, status_owner_map, owners, "all, in order; of what one node tells the others: its own")
+
+#define STATUS_MAP(F, R)                                                                           \
+        R(list, status_job_map, jobs, "jobs that this node knows, at most 64")
+
 /* ---- the owner list, and moves ---- */
 
 #define STATUS_MIRROR(F, R)                                                                        \
@@ -495,6 +521,9 @@
         X(status_group, STATUS_GROUP)                                                              \
         X(status_job_shards, STATUS_JOB_SHARDS)                                                    \
         X(status_shards, STATUS_SHARDS)                                                            \
+        X(status_owner_map, STATUS_OWNER_MAP)                                                      \
+        X(status_job_map, STATUS_JOB_MAP)                                                          \
+        X(status_map, STATUS_MAP)                                                                  \
         X(status_mirror, STATUS_MIRROR)                                                            \
         X(status_member, STATUS_MEMBER)                                                            \
         X(status_membership, STATUS_MEMBERSHIP)                                                    \

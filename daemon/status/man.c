@@ -147,6 +147,7 @@ static const struct {
         { "zeroctl drop", "status_drop", NULL },
         { "zeroctl config", "status_config", NULL },
         { "zeroctl set", "status_option", NULL },
+        { "/api/map of HTTP", "status_map", NULL },
         { "zeroctl checksum", NULL, &checksum_record },
         { "zeroctl export, import", NULL, &file_record },
         { "zeroctl plan", NULL, &plan_record },

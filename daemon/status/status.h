@@ -5,7 +5,7 @@
  *   node.c         the node and its peers    jobs.c         its jobs
  *   gpus.c         its GPUs                  shards.c       who holds which part of every group
  *   membership.c   the owner list, moves     checkpoints.c  checkpoints and restores
- *   metrics.c      records as /metrics
+ *   metrics.c      records as /metrics             shard_map.c    a picture of shards
  *
  * A report reads the engine and keeps no pointer into it: all that it fills lies in the arena.  If
  * memory runs out arena->failed is set and the report is incomplete.  Loop thread.
@@ -39,6 +39,13 @@ void report_replicas(struct arena *arena, const struct job *job, struct status_r
 /* told: [owner]; NULL: the owner's node did not answer. */
 void report_job_shards(struct arena *arena, const struct job *job,
                        const struct status_replica *const *told, struct status_job_shards *ret);
+
+/*
+ * All jobs' shards in bands.  told: [node], what the others told; NULL in it: nothing.  told NULL:
+ * what this node tells the others, its own owners alone.
+ */
+void report_map(struct arena *arena, const struct engine *x, const struct status_map *const *told,
+                struct status_map *ret);
 
 void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret);
 /* Moves as this node knows them. */
