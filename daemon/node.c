@@ -203,8 +203,8 @@ static void option_changed(void *arg, const char *name, const char *was, const c
                 log_warning("reload: %s stays %s: restart zerod to make it %s", name, was, is);
 }
 
-/* SIGHUP: reads the configuration, and the key files for rotation.  Links that stand keep their
- * keys. */
+/* SIGHUP: reads the configuration, and the files of keys and token for rotation.  Links that stand
+ * keep their keys. */
 static void node_reload(void *arg)
 {
         struct node *node = arg;
@@ -227,6 +227,8 @@ static void node_reload(void *arg)
                 log_info("reload: read the key files again");
         }
         explicit_bzero(&fresh, sizeof fresh);
+        if (http_reload(node->http, &fault))
+                log_error("reload: %s; zerod keeps the token it has", fault.text);
         service_ready(node->service);
 }
 

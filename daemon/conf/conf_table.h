@@ -68,7 +68,8 @@
           "Most jobs of one user; up to 64 jobs on one base count as one. A new job beyond the "   \
           "limit replaces the user's finished job that finished first.")                           \
         S("Monitoring", http, TEXT, "HOST:PORT|FILE", "127.0.0.1:7680", 255,                       \
-          "Where zerod answers HTTP: /metrics for Prometheus, /healthz, /readyz and /api/. "       \
+          "Where zerod answers HTTP: a page for browsers at /, /metrics for Prometheus, /healthz, "\
+          "/readyz and /api/; zerod(8) lists them. "                                               \
           "HOST is an IP address, an IPv6 address in brackets, or localhost. A path is a unix "    \
           "socket. What is there is what any local user may see with zeroctl status. An address "  \
           "other than loopback needs http_token_file; without a token put a reverse proxy before " \
@@ -76,8 +77,8 @@
           "starts without; an address that you set must be free.")                                 \
         S("Monitoring", http_token_file, PATH, "FILE", "", 4095,                                   \
           "Token that scrapers show as \"Authorization: Bearer TOKEN\": 64 hexadecimal digits. Only "\
-          "the owner of the file may have access to it. Read at the start. HTTP does not hide the "\
-          "token from the network.")                                                               \
+          "the owner of the file may have access to it. Read at the start and at SIGHUP. HTTP "   \
+          "does not hide the token from the network. The page at / asks for it.")                  \
         S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
           "Where model states live: on tmpfs, so that they outlast the daemon's process. Empty: "  \
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and if that variable is not set. A " \

@@ -8,23 +8,32 @@ static const char plain[] = "text/plain; charset=utf-8", json[] = "application/j
                   classic[] = "text/plain; version=0.0.4; charset=utf-8",
                   openmetrics[] = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-static const char index_text[] =
-        "zerod " ZEROD_VERSION "\n"
-        "\n"
-        "/metrics      for Prometheus: the classic format, or OpenMetrics\n"
-        "/healthz      200: the event loop runs\n"
-        "/readyz       200: clients may come\n"
-        "/api/status   the JSON of zeroctl --json status\n"
-        "/api/jobs     of zeroctl --json jobs; ?job=NAME: that job alone\n"
-        "/api/members  of zeroctl --json members\n"
-        "/api/config   of zeroctl --json config\n";
+/* The build makes string literals of them (literal.sed). */
+static const char page_html[] =
+#include "page.html.inc"
+        ;
+static const char page_css[] =
+#include "page.css.inc"
+        ;
+static const char page_js[] =
+#include "page.js.inc"
+        ;
+
+static const struct {
+        const char *type, *text;
+} parts[] = {
+        [HTTP_PAGE] = { "text/html; charset=utf-8", page_html },
+        [HTTP_PAGE_CSS] = { "text/css; charset=utf-8", page_css },
+        [HTTP_PAGE_JS] = { "text/javascript; charset=utf-8", page_js },
+};
 
 static const enum snapshot_kind needs[HTTP_WHATS] = {
-        [HTTP_INDEX] = SNAPSHOT_HEALTH,     [HTTP_METRICS] = SNAPSHOT_NODE,
+        [HTTP_PAGE] = SNAPSHOT_NONE,        [HTTP_PAGE_CSS] = SNAPSHOT_NONE,
+        [HTTP_PAGE_JS] = SNAPSHOT_NONE,     [HTTP_METRICS] = SNAPSHOT_NODE,
         [HTTP_OPENMETRICS] = SNAPSHOT_NODE, [HTTP_HEALTHZ] = SNAPSHOT_HEALTH,
         [HTTP_READYZ] = SNAPSHOT_HEALTH,    [HTTP_STATUS] = SNAPSHOT_NODE,
         [HTTP_JOBS] = SNAPSHOT_NODE,        [HTTP_MEMBERS] = SNAPSHOT_MEMBERS,
-        [HTTP_CONFIG] = SNAPSHOT_CONFIG,
+        [HTTP_CONFIG] = SNAPSHOT_CONFIG,    [HTTP_MAP] = SNAPSHOT_MAP,
 };
 
 enum snapshot_kind answer_needs(enum http_what what)
@@ -32,12 +41,17 @@ enum snapshot_kind answer_needs(enum http_what what)
         return needs[what];
 }
 
-static void give_text(struct answer *a, unsigned status, const char *text)
+static void give(struct answer *a, unsigned status, const char *type, const char *text)
 {
         a->status = status;
-        a->type = plain;
+        a->type = type;
         a->text = strdup(text);
         a->n = strlen(text);
+}
+
+static void give_text(struct answer *a, unsigned status, const char *text)
+{
+        give(a, status, plain, text);
 }
 
 static void give_record(struct answer *a, const struct record_type *type, const void *record)
@@ -79,8 +93,8 @@ static void give_jobs(struct answer *a, const struct snapshot *s, const char *jo
 void answer_make(enum http_what what, const struct snapshot *s, const char *job, struct answer *ret)
 {
         *ret = (struct answer){ .status = 200 };
-        if (what == HTTP_INDEX)
-                give_text(ret, 200, index_text);
+        if (http_is_page(what))
+                give(ret, 200, parts[what].type, parts[what].text);
         else if (what == HTTP_HEALTHZ)
                 give_text(ret, 200, "ok\n");
         else if (what == HTTP_READYZ && s->ready)

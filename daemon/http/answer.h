@@ -12,6 +12,6 @@ struct answer {
 };
 
 enum snapshot_kind answer_needs(enum http_what what);
-/* job: of "/api/jobs?job=NAME", or NULL. */
+/* s: of the kind that it needs; NULL if it needs none.  job: of "/api/jobs?job=NAME", or NULL. */
 void answer_make(enum http_what what, const struct snapshot *s, const char *job,
                  struct answer *ret);

@@ -28,7 +28,8 @@ enum { REQUEST_BYTES = 16 << 10 };
 struct http {
         struct engine *x; /* for the loop thread alone */
         char node[NODE_NAME_MAX + 1];
-        struct http_place place;
+        uv_mutex_t token_lock;
+        struct http_place place; /* its token changes */
         int socket;
         struct exchange *exchange;
         uv_thread_t thread;
@@ -60,6 +61,12 @@ struct call {
 
 /* ---- answers ---- */
 
+/* The page loads its own parts alone and makes no HTML of texts; nothing else here is a page. */
+static const char policy[] =
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'";
+
 static struct MHD_Response *response_new(const char *type, char *text, size_t n)
 {
         struct MHD_Response *r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
@@ -71,6 +78,8 @@ static struct MHD_Response *response_new(const char *type, char *text, size_t n)
         MHD_add_response_header(r, "Content-Type", type);
         MHD_add_response_header(r, "Cache-Control", "no-store");
         MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+        MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
+        MHD_add_response_header(r, "Content-Security-Policy", policy);
         MHD_add_response_header(r, "Connection", "close");
         return r;
 }
@@ -125,8 +134,10 @@ static void take_snapshots(struct http *http)
 static enum MHD_Result call_go_on(struct http *http, struct call *call)
 {
         enum snapshot_kind kind = answer_needs(call->what);
-        const struct snapshot *s = http->latest[kind];
+        const struct snapshot *s = kind == SNAPSHOT_NONE ? NULL : http->latest[kind];
 
+        if (kind == SNAPSHOT_NONE)
+                return give_answer(call, NULL);
         if (s && s->made_ms + SNAPSHOT_FRESH_MS >= call->since_ms)
                 return give_answer(call, s);
         if (snapshot_now() - call->since_ms >= LATE_MS || http->stop)
@@ -173,13 +184,19 @@ static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *conn
                                         header(connection, "Sec-Fetch-Site"),
                                         header(connection, "Accept"),
                                         header(connection, "Authorization") };
+        uint8_t token[sizeof http->place.token];
         struct http_rules rules = { http->node, http->place.path[0],
-                                    http->place.has_token ? http->place.token : NULL };
-        enum http_what what = HTTP_INDEX;
+                                    http->place.has_token ? token : NULL };
+        enum http_what what = HTTP_WHATS;
         const char *text = NULL;
-        unsigned status = http_route(&rules, &request, &what, &text);
         struct call *call;
+        unsigned status;
 
+        uv_mutex_lock(&http->token_lock);
+        memcpy(token, http->place.token, sizeof token);
+        uv_mutex_unlock(&http->token_lock);
+        status = http_route(&rules, &request, &what, &text);
+        explicit_bzero(token, sizeof token);
         if (status != 200)
                 return give_text(connection, status, text);
         if (!parameters_good(connection, what))
@@ -341,6 +358,7 @@ static void exchange_closed(void *arg)
         struct http *http = arg;
 
         http->closed(http->closed_arg);
+        uv_mutex_destroy(&http->token_lock);
         explicit_bzero(&http->place, sizeof http->place);
         free(http);
 }
@@ -395,6 +413,8 @@ static int http_start(struct http *http, struct fault *fault)
         r = exchange_new(http->x, &http->exchange);
         if (r)
                 return fault_errno(fault, -r, "http");
+        if (uv_mutex_init(&http->token_lock))
+                return fault_set(fault, ZERO_ENOMEM, "http: out of memory");
         http->server = server_new(http);
         if (!http->server)
                 return fault_set(fault, ZERO_EIO, "http: libmicrohttpd does not start");
@@ -427,6 +447,24 @@ int http_open(struct engine *x, struct http **ret, struct fault *fault)
         if (!r)
                 *ret = STEAL(http);
         return r;
+}
+
+int http_reload(struct http *http, struct fault *fault)
+{
+        struct http_place fresh;
+        int r;
+
+        if (!http || !http->place.has_token)
+                return 0;
+        r = conf_http(http->x->conf, &fresh, fault);
+        if (r)
+                return r;
+        uv_mutex_lock(&http->token_lock);
+        memcpy(http->place.token, fresh.token, sizeof fresh.token);
+        uv_mutex_unlock(&http->token_lock);
+        explicit_bzero(&fresh, sizeof fresh);
+        log_info("reload: read http_token_file again");
+        return 0;
 }
 
 void http_serve(struct http *http, bool serving)

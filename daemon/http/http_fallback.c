@@ -21,6 +21,11 @@ int http_open(struct engine *x, struct http **ret, struct fault *fault)
         return 0;
 }
 
+int http_reload(struct http *http, struct fault *fault)
+{
+        return 0;
+}
+
 void http_serve(struct http *http, bool serving)
 {
 }

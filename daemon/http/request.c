@@ -13,7 +13,9 @@ static const struct {
         const char *path;
         enum http_what what;
 } routes[] = {
-        { "/", HTTP_INDEX },
+        { "/", HTTP_PAGE },
+        { "/page.css", HTTP_PAGE_CSS },
+        { "/page.js", HTTP_PAGE_JS },
         { "/metrics", HTTP_METRICS },
         { "/healthz", HTTP_HEALTHZ },
         { "/readyz", HTTP_READYZ },
@@ -21,6 +23,7 @@ static const struct {
         { "/api/jobs", HTTP_JOBS },
         { "/api/config", HTTP_CONFIG },
         { "/api/members", HTTP_MEMBERS },
+        { "/api/map", HTTP_MAP },
 };
 
 static bool token_shown(const char *authorization, const uint8_t token[static TOKEN])
@@ -67,7 +70,7 @@ static bool host_allowed(const char *header, const char *node)
         return host_is_ours(host, node);
 }
 
-/* A page of this server itself asks for nothing, so an origin is always another's. */
+/* Browsers name no origin when a page reads from its own server, so an origin is another's. */
 static bool of_another_site(const struct http_request *r)
 {
         return r->origin || (r->fetch_site && strcmp(r->fetch_site, "none") != 0 &&
@@ -81,12 +84,12 @@ static unsigned refuse(unsigned status, const char *text, const char **ret_text)
 }
 
 /* 0, or the refusal's status. */
-static unsigned check(const struct http_rules *rules, const struct http_request *r,
+static unsigned check(const struct http_rules *rules, const struct http_request *r, bool page,
                       const char **ret_text)
 {
         if (strcmp(r->method, "GET") != 0 && strcmp(r->method, "HEAD") != 0)
                 return refuse(405, "only GET and HEAD: HTTP changes nothing here\n", ret_text);
-        if (rules->token && !token_shown(r->authorization, rules->token))
+        if (rules->token && !page && !token_shown(r->authorization, rules->token))
                 return refuse(401,
                               "show the token: Authorization: Bearer TOKEN (http_token_file)\n",
                               ret_text);
@@ -131,17 +134,19 @@ static bool wants_openmetrics(const char *accept)
 unsigned http_route(const struct http_rules *rules, const struct http_request *request,
                     enum http_what *ret_what, const char **ret_text)
 {
-        unsigned status = check(rules, request, ret_text);
+        enum http_what what = HTTP_WHATS;
+        unsigned status;
 
+        for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++)
+                if (strcmp(routes[i].path, request->path) == 0)
+                        what = routes[i].what;
+        status = check(rules, request, http_is_page(what), ret_text);
         if (status)
                 return status;
-        for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-                if (strcmp(routes[i].path, request->path) != 0)
-                        continue;
-                *ret_what = routes[i].what;
-                if (*ret_what == HTTP_METRICS && wants_openmetrics(request->accept))
-                        *ret_what = HTTP_OPENMETRICS;
-                return 200;
-        }
-        return refuse(404, "not found; / lists what there is\n", ret_text);
+        if (what == HTTP_WHATS)
+                return refuse(404, "not found; zerod(8) lists what there is\n", ret_text);
+        if (what == HTTP_METRICS && wants_openmetrics(request->accept))
+                what = HTTP_OPENMETRICS;
+        *ret_what = what;
+        return 200;
 }

@@ -4,7 +4,8 @@
  * A browser must not read for a page of another site.  So a request that a page of another origin
  * caused is refused, and so is one whose Host is a name that a stranger's DNS may have pointed
  * here: the name must be an IP address, localhost or this node's own.  Whoever shows the token is
- * no such browser, and may use any name.
+ * no such browser, and may use any name.  A browser shows no token when a person opens the page, so
+ * the page comes without: it asks the person for the token, and shows that with its own requests.
  */
 #pragma once
 
@@ -14,7 +15,9 @@
 
 /* Answers; a row each in request.c. */
 enum http_what {
-        HTTP_INDEX,
+        HTTP_PAGE, /* the page's parts: the same for all, without a word of the cluster */
+        HTTP_PAGE_CSS,
+        HTTP_PAGE_JS,
         HTTP_METRICS,
         HTTP_OPENMETRICS,
         HTTP_HEALTHZ,
@@ -23,6 +26,7 @@ enum http_what {
         HTTP_JOBS,
         HTTP_MEMBERS,
         HTTP_CONFIG,
+        HTTP_MAP,
         HTTP_WHATS,
 };
 
@@ -36,6 +40,11 @@ struct http_rules {
         bool local;           /* a unix socket, which no browser reaches */
         const uint8_t *token; /* 32 bytes; NULL: none is needed */
 };
+
+static inline bool http_is_page(enum http_what what)
+{
+        return what <= HTTP_PAGE_JS;
+}
 
 /* The HTTP status: 200 and what is asked for, or a refusal with its text. */
 unsigned http_route(const struct http_rules *rules, const struct http_request *request,

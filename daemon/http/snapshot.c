@@ -1,6 +1,9 @@
 /*
  * What the loop publishes for HTTP.  Another thread asks the GPUs for their memory, because a call
  * of CUDA may wait for a lock of the driver.
+ *
+ * The map of shards has what the other nodes told when the map before was made.  Each map asks them
+ * again, and waits for none.
  */
 #include "daemon/http/snapshot.h"
 
@@ -12,6 +15,17 @@
 #include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
+enum { TOLD_MS = 10000 };
+
+/* What another node told of its shards. */
+struct told {
+        struct exchange *exchange;
+        bool asking;
+        uint64_t until_ms; /* 0: nothing */
+        struct arena arena;
+        struct status_map map;
+};
+
 struct exchange {
         struct engine *x;
         uv_async_t wanted_now;
@@ -22,6 +36,8 @@ struct exchange {
         struct blocking_work look;
         bool looking;
         struct gpu_use_now *gpus;
+        struct told told[ZERO_NODE_MAX];
+        uint32_t asking;
         int fd;
         uv_mutex_t lock; /* what follows */
         bool wanted[SNAPSHOT_KINDS];
@@ -38,6 +54,60 @@ void snapshot_free(struct snapshot *s)
 uint64_t snapshot_now(void)
 {
         return uv_hrtime() / 1000000;
+}
+
+/* ---- what the other nodes tell ---- */
+
+static void close_when_idle(struct exchange *e);
+
+static void told_forget(struct told *t)
+{
+        arena_deinit(&t->arena);
+        t->arena = (struct arena){ NULL };
+        t->until_ms = 0;
+}
+
+static void told_came(void *arg, int status, const char *text, const Zero__LinkMessage *m)
+{
+        struct told *t = arg;
+        bool told = status == ZERO_OK && m && m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY_REPLY;
+        json_t *json = told ? json_loads(m->query_reply->json, 0, NULL) : NULL;
+
+        told_forget(t);
+        if (json && record_from_json(status_map_type(), json, &t->arena, &t->map))
+                t->until_ms = snapshot_now() + TOLD_MS;
+        json_decref(json);
+        t->asking = false;
+        t->exchange->asking--;
+        close_when_idle(t->exchange);
+}
+
+static void told_ask(struct exchange *e, uint32_t node)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Query query = ZERO__QUERY__INIT;
+
+        if (e->told[node].asking || node == e->x->cluster->self || !(e->x->up >> node & 1))
+                return;
+        query.what = (char *)"map";
+        query.argument = (char *)"";
+        m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
+        m.query = &query;
+        e->told[node].asking = true;
+        e->asking++;
+        call_send(e->x, node, &m, TOLD_MS, told_came, &e->told[node]);
+}
+
+static void fill_map(struct exchange *e, struct snapshot *s)
+{
+        const struct status_map *told[ZERO_NODE_MAX] = { NULL };
+
+        for (uint32_t n = 0; n < e->x->cluster->n_nodes; n++) {
+                if (snapshot_now() < e->told[n].until_ms)
+                        told[n] = &e->told[n].map;
+                told_ask(e, n);
+        }
+        report_map(&s->arena, e->x, told, &s->record.map);
 }
 
 /* ---- the loop fills ---- */
@@ -58,6 +128,10 @@ static void fill(struct exchange *e, enum snapshot_kind kind, struct snapshot *s
         case SNAPSHOT_CONFIG:
                 s->type = status_config_type();
                 report_config(&s->arena, x, &s->record.config);
+                break;
+        case SNAPSHOT_MAP:
+                s->type = status_map_type();
+                fill_map(e, s);
                 break;
         default:
                 break;
@@ -94,6 +168,8 @@ static void exchange_gone(uv_handle_t *handle)
         e->closed(e->closed_arg);
         for (size_t kind = 0; kind < SNAPSHOT_KINDS; kind++)
                 snapshot_free(e->published[kind]);
+        for (size_t n = 0; n < ZERO_NODE_MAX; n++)
+                told_forget(&e->told[n]);
         uv_mutex_destroy(&e->lock);
         close(e->fd);
         free(e->gpus);
@@ -102,7 +178,7 @@ static void exchange_gone(uv_handle_t *handle)
 
 static void close_when_idle(struct exchange *e)
 {
-        if (e->closing && !e->looking)
+        if (e->closing && !e->looking && !e->asking)
                 uv_close((uv_handle_t *)&e->wanted_now, exchange_gone);
 }
 
@@ -172,6 +248,8 @@ int exchange_new(struct engine *x, struct exchange **ret)
         e->x = x;
         e->serving = true;
         e->started_ms = engine_now(x);
+        for (size_t i = 0; i < ZERO_NODE_MAX; i++)
+                e->told[i].exchange = e;
         e->look.run = look_run;
         e->look.done = look_done;
         e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

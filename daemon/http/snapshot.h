@@ -14,8 +14,10 @@ enum snapshot_kind {
         SNAPSHOT_NODE,
         SNAPSHOT_MEMBERS,
         SNAPSHOT_CONFIG,
+        SNAPSHOT_MAP,
         SNAPSHOT_HEALTH, /* no more than serving and ready */
         SNAPSHOT_KINDS,
+        SNAPSHOT_NONE = SNAPSHOT_KINDS,
 };
 
 struct snapshot {
@@ -28,6 +30,7 @@ struct snapshot {
                 struct status_node node;
                 struct status_membership members;
                 struct status_config config;
+                struct status_map map;
         } record;
 };
 void snapshot_free(struct snapshot *s); /* NULL is fine */

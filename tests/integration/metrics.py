@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """HTTP: /metrics in both formats, health, /api, and who may ask, on real daemons."""
 import concurrent.futures
-import http.client
 import importlib
 import json
 import os
@@ -19,6 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SETS, Cluster, Daemon, finish_all, small_layout, spawn, until  # noqa: E402
 from harness import Skip, case, main  # noqa: E402
 from ports import free_ports  # noqa: E402
+from web import get, request  # noqa: E402
 import wire  # noqa: E402
 
 OPENMETRICS = "application/openmetrics-text"
@@ -36,39 +36,6 @@ def parser(name):
         raise Skip("needs python3-prometheus-client") from None
     finally:
         sys.path.pop()
-
-
-class Unix(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=30)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
-        self.sock.connect(self.path)
-
-
-def request(place, path, method="GET", **headers):
-    """place: HOST:PORT or a socket's path; (status, headers, text)."""
-    if place.startswith("/"):
-        connection = Unix(place)
-    else:
-        host, port = place.rsplit(":", 1)
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=30)
-    try:
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        reply = connection.getresponse()
-        return reply.status, reply.headers, reply.read().decode()
-    finally:
-        connection.close()
-
-
-def get(daemon, path, **headers):
-    """The text of an answer that has to be good."""
-    status, _, text = request(daemon.options["http"], path, **headers)
-    assert status == 200, (path, status, text)
-    return text
 
 
 def samples(daemon):
@@ -315,6 +282,18 @@ def unix_socket():
         c[0].process.terminate()
         assert c[0].process.wait(60) == 0
         assert not os.path.exists(path)
+
+
+@case
+def empty_is_off():
+    """Nothing listens but the unix socket."""
+    with Cluster(1, http="") as c:
+        inodes = {os.readlink(f"/proc/{c[0].process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{c[0].process.pid}/fd")
+                  if os.path.islink(f"/proc/{c[0].process.pid}/fd/{fd}")}
+        for table in ("tcp", "tcp6"):
+            with open(f"/proc/{c[0].process.pid}/net/{table}", encoding="ascii") as f:
+                listening = [f"socket:[{line.split()[9]}]" for line in f if line.split()[3] == "0A"]
+            assert not inodes.intersection(listening)
 
 
 def refusal(options, *words):

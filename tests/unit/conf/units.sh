@@ -36,6 +36,14 @@ systemd-analyze security --offline=true --no-pager --threshold=$exposure_limit \
         "$work/zerod.service" >"$work/out" 2>&1 || fail "exposure is above $exposure_limit tenths"
 tail -n 1 "$work/out"
 
+# The drop-in for scrapers: understood too, and still little exposed.
+mkdir "$work/zerod.service.d"
+cp "$units/../deploy/prometheus/scrape.conf" "$work/zerod.service.d"
+systemd-analyze verify --man=no "$work/zerod.service" >"$work/out" 2>&1 || fail "verify failed with scrape.conf"
+! grep -E 'zerod|scrape' "$work/out" || fail "verify warned of scrape.conf"
+systemd-analyze security --offline=true --no-pager --threshold=$exposure_limit \
+        "$work/zerod.service" >"$work/out" 2>&1 || fail "exposure with scrape.conf is above $exposure_limit tenths"
+
 [ "$(id -u)" -eq 0 ] || exit 0
 systemd-sysusers --root="$root" "$units/zerod.sysusers" >"$work/out" 2>&1 || fail "sysusers failed"
 user=$(grep ^zerod: "$root/etc/passwd" | cut -d: -f3)

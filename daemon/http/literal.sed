@@ -1,0 +1,3 @@
+# Makes each line of a text a C string literal.
+s/[\\"]/\\&/g
+s/.*/"&\\n"/
