@@ -288,12 +288,12 @@ def unix_socket():
 def empty_is_off():
     """Nothing listens but the unix socket."""
     with Cluster(1, http="") as c:
-        inodes = {os.readlink(f"/proc/{c[0].process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{c[0].process.pid}/fd")
-                  if os.path.islink(f"/proc/{c[0].process.pid}/fd/{fd}")}
+        process = f"/proc/{c[0].process.pid}"
+        descriptors = {os.readlink(f"{process}/fd/{fd}") for fd in os.listdir(f"{process}/fd")}
         for table in ("tcp", "tcp6"):
-            with open(f"/proc/{c[0].process.pid}/net/{table}", encoding="ascii") as f:
-                listening = [f"socket:[{line.split()[9]}]" for line in f if line.split()[3] == "0A"]
-            assert not inodes.intersection(listening)
+            with open(f"{process}/net/{table}", encoding="ascii") as f:
+                listening = {f"socket:[{line.split()[9]}]" for line in f if line.split()[3] == "0A"}
+            assert not descriptors & listening
 
 
 def refusal(options, *words):
