@@ -286,6 +286,17 @@ static int params_check(const struct step *s, const struct step_params *params, 
         return 0;
 }
 
+/* A rank of a node that is ready: all its ranks have called. */
+static uint32_t step_ready_rank(const struct step *s)
+{
+        uint32_t rank = 0;
+
+        while (rank + 1 < s->world_size &&
+               (s->node_of_rank[rank] == RANK_ABSENT || !s->ready[s->node_of_rank[rank]]))
+                rank++;
+        return rank;
+}
+
 /* A step does not mix nodes that ask for the norm with nodes that end the step. */
 static int step_ready_check(struct step *s, const struct step_params *params, uint32_t rank,
                             bool first, struct fault *fault)
@@ -299,7 +310,7 @@ static int step_ready_check(struct step *s, const struct step_params *params, ui
                 return params_check(s, params, rank, fault);
         if (s->collecting_norm != (params == NULL))
                 return fault_set(fault, ZERO_ECONFLICT, "rank %u calls %s while rank %u calls %s",
-                                 rank, params ? "zero_step" : "zero_norm", s->params_rank,
+                                 rank, params ? "zero_step" : "zero_norm", step_ready_rank(s),
                                  params ? "zero_norm" : "zero_step");
         return params_check(s, params, rank, fault);
 }
@@ -331,6 +342,8 @@ int step_ready(struct step *s, uint32_t node, uint64_t attempt, const struct ste
         if (attempt > s->attempt || node >= s->n_nodes)
                 return fault_set(fault, ZERO_EORDER, "attempt %llu is not the current one (%llu)",
                                  (unsigned long long)attempt, (unsigned long long)s->attempt);
+        if (s->phase == STEP_COLLECTING && s->collecting_norm)
+                s->ready[node] = false; /* its ranks ask again, or have given the norm up */
         for (uint32_t n = 0; n < s->n_nodes; n++)
                 if (s->ready[n])
                         first = false;

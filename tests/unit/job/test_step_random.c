@@ -166,7 +166,7 @@ static void event_ready(struct model *m)
         if (rng_below(&m->rng, 30) == 0)
                 p.n_sets = 0;
         r = step_ready(&m->s, rng_below(&m->rng, NODES + 1), some_attempt(m),
-                       rng_below(&m->rng, 10) ? &p : NULL, 0, &action, NULL);
+                       rng_below(&m->rng, 3) ? &p : NULL, 0, &action, NULL);
         cr_assert(r == 0 || action == STEP_NOTHING);
         if (action != STEP_PREPARE)
                 return;
