@@ -12,7 +12,8 @@
 #include "proto/fault.h"
 #include "proto/client.pb-c.h"
 
-enum { LAYOUT_ALIGN = 128, LAYOUT_HASH = 32 };
+/* LAYOUT_NORMS: tensors of one answer with norms. */
+enum { LAYOUT_ALIGN = 128, LAYOUT_HASH = 32, LAYOUT_NORMS = 512 };
 /* The least divisor of a group: the factor that its gradients are multiplied by stays finite. */
 #define LAYOUT_DIVISOR_MIN 1e-30
 

@@ -18,7 +18,8 @@
  * what the call waited for.  If the daemon says nothing for two more seconds, the
  * call returns ZERO_EDEADLINE and the client takes the daemon for lost.
  * A late rank: a timeout that the caller gives holds for every wait.  Without one
- * (timeout_ms 0) zero_compose(), zero_attach(), zero_norm(), zero_all_reduce(), zero_step() and zero_grad() wait longer while they
+ * (timeout_ms 0) zero_compose(), zero_attach(), zero_norm(), zero_tensor_norms(), zero_all_reduce(), zero_step() and
+ * zero_grad() wait longer while they
  * wait only for ranks that are alive.  A rank is alive if its process runs, until 30 minutes (the
  * daemon's option rank_wait_ms) after the rank's last call.  A rank that has not attached yet, or
  * not again since its node's daemon was lost, counts as alive for 30 minutes.  Then ZERO_EDEADLINE
@@ -459,6 +460,25 @@ struct zero_result {
  * in) and whether all gradients are finite; updates nothing yet. [blocks] for all ranks.
  */
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
+/*
+ * The Euclidean norms of tensors first to first + count - 1, one number each, which the tensors' owners compute:
+ * nothing is gathered. [blocks]  plane: MASTER, GRAD, or a moment (EXP_AVG and the like).
+ * The bits do not depend on owners and nodes.  NaN: some element is not finite.  0: the tensor has nothing there,
+ * because it is frozen (GRAD, moments), has no gradient in this step, holds bytes, or its optimizer has no such moment.
+ * MASTER and moments: anybody asks at any time, observers too.  All norms are of one version; ZERO_EBUSY if steps
+ * are so fast that a step came between in each of 8 tries, which only a call for more than 512 tensors meets.
+ * GRAD: of the mean gradient of the step, over all ranks and micro-batches, loss scale left in, as zero_norm();
+ * before clipping.  A rank asks, and need not be the only one: between its last zero_push() and its zero_step(), and
+ * it pushes nothing more in the step (ZERO_EORDER).  The call waits until all ranks have pushed their last
+ * gradient of every group, or have called zero_norm(), zero_step() or this, and no other rank has to call it.
+ * ZERO_EDEADLINE names a rank that has not; the call may be made again, or the step ended.  ZERO_EABORTED as zero_step().
+ * ZERO_EPERM: an observer asks.
+ * ZERO_EINVAL: a plane that has no norms; ZERO_ERANGE: tensors that the layout does not have; ZERO_EBUSY: shards
+ * are being moved, try again; ZERO_EPEER: an owner's node was lost meanwhile, ask again when it is back.
+ * ret_norms: [count], undefined after an error.
+ */
+int zero_tensor_norms(struct zero_client *client, enum zero_plane plane, uint32_t first, uint32_t count,
+                      double *ret_norms);
 /*
  * Makes n numbers, at most ZERO_VALUES_MAX, of the numbers of all ranks, element by element, and returns them
  * on every rank: a loss, a count. [blocks] for all ranks.  The bits depend on the numbers alone: sums are

@@ -26,6 +26,8 @@ static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
                 return ZERO__REPLY__BODY_NORM;
         case ZERO__REQUEST__BODY_ALL_REDUCE:
                 return ZERO__REPLY__BODY_ALL_REDUCE;
+        case ZERO__REQUEST__BODY_NORMS:
+                return ZERO__REPLY__BODY_NORMS;
         case ZERO__REQUEST__BODY_STEP:
                 return ZERO__REPLY__BODY_STEP;
         case ZERO__REQUEST__BODY_STASH:

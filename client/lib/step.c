@@ -331,6 +331,82 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
         return 0;
 }
 
+enum { NORMS_TRIES = 8 };
+
+static int check_norms(struct zero_client *c, uint32_t first, uint32_t count)
+{
+        if (!c->layout)
+                return client_fail(c, ZERO_ENOTATTACHED, "zero_attach() was not called yet");
+        if (first > c->layout->n_tensors || count > c->layout->n_tensors - first)
+                return client_fail(c, ZERO_ERANGE, "tensors %u+%u: the layout has %u",
+                                   (unsigned)first, (unsigned)count,
+                                   (unsigned)c->layout->n_tensors);
+        return 0;
+}
+
+static int ask_norms(struct zero_client *c, Zero__Norms *of, double *norms, uint64_t *ret_version)
+{
+        Zero__Request request = ZERO__REQUEST__INIT;
+        const Zero__Reply *reply;
+        int r;
+
+        request.body_case = ZERO__REQUEST__BODY_NORMS;
+        request.norms = of;
+        r = client_call(c, &request, &reply);
+        if (r)
+                return r;
+        if (reply->norms->n_norms != of->count)
+                return client_shut(c, "zerod answered %zu norms of %u tensors",
+                                   reply->norms->n_norms, (unsigned)of->count);
+        memcpy(norms, reply->norms->norms, of->count * sizeof *norms);
+        *ret_version = reply->norms->version;
+        return 0;
+}
+
+/* A step may come between two pieces: then all begin again. */
+static int ask_all_norms(struct zero_client *c, uint32_t plane, uint32_t first, uint32_t count,
+                         double *norms)
+{
+        uint64_t version = 0, of_first = 0;
+        uint32_t tries = 0;
+
+        for (uint32_t done = 0; done < count;) {
+                Zero__Norms of = ZERO__NORMS__INIT;
+                uint32_t left = count - done;
+                int r;
+
+                of.plane = plane;
+                of.first = first + done;
+                of.count = left < LAYOUT_NORMS ? left : LAYOUT_NORMS;
+                of.attempt = c->attempt;
+                r = ask_norms(c, &of, norms + done, &version);
+                if (r)
+                        return r;
+                if (done == 0)
+                        of_first = version;
+                done = version == of_first ? done + of.count : 0;
+                if (done == 0 && ++tries == NORMS_TRIES)
+                        return client_fail(c, ZERO_EBUSY,
+                                           "a step ended in each of %d tries to read %u norms of "
+                                           "one version: ask for fewer, or between steps",
+                                           NORMS_TRIES, (unsigned)count);
+        }
+        return 0;
+}
+
+int zero_tensor_norms(struct zero_client *client, enum zero_plane plane, uint32_t first,
+                      uint32_t count, double *ret_norms)
+{
+        bool grad = plane == ZERO_PLANE_GRAD && client->groups;
+        int r = grad ? begin_step(client) : client_begin(client);
+
+        if (r == 0)
+                r = check_norms(client, first, count);
+        if (r == 0 && grad)
+                r = check_pushed(client);
+        return r ? r : ask_all_norms(client, plane, first, count, ret_norms);
+}
+
 static int check_reduction(struct zero_client *c, const char *name, uint32_t n)
 {
         if (!name)

@@ -63,6 +63,11 @@ struct request {
                         uint32_t n;
                 } reduced;
                 struct {
+                        const double *values; /* until finish() returns */
+                        uint32_t n;
+                        uint64_t version;
+                } norms;
+                struct {
                         uint64_t version, attempt;
                         bool skipped;
                         double grad_norm, loss_scale;

@@ -328,6 +328,9 @@ static void job_message_in(struct job *job, uint32_t node, const Zero__LinkMessa
         case ZERO__LINK_MESSAGE__BODY_PUT_RANGE:
                 access_put_message(job, node, m);
                 break;
+        case ZERO__LINK_MESSAGE__BODY_NORMS_ASK:
+                norms_ask_message(job, node, m);
+                break;
         case ZERO__LINK_MESSAGE__BODY_DIRTY:
                 if (m->dirty->group < job->layout->n_groups)
                         gather_dirty(job, m->dirty->group);

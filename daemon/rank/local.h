@@ -16,6 +16,7 @@ int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r,
                   struct fault *fault);
 int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r,
                   struct fault *fault);
+int rank_norms_now(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault);
 int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
                   struct fault *fault);
 int rank_stash_now(struct rank *rank, const Zero__Stash *stash, struct request *r,
@@ -28,6 +29,8 @@ int close_check(const struct rank *rank, uint64_t attempt, const struct step_par
 int others_check(const struct rank *rank, bool reduces, const char *call, struct fault *fault);
 /* The rank waits for all ranks; what: of rank->waits. */
 void rank_wait(struct rank *rank, struct request *r, int what);
+/* The rank pushes nothing more in this attempt. */
+void rank_pushed_all(struct rank *rank);
 /* That attempt, if it is the current one, must not end without the gradient. */
 void rank_push_refused(struct rank *rank, uint64_t attempt);
 
@@ -56,7 +59,14 @@ void rank_setup_describe(const struct rank_setup *m, struct wait_line *ret);
 
 /* ---- stream_order.c ---- */
 
-enum ordered_kind { ORDERED_RELEASE, ORDERED_PUSH, ORDERED_NORM, ORDERED_STEP, ORDERED_STASH };
+enum ordered_kind {
+        ORDERED_RELEASE,
+        ORDERED_PUSH,
+        ORDERED_NORM,
+        ORDERED_NORMS,
+        ORDERED_STEP,
+        ORDERED_STASH,
+};
 
 /* Whether a message that names this event (1 + its number; 0: none) has to wait. */
 bool ordered_waits(const struct rank *rank, uint32_t event);

@@ -1,5 +1,6 @@
 /* The calls of an attached rank: it holds groups, pushes gradients and ends the step. */
 #include "daemon/rank/local.h"
+#include "daemon/tensors/tensors.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -239,9 +240,10 @@ int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, stru
 /* ---- ending the step ---------------------------------------------------------------- */
 
 static const char any_call[] = "zero_norm or zero_step";
-static const char *const call_names[] = {
-        [WAITS_STEP] = "zero_step", [WAITS_NORM] = "zero_norm", [WAITS_REDUCED] = "zero_all_reduce"
-};
+static const char *const call_names[] = { [WAITS_STEP] = "zero_step",
+                                          [WAITS_NORM] = "zero_norm",
+                                          [WAITS_REDUCED] = "zero_all_reduce",
+                                          [WAITS_NORMS] = "zero_tensor_norms" };
 
 /* The node of the rank that is waited for may not know of the reduction. */
 static int close_describe(const struct request *r, struct wait_line *ret)
@@ -420,10 +422,7 @@ int others_check(const struct rank *rank, bool reduces, const char *call, struct
                     (reduces ? (waits && !reduced) || job->ranks[i].stepped : reduced))
                         return fault_set(fault, ZERO_ECONFLICT,
                                          "rank %u calls %s while rank %u calls %s", rank->rank,
-                                         call, i,
-                                         reduced                 ? "zero_all_reduce"
-                                         : job->ranks[i].stepped ? "zero_step"
-                                                                 : "zero_norm");
+                                         call, i, waits ? call_names[other->waits] : "zero_step");
         }
         return 0;
 }
@@ -456,6 +455,16 @@ static void close_again(const struct job *job, struct request *r)
         request_end(r, ZERO_OK, NULL);
 }
 
+void rank_pushed_all(struct rank *rank)
+{
+        struct rank_state *rank_state = rank_state_of(rank);
+
+        if (rank_state->closed)
+                return;
+        rank_state->closed = true;
+        reduce_close(rank->job, rank->rank);
+}
+
 /* params NULL: zero_norm().  Otherwise the blob is kept with the step. */
 static int rank_close(struct rank *rank, uint64_t attempt, const struct step_params *params,
                       const ProtobufCBinaryData *blob, struct request *r, struct fault *fault)
@@ -481,10 +490,7 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
                 rank_release_all(rank);
         }
         rank_wait(rank, r, params ? WAITS_STEP : WAITS_NORM);
-        if (!rank_state->closed) {
-                rank_state->closed = true;
-                reduce_close(rank->job, rank->rank);
-        }
+        rank_pushed_all(rank);
         close_report(rank->job, rank);
         return 0;
 }
@@ -527,6 +533,54 @@ int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, stru
 static void ahead_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         job_unref(arg);
+}
+
+/*
+ * zero_tensor_norms() of gradients: a rank asks alone, pushes nothing more in the attempt, and
+ * waits until owners have all that the others push.  A rank whose call ended by its deadline may
+ * call again, and waits for the answer to its first call.
+ */
+
+/* A lost node voids the attempt, and the rank hears of that. */
+static void rank_norms_done(struct norms *n)
+{
+        struct rank *rank = n->rank < n->job->world_size ? n->job->ranks[n->rank].session : NULL;
+        struct request *r;
+
+        if (!rank || rank->norms != n)
+                return;
+        rank->norms = NULL;
+        if (!rank->closing || rank->waits != WAITS_NORMS || n->status == ZERO_EPEER)
+                return;
+        r = STEAL(rank->closing);
+        rank->active_ms = engine_now(rank->x);
+        norms_result(n, r);
+        request_end(r, n->status, "%s", n->text);
+}
+
+int rank_norms_now(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault)
+{
+        const struct norms *asked = rank->norms;
+        int status = close_check(rank, m->attempt, NULL, fault);
+
+        if (!status)
+                status = others_check(rank, false, "zero_tensor_norms", fault);
+        if (!status && !(asked && asked->attempt == m->attempt && asked->first == m->first &&
+                         asked->count == m->count))
+                status = norms_start_grad(rank->job, rank->window, m, rank->rank, rank_norms_done,
+                                          &rank->norms, fault);
+        if (status)
+                return status;
+        rank_wait(rank, r, WAITS_NORMS);
+        rank_pushed_all(rank);
+        return 0;
+}
+
+int rank_norms(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault)
+{
+        if (ordered_waits(rank, 0))
+                return ordered_add(rank, ORDERED_NORMS, &m->base, 0, r, fault);
+        return rank_norms_now(rank, m, r, fault);
 }
 
 static int ahead_check(const struct rank *rank, const Zero__Ahead *ahead,
@@ -587,14 +641,14 @@ void rank_called(struct rank *rank, const char *name)
         rank->last_call = name;
 }
 
-/* In which call ranks of this node wait for the rest; what ranks of other nodes call, this node
- * does not hear. */
+/* In which call ranks of this node wait for the rest to call it too; what ranks of other nodes
+ * call, this node does not hear. */
 static const char *awaited_call(const struct job *job)
 {
         for (uint32_t i = 0; i < job->world_size; i++) {
                 const struct rank *rank = job->ranks[i].session;
 
-                if (rank && rank->closing)
+                if (rank && rank->closing && rank->waits != WAITS_NORMS)
                         return call_names[rank->waits];
         }
         return any_call;

@@ -32,8 +32,7 @@ struct rank_needs {
         struct stash_needs stash;    /* rank_attach() takes it over in any case */
 };
 
-/* Tells a session, unasked, that it is no longer the rank's.  ZERO_ECLOSED: its client may attach
- * again. */
+/* Tells a session that it is no longer the rank's; ZERO_ECLOSED: its client may attach again. */
 struct rank_events {
         void (*gone)(void *arg, int status, const char *text);
         void *arg;
@@ -73,9 +72,10 @@ struct rank {
         struct list ordered;   /* messages that wait for the GPU (stream_order.c) */
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits in zero_attach() */
-        struct request *closing;   /* waits in zero_norm(), zero_step() or zero_all_reduce() */
-        enum { WAITS_STEP, WAITS_NORM, WAITS_REDUCED } waits; /* what `closing` is for */
-        uint32_t last_pushed;                                 /* group */
+        struct request *closing;   /* waits for other ranks, in the call that `waits` names */
+        enum { WAITS_STEP, WAITS_NORM, WAITS_REDUCED, WAITS_NORMS } waits;
+        struct norms *norms;   /* of gradients, on their way; or NULL */
+        uint32_t last_pushed;  /* group */
         uint64_t active_ms;    /* loop time when its last call began or ended */
         const char *last_call; /* name of that call */
         Zero__Finish finish;   /* how it leaves the job, once it has said so */
@@ -99,15 +99,14 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
 /* The fetch has ended; ok: the rank holds the group. */
 void rank_fetched(struct rank *rank, uint32_t group, bool ok);
 void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
-/*
- * These take effect and are answered when the rank's GPU has reached the event that they name, in
- * the order in which they came.
- */
+/* These take effect, in the order in which they came, and are answered when the rank's GPU has
+ * reached the event that they name. */
 int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
                  struct fault *fault);
 int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, struct fault *fault);
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
 int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
+int rank_norms(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault);
 int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);
 int rank_all_reduce(struct rank *rank, const Zero__AllReduce *m, struct request *r,
                     struct fault *fault);

@@ -231,6 +231,8 @@ static int take_effect_now(const struct ordered *d, struct request *r, struct fa
                 return rank_push_now(d->rank, (const Zero__Push *)d->message, r, fault);
         case ORDERED_NORM:
                 return rank_norm_now(d->rank, (const Zero__Norm *)d->message, r, fault);
+        case ORDERED_NORMS:
+                return rank_norms_now(d->rank, (const Zero__Norms *)d->message, r, fault);
         case ORDERED_STEP:
                 return rank_step_now(d->rank, (const Zero__Step *)d->message, r, fault);
         case ORDERED_STASH:

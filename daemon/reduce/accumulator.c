@@ -128,6 +128,7 @@ static void offer_accumulated(struct offload_task *task)
         } else if (o->way == OFFER_SETTLED) {
                 offer_end(o);
                 accumulator_vote(h);
+                shard_settled(job);
         } else {
                 lg->finished[o->node] = o->last;
                 lg->cursor++;
@@ -486,6 +487,37 @@ bool accumulator_begun(const struct replica *h)
                         if (h->accumulator->groups[g].offered[n])
                                 return true;
         return false;
+}
+
+bool accumulator_complete(struct replica *h, uint32_t group)
+{
+        struct accumulator_group *lg = &h->accumulator->groups[group];
+
+        if (!accumulator_has(h, group))
+                return true;
+        if (!lg->measured || lg->busy)
+                return false;
+        if (!lg->deferred)
+                return true;
+        offer_settle(deferred_take(h, group));
+        return false;
+}
+
+void accumulator_read_begin(struct replica *h, uint32_t group)
+{
+        h->accumulator->groups[group].readers++;
+}
+
+void accumulator_read_end(struct replica *h, uint32_t group)
+{
+        assert(h->accumulator->groups[group].readers > 0);
+        h->accumulator->groups[group].readers--;
+        accumulator_advance(h, group);
+}
+
+bool accumulator_present(const struct replica *h, uint32_t tensor)
+{
+        return h->accumulator->present[tensor];
 }
 
 bool accumulator_in_use(const struct replica *h)

@@ -10,16 +10,6 @@
 
 #include <stdlib.h>
 
-/* Elements of a segment that belong to its tensor; the gap behind the tensor has no gradient. */
-static uint64_t segment_elements(const struct layout_tensor *t, const struct plan_segment *s)
-{
-        uint64_t first = s->in_group - t->offset;
-
-        if (first >= t->elements)
-                return 0;
-        return s->count < t->elements - first ? s->count : t->elements - first;
-}
-
 static bool offer_has(const struct offer *o, uint32_t tensor)
 {
         uint32_t i = tensor - o->replica->job->layout->groups[o->group].first_tensor;
@@ -46,11 +36,16 @@ static size_t sources_of(const struct offer *o, const struct plan_segment *s, co
         return 1;
 }
 
-void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group)
+double reduce_norm_scale(const struct job *job, uint32_t group)
 {
         double divisor = layout_group_divisor(&job->layout->groups[group], job->world_size);
 
-        norm->scale = 1 / (divisor * divisor);
+        return 1 / (divisor * divisor);
+}
+
+void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group)
+{
+        norm->scale = reduce_norm_scale(job, group);
         norm->finite = true;
         exact_sum_init(&norm->sum);
 }
@@ -70,7 +65,7 @@ static bool piece_make(const struct replica *h, const struct plan_segment *s, co
         uint8_t *present = &h->accumulator->present[s->tensor];
         bool has = !t->frozen && o && offer_has(o, s->tensor);
         bool first = !*present || (o && o->way == OFFER_SETTLED);
-        uint64_t n = segment_elements(t, s);
+        uint64_t n = plan_segment_elements(t, s);
 
         if (has)
                 *present = 1; /* even for a tensor without elements here */

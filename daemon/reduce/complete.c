@@ -84,9 +84,7 @@ static void sum_sent(void *arg, int status)
         struct job *job = h->job;
 
         state_unmap(&s->sum);
-        assert(h->accumulator->groups[s->group].readers > 0);
-        h->accumulator->groups[s->group].readers--;
-        accumulator_advance(h, s->group);
+        accumulator_read_end(h, s->group);
         free(s);
         job_unref(job);
 }
@@ -130,7 +128,7 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                                          (struct range){ shard->moment + range.first,
                                                          range.count }) };
         job_ref(job);
-        h->accumulator->groups[request->group].readers++;
+        accumulator_read_begin(h, request->group);
         if (staged_payload(h->job, node, request->transfer, TRAFFIC_REDUCE, s->sum.at,
                            range.count * sizeof(float), false, sum_sent, s))
                 sum_sent(s, -ECANCELED); /* the node is gone */

@@ -80,6 +80,16 @@ void accumulator_updated(struct replica *h);
 /* Whether the group's sum is complete and finite; ret_present [tensor of the job] gets which of the
  * group's tensors have a gradient. */
 bool accumulator_summed(const struct replica *h, uint32_t group, uint8_t *ret_present);
+/* Whether the group's sum is complete and in its plane; a sum that was left to the update is
+ * written first. */
+bool accumulator_complete(struct replica *h, uint32_t group);
+/* Somebody reads the group's sum, which nobody overwrites meanwhile.  On the loop thread. */
+void accumulator_read_begin(struct replica *h, uint32_t group);
+void accumulator_read_end(struct replica *h, uint32_t group);
+/* Whether the tensor has a gradient. */
+bool accumulator_present(const struct replica *h, uint32_t tensor);
+/* What every square of the group's sum is multiplied by: owners keep sums, norms are of means. */
+double reduce_norm_scale(const struct job *job, uint32_t group);
 /* Whether this owner has voted and awaits the decision. */
 bool accumulator_voted(const struct replica *h);
 /* Continues after a vote that an earlier process recorded. */

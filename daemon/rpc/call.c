@@ -62,6 +62,19 @@ static void reply_step(struct pending_call *call, Zero__Reply *reply)
         session_reply(call->session, reply, NULL, 0);
 }
 
+static void reply_norms(struct pending_call *call, Zero__Reply *reply)
+{
+        const struct request *r = &call->request;
+        Zero__NormsReply norms = ZERO__NORMS_REPLY__INIT;
+
+        norms.version = r->result.norms.version;
+        norms.n_norms = r->result.norms.n;
+        norms.norms = (double *)r->result.norms.values;
+        reply->body_case = ZERO__REPLY__BODY_NORMS;
+        reply->norms = &norms;
+        session_reply(call->session, reply, NULL, 0);
+}
+
 static void reply_ok(struct pending_call *call, Zero__Reply *reply)
 {
         const struct request *r = &call->request;
@@ -98,6 +111,9 @@ static void reply_ok(struct pending_call *call, Zero__Reply *reply)
                 reply->body_case = ZERO__REPLY__BODY_ALL_REDUCE;
                 reply->all_reduce = &reduced;
                 break;
+        case ZERO__REQUEST__BODY_NORMS:
+                reply_norms(call, reply);
+                return;
         case ZERO__REQUEST__BODY_STEP:
                 reply_step(call, reply);
                 return;
@@ -272,18 +288,47 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         return 0;
 }
 
+/* The session's job; NULL: fault says why not. */
+static struct job *session_job(const struct session *s, struct push_window **ret_window,
+                               struct fault *fault)
+{
+        struct job *job = s->rank && s->rank->job ? s->rank->job : s->job;
+
+        *ret_window = s->rank && s->rank->job ? s->rank->window : s->window;
+        if (!job)
+                fault_set(fault, ZERO_ENOTATTACHED, "attach first");
+        else if (job->dead)
+                fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", job->name);
+        return job && !job->dead ? job : NULL;
+}
+
 static int handle_access(struct pending_call *call, const Zero__Access *m, bool put,
                          struct fault *fault)
 {
-        struct session *s = call->session;
-        struct job *job = s->rank && s->rank->job ? s->rank->job : s->job;
-        struct push_window *window = s->rank && s->rank->job ? s->rank->window : s->window;
+        struct push_window *window;
+        struct job *job = session_job(call->session, &window, fault);
 
-        if (!job)
-                return fault_set(fault, ZERO_ENOTATTACHED, "attach first");
-        if (job->dead)
-                return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", job->name);
-        return access_start(job, window, m, put, s->timeout_ms, &call->request, fault);
+        return job ? access_start(job, window, m, put, call->session->timeout_ms, &call->request,
+                                  fault)
+                   : fault->status;
+}
+
+/* Gradients are a rank's to ask for: an observer knows no attempt. */
+static int handle_norms(struct pending_call *call, const Zero__Norms *m, struct fault *fault)
+{
+        struct rank *rank = call->session->rank;
+        struct push_window *window;
+        struct job *job;
+
+        if (m->plane == ZERO_PLANE_GRAD && rank && rank->admitted)
+                return rank_norms(rank, m, &call->request, fault);
+        if (m->plane == ZERO_PLANE_GRAD)
+                return fault_set(fault, ZERO_EPERM,
+                                 "gradients are of a step, and an observer takes no part in it: a "
+                                 "rank asks for their norms");
+        job = session_job(call->session, &window, fault);
+        return job ? norms_start(job, window, m, call->session->timeout_ms, &call->request, fault)
+                   : fault->status;
 }
 
 static int handle_compose(struct pending_call *call, const Zero__Compose *m, struct fault *fault)
@@ -362,6 +407,8 @@ static const char *call_name(Zero__Request__BodyCase kind)
                 return "zero_step";
         case ZERO__REQUEST__BODY_STASH:
                 return "zero_stash_*";
+        case ZERO__REQUEST__BODY_NORMS:
+                return "zero_tensor_norms";
         case ZERO__REQUEST__BODY_PUT:
                 return "zero_put";
         case ZERO__REQUEST__BODY_GET:
@@ -396,6 +443,8 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
                 return handle_access(call, m->put, true, fault);
         case ZERO__REQUEST__BODY_GET:
                 return handle_access(call, m->get, false, fault);
+        case ZERO__REQUEST__BODY_NORMS:
+                return handle_norms(call, m->norms, fault);
         case ZERO__REQUEST__BODY_BYE:
                 call->session->orderly = true;
                 if (call->session->rank)

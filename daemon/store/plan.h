@@ -92,6 +92,16 @@ static inline struct plan_chunk plan_chunk(const struct plan *p, uint32_t chunk)
                                     .moment = run->moment + at,
                                     .in_group = run->in_group + at };
 }
+/* Elements of a segment that belong to its tensor; the gap behind the tensor has no values. */
+static inline uint64_t plan_segment_elements(const struct layout_tensor *t,
+                                             const struct plan_segment *s)
+{
+        uint64_t first = s->in_group - t->offset;
+
+        if (first >= t->elements)
+                return 0;
+        return s->count < t->elements - first ? s->count : t->elements - first;
+}
 /* An element of the shard has its gradient at `moment` in grad: its index in the plane of moment i.
  */
 static inline uint64_t plan_moment(const struct plan_shard *shard, uint32_t i, uint64_t moment)

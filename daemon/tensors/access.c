@@ -15,10 +15,6 @@
 
 #include "proto/cleanup.h"
 
-/* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has
- * given up. */
-enum { PUTS_MAX = 8, GETS_MAX = 4 };
-
 /* ---- what is put ------------------------------------------------------------------- */
 
 /* A client that puts much gets the same memory again and again, for new pages cost more than the
@@ -165,6 +161,7 @@ static void access_fail(struct job *job, int status, const char *text)
                 if (a->job == job && a->request)
                         request_end(STEAL(a->request), status, "%s", text);
         }
+        norms_fail(job, status, text);
         works_go_on(job);
 }
 
@@ -452,12 +449,14 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
 
 static bool tensors_idle(const struct engine *x)
 {
-        return list_empty(&x->tensors->accesses) && list_empty(&x->tensors->works);
+        return list_empty(&x->tensors->accesses) && list_empty(&x->tensors->norms) &&
+               list_empty(&x->tensors->works);
 }
 
 static void tensors_init(struct engine *x)
 {
         list_init(&x->tensors->accesses);
+        list_init(&x->tensors->norms);
         list_init(&x->tensors->works);
         /* names of puts outlive the process */
         randombytes_buf(&x->tensors->last_put, sizeof x->tensors->last_put);
@@ -468,4 +467,9 @@ const struct module tensors_module = { .node_at = offsetof(struct engine, tensor
                                        .node_init = tensors_init,
                                        .idle = tensors_idle,
                                        .job_dropped = access_fail };
-const struct shard_observer tensors_observer = { .settled = works_go_on };
+static void tensors_summed(struct replica *h, uint32_t group)
+{
+        works_go_on(h->job);
+}
+
+const struct shard_observer tensors_observer = { .summed = tensors_summed, .settled = works_go_on };

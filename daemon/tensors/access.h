@@ -6,9 +6,14 @@
 
 #include "daemon/tensors/tensors.h"
 
+/* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has
+ * given up. */
+enum { PUTS_MAX = 8, GETS_MAX = 4 };
+
 /* What a node reads and writes for clients. */
 struct tensors {
-        struct list accesses, works; /* works: those that wait for the end of an update */
+        struct list accesses, norms;
+        struct list works; /* those that wait for the end of an update, or for gradients */
         uint64_t last_put;
 };
 
@@ -71,6 +76,9 @@ struct work {
         void (*checksum_done)(void *arg, const struct checksum *sum);
         void *checksum_arg;
         struct checksum checksum;
+        struct norms_told *norms; /* NULL: the work takes no norms (norms.c) */
+        uint32_t owner;
+        uint64_t attempt, elements;
 };
 
 /* Whether the plane has one value per tensor, kept by every owner with a part of the tensor. */
@@ -94,6 +102,11 @@ struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum 
 void work_name_put(struct work *w, uint32_t node, uint64_t put);
 void work_start(struct work *w);
 void work_submit(struct work *w);
+/* norms.c.  Finds the work's replica again, which may have moved; whether the work waits. */
+bool norms_must_wait(struct work *w);
+/* The job was dropped. */
+void norms_fail(struct job *job, int status, const char *text);
+
 /* An update or a copy has ended: works of the job that waited for that begin. */
 void works_go_on(struct job *job);
 void work_free(struct work *w);

@@ -173,10 +173,12 @@ void work_submit(struct work *w)
 }
 
 /* A recorded vote has the sets that were in force then. */
-static bool work_must_wait(const struct work *w)
+static bool work_must_wait(struct work *w)
 {
         const struct replica *h = w->replica;
 
+        if (w->norms)
+                return norms_must_wait(w);
         if (h->job->version < w->version || h->updating)
                 return true;
         if (w->put && h->copying)
@@ -186,7 +188,8 @@ static bool work_must_wait(const struct work *w)
 
 void work_start(struct work *w)
 {
-        update_undo(w->replica); /* planes are read and written as the record has them */
+        if (w->plane != ZERO_PLANE_GRAD)
+                update_undo(w->replica); /* planes are read and written as the record has them */
         if (work_must_wait(w))
                 list_insert(&w->job->x->tensors->works, &w->link);
         else

@@ -258,6 +258,8 @@ static void make_current(Zero__Request *m, const struct job *job)
                 attempt = &m->norm->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_AHEAD)
                 attempt = &m->ahead->attempt;
+        else if (m->body_case == ZERO__REQUEST__BODY_NORMS)
+                attempt = &m->norms->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_STEP)
                 attempt = &m->step->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_STASH)

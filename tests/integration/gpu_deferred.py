@@ -148,6 +148,28 @@ def norm_before_the_step():
 
 
 @case
+def norms_of_tensors_before_the_step():
+    """Deferred sums are written first, and the step is the same."""
+    told = []
+    for where in (None, "cuda:0"):
+        with gpus() if where else Cluster(1) as c:
+            ranks = attach(c, [0, 0], "bf16", where, grad="bf16", reduce="bf16", timeout_ms=60000 * SLOW)
+            norms, tensors = [], sum(len(g["tensors"]) for g in LAYOUTS["bf16"])
+            for step in range(3):
+                for a in ranks:
+                    push(a, step)
+                for plane in ("grad", "master", "grad") if step < 2 else ("master",):
+                    for a in ranks:
+                        a.start("norms", plane=plane, first=0, count=tensors)
+                    norms.append([r["norms"] for r in finish_all(ranks)])
+                step_by_hand(ranks)
+            assert norms[0] == norms[2] and any(norms[0][0]), norms
+            told.append((norms, c.checksum("job")))
+            assert deferred(c) == [3 * GROUPS if where else 0]
+    assert told[0] == told[1], told
+
+
+@case
 def a_push_has_no_deadline_before_its_step():
     """Between its first push and the step a trainer may take longer than the timeout of a call."""
     with gpus() as c:

@@ -285,11 +285,11 @@ def calls_without_attach():
     with Cluster(1) as c:
         a = c.actor()
         a.do("connect", job="j", rank=0, world=1)
-        for do in ("fetch", "prefetch", "release", "grad", "push", "norm", "step", "put", "get"):
+        for do in ("fetch", "prefetch", "release", "grad", "push", "norm", "norms", "step", "put", "get"):
             a.refused("ENOTATTACHED", do, sets=SETS, values=[1], plane="master")
         raw = wire.Raw(c[0].socket)
         raw.hello("j", 0, 1)
-        for what, fields in (("fetch", {1: 0}), ("release", {1: 0}), ("push", {1: 0}), ("norm", {}), ("get", {1: 0}),
+        for what, fields in (("fetch", {1: 0}), ("release", {1: 0}), ("push", {1: 0}), ("norm", {}), ("get", {1: 0}), ("norms", {1: 6, 3: 1}),
                              ("put", {1: 0}), ("step", {2: wire.message({1: b"", 3: 1.0})})):
             status, text, _ = raw.ask(what, fields)
             assert status != wire.OK and text, (what, status, text)

@@ -488,6 +488,21 @@ static int do_get(struct actor *actor, const json_t *command, json_t *ret)
         return r;
 }
 
+static int do_norms(struct actor *actor, const json_t *command, json_t *ret)
+{
+        uint32_t first = (uint32_t)field_count(command, "first", 0);
+        uint32_t count = (uint32_t)field_count(command, "count", 0);
+        double *norms = calloc(count + 1, sizeof *norms);
+        json_t *list = json_array();
+        int r = zero_tensor_norms(actor->client, plane_of(command), first, count, norms);
+
+        for (uint32_t i = 0; r == ZERO_OK && i < count; i++)
+                json_array_append_new(list, isfinite(norms[i]) ? json_real(norms[i]) : json_null());
+        free(norms);
+        json_object_set_new(ret, "norms", list);
+        return r;
+}
+
 /* ---- commands ------------------------------------------------------------------ */
 
 static const struct deed {
@@ -512,6 +527,7 @@ static const struct deed {
         { "push", do_push, true },
         { "ahead", do_ahead, true },
         { "norm", do_norm, true },
+        { "norms", do_norms, true },
         { "step", do_step, true },
         { "put", do_put, true },
         { "get", do_get, true },

@@ -23,11 +23,11 @@ def train(ranks, steps, **more):
 class Endless:
     """Ranks that train until end() is called, so that everything before it happens under training."""
 
-    def __init__(self, c, ranks):
+    def __init__(self, c, ranks, **more):
         self.c, self.ranks, self.goal = c, ranks, f"{c.directory}/until"
         self.end_at(10 ** 9)
         for a in ranks:
-            a.start("train", until=self.goal, patient=True, **TRAIN)
+            a.start("train", until=self.goal, patient=True, **TRAIN, **more)
 
     def end_at(self, version):
         with open(os.open(self.goal, os.O_CREAT | os.O_WRONLY, 0o644), "w", encoding="ascii") as f:

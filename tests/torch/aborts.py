@@ -56,8 +56,10 @@ def train(stage, recompute, accumulate, steps, kills):
                 with s.model.no_sync() if accumulate == "trainer" else contextlib.nullcontext():
                     s.model(batch_of(t, 4)).backward()
                 s.model(batch_of(t + 1000, 4)).backward()
+                zt.grad_norms(s.model)
                 s.model.clip_grad_norm_(1.0)
                 optimizer.step()
+                zt.weight_norms(s.model)
             told += step.aborted
             made = next(calls)
         return values(s.model), made, told, restarts

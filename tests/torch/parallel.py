@@ -67,6 +67,30 @@ def tensor_and_sequence_parallel_as_one_process(shape):
     close(in_ranks(tensor_parallel, shape, 3, False, True), ranks.alone(one_process))
 
 
+def norms(rank, path, shape):
+    """Of the gradient and weights of whole tensors, on each rank."""
+    model = sharded(rank, path, shape, sequence=True)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    weights = zt.weight_norms(model)
+    model(batch_of(0).chunk(shape[0])[rank // shape[1]]).backward()
+    found = weights, zt.grad_norms(model)
+    optimizer.step()
+    return found
+
+
+@cases_of([1, 2], "nodes_{}")
+def norms_are_those_of_whole_tensors(nodes):
+    model = make()
+    wanted = {n: float(p.detach().norm()) for n, p in model.named_parameters()}
+    model(batch_of(0)).backward()
+    grads = {n: float(p.grad.norm()) for n, p in model.named_parameters()}
+    for weights, found in sum(in_ranks(norms, (2, 2), nodes=nodes), []):
+        assert weights.keys() == found.keys() == wanted.keys()
+        for n, norm in grads.items():
+            assert abs(weights[n] - wanted[n]) <= 1e-6 * wanted[n], (n, weights[n], wanted[n])
+            assert abs(found[n] - norm) <= 1e-4 * norm, (n, found[n], norm)
+
+
 def context_parallel(rank):
     """Each rank has a part of every sequence."""
     model = zt.shard(make())

@@ -136,6 +136,30 @@ def pipeline_as_one_process(what):
     close(in_ranks(trained, shape, zero, schedule, tied, nodes=nodes), ranks.alone(alone, tied))
 
 
+def norms(rank, path, shape):
+    runner = runner_of(rank, path, shape)
+    weights = zt.weight_norms(runner.model)
+    runner.backward(0)
+    found = weights, zt.grad_norms(runner.model)
+    runner.optimizer.step()
+    return found
+
+
+@case
+def norms_are_those_of_the_stage():
+    """Of the whole batch; the tied weight's gradient is of both stages."""
+    model = stage_of(0, 1)
+    loss_of(model(batch_of(0)[:, :-1]), batch_of(0)[:, 1:]).backward()
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for number, stage in enumerate(in_ranks(norms, (2, 2), nodes=2)):
+        for weights, found in stage:
+            assert weights.keys() == found.keys() == dict(stage_of(number, 2).named_parameters()).keys()
+            for n, norm in found.items():
+                wanted = float(named[n].grad.norm())
+                assert abs(norm - wanted) <= 1e-4 * wanted, (n, norm, wanted)
+                assert abs(weights[n] - float(named[n].detach().norm())) <= 1e-5 * weights[n], n
+
+
 def with_tensor_parallel(rank, path, shape):
     """Stages whose blocks are divided among the ranks of the stage."""
     mesh = meet(rank, path, shape, ("pp", "tp"))

@@ -6,7 +6,7 @@ import zerod.torch as zt
 from cluster import Cluster
 from gpt import make
 
-CALLS = ("fetch", "prefetch", "release", "grad", "push", "norm", "step", "get", "put", "stash_write",
+CALLS = ("fetch", "prefetch", "release", "grad", "push", "norm", "norms", "step", "get", "put", "stash_write",
          "stash_view", "stash_release")
 
 

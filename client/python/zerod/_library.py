@@ -235,6 +235,7 @@ PROTOTYPES = {
     "zero_all_reduce": (c_int, _client, c_char_p, c_int, c_uint32, POINTER(c_double), POINTER(c_double)),
     "zero_ahead": (c_int, _client, POINTER(Step)),
     "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),
+    "zero_tensor_norms": (c_int, _client, c_int, c_uint32, c_uint32, POINTER(c_double)),
     "zero_prefetch": (c_int, _client, c_uint32),
     "zero_push": (c_int, _client, c_uint32, c_char_p, c_bool, POINTER(Sync)),
     "zero_put": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),

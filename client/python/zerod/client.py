@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from . import _library as lib
 from . import environment
 from ._conversation import Conversation
-from .errors import Error, NoGroup, NotAttached, error_of
+from .errors import Error, NoGroup, NotAttached, OutOfRange, error_of
 from .layout import Layout, code_of, name_of, number, real
 
 
@@ -400,6 +400,24 @@ class Client(Conversation):
         value, finite = ctypes.c_double(), ctypes.c_bool()
         self._wait(self._library.zero_norm, ctypes.byref(value), ctypes.byref(finite))
         return value.value, finite.value
+
+    def norms(self, plane: str, first: int, count: int) -> list[float]:
+        """The Euclidean norms of some tensors, which their owners compute: of "master", of a moment ("exp_avg",
+        "moment1"), or of "grad", the mean gradient of this step, loss scale left in.  nan: not finite; 0.0: the tensor
+        has nothing there.
+
+        Anybody asks for master and moments, and all norms are of one version.  A rank asks for gradients, alone if it
+        likes, between its last push() and its step(): it pushes nothing more, and waits until all ranks have pushed.
+        Raises Invalid, OutOfRange, Deadline with a rank that has not pushed, Aborted as step(), Busy if shards are
+        being moved, Peer if an owner's node is lost.
+        """
+        first, count = number(first, "first", 0, lib.ALL), number(count, "count", 0, lib.ALL)
+        code = code_of(lib.PLANES, plane, "plane")
+        if first + count > self._attached().tensors:
+            raise OutOfRange(f"tensors {first}+{count}: the layout has {self._layout.tensors}")
+        norms = (ctypes.c_double * count)()
+        self._wait(self._library.zero_tensor_norms, code, first, count, norms)
+        return list(norms)
 
     def ahead(self, sets: Sequence[AdamWSet]) -> None:
         """Says how this rank will end the step, before its first push: owners then update eager groups

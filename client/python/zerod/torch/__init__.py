@@ -17,6 +17,7 @@ from .checkpoints import load_checkpoint, load_safetensors, save_checkpoint, sav
 from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
+from .norms import grad_norms, weight_norms
 from .optim import SGD, Adam, AdamW, Lion, ServiceOptimizer
 from .parameter import GradientsAreElsewhere, NotFetched, WrittenInPlace
 from .process_group import init_process_group
@@ -30,7 +31,7 @@ from .wrap import ZeroModule, fully_shard, shard
 __all__ = [
     "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
     "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "all_reduce", "checkpoint",
-    "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "hold", "init_process_group",
-    "load_checkpoint", "load_safetensors", "manual_seed", "rank", "register_forward_method", "save_checkpoint",
-    "save_safetensors", "shard", "sharded_of", "steps", "world_size",
+    "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "grad_norms", "hold",
+    "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank", "register_forward_method",
+    "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps", "weight_norms", "world_size",
 ]

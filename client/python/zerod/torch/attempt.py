@@ -148,6 +148,11 @@ class Attempt:
         """As Client.norm()."""
         return self._of_step(self.client.norm)
 
+    def norms(self, plane: str, first: int, count: int) -> list[float]:
+        """As Client.norms()."""
+        call = self._of_step if plane == "grad" else self._unless_begun
+        return call(self.client.norms, plane, first, count)
+
     def all_reduce(self, name: str, values: list[float], op: str) -> list[float]:
         """As Client.all_reduce()."""
         result = self._of_step(self.client.all_reduce, name, values, op)

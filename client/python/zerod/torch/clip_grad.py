@@ -41,6 +41,7 @@ def clip_grad_norm_(model_or_parameters: nn.Module | torch.Tensor | Iterable[tor
         raise RuntimeError("eager blocks were updated before the norm is known, and cannot be clipped: train without "
                            "clipping, or shard the model without eager=True")
     sharded.finish_backward_pushes()
+    pending.closed = "clip_grad_norm_()"
     norm, finite = sharded.attempt.norm()
     norm /= pending.loss_scale
     if error_if_nonfinite and not (finite and math.isfinite(norm)):

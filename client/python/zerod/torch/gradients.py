@@ -83,9 +83,9 @@ class Gradients:
         optimized = self.sharded.optimized
         if optimized is not None and param not in optimized:
             return
-        if self.sharded.pending.clip_norm:
-            raise RuntimeError("a backward pass after clip_grad_norm_(): the norm is taken already; "
-                               "clip after the last backward pass of a step")
+        if self.sharded.pending.closed:
+            raise RuntimeError(f"a backward pass after {self.sharded.pending.closed}: the norm is taken already; "
+                               "call it after the last backward pass of a step")
         self.any = True
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()

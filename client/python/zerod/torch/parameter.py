@@ -72,7 +72,7 @@ class Gradient(torch.Tensor):
             f"{func}: gradients of a sharded model are not in this process but in zerod. To clip, "
             "use model.clip_grad_norm_(max_norm) or zerod.torch.clip_grad_norm_(model, max_norm); "
             "to scale the loss, zerod.torch.GradScaler(optimizer); the norm after a step is "
-            "optimizer.grad_norm")
+            "optimizer.grad_norm, that of each parameter before it zerod.torch.grad_norms(model)")
 
 
 class Placeholder(torch.Tensor):

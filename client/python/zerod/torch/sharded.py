@@ -36,6 +36,7 @@ class Pending:
         self.loss_scale = 1.0
         self.growth_interval = 0
         self.unscaled = False
+        self.closed = ""  # the call after which this rank pushes nothing more
 
 
 class Sharded:
