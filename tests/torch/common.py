@@ -1,4 +1,8 @@
 """What the suites of this folder share besides ranks.py."""
+import contextlib
+import os
+import tempfile
+
 import torch
 
 from harness import Skip
@@ -29,3 +33,26 @@ def needs_checkpoint():
         raises(NotImplementedError, [f"PyTorch {torch.__version__}", "newer PyTorch"], zt.checkpoint, torch.sin, torch.ones(1))
         raises(NotImplementedError, "newer PyTorch", zt.checkpoint_blocks, torch.nn.Linear(1, 1), [])
         raise Skip(f"zerod.torch.checkpoint() refuses PyTorch {torch.__version__}")
+
+
+def save(path, tensors):
+    """A safetensors file."""
+    from zerod.torch import files
+    files.write_set(path, [files.of_tensor(n, t) for n, t in tensors.items()], None, {})
+
+
+@contextlib.contextmanager
+def frozen_files(*models):
+    """Paths of files with the frozen parameters of each model."""
+    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+        paths = [os.path.join(directory, f"{i}.safetensors") for i in range(len(models))]
+        for path, model in zip(paths, models):
+            save(path, {n: p for n, p in model.named_parameters() if not p.requires_grad})
+        yield paths
+
+
+def adapters_only(model, trained):
+    """Freezes all parameters but those with one of these words in their names."""
+    for name, p in model.named_parameters():
+        p.requires_grad_(any(t in name for t in trained))
+    return model

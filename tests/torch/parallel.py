@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tensor, expert and sequence parallel models: the losses and parameters of one process with the whole batch, files of
 whole tensors, and what is refused."""
+import copy
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from torch.nn import functional as F  # noqa: E402
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from zerod import _replay  # noqa: E402
-from common import needs_checkpoint, raises  # noqa: E402
+from common import adapters_only, frozen_files, needs_checkpoint, raises  # noqa: E402
 from meshes import (BATCH, LENGTH, MIB, STEPS, VOCABULARY, WIDTH, Model, batch_of, close, ending_with_others, in_ranks,  # noqa: E402
                     make, meet, one_process, start_again, train, values)
 
@@ -302,6 +303,45 @@ def aborted(rank, path):
 def a_framework_does_not_repeat_a_step_of_a_mesh():
     with tempfile.TemporaryDirectory() as directory:
         ranks.run(aborted, 2, ranks.shared(1), arguments=(f"{directory}/meet",))
+
+
+# ---- frozen parameters that are mapped ----------------------------------------------------
+
+
+def on_base(rank, path, shape, files_of, trained, meta):
+    mesh = meet(rank, path, shape, ("dp", "tp"))
+    model = adapters_only(make(), trained)
+    for module in model.modules() if meta and files_of else ():
+        for name, p in module._parameters.items():
+            if not p.requires_grad:
+                setattr(module, name, nn.Parameter(p.to("meta"), requires_grad=False))
+    parallelize(model, mesh["tp"], sequence=not meta)
+    zt.shard(model, mesh=mesh, base=files_of and [files_of])
+    found = train(model, rank // shape[1], shape[0])
+    if files_of:
+        assert all(p.trainable for p in model.sharded.params) and model.sharded.parallel
+        state = model.state_dict()
+        model.load_state_dict(state)
+        with zt.full_params(model):
+            assert all(torch.equal(p, state[n]) for n, p in model.named_parameters())
+        assert all(torch.equal(p, state[n]) for n, p in copy.deepcopy(model).named_parameters())
+        mapped = [p for n, p in model.named_parameters() if n == "blocks.0.down.weight"][0].to_local()
+        assert mapped.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in model.sharded.base.values()}
+        state["blocks.0.up.weight"] = state["blocks.0.up.weight"] + 1
+        raises(ValueError, "of the base", model.load_state_dict, state)
+    return found
+
+
+@cases_of([((1, 2), 1, ("norm",), True), ((2, 2), 2, ("norm", "blocks.1.up"), False)], "{0[0]}_nodes_{0[1]}_{0[2]}_meta_{0[3]}")
+def tensor_parallel_ranks_have_their_parts_of_a_base(what):
+    """Of what is divided along either dimension of a matrix, into unequal parts too; beside trained parts."""
+    shape, nodes, trained, meta = what
+    with frozen_files(adapters_only(make(), trained)) as (path,):
+        without = in_ranks(on_base, shape, None, trained, meta, nodes=nodes)
+        found = in_ranks(on_base, shape, path, trained, meta, nodes=nodes)
+    for (losses, values), (other, others) in zip(sum(without, []), sum(found, [])):
+        assert torch.equal(losses, other) and values.keys() == others.keys()
+        assert all(torch.equal(value, others[n]) for n, value in values.items())
 
 
 # ---- refusals -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
-from common import raises  # noqa: E402
+from common import adapters_only, frozen_files, raises  # noqa: E402
 from meshes import (STEPS, VOCABULARY, WIDTH, Block, batch_of, ending_with_others, in_ranks, meet, start_again,  # noqa: E402
                     values)
 
@@ -176,6 +176,27 @@ def with_tensor_parallel(rank, path, shape):
 @case
 def pipeline_of_tensor_parallel_stages_as_one_process():
     close(in_ranks(with_tensor_parallel, (2, 2)), ranks.alone(alone))
+
+
+def on_base(rank, path, shape, files_of):
+    mesh = meet(rank, path, shape, ("pp", "dp"))
+    model = adapters_only(stage_of(rank // shape[1], shape[0]), ("norm",))
+    zt.shard(model, mesh=mesh, pipeline="pp", tied=TIED, base=files_of and [files_of])
+    if files_of:
+        assert model.sharded.params and all(p.trainable for p in model.sharded.params)
+    return Runner(model, mesh, rank % shape[1], shape[1]).train()
+
+
+@cases_of([((2, 1), 2), ((2, 2), 1)], "{0[0]}_nodes_{0[1]}")
+def stages_of_a_pipeline_take_what_is_theirs(what):
+    """Also a tied weight, which the files have under the first stage's name."""
+    shape, nodes = what
+    with frozen_files(adapters_only(stage_of(0, 1), ("norm",))) as (path,):
+        without = in_ranks(on_base, shape, None, nodes=nodes)
+        found = in_ranks(on_base, shape, path, nodes=nodes)
+    for (losses, values), (other, others) in zip(sum(without, []), sum(found, [])):
+        assert torch.equal(losses, other) and values.keys() == others.keys()
+        assert all(torch.equal(value, others[n]) for n, value in values.items())
 
 
 # ---- whole files --------------------------------------------------------------------------

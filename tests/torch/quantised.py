@@ -16,10 +16,11 @@ from torch.nn import functional as F  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
 from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
-from common import raises  # noqa: E402
+from common import frozen_files, raises  # noqa: E402
 from meshes import in_ranks, meet  # noqa: E402
 from net import both, full, in_rank, loss_of, make  # noqa: E402
 
+STEPS = 3
 BYTES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -255,6 +256,52 @@ def trained_bytes_are_refused():
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float8_e5m2))
     raises(TypeError, ["weight", "float8_e5m2", "requires_grad_(False)"], zt.shard, Trained())
+
+
+# ---- in a base ----------------------------------------------------------------------
+
+def with_odd_ones(kind):
+    """A net with frozen bytes of a kind, and a parameter of each type of a byte that nothing uses."""
+    model = quantised(kind)(make())
+    for i, dtype in enumerate((*BYTES, torch.bool)):
+        values = (torch.arange(256) % (2 if dtype is torch.bool else 256)).to(torch.uint8)  # also fp8's NaN
+        model.register_parameter(f"odd{i}", nn.Parameter(values.view(dtype), requires_grad=False))
+    return model
+
+
+def adapt_bytes(rank, path, kind):
+    """Losses, the trained parameters, and the frozen ones' bytes."""
+    model = with_odd_ones(kind)
+    attributes = {n: dict(vars(p)) for n, p in model.named_parameters() if not p.requires_grad}
+    zt.shard(model, base=path and [path])
+    optimizer, losses = zt.AdamW(model, lr=1e-2), []
+    for t in range(STEPS):
+        loss = loss_of(model, STEPS * rank + t)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for name, p in model.named_parameters():
+        if path and name in attributes:
+            assert type(p) is type(with_odd_ones(kind).get_parameter(name)), name
+            assert vars(p).keys() >= attributes[name].keys(), name
+    state = model.state_dict()
+    model.load_state_dict(state, strict=False)  # what a class saves beside its bytes, no module loads
+    state["odd1"] = state["odd1"].flip(0)
+    if path:
+        raises(ValueError, "'odd1' is of the base", model.load_state_dict, state, False)
+        assert all(p.trainable for p in model.sharded.params)
+    return losses, {n: t.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for n, t in model.state_dict().items()}
+
+
+@cases_of((FourBits, EightBits, E4M3, E5M2), "{0.__name__}")
+def bytes_stay_as_they_are(kind):
+    """In the layouts of bitsandbytes and torchao, beside adapters: as held by the service."""
+    with frozen_files(with_odd_ones(kind)) as (path,):
+        cluster = ranks.shared(2)
+        without = ranks.run(adapt_bytes, [0, 1], cluster, arguments=(None, kind))
+        on_base = ranks.run(adapt_bytes, [0, 1], cluster, arguments=(path, kind))
+    for (losses, state), (found, other) in zip(without, on_base):
+        assert losses == found and state == other
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from .torch.sharded import find_param
 
 #: Arguments of zerod.torch.shard() that accelerators and strategies pass on.
 OPTIONS = ("stage", "groups", "client", "job", "timeout", "reduce_dtype", "init_fn", "prefetch", "on_lost_rank",
-           "resume", "keep")
+           "resume", "keep", "base")
 KINDS: dict[type[torch.optim.Optimizer], Any] = {
     torch.optim.AdamW: zt.AdamW, torch.optim.Adam: zt.Adam, torch.optim.SGD: zt.SGD}
 
@@ -77,13 +77,14 @@ def converted(model: nn.Module, optimizer: torch.optim.Optimizer) -> zt.ServiceO
         return optimizer
     service_name(optimizer)
     kind, sharded = KINDS[type(optimizer)], zt.sharded_of(model)
-    taken = {p.name: p for p in sharded.params}
+    taken, base = {p.name: p for p in sharded.params}, {p.zerod_taken for p in sharded.base}
     groups = []
     for group in optimizer.param_groups:
-        params = [find_param(p) or taken.get(getattr(p, "zerod_taken", "")) for p in group["params"]]
+        given = [p for p in group["params"] if getattr(p, "zerod_taken", "") not in base]
+        params = [find_param(p) or taken.get(getattr(p, "zerod_taken", "")) for p in given]
         if None in params:
             raise ValueError(f"{type(optimizer).__name__} has a tensor of shape "
-                             f"{tuple(group['params'][params.index(None)].shape)}, which is no parameter of the sharded model")
+                             f"{tuple(given[params.index(None)].shape)}, which is no parameter of the sharded model")
         groups.append({**{k: v for k, v in group.items() if k != "param_names"},
                        "params": [p.placeholder for p in params if p.trainable]})
     defaults = {k: v for k, v in optimizer.defaults.items() if k != "decoupled_weight_decay" or kind is zt.Adam}

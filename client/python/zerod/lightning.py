@@ -36,7 +36,7 @@ log = logging.getLogger("zerod")
 class ZerodStrategy(DDPStrategy):
     """Trains a LightningModule sharded by :func:`zerod.torch.shard`; there is no DistributedDataParallel.
 
-    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
     :func:`zerod.torch.shard`.  Without a job's name rank 0 chooses one.  That job is
     dropped when all ranks have ended by themselves, which Lightning's own launcher does not wait for: it may stay until
     ``zeroctl drop``.

@@ -123,7 +123,7 @@ class TrainerMixin:
 
     accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes
     the least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
-    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
     :func:`zerod.torch.shard`; ignored if the model is sharded already.
 
     A checkpoint directory has the files that Trainer writes, streamed by rank 0:
@@ -142,7 +142,8 @@ class TrainerMixin:
                  job: str | None = None, timeout: float | None = None,
                  reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
                  init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
-                 on_lost_rank: str = "wait", resume: str = "auto", keep: bool = True, **named: Any):
+                 on_lost_rank: str = "wait", resume: str = "auto", keep: bool = True,
+                 base: Iterable[str | os.PathLike[str]] | None = None, **named: Any):
         if model is None:
             raise ValueError("pass model=...: one job holds one model, and model_init makes many")
         if accumulate not in ("owner", "trainer"):
@@ -160,7 +161,7 @@ class TrainerMixin:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
                          init_fn=init_fn, prefetch=prefetch, on_lost_rank=on_lost_rank, device=device,
-                         resume=resume, keep=keep)
+                         resume=resume, keep=keep, base=base)
         self._check_ranks(model.sharded.client)
         self._check_place()
         self._check_optimizer()

@@ -1,14 +1,15 @@
 """Frozen parameters that the jobs of a node share: they stay in the files' one copy, and in no shard.
 
 Rule: a frozen parameter is the files' tensor of its name, dtype and shape, or shard() refuses it by name.  The
-memory cannot be written to: whoever would load other values gets an error.
+memory cannot be written to: whoever would load other values gets an error.  Of a DTensor a rank has its part of
+the tensor, by the same mapping.  On a GPU each process has a copy.
 """
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,15 +18,21 @@ import zerod
 
 from .files import CheckpointError, tensors_in
 from .plan import PlannedParam, find_params
-from .state import attributes
+from .split import Split, is_dtensor, split_of
+from .state import attributes, show_whole
 from .twin import override
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .pipeline import Stage
 
 OF_PEFT = ("base_layer", "original_module")  # what peft puts around the modules of a model
 
 
-def _names(param: PlannedParam) -> Iterator[str]:
-    """The names that a parameter may have in a file: its own, and those before peft."""
-    for name in param.names:
+def _names(param: PlannedParam, tied: Iterable[list[str]]) -> Iterator[str]:
+    """The names that a parameter may have in a file: its own, those in other stages, and those before peft."""
+    for name in dict.fromkeys([*param.names, *(n for of in tied if set(of) & set(param.names) for n in of)]):
         yield name
         parts = name.removeprefix("base_model.model.").split(".")
         yield ".".join(part for part in parts if part not in OF_PEFT)
@@ -41,9 +48,9 @@ def _in_files(files: list[str], memories: list[memoryview]) -> dict[str, torch.T
     return found
 
 
-def _tensor_of(param: PlannedParam, found: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+def _tensor_of(param: PlannedParam, names: Iterable[str], found: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     """The tensor of the base that a parameter is, None for a trained one; ValueError if it cannot be that."""
-    tensor = next((found[name] for name in _names(param) if name in found), None)
+    tensor = next((found[name] for name in names if name in found), None)
     value = param.value
     if value.requires_grad:
         if tensor is not None:
@@ -59,46 +66,82 @@ def _tensor_of(param: PlannedParam, found: Mapping[str, torch.Tensor]) -> torch.
     return tensor
 
 
-def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLike[str]]) -> set[nn.Parameter]:
-    """Puts the files' tensors in the place of all frozen parameters; returns what the model then has of them."""
+def _parameter(param: PlannedParam, tensor: torch.Tensor, device: torch.device) -> nn.Parameter:
+    """A frozen parameter with the values of a tensor of the base, or of this rank's part of it; on a GPU they are a copy."""
+    value, split = param.value, param.split
+    if split:
+        tensor = tensor.narrow(split.axis, split.begins[split.own], split.sizes[split.own])
+    tensor = tensor.to(device)
+    if is_dtensor(value):
+        from torch.distributed.tensor import DTensor  # pylint: disable=import-outside-toplevel
+        return nn.Parameter(DTensor.from_local(tensor, value.device_mesh, value.placements, run_check=False,
+                                               shape=value.shape, stride=value.stride()), requires_grad=False)
+    made = torch.Tensor._make_subclass(type(value), tensor, False)  # pylint: disable=protected-access
+    made.__dict__.update(vars(value))
+    return made
+
+
+def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLike[str]], device: torch.device,
+         mesh: "DeviceMesh | None", stage: "Stage | None") -> tuple[dict[nn.Parameter, torch.Tensor], list[Split]]:
+    """Puts the files' tensors in the place of all frozen parameters.
+
+    Returns what the model then has of them, each with its whole tensor, and how parameters are divided."""
     if isinstance(files, (str, os.PathLike)):
         raise TypeError("base is a list of safetensors files: write base=[path]")
     paths = [os.fspath(f) for f in files]
     found = _in_files(paths, client.base(paths))
-    tensors = [(param, _tensor_of(param, found)) for param in find_params(model)]
-    taken = set()
-    for param, tensor in tensors:
-        if tensor is not None:
-            mapped = nn.Parameter(tensor, requires_grad=False)
-            taken.add(mapped)
-            for module, attribute in param.places:
-                module._parameters[attribute] = mapped  # pylint: disable=protected-access
-    if not taken:
+    params = [(param, _tensor_of(param, _names(param, stage.tied if stage else ()), found)) for param in find_params(model)]
+    frozen = [(param, tensor) for param, tensor in params if tensor is not None]
+    for param, _ in frozen:
+        param.split = split_of(param.name, param.value, mesh)
+    taken = {_parameter(param, tensor, device): tensor for param, tensor in frozen}
+    for (param, _), made in zip(frozen, taken):
+        param.value.zerod_taken = made.zerod_taken = param.name  # optimizers that know it find out
+        for module, attribute in param.places:
+            module._parameters[attribute] = made  # pylint: disable=protected-access
+    if not taken and stage is None:
         raise ValueError("no parameter of the model is frozen, so that base= has nothing to hold: leave it out, or freeze "
                          "by requires_grad_(False)")
-    return taken
+    return taken, [param.split for param, _ in frozen if param.split]
 
 
-def _load(module: nn.Module, names: list[str], before: Any, *args: Any) -> None:
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _load(module: nn.Module, base: Mapping[str, torch.Tensor], before: Any, *args: Any) -> None:
     """``_load_from_state_dict`` of a module with parameters of the base."""
-    base = {name: module._parameters[name] for name in names}
-    blanks = {name: nn.Parameter(torch.empty_like(p), requires_grad=False) for name, p in base.items()}
+    blanks = {name: nn.Parameter(torch.empty_like(t), requires_grad=False) for name, t in base.items()}
     versions = {name: blank._version for name, blank in blanks.items()}
     with attributes(module, blanks):
         before(*args)
-        loaded = {name: module._parameters[name] for name in names}
+        loaded = {name: module._parameters[name] for name in base}
     for name, value in loaded.items():
         if value is blanks[name] and value._version == versions[name]:
             continue
-        if value is None or not torch.equal(value, base[name]):
+        if value is None or value.dtype is not base[name].dtype or value.shape != base[name].shape or (
+                not torch.equal(_bytes(value.cpu()), _bytes(base[name]))):
             raise ValueError(f"parameter '{args[1]}{name}' is of the base, and load_state_dict() has other values: shard the "
                              "model with base= of the files that have them")
 
 
-def install(model: nn.Module, taken: set[nn.Parameter]) -> None:
-    """Has ``load_state_dict()`` check what it would write to the base; after state.install()."""
+def _save(module: nn.Module, whole: Mapping[str, torch.Tensor], before: Any, *args: Any) -> None:
+    """``_save_to_state_dict`` of a module of which ranks have parts of the base: whole tensors."""
+    with attributes(module, whole):
+        before(*args)
+
+
+def install(model: nn.Module, base: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    """Has ``load_state_dict()`` check what it would write to the base, and ``state_dict()`` and full_params() have whole
+    tensors; after state.install()."""
+    full = {p: nn.Parameter(tensor, requires_grad=False) for p, tensor in base.items() if is_dtensor(p)}
     for module in model.modules():
-        names = [name for name, p in module._parameters.items() if p in taken]  # pylint: disable=protected-access
-        if names:
+        mine = {name: p for name, p in module._parameters.items() if p in base}  # pylint: disable=protected-access
+        if mine:
             override(module, "_load_from_state_dict",
-                     functools.partial(_load, module, names, module._load_from_state_dict))
+                     functools.partial(_load, module, {n: base[p] for n, p in mine.items()}, module._load_from_state_dict))
+        whole = {name: full[p] for name, p in mine.items() if p in full}
+        if whole:
+            override(module, "_save_to_state_dict",
+                     functools.partial(_save, module, whole, module._save_to_state_dict))
+            show_whole(module, whole)

@@ -14,6 +14,7 @@ from zerod.environment import incarnation
 
 from .parameter import WrittenInPlace
 from .plan import BYTES, DTYPES, WORD
+from .split import is_dtensor
 from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Sharded:
     eager: its groups are updated as soon as their gradients are complete, where a trainer says which is the last.
     pipeline: this rank's stage, if the model is one; elsewhere: the parameters of other stages.
     averaged: parameters, here and elsewhere, that ema_params() shows.
+    base: frozen parameters that are not the service's, each with its whole tensor in the files' one copy.
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
@@ -75,6 +77,7 @@ class Sharded:
         self.pipeline: Stage | None = None
         self.elsewhere: list[ParamElsewhere] = []
         self.averaged: set[Any] = set()
+        self.base: dict[nn.Parameter, torch.Tensor] = {}
 
     @property
     def rank(self) -> int:
@@ -89,7 +92,7 @@ class Sharded:
     @property
     def parallel(self) -> bool:
         """Whether ranks work on one forward pass together, by collectives of their own."""
-        return self.pipeline is not None or any(p.dtensor for p in self.params)
+        return self.pipeline is not None or any(p.dtensor for p in self.params) or any(map(is_dtensor, self.base))
 
     @property
     def version(self) -> int:

@@ -93,8 +93,6 @@ def split_of(name: str, value: torch.Tensor, mesh: "DeviceMesh | None") -> Split
     if unknown or not names:
         raise ValueError(f"parameter '{name}' is divided over {unknown or 'a mesh without names'}, and the mesh of all "
                          f"ranks has {', '.join(mesh.mesh_dim_names)}: make its mesh from that one, mesh['tp']")
-    if value.is_meta:
-        raise ValueError(f"parameter '{name}' is a DTensor on the meta device: give it values before shard()")
     if value._backward_hooks or value._post_accumulate_grad_hooks:  # pylint: disable=protected-access
         raise ValueError(f"parameter '{name}' is a DTensor and has a hook, which would see a part of the gradient: set it on "
                          "the module")

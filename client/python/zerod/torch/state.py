@@ -151,6 +151,7 @@ class _Model:
         self.loading = 0  # load_state_dict() calls under way
         self.saved: dict[ShardedParam, tuple[str, int]] = {}  # tied: key and address in the last
         self.of_module: dict[nn.Module, dict[str, ShardedParam]] = {}
+        self.whole: dict[nn.Module, dict[str, nn.Parameter]] = {}  # of the base, where this rank has a part
         for param in sharded.params:
             for module, attribute in param.places:
                 self.of_module.setdefault(module, {})[attribute] = param
@@ -193,8 +194,13 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
     if write:
         check_boundary(model.sharded)
         check_not_averaged(model.sharded)
-    with _shown(model, model.params_in(module), write, ()):
+    with _shown(model, module, write, ()):
         yield
+
+
+def show_whole(module: nn.Module, tensors: dict[str, nn.Parameter]) -> None:
+    """Has full_params() show these in one module of a sharded model."""
+    _model_of(module).whole[module] = tensors
 
 
 @contextlib.contextmanager
@@ -222,18 +228,21 @@ def ema_params(module: nn.Module) -> Iterator[None]:
         averaged |= {p for p in sharded.elsewhere if p.trainable}
     before, sharded.averaged = sharded.averaged, sharded.averaged | averaged
     try:
-        with _shown(model, params, False, averaged):
+        with _shown(model, module, False, averaged):
             yield
     finally:
         sharded.averaged = before
 
 
 @contextlib.contextmanager
-def _shown(model: _Model, params: list[ShardedParam], write: bool, averaged: Container[Any]) -> Iterator[None]:
+def _shown(model: _Model, module: nn.Module, write: bool, averaged: Container[Any]) -> Iterator[None]:
     """Shows full parameters, those of `averaged` as their averages."""
     shown: list[_Full] = []
+    whole = contextlib.ExitStack()
     try:
-        for param in params:
+        for m in module.modules():
+            whole.enter_context(attributes(m, model.whole.get(m, {})))
+        for param in model.params_in(module):
             full = model.full.get(param)
             if full is None:
                 full = model.full[param] = _Full(param, "ema" if param in averaged else "serve")
@@ -251,6 +260,7 @@ def _shown(model: _Model, params: list[ShardedParam], write: bool, averaged: Con
                 full.write_back()
                 _let_go(full.param)
     finally:
+        whole.close()
         for full in shown:
             if full.hide():
                 del model.full[full.param]

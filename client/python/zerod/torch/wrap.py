@@ -37,7 +37,7 @@ from .pipeline import Stage, params_elsewhere
 from .place import place_of
 from .plan import BYTES, DTYPES, Groups, PlannedUnit, find_units
 from .sharded import RESUME, Sharded, check_resume, sharded_of, uncompiled
-from .split import check_mesh, count_batches, local_of, split_of
+from .split import check_mesh, count_batches, is_dtensor, local_of, split_of
 from .twin import override, plain
 from .unit import Group, ShardedParam, Unit
 
@@ -264,15 +264,13 @@ def _find_standing(sharded: Sharded, resume: str) -> None:
 
 
 def _on_base(model: nn.Module, base: Iterable[str | os.PathLike[str]] | None, device: Any, client: zerod.Client | None,
-             job: str | None, timeout: float | None) -> tuple[zerod.Client | None, set[nn.Parameter]]:
-    """The client, and the parameters that are of the base."""
+             job: str | None, timeout: float | None, mesh: "DeviceMesh | None", stage: Stage | None) -> tuple[Any, Any, Any]:
+    """The client, and what take_base() returns."""
     if base is None:
-        return client, set()
-    if place_of(device, model.parameters()).device.type != "cpu":
-        raise ValueError("base= is in host memory, and the model is for a GPU: leave base= out")
+        return client, {}, []
     mine = client or zerod.connect(job, timeout=timeout)
     try:
-        return mine, take_base(model, mine, base)
+        return mine, *take_base(model, mine, base, place_of(device, model.parameters()).device, mesh, stage)
     except BaseException:
         if client is None:
             mine.close()
@@ -371,22 +369,24 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     marked = _marked(model)
     _check_marks(model, stage)
     heap.share_one_arena()
-    client, apart = _on_base(model, base, device, client, job, timeout)
-    planned = find_units(model, groups, marked, apart)
-    if not any(u.params for u in planned):
-        raise ValueError(f"{type(model).__name__} has no parameters")
     if mesh is not None and not mesh.mesh_dim_names:
         raise ValueError("the mesh has no names: init_device_mesh(..., mesh_dim_names=('dp', 'tp'))")
+    cut = Stage(mesh, pipeline, tied) if pipeline is not None else None
+    client, apart, splits = _on_base(model, base, device, client, job, timeout, mesh, cut)
+    planned = find_units(model, groups, marked, apart)
+    if not any(u.params for u in planned):
+        raise ValueError(f"{type(model).__name__} has no parameters" + (" but those of the base" if apart else ""))
     params = [p for u in planned for p in u.params]
     for p in params:
         p.split = split_of(p.name, p.value, mesh)
-    cut = Stage(mesh, pipeline, tied) if pipeline is not None else None
+        if is_dtensor(p.value) and p.value.is_meta:
+            raise ValueError(f"parameter '{p.name}' is a DTensor on the meta device: give it values before shard()")
     if cut:
         cut.tie(params)
     elif list(tied):
         raise ValueError("tied= names what stages of a pipeline share: pass pipeline= too")
     if mesh is not None:
-        count_batches([p.split for p in params if p.split], mesh, data, pipeline)
+        count_batches([*splits, *(p.split for p in params if p.split)], mesh, data, pipeline)
     elif data is not None:
         raise ValueError("data= names dimensions of a mesh: pass mesh= too")
     grad_dtype = _grad_dtype(planned)
@@ -397,7 +397,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     initialize.prepare(model, init_fn)
     place = place_of(device, (p.value for p in params))
     sharded = Sharded(model, stage, prefetch, place, optimizer)
-    sharded.pipeline, sharded.eager = cut, bool(eager)
+    sharded.pipeline, sharded.eager, sharded.base = cut, bool(eager), apart
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job, timeout=timeout)
     if mesh is not None:
