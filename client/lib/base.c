@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "proto/cleanup.h"
 
@@ -49,6 +50,7 @@ DEFINE_CLEANUP(struct base_files *, base_files_close)
 
 static int open_file(struct zero_client *c, struct base_files *files, const char *path)
 {
+        uint64_t most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         struct stat st;
 
         if (!path)
@@ -59,6 +61,12 @@ static int open_file(struct zero_client *c, struct base_files *files, const char
         if (!S_ISREG(st.st_mode) || st.st_size == 0)
                 return client_fail(c, ZERO_EINVAL, "%s is %s", path,
                                    S_ISREG(st.st_mode) ? "empty" : "not a regular file");
+        /* before all of it is read: a sparse file may have any size */
+        if (files->bytes > most || (uint64_t)st.st_size > most - files->bytes)
+                return client_fail(c, ZERO_ESHM,
+                                   "%s: with its %.1f MiB the base is larger than the %.1f MiB of "
+                                   "memory that this node has",
+                                   path, (double)st.st_size / 0x1p20, (double)most / 0x1p20);
         files->all[files->n++] =
                 (struct file){ path, STEAL_FD(fd), (uint64_t)st.st_size, files->bytes };
         files->bytes += ((uint64_t)st.st_size + PAGE - 1) / PAGE * PAGE;

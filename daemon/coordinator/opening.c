@@ -128,7 +128,7 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
  */
 static bool displacing_helps(const struct coordinated *c, const struct finished_jobs *finished)
 {
-        return finished->n_jobs >= c->x->conf->job_limit ||
+        return finished->full ||
                finished->bytes + c->given >= layout_state_bytes(c->layout);
 }
 
@@ -156,7 +156,7 @@ static bool displace(const struct opening *o, int status, const char *text)
         if (o->given == c->given) {
                 const struct job *old;
 
-                jobs_finished(x, c->uid, &finished);
+                jobs_finished(x, c->uid, c->layout, &finished);
                 old = finished.first;
                 if (!old || !displacing_helps(c, &finished) || drop_admit(x, old->name, &fault))
                         return false;

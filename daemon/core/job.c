@@ -215,45 +215,79 @@ struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t w
 
 /* ---- another job ------------------------------------------------------------ */
 
-static bool same_base(const struct job *job, uint32_t uid, const layout *l)
+/* Jobs of a user; lasting: but those that give up their place. */
+struct users_jobs {
+        const struct engine *x;
+        uint32_t uid;
+        bool lasting;
+};
+
+bool job_gives_place(const struct job *job)
 {
-        return job->uid == uid && job->layout->has_base &&
-               memcmp(job->layout->base, l->base, sizeof l->base) == 0;
+        return job->progress->finished_ms && !job->holders && !job->progress->waits.n;
 }
 
-/* How many jobs of the list, up to this one, are on the base; stops at `most`. */
-static uint64_t on_base(const struct engine *x, const struct list *end, uint32_t uid,
-                        const layout *l, uint64_t most)
+static bool counts(const struct users_jobs *of, const struct job *job)
+{
+        return job->uid == of->uid && !(of->lasting && job_gives_place(job));
+}
+
+static bool same_base(const layout *a, const layout *b)
+{
+        return a->has_base && b->has_base && memcmp(a->base, b->base, sizeof a->base) == 0;
+}
+
+/* How many jobs, of those in the list before `end`, are on the layout's base; stops at `most`. */
+static uint64_t on_base(const struct users_jobs *of, const struct list *end, const layout *l,
+                        uint64_t most)
 {
         uint64_t n = 0;
 
-        list_for_each (&x->jobs, item) {
-                if (item == end || n >= most)
-                        break;
-                n += same_base(CONTAINER_OF(item, struct job, link), uid, l);
-        }
-        return n;
-}
-
-/* Jobs of the user without a base, and bases that jobs of the user are on. */
-static uint64_t jobs_counted(const struct engine *x, uint32_t uid)
-{
-        uint64_t n = 0;
-
-        list_for_each (&x->jobs, item) {
+        list_for_each (&of->x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
 
-                n += job->uid == uid &&
-                     (!job->layout->has_base || !on_base(x, item, uid, job->layout, 1));
+                if (item == end || n >= most)
+                        break;
+                n += counts(of, job) && same_base(job->layout, l);
         }
         return n;
+}
+
+/* Jobs without a base, and bases that jobs are on. */
+static uint64_t jobs_counted(const struct users_jobs *of)
+{
+        uint64_t n = 0;
+
+        list_for_each (&of->x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                n += counts(of, job) && !on_base(of, item, job->layout, 1);
+        }
+        return n;
+}
+
+bool jobs_full(const struct engine *x, uint32_t uid, const layout *l, bool lasting)
+{
+        struct users_jobs of = { x, uid, lasting };
+        uint64_t same = on_base(&of, NULL, l, BASE_JOBS);
+
+        return same ? same >= BASE_JOBS : jobs_counted(&of) >= x->conf->job_limit;
+}
+
+bool job_end_makes_place(const struct job *job, const layout *l)
+{
+        struct users_jobs all = { job->x, job->uid, false }, lasting = { job->x, job->uid, true };
+
+        if (on_base(&all, NULL, l, 1))
+                return same_base(job->layout, l);
+        return !on_base(&lasting, NULL, job->layout, 1);
 }
 
 int job_admit(struct engine *x, const char *name, uint32_t uid, const layout *l,
               struct fault *fault)
 {
-        uint64_t n = jobs_counted(x, uid),
-                 same = l->has_base ? on_base(x, NULL, uid, l, BASE_JOBS) : 0;
+        struct users_jobs of = { x, uid, false };
+        uint64_t n = jobs_counted(&of), same = on_base(&of, NULL, l, BASE_JOBS);
 
         for_modules (x, module)
                 if (module->job_admit && module->job_admit(x, name, uid, &n, fault))

@@ -85,6 +85,13 @@ uint64_t job_layout_bytes(const layout *l);
  */
 int job_admit(struct engine *x, const char *name, uint32_t uid, const layout *l,
               struct fault *fault);
+/* Whether the job is finished, no session looks at it, and no rank waits to enter it. */
+bool job_gives_place(const struct job *job);
+/* Whether the user's jobs leave no place for one of that layout; lasting: without those that give
+ * up theirs. */
+bool jobs_full(const struct engine *x, uint32_t uid, const layout *l, bool lasting);
+/* Whether the end of a job that gives up its place counts where the user's jobs leave none. */
+bool job_end_makes_place(const struct job *job, const layout *l);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
 /* References that need no state: a client that stays does not keep the memory of a dropped job. */

@@ -27,14 +27,13 @@ void drops_free(struct engine *x);
 
 /* ---- finished.c ---- */
 
-/* What a user's jobs leave for a new one.  A finished job gives up its place if no session looks
- * at it and no rank waits to enter it. */
+/* What a user's jobs leave for a new one. */
 struct finished_jobs {
-        struct job *first; /* the one that has been finished longest, or NULL */
-        uint64_t bytes;    /* the sum of layout_state_bytes() over the finished ones */
-        uint32_t n_jobs;   /* of the user, finished or not */
+        struct job *first; /* of those whose end helps, the one that has been finished longest; NULL: none */
+        uint64_t bytes;    /* the sum of layout_state_bytes() over those whose end helps */
+        bool full;         /* it is their number that leaves no place */
 };
-void jobs_finished(struct engine *x, uint32_t uid, struct finished_jobs *ret);
+void jobs_finished(struct engine *x, uint32_t uid, const layout *l, struct finished_jobs *ret);
 /* What all owners together hold for such a layout, without tables. */
 uint64_t layout_state_bytes(const layout *l);
 

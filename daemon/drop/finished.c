@@ -20,16 +20,16 @@ uint64_t layout_state_bytes(const layout *l)
         return bytes;
 }
 
-void jobs_finished(struct engine *x, uint32_t uid, struct finished_jobs *ret)
+void jobs_finished(struct engine *x, uint32_t uid, const layout *l, struct finished_jobs *ret)
 {
-        *ret = (struct finished_jobs){ .first = NULL };
+        *ret = (struct finished_jobs){ .full = jobs_full(x, uid, l, false) };
+        if (jobs_full(x, uid, l, true))
+                return;
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
-                if (job->uid != uid)
-                        continue;
-                ret->n_jobs++;
-                if (!job->progress->finished_ms || job->holders || job->progress->waits.n)
+                if (job->uid != uid || !job_gives_place(job) ||
+                    (ret->full && !job_end_makes_place(job, l)))
                         continue;
                 ret->bytes += layout_state_bytes(job->layout);
                 if (!ret->first || job->progress->finished_ms < ret->first->progress->finished_ms)

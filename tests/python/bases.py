@@ -12,7 +12,7 @@ import threading
 
 from common import LIBRARY, PACKAGE, SETS, Cluster, raises, small_layout, zerod
 from cluster import REPLY_S, spawn, until
-from harness import case, main
+from harness import case, cases_of, main
 from wire import OK, Raw, request
 
 MIB = 1 << 20
@@ -113,6 +113,78 @@ def forty_processes_hold_one_copy_and_count_as_one_job():
         for process in processes:
             process.communicate("\n", timeout=REPLY_S)
 
+
+# ---- finished jobs ------------------------------------------------------------------
+
+def jobs(cluster):
+    return sorted(j["job"] for j in cluster[0].status()["jobs"])
+
+
+def made(cluster, name, path=None, finish=True):
+    """A job of one rank on the base of this file."""
+    with connect(cluster, name) as client:
+        if path:
+            client.base([path])
+        client.attach(small_layout())
+        client.step(SETS)
+        if finish:
+            client.finish()
+    if finish:
+        until(lambda: f"job {name}: finished" in cluster[0].log() and not cluster[0].job(name)["sessions"],
+              what=f"{name} to be finished")
+
+
+@case
+def finished_job_that_shares_its_place_is_not_dropped_for_another():
+    with Cluster(1, job_limit=2) as c, files(PAGE, b"x") as (a, b):
+        made(c, "first", a)
+        made(c, "paused", a, finish=False)
+        made(c, "second", b)
+        made(c, "third")
+        assert jobs(c) == ["first", "paused", "third"]
+    with Cluster(1, job_limit=1) as c, files(PAGE) as (path,):
+        made(c, "first", path)
+        made(c, "paused", path, finish=False)
+        with connect(c, "more") as client, raises(zerod.Quota, "job_limit"):
+            client.attach(small_layout())
+        assert jobs(c) == ["first", "paused"]
+
+
+@case
+def finished_jobs_on_one_base_are_not_dropped_for_a_job_that_never_fits():
+    """They are more than job_limit, and count once."""
+    with Cluster(1, job_limit=2, memory_limit="8M") as c, files(PAGE) as (path,):
+        names = ["first", "second", "third"]
+        for name in names:
+            made(c, name, path)
+        large = zerod.Layout()
+        large.tensor(large.group("g", "fp32"), "w", [4 * MIB])
+        with connect(c, "large") as client, raises(zerod.Quota, "memory_limit"):
+            client.attach(large)
+        assert jobs(c) == names
+
+
+@case
+def finished_jobs_on_one_base_leave_together():
+    with Cluster(1, job_limit=1) as c, files(PAGE) as (path,):
+        for name in ("first", "second"):
+            made(c, name, path)
+        made(c, "third")
+        assert jobs(c) == ["third"]
+
+
+@case
+def finished_job_on_a_full_base_leaves_for_one_that_joins():
+    with Cluster(1) as c, files(PAGE) as (path,):
+        made(c, "alone")
+        names = [f"job{i:02}" for i in range(64)]
+        for name in names:
+            made(c, name, path, finish=name == "job40")
+        made(c, "more", path)
+        assert jobs(c) == ["alone", *names[:40], *names[41:], "more"]
+
+
+# ---- whose base it is ---------------------------------------------------------------
 
 @case
 def job_keeps_to_its_base():
@@ -227,18 +299,46 @@ def next_client_fills_when_the_filler_dies():
             raw.close()
 
 
+@cases_of({"shrinks": (b"", "changes while it is read"), "changes": (os.urandom(4096), "has changed"),
+           "grows": (PAGE + PAGE, None)}.items(), "{0[0]}")
+def file_that(what):
+    """Between the hash of the file and the copy into the base, of which the bytes are those that were hashed."""
+    content, words = what[1]
+    with Cluster(1) as c, files(PAGE) as (path,):
+        raw, _ = filler(c, PAGE)
+        found = []
+
+        def wait():
+            with connect(c) as client, raises(zerod.Conflict, words) if words else contextlib.nullcontext():
+                found.append(bytes(client.base([path])[0]))
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: bases(c)[0]["uses"] == 2, what="a second client")
+        with open(path, "wb") as f:
+            f.write(content)
+        raw.close()
+        thread.join(REPLY_S)
+        assert found == ([] if words else [PAGE])
+        until(lambda: not bases(c), what="the end of the base")
+
+
+def in_child(function, uid=65534):
+    """Runs the function in a process of another user."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.setuid(uid)
+            function()
+            os._exit(0)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @case
 def users_share_nothing():
     with Cluster(1) as c, files(PAGE) as (path,), connect(c) as client:
         client.base([path])
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                os.setuid(65534)
-                filler(c, PAGE)
-                os._exit(0)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the other user got the memory of the first"
+        assert in_child(lambda: filler(c, PAGE)) == 0, "the other user got the memory of the first"
 
 
 ZEROS = bytes(96 * MIB)
@@ -338,6 +438,38 @@ def base_limit_bounds_a_user():
         until(lambda: not bases(c), what="the end of the base")
         with connect(c) as client:
             client.base(paths[2:])
+
+
+@case
+def file_that_the_user_may_not_read_is_refused():
+    """Also by a descriptor without the right to read."""
+    def refused(c, path):
+        for name in (path, f"/proc/self/fd/{os.open(path, os.O_PATH)}"):
+            with connect(c) as client, raises(zerod.InputOutput, "cannot open", "Permission denied"):
+                client.base([name])
+    with Cluster(1) as c, files(PAGE) as (path,):
+        os.chmod(path, 0o600)
+        assert in_child(lambda: refused(c, path)) == 0
+
+
+@case
+def files_that_are_too_large_or_none_are_refused():
+    """At once: the client reads nothing of them."""
+    with Cluster(1) as c, files(b"x", b"x") as (sparse, good), connect(c) as client:
+        os.mkfifo(good + ".fifo")
+        os.symlink(good + ".loop", good + ".loop")
+        for path, kind, word in ((good + ".fifo", zerod.errors.Invalid, "regular"), (os.path.dirname(good), zerod.errors.Invalid, "regular"),
+                                 (good + ".loop", zerod.InputOutput, "cannot open")):
+            with raises(kind, word):
+                client.base([good, path])
+        for size in (1 << 60, (1 << 63) - 1):
+            os.truncate(sparse, size)
+            for paths in ([sparse], [good, sparse], [sparse] * 3):
+                with raises(zerod.NoSharedMemory, "larger than", "this node"):
+                    client.base(paths)
+        with raises(ValueError, "1 to 1024"):
+            client.base([good] * 1025)
+        assert len(client.base([good] * 1024)) == 1024
 
 
 @case
