@@ -110,11 +110,11 @@ def adapters_of_peft_find_the_names_before_peft():
 
 # ---- what is killed ------------------------------------------------------------------
 
-def disturbed(moment, restart, how, target):
+def disturbed(moment, restart, how, target, placement=(0, 0, 0)):
     with frozen_files(frozen()) as (path,), tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
-        options, cluster = (("base", path),), ranks.shared(1)
-        want = ranks.run(survive, 3, cluster, arguments=(options,))
-        with ranks.Ranks(survive, [0] * 3, cluster, arguments=(options, moment, directory, target, how)) as job:
+        options, cluster = (("base", path),), ranks.shared(len(set(placement)))
+        want = ranks.run(survive, placement, cluster, arguments=(options,))
+        with ranks.Ranks(survive, placement, cluster, arguments=(options, moment, directory, target, how)) as job:
             restart(job)
             said = job.finish()
         cluster[0].ctl("drop", job.job)
@@ -135,6 +135,17 @@ def daemon_is_started_again(moment):
         daemon.process.wait(ranks.DEADLINE_S)
         daemon.start()
     disturbed(moment, restart, signal.SIGKILL, daemon.process.pid)
+
+
+@cases_of((0, 1), "on_node_{}")
+def daemon_of_one_of_two_nodes_is_started_again(node):
+    """Its ranks bring it the base again; the other node keeps its copy."""
+    cluster = ranks.shared(2)
+
+    def restart(_job):
+        cluster[node].process.wait(ranks.DEADLINE_S)
+        cluster[node].start()
+    disturbed("backward", restart, signal.SIGKILL, cluster[node].process.pid, (0, 0, 1))
 
 
 # ---- what is refused -----------------------------------------------------------------

@@ -13,6 +13,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
 from cluster import Cluster, free_ports  # noqa: E402
+from common import frozen_files  # noqa: E402
 from harness import case  # noqa: E402
 
 import torch  # noqa: E402
@@ -254,6 +255,18 @@ def partly_frozen():
     for part in (model.transformer.wpe, first.ln_1, second.mlp, third.attn.c_attn):
         part.requires_grad_(False)
     return model
+
+
+@case
+@in_directory
+def trains_and_resumes_on_a_base(directory):
+    """A checkpoint has what is not in the base."""
+    with frozen_files(partly_frozen()) as (path,):
+        options = {"base": [path]}
+        wanted = plain(TOGETHER, f"{directory}/a", partly_frozen)
+        same(sharded(TOGETHER, f"{directory}/b", partly_frozen, SAVING, options=options), wanted, "from the beginning")
+        checkpoint = f"{directory}/b/checkpoint-{SAVE_AT}"
+        same(sharded(TOGETHER, f"{directory}/c", partly_frozen, SAVING, checkpoint, options=options), wanted, "resumed")
 
 
 class Saved(Exception):

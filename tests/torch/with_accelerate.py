@@ -9,7 +9,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
 from cluster import free_ports  # noqa: E402
-from common import raises  # noqa: E402
+from common import adapters_only, frozen_files, raises  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 import accelerate  # noqa: E402
@@ -23,6 +23,7 @@ import zerod.torch as zt  # noqa: E402
 TOLERANCE = 1e-5
 STEPS, SAVE_AT = 6, 3
 WIDTH, ROWS, BATCH = 16, 22, 2  # the last batch of two ranks repeats rows
+ADAPTERS = "1.up", "2.norm", "bias"
 KINDS = {"plain": accelerate.Accelerator, "zerod": zerod.accelerate.Accelerator}
 
 
@@ -52,9 +53,9 @@ def run(function, placement, *arguments, **options):
     return ranks.run(function, placement, ranks.shared(2), arguments=arguments, environment=place, **options)
 
 
-def made(kind, options, optimizer=torch.optim.AdamW, **hyper):
-    """Accelerator, and what it has prepared."""
-    accelerator, model = KINDS[kind](cpu=True, **options), net()
+def made(kind, options, optimizer=torch.optim.AdamW, trained=("",), **hyper):
+    """Accelerator, and what it has prepared; trained: words in the names of what is not frozen."""
+    accelerator, model = KINDS[kind](cpu=True, **options), adapters_only(net(), trained)
     decays = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decays}, {"params": rest, "weight_decay": 0.0}]
@@ -114,6 +115,18 @@ def trains_as_with_accelerate(placement):
 
 def train_by_sgd(rank, kind):
     return train(rank, kind, {}, optimizer=torch.optim.SGD, momentum=0.9)
+
+
+def train_adapters(rank, kind, options):
+    return train(rank, kind, options, trained=ADAPTERS)
+
+
+@case
+def frozen_parameters_in_an_optimizer_are_of_a_base():
+    with frozen_files(adapters_only(net(), ADAPTERS)) as (path,):
+        wanted = run(train_adapters, [0, 1], "plain", {})[0]
+        for found in run(train_adapters, [0, 1], "zerod", {"base": [path]}):
+            alike(found, wanted, "on a base")
 
 
 @case

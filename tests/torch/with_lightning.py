@@ -14,7 +14,7 @@ import warnings
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
 from cluster import free_ports  # noqa: E402
-from common import raises  # noqa: E402
+from common import adapters_only, frozen_files, raises  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 if importlib.util.find_spec("lightning") is None:
@@ -110,9 +110,10 @@ def trainer_of(kind, directory, **options):
                       **{"max_epochs": 2, "enable_checkpointing": False, "gradient_clip_val": 0.3, **options})
 
 
-def train(_rank, kind, directory, options=None, resume=None, optimizer="AdamW"):
-    """Losses and learning rates, and what validating, testing and predicting gives."""
-    trainer, model = trainer_of(kind, directory, **(options or {})), Net(optimizer)
+def train(_rank, kind, directory, options=None, resume=None, optimizer="AdamW", trained=("",)):
+    """Losses and learning rates, and what validating, testing and predicting gives; trained: words in the names of what
+    is not frozen."""
+    trainer, model = trainer_of(kind, directory, **(options or {})), adapters_only(Net(optimizer), trained)
     trainer.fit(model, data(), data(), ckpt_path=resume)
     found = [*model.told, (float(trainer.callback_metrics["loss"]), float(trainer.callback_metrics["val"]))]
     found.append((trainer.validate(model, data(), verbose=False)[0]["val"],
@@ -138,6 +139,15 @@ def fits_validates_tests_and_predicts_as_lightning(placement):
         for kind in ({"stage": 3}, {"stage": 1, "accumulate": "trainer"}):
             for found, plain in zip(run(train, placement, kind, directory, options), wanted):
                 alike(found, plain, kind)
+
+
+@case
+def frozen_parameters_are_of_a_base():
+    trained = "blocks.1", "scale"
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory, frozen_files(adapters_only(Net(), trained)) as paths:
+        wanted, found = (run(train, TOGETHER, kind, directory, {}, None, "AdamW", trained) for kind in ("plain", {"base": paths}))
+        for got, plain in zip(found, wanted):
+            alike(got, plain)
 
 
 @case

@@ -63,6 +63,8 @@ def _sharded_to_clip(given: Any) -> Sharded:
     params = []
     for tensor in [given] if isinstance(given, torch.Tensor) else given:
         param = find_param(tensor)
+        if param is None and hasattr(tensor, "zerod_taken") and not tensor.requires_grad:
+            continue  # of a base
         if param is None:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not a parameter of a "
                              "sharded model: pass the model")
