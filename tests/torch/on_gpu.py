@@ -19,10 +19,11 @@ from harness import Skip, case, cases_of  # noqa: E402
 import torch  # noqa: E402
 
 import zerod  # noqa: E402
+import zerod.torch as zt  # noqa: E402
 from zerod.torch import WrittenInPlace, place  # noqa: E402
 
 import storages  # noqa: E402
-from common import raises, zero  # noqa: E402
+from common import adapters_only, frozen_files, raises, zero  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
 
 STEPS, BATCH = 20, 8
@@ -104,6 +105,35 @@ def learns_what_plain_pytorch_learns(what):
 @cases_of([{"recompute": "reentrant"}, {"recompute": "nonreentrant"}, {"tied": True}], "{0}")
 def learns_the_same(options):
     near(mean_of(2, 3, options), ranks.alone(plain, options))
+
+
+def adapters(rank, path):
+    """Losses of a model of which a part is trained, the rest frozen, in a base if there is one."""
+    model = adapters_only(make(0), (".up.",))
+    zt.shard(model, device=DEVICE, base=path and [path])
+    optimizer, losses = zt.AdamW(model, **ADAMW), []
+    for t in range(STEPS):
+        loss = model(batch_of(t, BATCH).chunk(2)[rank].to(DEVICE))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert all(p.device.type == DEVICE for p in model.parameters())
+    values = model.state_dict()
+    model.load_state_dict(values)
+    values["wte.weight"] = values["wte.weight"] + 1
+    if path:
+        assert all(p.trainable for p in model.sharded.params)
+        raises(ValueError, "of the base", model.load_state_dict, values)
+    model.sharded.client.close()
+    return losses
+
+
+@case
+def frozen_parameters_of_a_base_are_on_the_gpu():
+    with frozen_files(adapters_only(make(0), (".up.",))) as (path,):
+        wanted, found = (ranks.run(adapters, 2, ranks.shared(1), arguments=(of,)) for of in (None, path))
+    for losses, without in zip(found, wanted):
+        same(losses, without)
 
 
 def same(losses, wanted):
