@@ -243,8 +243,10 @@ struct zero_file {
  * Memory stays where it is, also when the daemon is lost; a new daemon gets the base from the first client that is
  * back.  After zero_close() the memory is the caller's, who may munmap() it from ret_files[0].data to the end of the last
  * file.  The node's copy goes with the last client, and the last process that still maps it.
+ * On a cluster each node has a copy, from the files that its own processes name.
  * ZERO_ECONFLICT: a file changes while it is read; ZERO_EQUOTA: the daemon's option base_limit; ZERO_ESHM: the
- * node has not that much memory; ZERO_EDEADLINE names the process that brings the base in.
+ * node has not that much memory (before anything is read, if it never has); ZERO_EDEADLINE names the process that
+ * brings the base in.
  */
 int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
               struct zero_file *ret_files);

@@ -128,8 +128,7 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
  */
 static bool displacing_helps(const struct coordinated *c, const struct finished_jobs *finished)
 {
-        return finished->full ||
-               finished->bytes + c->given >= layout_state_bytes(c->layout);
+        return finished->full || finished->bytes + c->given >= layout_state_bytes(c->layout);
 }
 
 static bool displaced_is_dropped(const struct coordinated *c)

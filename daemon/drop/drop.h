@@ -29,7 +29,7 @@ void drops_free(struct engine *x);
 
 /* What a user's jobs leave for a new one. */
 struct finished_jobs {
-        struct job *first; /* of those whose end helps, the one that has been finished longest; NULL: none */
+        struct job *first; /* the one whose end helps and that has been finished longest, or NULL */
         uint64_t bytes;    /* the sum of layout_state_bytes() over those whose end helps */
         bool full;         /* it is their number that leaves no place */
 };

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 
-from common import LIBRARY, PACKAGE, SETS, Cluster, raises, small_layout, zerod
+from common import LIBRARY, PACKAGE, SETS, Cluster, raises, small_layout, together, zerod
 from cluster import REPLY_S, spawn, until
 from harness import case, cases_of, main
 from wire import OK, Raw, request
@@ -243,6 +243,34 @@ def base_outlives_the_daemon_in_one_copy():
         assert (base["uses"], base["whole"]) == (2, True)
         held = share([os.getpid()])
         assert held <= 1.05 * len(content), f"{held / len(content):.2f} copies"
+
+
+@case
+def each_node_has_a_copy_of_its_own():
+    """Two ranks on one node, one on the other; the copy of a node whose daemon dies comes back from its rank."""
+    content = os.urandom(8 * MIB)
+    with Cluster(2) as c, files(content) as (path,), contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(zerod.connect("job", rank, 3, socket=c[node].socket, timeout=60))
+                   for rank, node in enumerate((0, 0, 1))]
+        views = [client.base([path])[0] for client in clients]
+        together(*(lambda client=client: client.attach(small_layout()) for client in clients))
+        uses = [[(b["uses"], b["whole"]) for b in d.status()["bases"]] for d in c.daemons]
+        assert uses == [[(2, True)], [(1, True)]], uses
+        held = share([os.getpid()])
+        assert held <= 2.05 * len(content), f"{held / len(content):.2f} copies"
+        os.unlink(path)
+        c[1].process.send_signal(signal.SIGKILL)
+        c[1].process.wait()
+        c[1].start()
+
+        def step(client):
+            while True:  # a step that the death aborts is made again
+                with contextlib.suppress(zerod.Aborted):
+                    return client.step(SETS).version
+        assert together(*(lambda client=client: step(client) for client in clients)) == [1] * 3
+        assert all(bytes(v) == content for v in views)
+        base, = c[1].status()["bases"]
+        assert (base["uses"], base["whole"]) == (1, True)
 
 
 @case

@@ -346,9 +346,12 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     are taken.
 
     base: safetensors files of the frozen parameters, all of which are then the files' tensors of their names (those
-    before peft, too), dtypes and shapes.  They are no group: all ranks and jobs of the user on this node that name files of
-    the same contents read one copy, and a job goes on with its own contents alone.  On the CPU.  Nothing can be written
-    there: an operation in place on such a parameter, as in peft's merge, ends the process; merge a copy.deepcopy().
+    before peft and those in `tied`, too), dtypes and shapes.  They are no group: all ranks and jobs of the user on this
+    node that name files of the same contents read one copy, and a job goes on with its own contents alone.  A
+    parameter that `mesh` divides is this rank's part of the mapped tensor.  Stages of a pipeline all name the files of
+    the whole model, and each node has all of them in memory.  On a GPU each process has a copy of its parameters
+    there, beside the node's copy in host memory.  Nothing can be written to mapped memory: an operation in place on
+    such a parameter, as in peft's merge, ends the process; merge a copy.deepcopy().
     Files of :func:`save_safetensors` and :func:`save_checkpoint` have the other parameters alone.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; CheckpointError for files of
