@@ -489,11 +489,17 @@ static void node_open_files(void)
 static int node_user(const struct conf *conf, struct fault *fault)
 {
         CLEANUP(cleanup_free) char *place = strdup(conf->socket);
-        struct privilege_folder folders[] = { { NULL, place ? dirname(place) : "." },
-                                              { "state_dir", conf->state_dir },
-                                              { "membership_dir", conf->membership_dir } };
+        struct privilege_folder folders[4] = { { NULL, place ? dirname(place) : "." },
+                                               { "state_dir", conf->state_dir } };
         bool root = geteuid() == 0;
-        int r = privilege_drop(conf->user, folders, conf->peers[0] ? 3 : 2, fault);
+        size_t n = 2;
+        int r;
+
+        if (conf->peers[0])
+                folders[n++] = (struct privilege_folder){ "membership_dir", conf->membership_dir };
+        if (conf->log_dir[0])
+                folders[n++] = (struct privilege_folder){ "log_dir", conf->log_dir };
+        r = privilege_drop(conf->user, folders, n, fault);
 
         if (!r && root && geteuid() && conf->checkpoint_dir[0] &&
             eaccess(conf->checkpoint_dir, W_OK | X_OK) && errno == EACCES)

@@ -295,6 +295,7 @@ key_file = $directory/key
 socket = $directory/$1.sock
 state_dir = $directory/$1.state
 membership_dir = $directory/$1.votes
+log_dir = $directory/$1.traces
 user = root
 http =
 END

@@ -1,55 +1,28 @@
-/*
- * zeroctl trace: the last steps of a job on all nodes, as a file of the Trace Event Format that
- * Perfetto and chrome://tracing open.
- *
- * A process of the trace is a node.  A track is a rank, an owner, or a node that sent payloads.
- * Events of one track may overlap, which the format does not allow, so that a track gets as many
- * lanes as it needs.
- */
+/* zeroctl trace: the last steps of a job on all nodes, as a file (proto/trace_file.h). */
 #include "ctl.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_MAX = 32, LANES_MAX = 4096 };
+#include "proto/trace_file.h"
 
 static long seconds;
 
-struct event {
-        char what[WORD_MAX];
-        unsigned who;
-        long long group; /* -1: none */
-        unsigned long long version;
-        double begin, took; /* microseconds, of the clock of the node that answered */
-        const char *waits_for, *waits_what; /* NULL: it has ended */
-};
-
-enum track { TRACK_RANK, TRACK_OWNER, TRACK_NODE };
-
-struct lane {
-        enum track track;
-        unsigned who;
-        double end;
-};
-
 struct trace {
-        FILE *out;
         const json_t *groups; /* from "shards"; NULL: not known */
-        struct event *events;
+        const json_t *nodes;  /* names, in the cluster's order */
+        struct trace_event *events;
         size_t n, capacity;
-        struct lane lanes[LANES_MAX];
-        unsigned n_lanes, n_written;
-        double last; /* end of the last event */
 };
 
 /* ---- reading ------------------------------------------------------------------- */
 
-static bool add(struct trace *t, const struct event *event)
+static bool add(struct trace *t, const struct trace_event *event)
 {
         if (t->n == t->capacity) {
                 size_t capacity = t->capacity ? 2 * t->capacity : 1024;
-                struct event *more = realloc(t->events, capacity * sizeof *more);
+                struct trace_event *more = realloc(t->events, capacity * sizeof *more);
 
                 if (!more)
                         return false;
@@ -57,20 +30,20 @@ static bool add(struct trace *t, const struct event *event)
                 t->capacity = capacity;
         }
         t->events[t->n++] = *event;
-        if (event->begin + event->took > t->last)
-                t->last = event->begin + event->took;
         return true;
 }
 
 static bool read_events(struct trace *t, const char *text, double ahead_us)
 {
         for (const char *line = text; *line; line += strcspn(line, ";"), line += *line == ';') {
-                struct event e = { .group = -1 };
-                char group[WORD_MAX];
+                struct trace_event e = { .group = -1 };
+                char group[TRACE_WORD_MAX];
+                unsigned long long version;
 
-                if (sscanf(line, "%31s %u %31s %llu %lf %lf", e.what, &e.who, group, &e.version,
+                if (sscanf(line, "%31s %u %31s %llu %lf %lf", e.what, &e.who, group, &version,
                            &e.begin, &e.took) != 6)
                         continue;
+                e.version = version;
                 if (strcmp(group, "-") != 0)
                         e.group = strtoll(group, NULL, 10);
                 e.begin -= ahead_us;
@@ -89,11 +62,12 @@ static bool read_waits(struct trace *t, const json_t *waits, double ahead_us)
         json_array_foreach(waits, i, wait)
         {
                 const json_t *group = json_object_get(wait, "group");
-                struct event e = { .who = (unsigned)field_number(wait, "rank"),
-                                   .group = json_is_integer(group) ? json_integer_value(group) : -1,
-                                   .begin = field_number(wait, "begun_ns") / 1000 - ahead_us,
-                                   .waits_for = field_text(wait, "for"),
-                                   .waits_what = field_text(wait, "what") };
+                struct trace_event e = { .who = (unsigned)field_number(wait, "rank"),
+                                         .group = json_is_integer(group) ? json_integer_value(group)
+                                                                         : -1,
+                                         .begin = field_number(wait, "begun_ns") / 1000 - ahead_us,
+                                         .waits_for = field_text(wait, "for"),
+                                         .waits_what = field_text(wait, "what") };
 
                 snprintf(e.what, sizeof e.what, "%s", field_text(wait, "call"));
                 if (!add(t, &e))
@@ -102,125 +76,52 @@ static bool read_waits(struct trace *t, const json_t *waits, double ahead_us)
         return true;
 }
 
-static int by_begin(const void *a, const void *b)
-{
-        const struct event *x = a, *y = b;
-
-        return (x->begin > y->begin) - (x->begin < y->begin);
-}
-
 /* ---- writing ------------------------------------------------------------------- */
 
-static void write_object(struct trace *t, json_t *object)
+static const char *name_node(const void *arg, uint32_t node)
 {
-        fputs(t->n_written++ ? ",\n" : "\n", t->out);
-        json_dumpf(object, t->out, JSON_COMPACT | JSON_REAL_PRECISION(15));
-        json_decref(object);
+        const struct trace *t = arg;
+
+        return json_string_value(json_array_get(t->nodes, node));
 }
 
-static void write_name(struct trace *t, const char *what, size_t pid, unsigned tid, json_t *name)
+static const char *name_group(const void *arg, uint64_t group)
 {
-        write_object(t, json_pack("{s:s,s:s,s:I,s:i,s:{s:o}}", "name", what, "ph", "M", "pid",
-                                  (json_int_t)pid, "tid", (int)tid, "args", "name", name));
+        const struct trace *t = arg;
+
+        return field_text(json_array_get(t->groups, group), "group");
 }
 
-static enum track track_of(const char *what)
-{
-        static const struct {
-                const char *what;
-                enum track track;
-        } tracks[] = { { "vote", TRACK_OWNER },  { "update", TRACK_OWNER },
-                       { "gather", TRACK_NODE }, { "reduce", TRACK_NODE },
-                       { "state", TRACK_NODE },  { "stash_parts", TRACK_NODE } };
-
-        for (size_t i = 0; i < sizeof tracks / sizeof tracks[0]; i++)
-                if (strcmp(what, tracks[i].what) == 0)
-                        return tracks[i].track;
-        return TRACK_RANK;
-}
-
-static json_t *track_name(enum track track, unsigned who, const json_t *nodes)
-{
-        const char *node = json_string_value(json_array_get(nodes, who));
-
-        if (track == TRACK_NODE && node)
-                return json_sprintf("from %s", node);
-        return json_sprintf(track == TRACK_RANK    ? "rank %u"
-                            : track == TRACK_OWNER ? "owner %u"
-                                                   : "from node %u",
-                            who);
-}
-
-/* The first lane of the event's track that is free when the event begins. */
-static unsigned lane_of(struct trace *t, size_t pid, const json_t *nodes, const struct event *e)
-{
-        enum track track = track_of(e->what);
-        unsigned i = 0;
-
-        while (i < t->n_lanes && (t->lanes[i].track != track || t->lanes[i].who != e->who ||
-                                  t->lanes[i].end > e->begin))
-                i++;
-        if (i == LANES_MAX) /* events overlap in the last one */
-                i--;
-        else if (i == t->n_lanes)
-                write_name(t, "thread_name", pid, t->n_lanes++, track_name(track, e->who, nodes));
-        t->lanes[i] = (struct lane){ track, e->who, e->begin + e->took };
-        return i;
-}
-
-static json_t *event_name(const struct trace *t, const struct event *e)
-{
-        const char *group = field_text(json_array_get(t->groups, (size_t)e->group), "group");
-
-        if (e->group < 0)
-                return json_string(e->what);
-        return *group ? json_sprintf("%s %s", e->what, group)
-                      : json_sprintf("%s group %lld", e->what, e->group);
-}
-
-static void write_event(struct trace *t, size_t pid, const json_t *nodes, struct event *e)
-{
-        json_t *args = json_pack("{s:I}", "version", (json_int_t)e->version);
-
-        if (e->waits_for) {
-                e->took = t->last > e->begin ? t->last - e->begin : 0;
-                json_decref(args);
-                args = json_pack("{s:s,s:s}", "waits for", e->waits_for, "which has to",
-                                 e->waits_what);
-        }
-        write_object(t, json_pack("{s:o,s:s,s:s,s:f,s:f,s:I,s:i,s:o}", "name", event_name(t, e),
-                                  "cat", e->waits_for ? "waits" : e->what, "ph", "X", "ts",
-                                  e->begin, "dur", e->took, "pid", (json_int_t)pid, "tid",
-                                  (int)lane_of(t, pid, nodes, e), "args", args));
-}
-
-static bool write_node(struct trace *t, size_t pid, const json_t *names, const json_t *node)
+static bool write_node(struct trace *t, struct trace_file *file, size_t pid, const json_t *node)
 {
         double ahead_us = field_number(node, "ahead_s") * 1e6;
 
-        t->n = t->n_lanes = 0;
+        t->n = 0;
         if (!read_events(t, field_text(node, "events"), ahead_us) ||
             !read_waits(t, json_object_get(node, "waits"), ahead_us))
                 return false;
-        qsort(t->events, t->n, sizeof *t->events, by_begin);
-        write_name(t, "process_name", pid, 0, json_sprintf("node %s", field_text(node, "node")));
-        for (size_t i = 0; i < t->n; i++)
-                if (!seconds || t->events[i].waits_for ||
-                    t->events[i].begin + t->events[i].took >= t->last - (double)seconds * 1e6)
-                        write_event(t, pid, names, &t->events[i]);
+        trace_file_node(file, (uint32_t)pid, field_text(node, "node"), t->events, t->n,
+                        (double)seconds * 1e6);
         return true;
 }
 
-static bool write_trace(struct trace *t, const json_t *answer, const json_t *names)
+/* The number of lines; 0: out of memory. */
+static unsigned write_trace(struct trace *t, FILE *out, const json_t *answer)
 {
+        struct trace_names names = { name_node, name_group, t };
+        struct trace_file *file = trace_file_begin(out, &names);
+        bool whole = file != NULL;
+        unsigned n;
         json_t *node;
         size_t i;
 
-        fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", t->out);
-        json_array_foreach(json_object_get(answer, "nodes"), i,
-                           node) if (!write_node(t, i, names, node)) return false;
-        fputs("\n]}\n", t->out);
-        return true;
+        json_array_foreach(json_object_get(answer, "nodes"), i, node)
+        {
+                whole = whole && write_node(t, file, i, node);
+        }
+        n = file ? trace_file_end(file) : 0;
+        free(t->events);
+        return whole ? n : 0;
 }
 
 /* ---- the command --------------------------------------------------------------- */
@@ -239,36 +140,32 @@ static json_t *node_names(struct ctl *ctl)
         return names;
 }
 
-static int write_file(struct ctl *ctl, const json_t *answer, const json_t *shards)
+static int write_file(const char *path, struct trace *t, const json_t *answer)
 {
-        static struct trace t;
-        json_t *names = node_names(ctl);
+        FILE *out = fopen(path, "we");
+        unsigned lines;
         bool whole;
 
-        t.groups = json_object_get(json_array_get(json_object_get(shards, "jobs"), 0), "groups");
-        t.out = fopen(ctl->file, "we");
-        if (!t.out) {
-                ctl_error("%s: %s", ctl->file, strerror(errno));
-                json_decref(names);
+        if (!out) {
+                ctl_error("%s: %s", path, strerror(errno));
                 return CTL_FAILED;
         }
-        whole = write_trace(&t, answer, names);
-        json_decref(names);
-        free(t.events);
-        errno = whole ? EIO : ENOMEM; /* unless fclose() knows better */
-        whole = whole && !ferror(t.out);
-        if (fclose(t.out) || !whole) {
-                ctl_error("%s: %s; the file is not whole", ctl->file, strerror(errno));
+        lines = write_trace(t, out, answer);
+        errno = lines ? EIO : ENOMEM; /* unless fclose() knows better */
+        whole = lines && !ferror(out);
+        if (fclose(out) || !whole) {
+                ctl_error("%s: %s; the file is not whole", path, strerror(errno));
                 return CTL_FAILED;
         }
-        printf("%s: %u events; open it at https://ui.perfetto.dev or chrome://tracing\n", ctl->file,
-               t.n_written);
+        printf("%s: %u events; open it at https://ui.perfetto.dev or chrome://tracing\n", path,
+               lines);
         return CTL_OK;
 }
 
 static int run(struct ctl *ctl)
 {
-        json_t *answer, *shards = NULL;
+        json_t *answer, *shards = NULL, *names;
+        struct trace t = { NULL };
         int r = ctl_ask(ctl, "trace", &answer);
 
         if (r != CTL_OK)
@@ -277,7 +174,10 @@ static int run(struct ctl *ctl)
                 return ctl_show(ctl, answer, NULL);
         if (ctl_query(ctl, "shards", ctl->argument, &shards) != ZERO_OK)
                 shards = NULL; /* groups have numbers, then */
-        r = write_file(ctl, answer, shards);
+        t.groups = json_object_get(json_array_get(json_object_get(shards, "jobs"), 0), "groups");
+        t.nodes = names = node_names(ctl);
+        r = write_file(ctl->file, &t, answer);
+        json_decref(names);
         json_decref(shards);
         json_decref(answer);
         return r;
@@ -310,7 +210,8 @@ const struct command command_trace = {
                 "name "
                 "of who keeps it waiting.\n"
                 "The file has the Trace Event Format, which ui.perfetto.dev and chrome://tracing "
-                "open. Every node keeps the last 8,192 events of a job.",
+                "open. Every node keeps the last 8,192 events of a job, and writes them into its "
+                "log_dir when the deadline of a rank's call passes.",
         .options = options,
         .check = check,
         .run = run,

@@ -48,6 +48,24 @@ static int set_joined(struct loaded *l, const struct option *o, const char *dire
         return loaded_set(l, o, path, (struct origin){ CONF_DEFAULT }, where, fault);
 }
 
+/* The directory that a service manager names; NULL: none, or several. */
+static const char *managed(const char *variable)
+{
+        const char *given = getenv(variable);
+
+        return given && given[0] == '/' && !strchr(given, ':') ? given : NULL;
+}
+
+static int resolve_log_dir(struct loaded *l, struct fault *fault)
+{
+        const char *given = managed("LOGS_DIRECTORY");
+
+        if (l->conf.log_dir[0] || !given)
+                return 0;
+        return set_joined(l, option_find("log_dir", strlen("log_dir")), given, "",
+                          "$LOGS_DIRECTORY", fault);
+}
+
 /* The directory that a service manager names, else the user's, else the system's. */
 static int resolve_membership_dir(struct loaded *l, struct fault *fault)
 {
@@ -56,11 +74,11 @@ static int resolve_membership_dir(struct loaded *l, struct fault *fault)
         } places[] = { { "XDG_STATE_HOME", "/zerod", "$XDG_STATE_HOME" },
                        { "HOME", "/.local/state/zerod", "$HOME" } };
         const struct option *o = option_find("membership_dir", strlen("membership_dir"));
-        const char *given = getenv("STATE_DIRECTORY");
+        const char *given = managed("STATE_DIRECTORY");
 
         if (l->conf.membership_dir[0])
                 return 0;
-        if (given && given[0] == '/' && !strchr(given, ':'))
+        if (given)
                 return set_joined(l, o, given, "", "$STATE_DIRECTORY", fault);
         for (size_t i = 0; geteuid() != 0 && i < sizeof(places) / sizeof(places[0]); i++) {
                 const char *directory = getenv(places[i].variable);
@@ -105,6 +123,8 @@ static int resolve(struct loaded *l, struct fault *fault)
                 r = resolve_path(l, "state_dir", "zerod", "/dev/shm/zerod", fault);
         if (r == 0)
                 r = resolve_membership_dir(l, fault);
+        if (r == 0)
+                r = resolve_log_dir(l, fault);
         if (r == 0)
                 r = resolve_chunk(l, fault);
         return r;

@@ -35,6 +35,7 @@ struct conf {
         char *bulk_gpu;             /* auto, staged */
         char *user;                 /* the user that a daemon started as root becomes; "": none */
         char *log_level;            /* error, warning, info, debug */
+        char *log_dir;              /* traces of what passed its deadline; "": none */
         uint64_t threads;           /* compute threads; 0: one a CPU, at most 8 */
         uint64_t window;            /* bytes of a job's gather window; 0: what its ranks declare */
         uint64_t stash_limit;       /* bytes of a user's stashes; 0: no limit */

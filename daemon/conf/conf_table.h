@@ -145,6 +145,11 @@
           "stays root, and writes checkpoints wherever a client names a directory.")               \
         S("Running", log_level, CHOICE, "error|warning|info|debug", "info", 16,                    \
           "The least severe messages that are logged.")                                            \
+        S("Running", log_dir, PATH, "DIRECTORY", "", 4000,                                         \
+          "Where zerod writes down what took time in a job before the deadline of a rank's call "  \
+          "passed, as zeroctl trace does: at most once a minute for each job, and at most 32 "     \
+          "files, 8 of them for each user; the oldest go. A line of the log names the file. "      \
+          "Empty: $LOGS_DIRECTORY if set, otherwise nothing is written.")                          \
         N("Running", drain_ms, COUNT, "milliseconds", "10000", 0, 600000,                          \
           "How long a stop, or a change of the owners, waits for steps in flight to end. Trainers "\
           "replay steps that do not end by then.")                                                 \

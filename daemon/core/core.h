@@ -27,6 +27,7 @@ struct lifetime;
 struct measure;
 struct membership;
 struct ranks;
+struct recorder;
 struct reshard;
 struct shard_observer;
 struct tensors;
@@ -75,6 +76,7 @@ struct engine {
         /* What the folders of these names keep (module.h). */
         struct transfer *transfer;
         struct measure *measure;
+        struct recorder *recorder;
         struct bases *bases;
         struct drops *drops;
         struct tensors *tensors;

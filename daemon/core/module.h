@@ -18,7 +18,8 @@ struct job;
 struct module {
         /*
          * The folder's state of the node.  The engine sets the pointer at node_at in struct engine
-         * to node_bytes of zeros, calls node_init(), and frees them when nothing is in flight.
+         * to node_bytes of zeros, calls node_init(), which may be NULL, and frees them when nothing
+         * is in flight.
          */
         size_t node_at, node_bytes;
         void (*node_init)(struct engine *x);

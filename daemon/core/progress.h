@@ -58,6 +58,7 @@ struct progress {
         struct wait_times times[WAIT_FORS];
         struct traced trace[TRACE_MAX]; /* ring of what took time last */
         uint64_t n_traced;
+        uint64_t recorded_ms; /* loop time at which the trace was last written down; 0: never */
 };
 
 /* Something that took time has ended on this node. */

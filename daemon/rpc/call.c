@@ -7,6 +7,7 @@
 #include "daemon/base/log.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/core/progress.h"
+#include "daemon/recorder/recorder.h"
 #include "proto/cleanup.h"
 
 /* ---- replies --------------------------------------------------------------- */
@@ -220,6 +221,8 @@ static void call_finish(struct request *r, int status, const char *text)
         if (status == ZERO_OK && r->traced.job && s->rank && s->rank->job)
                 job_waited(s->rank->job, r->traced.what, r->traced.rank, r->traced.group,
                            r->traced.begun_ns);
+        if (status == ZERO_EDEADLINE && r->traced.job && s->rank && s->rank->job)
+                recorder_deadline(s->rank->job, r, text);
         if (!r->gone)
                 call_reply(call, status, text);
         free(call->json);

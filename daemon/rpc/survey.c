@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/core/progress.h"
 #include "daemon/core/shut.h"
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
@@ -14,7 +15,9 @@
 enum { CHECKSUM_ROUNDS = 20 };
 enum { MOVES_MS = 5000 }; /* zeroctl asks again and again */
 enum { MEASURES_MS = 20000, EXAMINE_MS = 10000, TRACE_MS = 10000 };
-enum { ASKING_NS = 100000 }; /* charged to a user for the work of each node that is asked */
+/* Charged to a user for the work of each node that is asked.  An event of a trace is text there, goes
+ * into JSON, out of it and into JSON again: measured, 3.4 us on loops. */
+enum { ASKING_NS = 100000, EVENT_NS = 3400 };
 
 struct survey {
         struct engine *x;             /* not the rpc, which may end before the last answer */
@@ -283,6 +286,14 @@ static void question_answered(void *arg, int status, const char *text, const Zer
                 survey_end(s);
 }
 
+/* Other nodes have about as many events of the job as this one. */
+static uint64_t events_ns(const struct survey *s)
+{
+        uint64_t n = s->kind->finish == trace_together ? s->job->progress->n_traced : 0;
+
+        return EVENT_NS * (n < TRACE_MAX ? n : TRACE_MAX);
+}
+
 static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
 {
         struct question *q = malloc(sizeof *q);
@@ -303,7 +314,7 @@ static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
         m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
         m.query = &query;
         if (s->call)
-                budget_worked(&s->call->session->user->budget, ASKING_NS);
+                budget_worked(&s->call->session->user->budget, ASKING_NS + events_ns(s));
         call_send(s->x, node, &m, timeout_ms, question_answered, q);
 }
 

@@ -2,13 +2,16 @@
 """zeroctl trace on real clusters: what took time is there, on one clock, and what still waits names whom it waits for."""
 import json
 import os
+import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, WAIT, Cluster, finish_all, small_layout, until  # noqa: E402
 from harness import case, main  # noqa: E402
+from mounts import private_mounts, small_disks  # noqa: E402
 
 STEPS = 3
+LATE_MS = 1500 * WAIT
 
 
 def train(ranks, steps):
@@ -18,10 +21,14 @@ def train(ranks, steps):
 
 
 def traced(c, *options, job="job"):
-    """The file's events, and by node and name: {"n0": {"fetch block0": [event]}}"""
     path = f"{c.directory}/trace.json"
     r = c[0].ctl_run("trace", job, path, *options)
     assert r.returncode == 0 and "ui.perfetto.dev" in r.stdout, r
+    return events_of(path)
+
+
+def events_of(path):
+    """The file's events, and by node and name: {"n0": {"fetch block0": [event]}}"""
     with open(path, encoding="utf-8") as f:
         events = json.load(f)["traceEvents"]
     nodes = {e["pid"]: e["args"]["name"].removeprefix("node ") for e in events if e["name"] == "process_name"}
@@ -87,6 +94,74 @@ def the_last_seconds_alone():
         everything, _ = traced(c)
         lately, _ = traced(c, "--seconds", "3600")
         assert len(lately) == len(everything)
+
+
+def files(daemon):
+    directory = daemon.options["log_dir"]
+    return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+
+
+def late_ranks(c, placement, steps):
+    """Ranks that have trained; the second one is stopped, and the first one's call passes its deadline."""
+    a, b = ranks = c.ranks("job", small_layout(), placement, timeout_ms=0, hold=2, push=2)
+    train(ranks, steps)
+    b.stop()
+    late(a)
+    return a, b
+
+
+def late(rank):
+    rank.refused("EDEADLINE", "step", "rank 1", sets=SETS)
+
+
+@case
+def a_deadline_leaves_a_trace():
+    with Cluster(2, wait_ms=LATE_MS) as c:
+        a, _ = late_ranks(c, [0, 1], STEPS)
+        line = until(lambda: re.search(r"job 'job': step of rank 0: .*waiting for rank 1 .* is in (\S+\.json)", c[0].log()),
+                     what="the line of the deadline")
+        events, named = events_of(line[1])
+        no_overlap(events)
+        assert sorted(named) == ["n0"] and len(named["n0"]["update"]) == STEPS, named.keys()
+        assert len(named["n0"]["step"]) == STEPS + 1 and "gather block0" in named["n0"], named.keys()
+        expired = named["n0"]["step"][-1]
+        assert expired["cat"] == "waits" and expired["args"]["waits for"].startswith("rank 1 "), expired
+        directory, name = os.path.split(line[1])
+        assert (directory, [name], []) == (c[0].options["log_dir"], files(c[0]), files(c[1]))
+        assert os.stat(line[1]).st_mode & 0o777 == 0o600 and os.stat(directory).st_mode & 0o777 == 0o700
+        late(a)  # so soon there is no second one
+        assert files(c[0]) == [name] and c[0].log().count("what took time before") == 1
+
+
+@case
+def the_oldest_traces_go():
+    with Cluster(1, wait_ms=LATE_MS) as c:
+        directory = c[0].options["log_dir"]
+        os.makedirs(directory)
+        own = [f"trace-20200101T0000{i:02}Z-{os.getuid()}-n0-other.json" for i in range(20)]
+        others = [f"trace-20200102T0000{i:02}Z-{100000 + i}-n0-other.json" for i in range(30)]
+        for name in own + others + ["notes.txt"]:
+            open(f"{directory}/{name}", "w", encoding="utf-8").close()
+        late_ranks(c, [0, 0], 1)
+        until(lambda: "what took time before is in" in c[0].log(), what="the file")
+        left = files(c[0])
+        assert left[:1] + left[-1:] == ["notes.txt", [n for n in left if "-job." in n][0]], left
+        # seven of this user's and the new one; then the oldest of all, until there are 32
+        assert [n for n in left if n.endswith("-other.json")] == own[-1:] + others, left
+
+
+@case
+def no_room_for_a_trace():
+    private_mounts()
+    with Cluster(1, start=False, wait_ms=LATE_MS) as c, small_disks([c[0].options["log_dir"]], "8k"):
+        c.start()
+        a, b = late_ranks(c, [0, 0], 10)
+        until(lambda: f"cannot be written to log_dir {c[0].options['log_dir']}: No space left" in c[0].log(), what="the reason")
+        assert files(c[0]) == []
+        b.go_on()
+        for rank in a, b:
+            rank.start("step", sets=SETS)
+        finish_all([a, b])
 
 
 @case

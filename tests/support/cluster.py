@@ -318,7 +318,7 @@ class Cluster:
         for i, name in enumerate(names):
             o = {"node": name, "socket": f"{self.directory}/{name}.sock",
                  "state_dir": f"{self.directory}/{name}.state", "membership_dir": f"{self.directory}/{name}.votes",
-                 "threads": 1, "user": "root", "http": ""}
+                 "log_dir": f"{self.directory}/{name}.traces", "threads": 1, "user": "root", "http": ""}
             if nodes > 1:
                 o["peers"] = " ".join(f"{n}={h}:{p}" for n, h, p in zip(names, hosts, numbers))
                 o["key_file"] = self.key_file

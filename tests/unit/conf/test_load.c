@@ -188,6 +188,18 @@ Test(load, a_nodes_votes_lie_where_the_service_manager_says)
         cr_assert_str_eq(conf->membership_dir, "/v");
 }
 
+Test(load, traces_lie_where_the_service_manager_says)
+{
+        unsetenv("LOGS_DIRECTORY");
+        cr_assert_eq(LOAD("--node=a"), 0);
+        cr_assert_str_eq(conf->log_dir, "");
+        setenv("LOGS_DIRECTORY", "/var/log/zerod", 1);
+        cr_assert_eq(LOAD("--node=a"), 0);
+        cr_assert_str_eq(conf->log_dir, "/var/log/zerod");
+        cr_assert_eq(LOAD("--node=a", "--log-dir=/l"), 0);
+        cr_assert_str_eq(conf->log_dir, "/l");
+}
+
 Test(load, a_users_votes_lie_at_home)
 {
         unsetenv("STATE_DIRECTORY");
