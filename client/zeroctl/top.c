@@ -13,8 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "progress.h"
 #include "table.h"
 #include "units.h"
+
+enum { INTERVAL_MS = 1000, KINDS_MAX = TABLE_COLUMNS - 1 };
 
 static volatile sig_atomic_t ended;
 
@@ -28,15 +31,16 @@ static double now(void)
         return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static const json_t *find_peer(const json_t *status, const char *node)
+/* The object of the list whose `key` is the text. */
+static const json_t *find_named(const json_t *list, const char *key, const char *text)
 {
-        json_t *peer;
+        json_t *item;
         size_t i;
 
-        json_array_foreach(json_object_get(status, "peers"), i, peer)
+        json_array_foreach(list, i, item)
         {
-                if (strcmp(field_text(peer, "node"), node) == 0)
-                        return peer;
+                if (strcmp(field_text(item, key), text) == 0)
+                        return item;
         }
         return NULL;
 }
@@ -64,7 +68,8 @@ static void show_rates(const struct ctl *ctl, FILE *out, const json_t *status, c
         table_init(&t, "NODE|STATE|>ROUND TRIP|BULK|>GATHER OUT|>IN|>REDUCE OUT|>IN");
         json_array_foreach(json_object_get(status, "peers"), i, peer)
         {
-                const json_t *last = find_peer(before, field_text(peer, "node"));
+                const json_t *last = find_named(json_object_get(before, "peers"), "node",
+                                                field_text(peer, "node"));
                 bool up = field_true(peer, "up");
 
                 if (field_true(peer, "self"))
@@ -83,6 +88,117 @@ static void show_rates(const struct ctl *ctl, FILE *out, const json_t *status, c
         table_deinit(&t);
 }
 
+/* ---- where the time went ------------------------------------------------ */
+
+/* How many ranks or owners of this node share a kind of wait; 1: payloads are not anybody's. */
+static double sharers(const json_t *status, const json_t *job, const char *what)
+{
+        static const char *const calls[] = {
+                "fetch", "push", "norm", "step", "all_reduce", "stash"
+        };
+        const char *self = field_text(status, "node");
+        unsigned owners = 0;
+        json_t *owner;
+        size_t i;
+
+        for (i = 0; i < sizeof calls / sizeof calls[0]; i++)
+                if (strcmp(what, calls[i]) == 0)
+                        return (double)json_array_size(json_object_get(job, "sessions"));
+        if (strcmp(what, "vote") != 0 && strcmp(what, "update") != 0)
+                return 1;
+        json_array_foreach(json_object_get(job, "owners"), i, owner)
+        {
+                owners += strcmp(json_string_value(owner), self) == 0;
+        }
+        return owners;
+}
+
+/* Adds "shares" to each job: parts of the time since `before` that waits took which ended in it. */
+static void add_shares(json_t *status, const json_t *before, double seconds)
+{
+        json_t *job, *wait;
+        size_t i, k;
+
+        json_object_set_new(status, "interval_s", json_real(seconds));
+        json_array_foreach(json_object_get(status, "jobs"), i, job)
+        {
+                const json_t *then =
+                        find_named(json_object_get(before, "jobs"), "job", field_text(job, "job"));
+                json_t *shares = json_object();
+
+                json_object_set_new(job, "shares", shares);
+                json_array_foreach(json_object_get(job, "waited"), k, wait)
+                {
+                        const char *what = field_text(wait, "for");
+                        const json_t *last =
+                                find_named(json_object_get(then, "waited"), "for", what);
+                        double n = sharers(status, job, what);
+                        double took = field_number(wait, "sum_s") - field_number(last, "sum_s");
+
+                        if (last && n > 0 && took >= 0 && seconds > 0)
+                                json_object_set_new(shares, what, json_real(took / n / seconds));
+                }
+        }
+}
+
+/* Kinds of which a job has some, with names that fit 80 columns. */
+static unsigned list_kinds(const json_t *jobs, const char *ret[static KINDS_MAX], char *ret_headers,
+                           size_t size)
+{
+        static const char *const kinds[][2] = {
+                { "fetch", "FETCH" },   { "push", "PUSH" },         { "norm", "NORM" },
+                { "step", "STEP" },     { "all_reduce", "ALLRED" }, { "stash", "STASH" },
+                { "vote", "VOTE" },     { "update", "UPDATE" },     { "gather", "GATHER" },
+                { "reduce", "REDUCE" }, { "stash_parts", "PARTS" }, { "state", "STATE" },
+        };
+        size_t at = (size_t)snprintf(ret_headers, size, "JOB");
+        unsigned n = 0;
+
+        for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+                double most = 0;
+                json_t *job;
+                size_t k;
+
+                json_array_foreach(jobs, k, job)
+                {
+                        double share = field_number(json_object_get(job, "shares"), kinds[i][0]);
+
+                        most = share > most ? share : most;
+                }
+                if (most <= 0)
+                        continue;
+                ret[n++] = kinds[i][0];
+                at += (size_t)snprintf(ret_headers + at, size - at, "|>%s", kinds[i][1]);
+        }
+        return n;
+}
+
+static void show_shares(const struct ctl *ctl, FILE *out, const json_t *jobs)
+{
+        const char *kinds[KINDS_MAX];
+        char headers[256];
+        unsigned n = list_kinds(jobs, kinds, headers, sizeof headers);
+        struct table t;
+        json_t *job;
+        size_t i;
+
+        if (n == 0)
+                return;
+        table_init(&t, headers);
+        json_array_foreach(jobs, i, job)
+        {
+                const json_t *shares = json_object_get(job, "shares");
+
+                table_add(&t, PAINT_NONE, "%.24s", field_text(job, "job"));
+                for (unsigned k = 0; k < n; k++)
+                        table_add(&t, PAINT_NONE, "%.0f%%", 100 * field_number(shares, kinds[k]));
+        }
+        fputs("time that what ended lately took here:\n", out);
+        table_print(&t, out, ctl->colour);
+        fputc('\n', out);
+        table_deinit(&t);
+}
+
 static void show_picture(const struct ctl *ctl, FILE *out, const json_t *status,
                          const json_t *before, double seconds)
 {
@@ -96,12 +212,36 @@ static void show_picture(const struct ctl *ctl, FILE *out, const json_t *status,
         show_jobs(ctl, out, jobs);
         show_waiting(ctl, out, jobs);
         fputc('\n', out);
+        show_shares(ctl, out, jobs);
         show_rates(ctl, out, status, before, seconds);
 }
 
+/* What show() compares with. */
+static const json_t *earlier;
+static double interval;
+
 static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 {
-        show_picture(ctl, out, answer, NULL, 0);
+        show_picture(ctl, out, answer, earlier, interval);
+}
+
+/* One picture, of a second. */
+static int show_once(struct ctl *ctl, json_t *before)
+{
+        double asked = now();
+        json_t *status;
+        int r;
+
+        progress_nap(INTERVAL_MS);
+        r = ctl_ask(ctl, "status", &status);
+        if (r == CTL_OK) {
+                interval = now() - asked;
+                earlier = before;
+                add_shares(status, before, interval);
+                r = ctl_show(ctl, status, show);
+        }
+        json_decref(before);
+        return r;
 }
 
 /* ---- the terminal ------------------------------------------------------ */
@@ -210,6 +350,7 @@ static int watch(struct ctl *ctl, json_t *status)
                         break;
                 seconds = now() - drawn;
                 drawn += seconds;
+                add_shares(status, before, seconds);
         }
         json_decref(before);
         return r;
@@ -232,10 +373,10 @@ static int run(struct ctl *ctl)
         if (r != CTL_OK)
                 return r;
         if (ctl->json || once || !isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO))
-                return ctl_show(ctl, status, show);
+                return show_once(ctl, status);
         catch_signals();
         if (!terminal_enter(&before))
-                return ctl_show(ctl, status, show);
+                return show_once(ctl, status);
         r = watch(ctl, status);
         terminal_leave(&before);
         return r;
@@ -244,8 +385,16 @@ static int run(struct ctl *ctl)
 const struct command command_top = {
         .name = "top",
         .summary = "jobs and traffic, live; q ends it",
-        .description = "Jobs and traffic, drawn again every second until *q* is pressed. Without "
-                       "a terminal, or with *--once*, one picture.",
+        .description =
+                "Jobs and traffic, drawn again every second until *q* is pressed. Without a "
+                "terminal, or with *--once*, one picture of one second.\n"
+                "For each job a line says what time the waits took that ended in that second on "
+                "this node: calls of its ranks (fetch, push, norm, step, allred, stash) as a share "
+                "of the ranks' time, votes and updates as a share of its owners', and payloads "
+                "from other nodes (gather, reduce, parts, state), which add up if several travel "
+                "at once. A wait that took longer than the second counts whole when it ends. Kinds "
+                "that took no time are left out. In JSON they are each job's *shares* of "
+                "*interval_s*, 1 for all of it.",
         .options = options,
         .run = run,
 };

@@ -164,6 +164,36 @@ def no_room_for_a_trace():
         finish_all([a, b])
 
 
+def waited(status):
+    return {w["for"]: w["sum_s"] for w in status["jobs"][0]["waited"]}
+
+
+@case
+def top_shows_where_the_time_goes():
+    with Cluster(2) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1, 0], hold=2, push=2)
+        for a in ranks:
+            a.start("train", steps=1000000, sets=SETS)
+        until(lambda: c[0].ctl("status")["jobs"][0]["version"] > 1, what="steps")
+        first = c[0].ctl("status")
+        top = c[0].ctl("top")
+        last = c[0].ctl("status")
+        shares = top["jobs"][0]["shares"]
+        assert all(shares[kind] > 0 for kind in ("fetch", "push", "step", "vote", "update", "gather", "reduce")), shares
+        assert shares.keys() == waited(top).keys() and shares["stash"] == 0, shares
+        for kind, share in shares.items():
+            sharers = 2 if kind in ("fetch", "push", "norm", "step", "all_reduce", "stash") else 1
+            took = share * sharers * top["interval_s"]
+            assert -1e-9 <= took <= waited(last)[kind] - waited(first)[kind] + 1e-6, (kind, shares)
+        r = c[0].ctl_run("top", "--once")
+        lines = r.stdout.splitlines()
+        at = next(i for i, line in enumerate(lines) if "time that what ended" in line)
+        header, row = lines[at + 1].split(), lines[at + 2].split()
+        assert header == ["JOB", "FETCH", "PUSH", "STEP", "VOTE", "UPDATE", "GATHER", "REDUCE"] and len(row) == len(header), r
+        assert row[0] == "job" and all(re.fullmatch(r"\d+%", share) for share in row[1:]), row
+        assert all(len(line) <= 80 for line in lines[at:at + 3]), lines[at:at + 3]
+
+
 @case
 def refusals():
     with Cluster(1) as c:
