@@ -24,19 +24,23 @@ static bool is_among(const char *names, const char *name)
         return false;
 }
 
-/* Whether the owners are as the change wants them. */
-static bool owners_fit(const json_t *members, const char *what, const char *argument)
+bool owners_have(const json_t *members, const char *nodes)
 {
-        bool adds = strcmp(what, "add-node") == 0;
         json_t *owner;
         size_t i;
 
         json_array_foreach(json_object_get(members, "owners"), i, owner)
         {
-                if (json_is_string(owner) && is_among(argument, json_string_value(owner)))
-                        return adds;
+                if (json_is_string(owner) && is_among(nodes, json_string_value(owner)))
+                        return true;
         }
-        return !adds;
+        return false;
+}
+
+/* Whether the owners are as the change wants them. */
+static bool owners_fit(const json_t *members, const char *what, const char *argument)
+{
+        return owners_have(members, argument) == (strcmp(what, "add-node") == 0);
 }
 
 /* Names the nodes whose votes the change waits for. */
@@ -313,24 +317,34 @@ static int follow(struct ctl *ctl, double epoch, json_t **ret_members, char back
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-int owners_change(struct ctl *ctl, const char *what, const char *argument)
+int owners_settle(struct ctl *ctl, double epoch, json_t **ret_members)
+{
+        char back[WHY_MAX] = "";
+
+        return follow(ctl, epoch, ret_members, back);
+}
+
+int owners_become(struct ctl *ctl, const char *what, const char *argument, json_t **ret_members)
 {
         char back[WHY_MAX] = "";
         json_t *members;
         double epoch;
         int r = ask_for_change(ctl, what, argument, &members);
 
-        if (r != CTL_OK)
+        if (r != CTL_OK || owners_no_wait) {
+                if (r == CTL_OK)
+                        *ret_members = members;
                 return r;
-        if (owners_no_wait)
-                return ctl_show(ctl, members, show_members);
+        }
         epoch = field_number(members, "epoch");
         json_decref(members);
         r = follow(ctl, epoch, &members, back);
         if (r != CTL_OK)
                 return r;
-        if (owners_fit(members, what, argument))
-                return ctl_show(ctl, members, show_members);
+        if (owners_fit(members, what, argument)) {
+                *ret_members = members;
+                return CTL_OK;
+        }
         if (back[0])
                 ctl_error("%s: the move was taken back: %s", what, back);
         else
@@ -340,4 +354,12 @@ int owners_change(struct ctl *ctl, const char *what, const char *argument)
                         what);
         json_decref(members);
         return CTL_FAILED;
+}
+
+int owners_change(struct ctl *ctl, const char *what, const char *argument)
+{
+        json_t *members;
+        int r = owners_become(ctl, what, argument, &members);
+
+        return r == CTL_OK ? ctl_show(ctl, members, show_members) : r;
 }

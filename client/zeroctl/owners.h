@@ -26,3 +26,9 @@ extern bool owners_no_wait;
  * the timeout.  argument: of the query.
  */
 int owners_change(struct ctl *ctl, const char *what, const char *argument);
+/* The same, and shows nothing. */
+int owners_become(struct ctl *ctl, const char *what, const char *argument, json_t **ret_members);
+/* Follows the moves to the owners of an epoch. */
+int owners_settle(struct ctl *ctl, double epoch, json_t **ret_members);
+/* Whether one of the nodes, separated by commas, holds shards. */
+bool owners_have(const json_t *members, const char *nodes);

@@ -423,12 +423,12 @@ int membership_start(struct engine *x, struct fault *fault)
                 x->placement = v->r.record.chosen;
                 membership_tell(x, &x->placement);
         }
-        return 0;
+        return drained_start(x, fault);
 }
 
 static bool membership_idle(const struct engine *x)
 {
-        return !x->membership || !x->membership->writing;
+        return !x->membership || (!x->membership->writing && drained_idle(x));
 }
 
 void membership_free(struct engine *x)
@@ -439,6 +439,7 @@ void membership_free(struct engine *x)
                 return;
         assert(!v->writing && !v->change);
         ballots_close(v->ballots);
+        drained_free(v);
         free(v);
 }
 

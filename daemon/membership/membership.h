@@ -37,8 +37,9 @@ struct membership_back {
 struct membership {
         struct engine *x;
         struct paxos r;
-        struct paxos_record durable;      /* what is on the disk */
-        struct ballots *ballots;          /* NULL: a node without peers */
+        struct paxos_record durable; /* what is on the disk */
+        struct ballots *ballots;     /* NULL: a node without peers */
+        struct drained *drained;
         struct membership_change *change; /* a client's change in progress, or back's */
         struct membership_back back;
         uint64_t retry_ms, complete_ms; /* loop times */
@@ -92,6 +93,22 @@ void membership_take_back(struct engine *x, const struct placement *before, cons
 void membership_back_tick(struct engine *x);
 /* The daemon stops. */
 void membership_back_forget(struct engine *x);
+
+/* drained.c: a node that takes no new ranks. */
+enum { DRAINED_MAX = 65536 };
+struct drained_rank {
+        char job[ZERO_NAME_MAX + 1];
+        uint32_t rank, pid;
+        uint64_t start; /* process_start() */
+};
+bool membership_drained(const struct engine *x);
+/* done() comes when the disk has it, perhaps before this returns.  -EBUSY: it is being changed. */
+int drained_set(struct engine *x, bool on, void (*done)(void *arg, int error), void *arg);
+/* Ranks of this node whose processes run.  Returns their number; valid until the next call. */
+uint32_t drained_ranks(const struct engine *x, const struct drained_rank **ret);
+int drained_start(struct engine *x, struct fault *fault);
+bool drained_idle(const struct engine *x);
+void drained_free(struct membership *v);
 
 /* message.c */
 void membership_send(struct engine *x, uint32_t node, const struct paxos_message *m,

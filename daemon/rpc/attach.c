@@ -5,6 +5,7 @@
 
 #include "daemon/base/process.h"
 #include "daemon/device/gpu/gpu.h"
+#include "daemon/membership/membership.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 #include "proto/text.h"
@@ -208,6 +209,18 @@ static int origin_take(const char *what, const char *name, char ret[static ORIGI
         return 0;
 }
 
+int refuse_drained(const struct engine *x, struct fault *fault)
+{
+        const char *self = node_name(x, x->cluster->self);
+
+        if (!membership_drained(x))
+                return 0;
+        return fault_set(fault, ZERO_EBUSY,
+                         "node %s is drained and takes no new ranks: start them on other nodes, or "
+                         "have 'zeroctl undrain %s' end the drain",
+                         self, self);
+}
+
 /* The session is not attached. */
 static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct rank_needs *needs,
                        struct fault *fault)
@@ -261,6 +274,8 @@ int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault
                 rank_leave(STEAL(s->rank), false);
         if (s->rank)
                 return fault_set(fault, ZERO_EORDER, "attached already");
+        if (!m->resume && refuse_drained(s->rpc->x, fault))
+                return fault->status;
         if (!m->layout)
                 return fault_set(fault, ZERO_EINVAL, "a rank must send its layout");
         return attach_rank(call, m, &needs, fault);

@@ -346,6 +346,8 @@ static int handle_compose(struct pending_call *call, const Zero__Compose *m, str
                 return fault_set(fault, ZERO_EINVAL, "only a rank of a job brings a part");
         if (s->rank)
                 return fault_set(fault, ZERO_EORDER, "attached already");
+        if (refuse_drained(s->rpc->x, fault))
+                return fault->status;
         if (!m->part)
                 return fault_set(fault, ZERO_EINVAL, "a rank must send its part");
         return compose_start(s->rpc->x, s->job_name, &needs, m->part, &call->request, fault);

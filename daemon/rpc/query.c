@@ -80,6 +80,7 @@ static const struct {
         { "add-node", membership_query },   { "remove-node", membership_query },
         { "takeover", membership_query },   { "measure", survey_query },
         { "examine", survey_query },        { "set", set_query },
+        { "drain", survey_query },          { "undrain", survey_query },
         { "trace", survey_query },
 };
 
@@ -164,6 +165,7 @@ static const struct {
         { "held", true, held_question },           { "checksum", true, checksum_question },
         { "measure", false, measure_question },    { "examine", false, examine_question },
         { "trace", true, trace_question },         { "map", false, map_question },
+        { "drain", false, drain_question },        { "undrain", false, drain_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

@@ -83,6 +83,56 @@ static int wanted_start(struct pending_call *call, enum membership_kind kind, co
         return 0;
 }
 
+/* ---- draining, on the node that is named ---- */
+
+struct draining {
+        struct engine *x;
+        uint32_t node;
+        uint64_t call;
+};
+
+static void drain_answer(void *arg, int error)
+{
+        struct draining *d = arg;
+        struct engine *x = d->x;
+        struct arena arena = { NULL };
+        const struct drained_rank *ranks;
+        struct status_drained drained = { .node = node_name(x, x->cluster->self),
+                                          .drained = membership_drained(x) };
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        for (uint32_t i = 0, n = drained_ranks(x, &ranks); i < n; i++) {
+                struct status_drained_rank *rank = LIST_ADD(&arena, &drained.ranks);
+
+                if (rank)
+                        *rank = (struct status_drained_rank){ ranks[i].job, ranks[i].rank,
+                                                              ranks[i].pid };
+        }
+        m.call = d->call;
+        if (error)
+                answer(x, d->node, &m, ZERO_EIO, "the file in membership_dir cannot be written");
+        else
+                query_answer_record(x, d->node, d->call, status_drained_type(), &drained, &arena);
+        arena_deinit(&arena);
+        free(d);
+}
+
+void drain_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        bool on = strcmp(m->query->what, "drain") == 0;
+        struct draining *d = x->cluster->n_nodes > 1 ? malloc(sizeof *d) : NULL;
+
+        if (d)
+                *d = (struct draining){ x, node, m->call };
+        if (x->cluster->n_nodes == 1)
+                answer(x, node, m, ZERO_EINVAL, "a node without peers cannot be drained");
+        else if (!d || drained_set(x, on, drain_answer, d)) {
+                free(d);
+                answer(x, node, m, ZERO_EBUSY,
+                       "another drain or undrain is in progress: ask again");
+        }
+}
+
 int membership_query(struct pending_call *call, const char *what, const char *argument,
                      struct fault *fault)
 {

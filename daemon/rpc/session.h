@@ -87,6 +87,8 @@ int session_new(struct rpc *rpc, int fd);
 /* ---- attach.c ---- */
 
 int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault);
+/* ZERO_EBUSY where the node takes no new ranks. */
+int refuse_drained(const struct engine *x, struct fault *fault);
 /* The reply has descriptors. */
 void reply_attach(struct pending_call *call, Zero__Reply *reply);
 

@@ -14,17 +14,17 @@
 
 enum { CHECKSUM_ROUNDS = 20 };
 enum { MOVES_MS = 5000 }; /* zeroctl asks again and again */
-enum { MEASURES_MS = 20000, EXAMINE_MS = 10000, TRACE_MS = 10000 };
-/* Charged to a user for the work of each node that is asked.  An event of a trace is text there, goes
- * into JSON, out of it and into JSON again: measured, 3.4 us on loops. */
+enum { MEASURES_MS = 20000, EXAMINE_MS = 10000, TRACE_MS = 10000, DRAIN_MS = 10000 };
+/* Charged to a user for the work of each node that is asked.  An event of a trace is text there,
+ * goes into JSON, out of it and into JSON again: measured, 3.4 us on loops. */
 enum { ASKING_NS = 100000, EVENT_NS = 3400 };
 
 struct survey {
-        struct engine *x;             /* not the rpc, which may end before the last answer */
-        struct pending_call *call;    /* NULL once it has ended */
-        char name[ZERO_NAME_MAX + 1]; /* of the job asked about, or empty */
-        char argument[16];            /* to the nodes: what is measured */
-        struct job *job;              /* NULL: no job, or its state here waits for memory */
+        struct engine *x;                 /* not the rpc, which may end before the last answer */
+        struct pending_call *call;        /* NULL once it has ended */
+        char name[ZERO_NAME_MAX + 1];     /* of the job asked about, or empty */
+        char argument[NODE_NAME_MAX + 1]; /* to the nodes: what is measured, who is drained */
+        struct job *job;                  /* NULL: no job, or its state here waits for memory */
         const struct survey_kind *kind;
         uint32_t pending, rounds;
         struct fault fault, refusal; /* refusal: of a drop, by the first node that refused it */
@@ -197,6 +197,19 @@ static json_t *trace_together(struct survey *s)
         return traces_together(s->x, answers);
 }
 
+static json_t *drained_together(struct survey *s)
+{
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
+                if (s->told[n])
+                        return json_incref(s->told[n]);
+        return NULL;
+}
+
+static bool is_named(const struct survey *s, uint32_t node)
+{
+        return strcmp(node_name(s->x, node), s->argument) == 0;
+}
+
 static bool holds_job(const struct survey *s, uint32_t node)
 {
         return placement_nodes(&s->job->placement) >> node & 1;
@@ -225,6 +238,8 @@ static const struct survey_kind {
         { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS, true },
         { "examine", "examine", false, NULL, false, examinations_together, EXAMINE_MS, true },
         { "trace", "trace", true, NULL, false, trace_together, TRACE_MS },
+        { "drain", "drain", false, is_named, true, drained_together, DRAIN_MS, true },
+        { "undrain", "undrain", false, is_named, true, drained_together, DRAIN_MS, true },
 };
 
 /* ---- asking ---------------------------------------------------------------------- */
@@ -338,6 +353,20 @@ static void survey_forget(struct request *r)
         s->call = NULL;
 }
 
+/* Whether some node is asked at all. */
+static int survey_names(const struct engine *x, const struct survey_kind *kind,
+                        const char *argument, struct fault *fault)
+{
+        uint32_t n = 0;
+
+        while (n < x->cluster->n_nodes && strcmp(node_name(x, n), argument) != 0)
+                n++;
+        if (kind->asks != is_named || n < x->cluster->n_nodes)
+                return 0;
+        return fault_set(fault, ZERO_EINVAL, "there is no node '%.63s': see zeroctl members",
+                         argument);
+}
+
 static int survey_describe(const struct request *r, struct wait_line *ret)
 {
         const struct survey *s = r->subject;
@@ -375,6 +404,8 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
                 r = query_allowed(call->session, what, fault);
         else if (kind->of_job)
                 r = job_for_user(x, argument, call->session->uid, &job, fault);
+        if (!r)
+                r = survey_names(x, kind, argument, fault);
         if (r)
                 return r;
         s = calloc(1, sizeof *s);

@@ -234,6 +234,7 @@
         F(real, uptime_s, "since the socket was opened", GAUGE("uptime_seconds"))                  \
         F(text, socket, "path of the clients' socket")                                             \
         F(text, state_dir, "directory of state files")                                             \
+        F(flag, drained, "it takes no new ranks", GAUGE("drained"))                                \
         F(text, device, "instruction set that kernels use", INFO("kernels_info"))                  \
         R(list, status_peer, peers, "all nodes of the cluster, this one included")                 \
         R(list, status_job, jobs, "jobs that this node knows")                                     \
@@ -337,6 +338,17 @@
         F(flag, voter, "this node may vote")                                                       \
         F(texts, undecided, "owners of a change that is not decided yet; null: there is none")
 
+/* Of a rank on a drained node, which a person waits for. */
+#define STATUS_DRAINED_RANK(F, R)                                                                  \
+        F(text, job, "name")                                                                       \
+        F(number, rank, "number")                                                                  \
+        F(number, pid, "process")
+
+#define STATUS_DRAINED(F, R)                                                                       \
+        F(text, node, "name")                                                                      \
+        F(flag, drained, "it takes no new ranks")                                                  \
+        R(list, status_drained_rank, ranks, "its ranks whose processes run")
+
 #define STATUS_AWAITED(F, R)                                                                       \
         R(called, "for", who, "who keeps the move waiting")                                        \
         F(text, what, "what that node or rank has to do")
@@ -351,11 +363,17 @@
         F(number, epoch, "epoch that was taken back")                                              \
         F(text, why, "reason why a job could not be moved")
 
+#define STATUS_ROOM(F, R)                                                                          \
+        F(text, node, "name")                                                                      \
+        F(number, used, "bytes of states, and of layouts of 1 MiB and more")                       \
+        F(number, free, "bytes for more of them; null: not known")
+
 /* What one node tells the others. */
 #define STATUS_MOVES_HERE(F, R)                                                                    \
         R(list, status_job_move, moves, "moves of jobs that the node coordinates")                 \
         F(texts, old_placements, "jobs whose states of an earlier owner list the node still has")  \
-        R(maybe, status_taken_back, taken_back, "null: no change was taken back")
+        R(maybe, status_taken_back, taken_back, "null: no change was taken back")                  \
+        R(maybe, status_room, room, "memory for states")
 
 #define STATUS_MOVES(F, R)                                                                         \
         F(number, epoch, "epoch of the owner list that was chosen last")                           \
@@ -363,7 +381,8 @@
         R(list, status_job_move, jobs, "jobs that still move")                                     \
         R(list, status_awaited, waiting, "nodes that keep the moves waiting")                      \
         F(texts, unheard, "nodes that did not answer")                                             \
-        R(list, status_taken_back, taken_back, "changes that were taken back")
+        R(list, status_taken_back, taken_back, "changes that were taken back")                     \
+        R(list, status_room, rooms, "memory of the nodes that answered")
 
 /* ---- checkpoints ---- */
 
@@ -527,9 +546,12 @@
         X(status_mirror, STATUS_MIRROR)                                                            \
         X(status_member, STATUS_MEMBER)                                                            \
         X(status_membership, STATUS_MEMBERSHIP)                                                    \
+        X(status_drained_rank, STATUS_DRAINED_RANK)                                                \
+        X(status_drained, STATUS_DRAINED)                                                          \
         X(status_awaited, STATUS_AWAITED)                                                          \
         X(status_job_move, STATUS_JOB_MOVE)                                                        \
         X(status_taken_back, STATUS_TAKEN_BACK)                                                    \
+        X(status_room, STATUS_ROOM)                                                                \
         X(status_moves_here, STATUS_MOVES_HERE)                                                    \
         X(status_moves, STATUS_MOVES)                                                              \
         X(status_operation, STATUS_OPERATION)                                                      \

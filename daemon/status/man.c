@@ -139,6 +139,7 @@ static const struct {
         { "zeroctl jobs, wait", "status_jobs", NULL },
         { "zeroctl shards", "status_shards", NULL },
         { "zeroctl members, add-node, remove-node, takeover", "status_membership", NULL },
+        { "zeroctl drain, undrain", "status_drained", NULL },
         { "zeroctl checkpoint, restore", "status_progress", NULL },
         { "zeroctl checkpoint --every", "status_ordered", NULL },
         { "zeroctl ping", "status_ping", NULL },

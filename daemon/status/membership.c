@@ -8,6 +8,7 @@
 #include "daemon/status/status.h"
 
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/membership/membership.h"
@@ -100,11 +101,26 @@ static void add_move(void *arg, const char *job, const struct move *m, const str
                 j->trouble = arena_copy(arena, trouble);
 }
 
+static uint64_t room_free(const struct engine *x)
+{
+        uint64_t used = store_used(x->store), quota = store_quota(x->store);
+        struct statvfs fs;
+
+        if (x->states_away || statvfs(x->conf->state_dir, &fs))
+                return RECORD_NULL;
+        uint64_t left = fs.f_bavail * fs.f_frsize, allowed = quota > used ? quota - used : 0;
+
+        return quota && allowed < left ? allowed : left;
+}
+
 void report_moves_here(struct arena *arena, struct engine *x, struct status_moves_here *ret)
 {
         struct moves moves = { arena, ret };
 
-        *ret = (struct status_moves_here){ .moves = { 0 } };
+        *ret = (struct status_moves_here){ .room = arena_new(arena, sizeof *ret->room) };
+        if (ret->room)
+                *ret->room = (struct status_room){ node_name(x, x->cluster->self),
+                                                   store_used(x->store), room_free(x) };
         moves_each(x, add_move, &moves);
         list_for_each (&x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
@@ -201,8 +217,13 @@ void report_moves(struct arena *arena, const struct engine *x,
                 struct status_taken_back *t =
                         told[n] && told[n]->taken_back ? LIST_ADD(arena, &ret->taken_back) : NULL;
 
+                struct status_room *room =
+                        told[n] && told[n]->room ? LIST_ADD(arena, &ret->rooms) : NULL;
+
                 if (t)
                         *t = *told[n]->taken_back;
+                if (room)
+                        *room = *told[n]->room;
                 if (!told[n])
                         texts_add(arena, &ret->unheard, node_name(x, n));
                 add_waiting(arena, x, n, told[n], ret);

@@ -1,4 +1,5 @@
 /* The node, its peers and its options. */
+#include "daemon/membership/membership.h"
 #include "daemon/status/status.h"
 
 #include <stdio.h>
@@ -157,6 +158,7 @@ void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
         report_jobs(arena, x, &jobs);
         ret->jobs.n = jobs.jobs.n;
         ret->jobs.items = jobs.jobs.items;
+        ret->drained = membership_drained(x);
         report_attaching(arena, x, ret);
         bases_each(x, report_base, &(struct bases_report){ arena, ret });
         report_memory(x, &ret->memory);
