@@ -58,8 +58,9 @@ struct command {
         int (*check)(const struct ctl *ctl);       /* before it connects; or NULL */
         int (*run)(struct ctl *ctl);
         void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer);
-        bool of_job; /* the connection observes the job that is named */
-        bool alone;  /* without a job it needs no connection */
+        bool of_job;   /* the connection observes the job that is named */
+        bool alone;    /* without a job it needs no connection */
+        bool connects; /* by itself, if it can */
 };
 
 /* Asks the daemon; says on standard error what went wrong.  CTL_OK or CTL_FAILED. */
@@ -86,6 +87,9 @@ void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs);
 /* "version 12: a b c" lines of one job: windows, memory. */
 void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job);
 void show_memory(FILE *out, const json_t *memory);
+/* Writes the answer to "trace" of the job into a file. */
+int trace_save(struct ctl *ctl, const char *job, const json_t *answer, const char *path,
+               unsigned *ret_lines);
 /* CUDA and the GPUs, from status; nothing where there is none. */
 void show_gpus(const struct ctl *ctl, FILE *out, const json_t *status);
 

@@ -252,7 +252,7 @@ static int execute(struct ctl *ctl, const struct arguments *a)
                 .rank = ZERO_OBSERVER,
                 .timeout_ms = a->timeout_ms,
         };
-        if (a->command->alone && !ctl->argument) {
+        if (a->command->connects || (a->command->alone && !ctl->argument)) {
                 r = a->command->run(ctl); /* which may connect by itself */
                 zero_close(ctl->client);
                 return r;

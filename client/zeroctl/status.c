@@ -108,6 +108,9 @@ static void show_node(const struct ctl *ctl, FILE *out, const json_t *s)
                 paint_end(PAINT_HEAD, ctl->colour), field_text(s, "version"),
                 unit_seconds(field_number(s, "uptime_s")).text, field_text(s, "device"));
         fprintf(out, "socket %s, state %s\n", field_text(s, "socket"), field_text(s, "state_dir"));
+        if (field_true(s, "drained"))
+                fprintf(out, "drained: takes no new ranks until zeroctl undrain %s\n",
+                        field_text(s, "node"));
         show_memory(out, json_object_get(s, "memory"));
         show_gpus(ctl, out, s);
         show_bases(out, json_object_get(s, "bases"));

@@ -140,7 +140,7 @@ static json_t *node_names(struct ctl *ctl)
         return names;
 }
 
-static int write_file(const char *path, struct trace *t, const json_t *answer)
+static int write_file(const char *path, struct trace *t, const json_t *answer, unsigned *ret_lines)
 {
         FILE *out = fopen(path, "we");
         unsigned lines;
@@ -157,29 +157,41 @@ static int write_file(const char *path, struct trace *t, const json_t *answer)
                 ctl_error("%s: %s; the file is not whole", path, strerror(errno));
                 return CTL_FAILED;
         }
-        printf("%s: %u events; open it at https://ui.perfetto.dev or chrome://tracing\n", path,
-               lines);
+        *ret_lines = lines;
         return CTL_OK;
+}
+
+int trace_save(struct ctl *ctl, const char *job, const json_t *answer, const char *path,
+               unsigned *ret_lines)
+{
+        json_t *shards, *names = node_names(ctl);
+        struct trace t = { .nodes = names };
+        int r;
+
+        if (ctl_query(ctl, "shards", job, &shards) != ZERO_OK)
+                shards = NULL; /* groups have numbers, then */
+        t.groups = json_object_get(json_array_get(json_object_get(shards, "jobs"), 0), "groups");
+        r = write_file(path, &t, answer, ret_lines);
+        json_decref(names);
+        json_decref(shards);
+        return r;
 }
 
 static int run(struct ctl *ctl)
 {
-        json_t *answer, *shards = NULL, *names;
-        struct trace t = { NULL };
+        unsigned lines;
+        json_t *answer;
         int r = ctl_ask(ctl, "trace", &answer);
 
         if (r != CTL_OK)
                 return r;
         if (!ctl->file)
                 return ctl_show(ctl, answer, NULL);
-        if (ctl_query(ctl, "shards", ctl->argument, &shards) != ZERO_OK)
-                shards = NULL; /* groups have numbers, then */
-        t.groups = json_object_get(json_array_get(json_object_get(shards, "jobs"), 0), "groups");
-        t.nodes = names = node_names(ctl);
-        r = write_file(ctl->file, &t, answer);
-        json_decref(names);
-        json_decref(shards);
+        r = trace_save(ctl, ctl->argument, answer, ctl->file, &lines);
         json_decref(answer);
+        if (r == CTL_OK)
+                printf("%s: %u events; open it at https://ui.perfetto.dev or chrome://tracing\n",
+                       ctl->file, lines);
         return r;
 }
 

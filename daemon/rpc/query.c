@@ -81,7 +81,7 @@ static const struct {
         { "takeover", membership_query },   { "measure", survey_query },
         { "examine", survey_query },        { "set", set_query },
         { "drain", survey_query },          { "undrain", survey_query },
-        { "trace", survey_query },
+        { "nodes", survey_query },          { "trace", survey_query },
 };
 
 int query_start(struct pending_call *call, const char *what, const char *argument,
@@ -166,6 +166,7 @@ static const struct {
         { "measure", false, measure_question },    { "examine", false, examine_question },
         { "trace", true, trace_question },         { "map", false, map_question },
         { "drain", false, drain_question },        { "undrain", false, drain_question },
+        { "status", false, status_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

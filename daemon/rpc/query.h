@@ -26,7 +26,7 @@ query_starter status_query, survey_query, shards_query, checkpoint_query, member
 typedef void question_answer(struct engine *x, struct job *job, uint32_t node,
                              const Zero__LinkMessage *m);
 question_answer checkpoint_question, checksum_question, measure_question, examine_question,
-        trace_question, drain_question;
+        trace_question, drain_question, status_question;
 
 /* Whether the client may do what concerns the node and not one job: "change the owners". */
 int query_allowed(const struct session *session, const char *what, struct fault *fault);

@@ -5,6 +5,7 @@
  * A user who asks more than STATUS_FRESH times in STATUS_MS gets an answer that may be STATUS_MS
  * old.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,4 +106,22 @@ int status_query(struct pending_call *call, const char *what, const char *argume
         call->request.forget = look_forget;
         blocking_submit(rpc->x->loop, &l->job);
         return 0;
+}
+
+/* For another node: without what only a driver, or a session, knows. */
+void status_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        CLEANUP(cleanup_free)
+        struct gpu_use_now *gpus = calloc(gpus_count() + 1, sizeof *gpus);
+        struct arena arena = { NULL };
+        struct status_node status;
+
+        if (!gpus) {
+                answer(x, node, m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        report_node(&arena, x, 0, gpus, &status);
+        status.uptime_s = NAN;
+        status.gpus.n = 0;
+        query_answer_record(x, node, m->call, status_node_type(), &status, &arena);
 }

@@ -14,7 +14,13 @@
 
 enum { CHECKSUM_ROUNDS = 20 };
 enum { MOVES_MS = 5000 }; /* zeroctl asks again and again */
-enum { MEASURES_MS = 20000, EXAMINE_MS = 10000, TRACE_MS = 10000, DRAIN_MS = 10000 };
+enum {
+        MEASURES_MS = 20000,
+        EXAMINE_MS = 10000,
+        TRACE_MS = 10000,
+        DRAIN_MS = 10000,
+        NODES_MS = 10000
+};
 /* Charged to a user for the work of each node that is asked.  An event of a trace is text there,
  * goes into JSON, out of it and into JSON again: measured, 3.4 us on loops. */
 enum { ASKING_NS = 100000, EVENT_NS = 3400 };
@@ -197,6 +203,19 @@ static json_t *trace_together(struct survey *s)
         return traces_together(s->x, answers);
 }
 
+/* The nodes' answers as they came, and who gave none. */
+static json_t *nodes_together(struct survey *s)
+{
+        json_t *nodes = json_array(), *unheard = json_array();
+
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
+                if (s->told[n])
+                        json_array_append(nodes, s->told[n]);
+                else
+                        json_array_append_new(unheard, json_string(node_name(s->x, n)));
+        return json_pack("{s:o,s:o}", "nodes", nodes, "unheard", unheard);
+}
+
 static json_t *drained_together(struct survey *s)
 {
         for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++)
@@ -238,6 +257,7 @@ static const struct survey_kind {
         { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS, true },
         { "examine", "examine", false, NULL, false, examinations_together, EXAMINE_MS, true },
         { "trace", "trace", true, NULL, false, trace_together, TRACE_MS },
+        { "nodes", "status", false, NULL, false, nodes_together, NODES_MS },
         { "drain", "drain", false, is_named, true, drained_together, DRAIN_MS, true },
         { "undrain", "undrain", false, is_named, true, drained_together, DRAIN_MS, true },
 };

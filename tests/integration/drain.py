@@ -45,6 +45,7 @@ def a_node_is_emptied_under_training_and_powered_off():
         c.wait_up()
         as_undisturbed(c, [0, 1], last)
         assert drained(c[2]) and not drained(c[0]), "the drain did not outlive the daemon"
+        assert "takes no new ranks until zeroctl undrain n2" in c[2].ctl_run("status").stdout
         assert c[1].ctl("drain", "n2") == {"node": "n2", "drained": True, "ranks": []}
         newcomer(c, c[2]).refused("EBUSY", "attach", "node n2 is drained", **NEEDS)
         assert c[1].ctl("undrain", "n2")["drained"] is False
