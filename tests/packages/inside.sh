@@ -8,7 +8,7 @@ self=packages
 old=$1 new=$2 work=$3
 new_root=$work/root
 wait_s=120 # for anything
-steps=200
+steps=100
 passed=0
 trainer=
 
@@ -52,9 +52,10 @@ make_root() {
                 awk 'BEGIN { for (a = 0; a < 60; a++) for (b = 0; b < 60; b++) printf "%d and %d make %d; ", a, b, a + b }' >"$new_root/tmp/text"
 }
 
-# install_all old|new
+# install_all old|new: those with symbols for debuggers would keep zerod from being removed.
 install_all() {
-        local files=("$new_root/tmp/$1"/*.deb)
+        local files
+        mapfile -t files < <(find "$new_root/tmp/$1" -name '*.deb' ! -name '*-dbgsym_*')
         package_manager -i "${files[@]#"$new_root"}"
 }
 
@@ -96,7 +97,7 @@ found_by_users() {
         local file
         for file in man/man{8/zerod.8,1/zeroctl.1,5/zerod.conf.5,5/zeroctl-json.5,3/zero.3,3/zero_fetch.3}.gz doc/zerod/deploy/README.md \
                 bash-completion/completions/zeroctl zsh/vendor-completions/_zeroctl fish/vendor_completions.d/zeroctl.fish; do
-                [[ -s $new_root/usr/share/$file ]] || { say "no /usr/share/$file" && return 1; }
+                [[ -s $new_root/usr/share/$file ]] || fail "no /usr/share/$file"
         done
         [[ -s $new_root/etc/apparmor.d/usr.bin.zerod ]] && ! grep -q '^[^#[]' "$new_root/etc/zerod/zerod.conf"
 }
@@ -110,7 +111,12 @@ python_finds_libzero() {
                 [[ $(in_root /tmp/venv/bin/python -c "$show") == /tmp/venv/* ]]
 }
 
-# What the script tells deb-systemd-invoke; of the mount, nothing may.
+completion_offers_jobs() {
+        # shellcheck disable=SC2016 # bash expands it in the root
+        [[ $(in_root bash -c '. /usr/share/bash-completion/completions/zeroctl
+                COMP_WORDS=(zeroctl checksum "") COMP_CWORD=2; _zeroctl; echo "${COMPREPLY[@]}"') == calm ]]
+}
+
 mount_is_left_alone() {
         ! grep -l 'dev-shm-zerod' "$new_root"/var/lib/dpkg/info/zerod.{postinst,prerm,postrm}
 }
@@ -125,8 +131,8 @@ upgrade_during_training() {
         pgrep -x zerod-gpt >"$new_root/run/trainer.pid" && kill -STOP "$(<"$new_root/run/trainer.pid")" || return 1
         install_all new || return 1
         after=$(main_pid)
-        [[ $before != "$after" ]] && ! alive "$before" || { say "the daemon is still $before" && return 1; }
-        [[ $(cat "$new_root/run/restarted-at") -lt $steps ]] || { say 'training had ended' && return 1; }
+        [[ $before != "$after" ]] && ! alive "$before" || fail "the daemon is still $before"
+        [[ $(cat "$new_root/run/restarted-at") -lt $steps ]] || fail 'training had ended'
         wait "$trainer"
 }
 
@@ -142,6 +148,7 @@ main() {
         check "it is version $(version_of "$old")" [ "$(running_version)" = "$(version_of "$old")" ]
         train calm >"$work/trainer.log" 2>&1 || fail 'training'
         sum=$(checksum calm)
+        check 'completion offers the job' completion_offers_jobs
         echo 'session_limit = 1000' >>"$new_root/etc/zerod/zerod.conf"
         check 'dpkg -i of a newer version during training' upgrade_during_training
         check "it is version $(version_of "$new")" [ "$(running_version)" = "$(version_of "$new")" ]
