@@ -72,7 +72,7 @@ END
 }
 
 main() {
-        local profiles= nvcc
+        local profiles='' nvcc
         parse "$@"
         packages_install build deb || fail 'packages are missing'
         # the packages are for the system's Python, whichever one is in PATH

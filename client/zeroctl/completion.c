@@ -35,7 +35,8 @@ static bool takes_job(const struct command *command)
         return command->arguments && strstr(command->arguments, "JOB");
 }
 
-/* The beginning of a text in single quotes, as far as one line needs it, without what quotes or marks. */
+/* The beginning of a text in single quotes, as far as one line needs it, without what quotes or
+ * marks. */
 static void print_summary(const char *text)
 {
         for (size_t n = strcspn(text, ".;:(\n"); n > 0; n--, text++)
@@ -82,7 +83,8 @@ static void print_bash(void)
         puts("                *) continue ;;\n"
              "                esac\n"
              "                [[ $now == -* ]] || words=\n"
-             "                ! $job || [[ $now == -* || $word != \"${COMP_WORDS[COMP_CWORD-1]}\" ]] ||\n"
+             "                ! $job || [[ $now == -* || $word != \"${COMP_WORDS[COMP_CWORD-1]}\" "
+             "]] ||\n"
              "                        words=$(" JOBS ")\n"
              "                break\n"
              "        done\n"
@@ -128,8 +130,9 @@ static void print_zsh(void)
                         puts("        jobs=(${(f)\"$(" JOBS ")\"})");
                 fputs("        _arguments", stdout);
                 print_zsh_options(commands[c]);
-                puts(takes_job(commands[c]) ? " \\\n                '1:job:($jobs)' '*:file:_files'\n        ;;"
-                                            : " \\\n                '*:file:_files'\n        ;;");
+                puts(takes_job(commands[c])
+                             ? " \\\n                '1:job:($jobs)' '*:file:_files'\n        ;;"
+                             : " \\\n                '*:file:_files'\n        ;;");
         }
         puts("esac");
 }
@@ -138,10 +141,12 @@ static void print_fish_options(const struct command *command)
 {
         const struct command_option *o;
 
-        for (size_t i = 0; (o = command ? command_option(command, i) : &general[i]) && o->name; i++) {
+        for (size_t i = 0; (o = command ? command_option(command, i) : &general[i]) && o->name;
+             i++) {
                 printf("complete -c zeroctl %s%s%s -l %s%s -d '",
-                       command ? "-n '__fish_seen_subcommand_from " : "", command ? command->name : "",
-                       command ? "'" : "", o->name, o->argument ? " -r" : "");
+                       command ? "-n '__fish_seen_subcommand_from " : "",
+                       command ? command->name : "", command ? "'" : "", o->name,
+                       o->argument ? " -r" : "");
                 print_summary(o->help);
                 puts("'");
         }
@@ -152,11 +157,13 @@ static void print_fish(void)
         puts("# zeroctl(1), from the table of its subcommands");
         print_fish_options(NULL);
         for (size_t c = 0; c < N_COMMANDS; c++) {
-                printf("complete -c zeroctl -f -n __fish_use_subcommand -a %s -d '", commands[c]->name);
+                printf("complete -c zeroctl -f -n __fish_use_subcommand -a %s -d '",
+                       commands[c]->name);
                 print_summary(commands[c]->summary);
                 puts("'");
                 if (takes_job(commands[c]))
-                        printf("complete -c zeroctl -n '__fish_seen_subcommand_from %s' -a \"(" JOBS ")\" -d job\n",
+                        printf("complete -c zeroctl -n '__fish_seen_subcommand_from %s' -a \"(" JOBS
+                               ")\" -d job\n",
                                commands[c]->name);
                 print_fish_options(commands[c]);
         }
