@@ -64,10 +64,6 @@ static void print_bash(void)
         for (size_t i = 0; (o = option_at(NULL, i))->name; i++)
                 if (o->argument)
                         printf("        --%s) return ;;\n", o->name);
-        for (size_t c = 0; c < N_COMMANDS; c++)
-                for (size_t i = 0; (o = command_option(commands[c], i)); i++)
-                        if (o->argument)
-                                printf("        --%s) return ;;\n", o->name);
         fputs("        esac\n        words='", stdout);
         for (size_t c = 0; c < N_COMMANDS; c++)
                 printf("%s ", commands[c]->name);

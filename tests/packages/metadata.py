@@ -137,7 +137,7 @@ def completion_offers_commands_and_their_options():
 
 @case
 def completion_leaves_values_to_the_shell():
-    assert not completed("plan", "--model", "") and not completed("export", "job", "")
+    assert not completed("--socket", "") and not completed("plan", "--model", "") and not completed("export", "job", "")
 
 
 if __name__ == "__main__":
