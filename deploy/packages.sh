@@ -7,8 +7,9 @@
 #
 # Installs the packages that are missing, builds in build-deb/, and leaves the packages in DIR (default:
 # build-deb/).  zerod-cuda is built where nvcc is.  The same source gives the same packages: what is dated
-# has the time of the last commit, or of $SOURCE_DATE_EPOCH.  Exit status: 0, 1 if anything fails, 2 for a
-# wrong command line.
+# has the time of the last commit, or of $SOURCE_DATE_EPOCH.  Only the symbols of zerod-cuda for debuggers
+# differ, and the sum of them in zerod-cuda: nvcc leaves names of its temporary files there.  Exit status: 0,
+# 1 if anything fails, 2 for a wrong command line.
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
