@@ -81,16 +81,18 @@ bool slabless(const struct gather *g, uint32_t group)
 const struct segment *gather_serve(const struct gather *g)
 {
         const struct replica *sole = replica_sole(g->job);
-        const struct segment *serve = sole && sole->state ? &sole->state->serve_segment : NULL;
+        const struct segment *serve = sole && sole->state ? state_serve(sole->state) : NULL;
 
-        return serve && serve->data && g->place == serve->place ? serve : NULL;
+        return serve && g->place == serve->place ? serve : NULL;
 }
 
 bool gather_mapped(const struct gather *g, uint32_t group)
 {
         const struct layout_group *l = &g->job->layout->groups[group];
+        const struct replica *sole = replica_sole(g->job);
 
-        return gather_serve(g) && layout_group_served(l) && l->elements > 0;
+        return gather_serve(g) && l->elements > 0 &&
+               (layout_group_served(l) || sole->state->plan->serve_bytes == 0);
 }
 
 const struct segment *gather_segment(const struct gather *g)

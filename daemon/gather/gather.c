@@ -270,7 +270,7 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
 
         if (sole && sole->shard_version[group] == version) {
                 r->result.fetch.serve = true;
-                r->result.fetch.offset = sole->state->plan->shards[group].serve;
+                r->result.fetch.offset = state_serve_offset(sole->state, group);
                 request_end(r, ZERO_OK, NULL);
                 return;
         }
@@ -328,7 +328,8 @@ static void mapped_ready(struct gather *g, uint32_t group)
                 struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
 
                 r->result.fetch.serve = true;
-                r->result.fetch.offset = replica_sole(g->job)->state->plan->shards[group].serve;
+                r->result.fetch.offset =
+                        state_serve_offset(replica_sole(g->job)->state, group);
                 request_end(r, ZERO_OK, NULL);
         }
 }

@@ -35,11 +35,11 @@ void gather_up(struct job *job);
 /* A put has changed the group. */
 void gather_dirty(struct job *job, uint32_t group);
 /*
- * The serve plane that trainers map, or NULL.  They map it only where this node holds everything,
+ * The served parameters that trainers map (state_serve()), or NULL.  They map it only where this node holds everything,
  * since otherwise they would map more than their windows, and only where it lies in their place.
  */
 const struct segment *gather_serve(const struct gather *g);
-/* Whether trainers map the group in the serve plane. */
+/* Whether trainers map the group there. */
 bool gather_mapped(const struct gather *g, uint32_t group);
 void gather_info(const struct job *job, struct gather_info *ret);
 /* Ends every waiting fetch. */

@@ -35,7 +35,7 @@ enum {
         FILE_ALIGN = 4096,
         /* Raise it with any change to this page, to struct state_record, or to the results of
          * partition_new() or plan_new(). */
-        FILE_FORMAT = 7,
+        FILE_FORMAT = 8,
         /* Raise it when an update yields other bits than before, or an undo slot is read in
          * another way.  An attempt prepared under one number does not go on under another. */
         FILE_ARITHMETIC = 2,
@@ -148,6 +148,7 @@ struct state_inside {
                 uint64_t bytes;   /* of the file */
                 void *map;
         } blobs;
+        struct segment file_served; /* state_serve(); its memory is in `map` */
         _Atomic uint32_t mapped; /* calls of state_map() without their state_unmap() */
 };
 

@@ -17,7 +17,7 @@
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
 
-enum { SERVE_ALIGN = 4096 };
+enum { SERVE_ALIGN = 4096 }; /* bytes */
 
 DEFINE_CLEANUP(struct plan *, plan_free)
 
@@ -140,12 +140,15 @@ static void walk_segments(struct plan *p, const layout *l, uint32_t group, struc
         cut_run(p, &run);
 }
 
-static void walk_group(struct plan *p, const layout *l, uint32_t group, struct range range)
+static void walk_group(struct plan *p, const layout *l, uint32_t group, struct range range,
+                       bool sole)
 {
         struct plan_shard *shard = &p->shards[group];
         uint64_t served = layout_group_served(&l->groups[group]);
         uint32_t n_planes;
 
+        if (sole && !served)
+                p->master_elements = align_up(p->master_elements, SERVE_ALIGN / sizeof(float));
         *shard = (struct plan_shard){
                 .range = range,
                 .master = p->master_elements,
@@ -178,7 +181,8 @@ static void walk(struct plan *p, const layout *l, const struct partition *partit
         p->master_elements = p->moment_elements = p->old_elements = p->serve_bytes = 0;
         memset(p->moments, 0, sizeof(p->moments));
         for (uint32_t g = 0; g < p->n_groups; g++)
-                walk_group(p, l, g, partition_range(partition, g, p->owner));
+                walk_group(p, l, g, partition_range(partition, g, p->owner),
+                           partition->n_owners == 1);
 }
 
 /* Not NULL even without items: in a walk NULL means "count only". */

@@ -2,8 +2,9 @@
  * Where an owner's part of a job lies in its planes.  Pure: computed from layout, partition and
  * owner.
  *
- * The master plane holds the owner's shard of every group, contiguously and in group order, so that
- * trainers read the shard of an fp32 group straight from it.  grad holds the trainable segments
+ * The master plane holds the owner's shard of every group, contiguously and in group order.  From
+ * the only owner trainers read an fp32 group straight from it, so that it begins at a multiple of
+ * 4096 bytes there.  grad holds the trainable segments
  * only, in the same order: frozen tensors have neither moments nor a gradient.  A plane of moments
  * is like grad, without the groups whose optimizer does not have that moment.  The serve plane
  * holds the shards of bf16, fp16 and eager groups, each at a multiple of 4096 bytes.

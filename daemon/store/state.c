@@ -26,6 +26,7 @@ void state_free(struct state *s)
                 munmap(s->in->map, s->in->map_bytes);
         planes_free(s->in->planes);
         cleanup_close(&s->in->fd);
+        cleanup_close(&s->in->file_served.fd);
         blobs_close(s);
         tables_free(s);
         segment_free(&s->serve_segment);
@@ -49,7 +50,8 @@ int state_new(struct store *store, const char *file, struct state **ret)
                 return -ENOMEM;
         *whole = (struct whole){
                 .state = { .in = &whole->in, .serve_segment = { .fd = -1 } },
-                .in = { .store = store, .file = strdup(file), .fd = -1, .blobs = { .fd = -1 } },
+                .in = { .store = store, .file = strdup(file), .fd = -1, .blobs = { .fd = -1 },
+                        .file_served = { .fd = -1 } },
         };
         if (!whole->in.file) {
                 state_free(&whole->state);
@@ -94,6 +96,34 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
         return 0;
 }
 
+/* Others may only read through this descriptor.  The file's mode stops them opening it again. */
+static int serve_file(struct state *s, uint64_t master)
+{
+        struct segment *served = &s->in->file_served;
+
+        if (s->plan->serve_bytes || s->plan->master_elements == 0 || state_is_away(s))
+                return 0;
+        served->fd = openat(s->in->store->dir, s->in->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+        served->data = s->in->map;
+        served->bytes = master + s->plan->master_elements * sizeof(float);
+        return served->fd < 0 ? -errno : 0;
+}
+
+const struct segment *state_serve(const struct state *s)
+{
+        if (s->serve_segment.data)
+                return &s->serve_segment;
+        return s->in->file_served.fd >= 0 && !state_is_away(s) ? &s->in->file_served : NULL;
+}
+
+uint64_t state_serve_offset(const struct state *s, uint32_t group)
+{
+        const struct plan_shard *shard = &s->plan->shards[group];
+        const char *master = (const char *)(s->in->master + shard->master);
+
+        return s->serve_segment.data ? shard->serve : (uint64_t)(master - (char *)s->in->map);
+}
+
 int state_bind_file(struct state *s, const struct file_map *places)
 {
         const struct file_header *h = s->in->map;
@@ -110,7 +140,8 @@ int state_bind_file(struct state *s, const struct file_map *places)
                                          .epoch = store_file_epoch(s->in->file) };
         if (state_is_away(s))
                 planes_bind(s, places);
-        return tables_new(s);
+        int r = serve_file(s, places->master);
+        return r ? r : tables_new(s);
 }
 
 /* ---- opening what an earlier process left ---- */
@@ -328,6 +359,9 @@ void state_drop(struct state *state)
                          state->plan->serve_bytes;
         struct store *store = state->in->store;
 
+        /* trainers may have it mapped; without holes in this file system it goes with them */
+        (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                        (off_t)state->in->file_bytes);
         planes_free(STEAL(state->in->planes));
         state_free(state);
         store_give(store, bytes); /* last, once the memory is really free */

@@ -74,6 +74,14 @@ struct state {
         struct state_inside *in;
 };
 
+/*
+ * What trainers of the job may map for reading: the serve plane, or without one, as all groups are
+ * served from master, the state's file up to the end of master; NULL: neither.
+ */
+const struct segment *state_serve(const struct state *state);
+/* Where the group's shard begins there, in bytes; only if it is served from there. */
+uint64_t state_serve_offset(const struct state *state, uint32_t group);
+
 /* Its planes are in the file: the CPU reads and writes them, and they outlive the process. */
 static inline bool state_in_file(const struct state *state)
 {

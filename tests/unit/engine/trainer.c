@@ -66,7 +66,7 @@ static const void *view_of(const struct trainer *t, uint32_t group, const struct
         const struct segment *gather = gather_segment(t->rank->gather);
 
         if (r->result.fetch.serve)
-                return (uint8_t *)replica_sole(job)->state->serve_segment.data +
+                return (uint8_t *)state_serve(replica_sole(job)->state)->data +
                        r->result.fetch.offset;
         return gather ? (const char *)gather->data + r->result.fetch.offset : NULL;
 }
