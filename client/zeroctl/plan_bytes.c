@@ -294,9 +294,13 @@ static void cut_groups(struct work *w, int64_t node)
 static int64_t window_bytes(struct work *w, int64_t wanted, int64_t size, bool gather, bool mapped)
 {
         int64_t largest = 0, sum = 0;
+        bool master = mapped && !w->c->gpus; /* trainers map it where no group is served beside it */
 
+        for (uint32_t g = 0; g < w->p->groups; g++)
+                master = master && !served(w, g);
         for (uint32_t g = 0; g < w->p->groups; g++) {
-                bool skip = gather ? mapped && served(w, g) : !trainable(w, g, 0, elements(w, g));
+                bool skip = gather ? mapped && (served(w, g) || master)
+                                   : !trainable(w, g, 0, elements(w, g));
                 int64_t bytes = up(elements(w, g) * (size ? size : group_size(w, g)), PAGE);
 
                 if (skip)
@@ -317,7 +321,7 @@ static void make_windows(struct work *w, int64_t node)
         struct plan_node *ret = &w->p->nodes[node];
         int64_t windows = c->gpus ? c->gpus : 1, readers = sharers(w);
         int64_t *window_memory = c->gpus ? &ret->gpu : &ret->host;
-        /* trainers map the serve plane of the only owner where they are in its place */
+        /* trainers map what the only owner serves where they are in its place */
         bool mapped = node == 0 && w->n_owners == 1 &&
                       (c->gpus ? c->states_on_gpu && c->gpus == 1 : !c->states_on_gpu);
         int64_t bytes = window_bytes(w, window_slots(w), 0, true, mapped);

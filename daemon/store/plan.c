@@ -147,7 +147,7 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
         uint64_t served = layout_group_served(&l->groups[group]);
         uint32_t n_planes;
 
-        if (sole && !served)
+        if (sole)
                 p->master_elements = align_up(p->master_elements, SERVE_ALIGN / sizeof(float));
         *shard = (struct plan_shard){
                 .range = range,

@@ -50,6 +50,8 @@ static void covers_shard(const layout *l, const struct partition *partition, con
                 const struct plan_segment *s = p->segments + shard->first_segment;
                 uint64_t at = shard->range.first;
 
+                if (partition->n_owners == 1) /* trainers map it */
+                        master = (master + 1023) / 1024 * 1024;
                 cr_assert_eq(shard->master, master);
                 cr_assert_eq(shard->moment, moment);
                 for (uint32_t i = 0; i < shard->n_segments; i++, s++) {
