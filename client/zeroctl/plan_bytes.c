@@ -230,6 +230,8 @@ static void add_shard(struct work *w, uint32_t group, struct owner *o, int64_t f
         int64_t trained = trainable(w, group, first, count), size = group_size(w, group);
         int64_t planes = 1; /* that an update changes */
 
+        if (w->n_owners == 1) /* trainers map it */
+                o->planes[MASTER] = up(o->planes[MASTER], PAGE);
         add(w, &o->planes[MASTER], count, sizeof(float));
         add(w, &o->planes[GRAD], trained, sizeof(float));
         for (int i = 0; i < PLAN_MOMENTS && optimizer->moments[i]; i++, planes++)
