@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -232,6 +233,52 @@ Test(state, serve_is_made_again_after_reopening)
         free(before);
         state_close(s);
         layout_free(stored);
+}
+
+/* No group of it is served beside the master weights. */
+static layout *fp32_layout(void)
+{
+        static char names[2][2] = { "a", "b" };
+        layout *ret = NULL;
+        uint32_t g, index;
+
+        cr_assert_eq(layout_new(&ret), 0);
+        for (uint32_t i = 0; i < 2; i++) {
+                struct layout_tensor t = {
+                        .name = names[i], .group = i, .ndim = 1, .shape = { 300 - i }
+                };
+
+                cr_assert_eq(layout_add_group(ret, t.name, ZERO_FP32, NULL, 0, 0, &g, NULL), 0);
+                cr_assert_eq(layout_set_optimizer(ret, g, "sgd", NULL), 0);
+                cr_assert_eq(layout_add_tensor(ret, &t, &index, NULL), 0);
+        }
+        cr_assert_eq(layout_check(ret, NULL), 0);
+        return ret;
+}
+
+Test(state, others_read_fp32_groups_from_master_and_never_write)
+{
+        layout *fp32 = fp32_layout();
+        struct state *s = fixture_state(store, "j", fp32, 1, 0, 1);
+        const struct segment *served = state_serve(s);
+        struct stat st;
+
+        cr_assert_not_null(served);
+        uint64_t at = state_serve_offset(s, 1), bytes = served->bytes;
+        cr_assert(at % 4096 == 0 && at + 299 * sizeof(float) <= bytes);
+        int fd = dup(served->fd);
+        cr_assert_eq(mmap(NULL, bytes, PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+        const uint8_t *seen = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+        cr_assert_neq(seen, MAP_FAILED);
+        cr_assert_eq(mprotect((void *)seen, bytes, PROT_READ | PROT_WRITE), -1);
+        s->in->master[s->plan->shards[1].master + 256] = 3;
+        cr_assert_eq(((const float *)(seen + at))[256], 3);
+        state_drop(s);
+        cr_assert_eq(fstat(fd, &st), 0);
+        cr_assert_eq(st.st_blocks, 0, "a mapping keeps a dropped job's memory");
+        munmap((void *)seen, bytes);
+        close(fd);
+        layout_free(fp32);
 }
 
 /* ---- damaged files ---- */
