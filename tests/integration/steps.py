@@ -301,7 +301,7 @@ def get_after_a_step_reads_that_step():
 
 def mapped_windows(pid):
     with open(f"/proc/{pid}/maps", encoding="ascii") as f:
-        return [line for line in f if "zerod-gather" in line or "zerod-serve" in line]
+        return [line for line in f if "zerod-gather" in line or "zerod-serve" in line or ".state" in line]
 
 
 @cases_of([("bf16", 1), ("bf16", 2), ("fp32", 1)], "{0[0]}_{0[1]}")
