@@ -189,6 +189,7 @@ Test(planes, first_values_are_those_of_a_state_in_host_memory)
 {
         struct state *twin = make_twin(), *s = make();
 
+        memset(twin->in->master, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MASTER));
         memset(twin->in->moments[0], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT1));
         memset(twin->in->moments[1], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT2));
         memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
