@@ -161,14 +161,14 @@ def refused():
 
 @case
 def planned():
-    """zeroctl plan counts a byte a byte, and no moments."""
+    """zeroctl plan counts a byte a byte, no moments, and a page where the next group of the only owner begins."""
     with Place() as d, Cluster(1) as c:
         header = {"h.0.q": {"dtype": "U8", "shape": [1 << 20, 3], "data_offsets": [0, 3 << 20]},
                   "h.0.w": {"dtype": "BF16", "shape": [128], "data_offsets": [3 << 20, (3 << 20) + 256]}}
         write_safetensors(f"{d}/a.safetensors", header, bytes((3 << 20) + 256))
         told = c[0].ctl("plan", "--model", f"{d}/a.safetensors", "--nodes", "1", "--ranks", "1", "--dtype", "fp16")
         planes = told["nodes"][0]["planes"]
-        assert told["model"]["trainable"] == 128 and planes["master"] == (3 << 20) + 512, told
+        assert told["model"]["trainable"] == 128 and planes["master"] == (3 << 20) + 4096, told
         assert planes["exp_avg"] == 512 and planes["serve"] == 4096, told
 
 

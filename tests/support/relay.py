@@ -10,7 +10,7 @@ import threading
 from cluster import Cluster
 from ports import free_ports
 
-ROLE, BULK, PIECE = slice(16, 20), 2, 1 << 16
+ROLE, BULK, PIECE = slice(24, 28), 2, 1 << 16
 
 
 class Pair:
