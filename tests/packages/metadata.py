@@ -130,8 +130,8 @@ def completion_offers_commands_and_their_options():
     commands = re.findall(r"^  ([a-z-]+) ", run(Tools.zeroctl, "--help").split("Commands:")[1].split("\n\n")[0], re.MULTILINE)
     assert len(commands) > 20 and set(commands) <= set(completed(""))
     for command in commands:
-        options = set(re.findall(r"--[a-z-]+", re.sub(r"^ {25}.*", "", run(Tools.zeroctl, command, "--help").split("Options:")[1],
-                                                     flags=re.MULTILINE)))
+        options = set(re.findall(r"^ {2}[ -][ a-z][ ,] (--[a-z-]+)", run(Tools.zeroctl, command, "--help").split("Options:")[1],
+                                 re.MULTILINE))
         assert options == set(completed(command, "--")), (command, options)
 
 
