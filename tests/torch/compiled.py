@@ -102,7 +102,7 @@ def same(way, before, backend, stage, tolerance):
           "{0[0]}_before_shard_{0[1]}_stage{0[2]}")
 def to_the_bit(way_before_stage):
     way, before, stage = way_before_stage
-    in_rank(same, way, before, "eager", stage, 0)
+    in_rank(same, way, before, "eager", stage, 0, nodes=2)
 
 
 @cases_of([("model", "aot_eager"), ("blocks", "inductor")], "{0[1]}")

@@ -234,5 +234,58 @@ def parameters_that_cannot_be_taken_are_named():
     in_rank(unusual_parameters)
 
 
+class Renormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 3, max_norm=0.1)
+
+    def forward(self, x):
+        return self.embed(x).sum()
+
+
+def renormed():
+    model = zt.shard(Renormed(), stage=3)
+    raises((zt.NotFetched, zt.WrittenInPlace, RuntimeError), ["embed.weight"], lambda: model(torch.arange(5)).backward())
+
+
+def gradients_within_full_params():
+    model = zt.shard(make(), stage=3)
+
+    def backward():
+        with zt.full_params(model):
+            loss_of(model, 0).backward()
+    raises(zt.GradientsAreElsewhere, ["within full_params", ".grad"], backward)
+
+
+class InAList(nn.Module):
+    """Gives its blocks one tensor in a list, more blocks than the window has places."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Adds() for _ in range(12))
+
+    def forward(self, x):
+        return sum(block([x]) for block in self.blocks).sum()
+
+
+class Adds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, given):
+        return self.linear(given[0])
+
+
+def held_until_their_gradients():
+    model = zt.shard(InAList(), stage=3)
+    raises(zerod.TooManyHeld, ["argument"], lambda: model(torch.ones(2, 3, requires_grad=True) * 2).backward())
+
+
+@cases_of([renormed, gradients_within_full_params, held_until_their_gradients], "{0.__name__}")
+def what_the_package_does_not_do_is_refused(what):
+    in_rank(what, nodes=2)  # of a job's only owner fp32 parameters take no place of a window
+
+
 if __name__ == "__main__":
     ranks.main()

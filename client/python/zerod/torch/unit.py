@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import zerod
 from torch import nn
 
 from .parameter import WrittenInPlace, placeholder_of
@@ -174,8 +175,13 @@ class Unit:
             try:
                 for g in self.groups:
                     g.home.fetch(self.sharded.attempt)
-            except BaseException:
+            except BaseException as error:
                 self._abandon_groups()
+                if isinstance(error, zerod.TooManyHeld):
+                    raise zerod.TooManyHeld(
+                        f"{error}, and now '{self.name}' is needed: a block stays fetched until a tensor that it was given "
+                        "in a list, a dict or an object has its gradient; pass the tensor as an argument, or use stage 2"
+                    ) from error
                 raise
             self.fetched = True
             self.memory = {p.gathered.untyped_storage().data_ptr() for p in self.params if p.numel}
