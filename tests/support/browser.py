@@ -21,7 +21,7 @@ class Browser:
         self.port, self.session = free_ports(1)[0], None
         with open(f"{directory}/chromedriver.log", "wb") as log:
             self.process = spawn([driver, f"--port={self.port}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                 env={**os.environ, "HOME": directory, "TMPDIR": directory})
+                                 env={**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR"), directory)})
         try:
             until(self.ready, what="chromedriver")
             self.start(directory)
