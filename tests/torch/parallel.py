@@ -316,6 +316,7 @@ def on_base(rank, path, shape, files_of, trained, meta):
             if not p.requires_grad:
                 setattr(module, name, nn.Parameter(p.to("meta"), requires_grad=False))
     parallelize(model, mesh["tp"], sequence=not meta)
+    adapters_only(model, trained)  # parallelize_module() of PyTorch 2.6 has all that it divides trained
     zt.shard(model, mesh=mesh, base=files_of and [files_of])
     found = train(model, rank // shape[1], shape[0])
     if files_of:
