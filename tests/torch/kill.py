@@ -18,7 +18,7 @@ from harness import case, cases_of  # noqa: E402
 from common import needs_checkpoint  # noqa: E402
 from gpt import batch_of, make  # noqa: E402
 from survivor import STEPS, VICTIM, die, prepare, survive  # noqa: E402
-from torchrun import finish, launch  # noqa: E402
+from torchrun import started_again  # noqa: E402
 
 PLACEMENT = [0, 0, 1, 1]
 TIMEOUT_S = 60 * SLOW
@@ -166,12 +166,8 @@ def torchrun_starts_its_workers_again():
     """One dies once in the middle of a step; training ends as if it had not."""
     here = os.path.dirname(os.path.abspath(__file__))
     with Cluster(1) as cluster, tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
-        script = f"{cluster.directory}/survive.py"
-        with open(script, "w", encoding="utf-8") as f:
-            f.write(SCRIPT.format(here=here, directory=directory))
         wanted = ranks.run(survive, [0] * 3, cluster, arguments=((),))
-        said = finish([launch(cluster, 0, "--standalone", "--nproc-per-node=3", "--max-restarts=1", job="disturbed",
-                              script=script, arguments=("backward",))])
+        said = started_again(cluster, SCRIPT.format(here=here, directory=directory), 3, "disturbed", ("backward",))
         assert os.listdir(directory), "nothing was killed"
         assert said == {rank: str(value) for rank, value in enumerate(wanted)}, f"{said}\nundisturbed: {wanted}"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The process group of the service: what torch's collectives say, and a Trainer without any other group."""
+import functools
 import os
 import sys
 import tempfile
@@ -17,10 +18,10 @@ import zerod.torch as zt  # noqa: E402
 import trainer  # noqa: E402
 from common import raises  # noqa: E402
 from net import loss_of, make  # noqa: E402
-from torchrun import finish, launch  # noqa: E402
+from torchrun import started_again  # noqa: E402
 
 cases.clear()  # those of trainer
-OPS = {"SUM": lambda p: p.sum(0), "MAX": lambda p: p.amax(0), "MIN": lambda p: p.amin(0), "PRODUCT": lambda p: p.prod(0)}
+OPS = {"SUM": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul}
 
 
 def of_rank(rank, dtype, size):
@@ -48,10 +49,14 @@ def collectives(rank, n):
             for op, wanted in OPS.items() if dtype in (torch.float32, torch.int64) else ():
                 mine = every[rank].clone()
                 distributed.all_reduce(mine, getattr(distributed.ReduceOp, op))
-                assert torch.equal(mine, wanted(torch.stack(every))), (dtype, size, op)
+                assert torch.equal(mine, functools.reduce(wanted, every)), (dtype, size, op)
     objects = [None] * n
     distributed.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
     assert objects == [{"rank": r, "text": "x" * r} for r in range(n)]
+    raises(ValueError, "outputs", distributed.all_gather, [torch.zeros(2)] * n, torch.ones(1))
+    if n > 1 and rank == 0:  # of all ranks there may be another group
+        raises(ValueError, ["1 of", "gloo"], distributed.new_group, [0])
+    assert distributed.get_world_size(distributed.new_group()) == n
     raises(ValueError, ["broadcast", "gloo"], distributed.broadcast, torch.zeros(1 << 20), src=0)
     raises(NotImplementedError, "SUM", distributed.all_reduce, torch.ones(1), distributed.ReduceOp.BAND)
     distributed.barrier()
@@ -63,30 +68,43 @@ def collectives_are_those_of_torch(n):
     ranks.run(collectives, [r % 2 for r in range(n)], ranks.shared(2), arguments=(n,))
 
 
-def another(rank):
+def another(rank, first, second):
     zt.init_process_group()
-    zt.shard(make(), client=zerod.connect(timeout=2))
+    zt.shard(make(), client=zerod.connect(timeout=120), on_lost_rank="fail")
     try:
-        distributed.all_reduce(torch.ones(1)) if rank else distributed.barrier()
+        (first if rank else second)()
     except zerod.Error as error:
         return type(error).__name__, str(error)
 
 
-@case
-def ranks_at_other_collectives_are_told():
-    said = dict(ranks.run(another, 2, ranks.shared()))
-    assert all(word in said["Conflict"] for word in ("all_reduce", "barrier", "rank 0", "rank 1")), said
+def gathers(*values):
+    mine = torch.tensor(values)
+    distributed.all_gather([torch.empty_like(mine) for _ in range(2)], mine)
 
 
-def gradients_are_lost(rank, daemon):
-    """The collective must not be repeated with a part of the step behind it."""
+OTHERS = {"kind": (lambda: distributed.all_reduce(torch.ones(1)), distributed.barrier, ["all_reduce", "barrier"]),
+          "size": (lambda: gathers(1., 2., 3.), lambda: gathers(1., 2.), ["12 bytes", "8 bytes"]),
+          "dtype": (lambda: gathers(1, 2), lambda: gathers(1., 2., 3., 4.), ["int64", "float32"])}
+
+
+@cases_of(OTHERS, "{}")
+def ranks_at_other_collectives_are_told(what):
+    """Sizes that take as many numbers of a reduction, too."""
+    *calls, words = OTHERS[what]
+    said = dict(ranks.run(another, 2, ranks.shared(), arguments=calls))
+    assert all(word in said["Conflict"] for word in (*words, "rank 0", "rank 1")), said
+
+
+def loses(rank, daemon, early):
+    """The collective must not be repeated with a part of the step behind it.  early: before the backward pass."""
     zt.init_process_group()
     model = zt.shard(make(), client=zerod.connect(timeout=120))
     optimizer, said, killed = zt.AdamW(model), [], False
     for step in zt.steps(model, until=2):
         with step as t:
             loss = loss_of(model, t + rank)
-            loss.backward()
+            if not early:
+                loss.backward()
             if t == 1 and not killed:
                 killed = True
                 distributed.barrier()
@@ -94,14 +112,16 @@ def gradients_are_lost(rank, daemon):
                     os.kill(daemon, 9)
             mean = loss.detach().clone()
             distributed.all_reduce(mean, distributed.ReduceOp.AVG)
+            if early:
+                loss.backward()
             optimizer.step()
             said.append((t, mean.item()))
     return said[-2:]
 
 
-@case
-def a_step_is_repeated_with_its_collectives():
-    with Cluster(2) as cluster, ranks.Ranks(gradients_are_lost, [0, 1], cluster, arguments=(cluster[1].process.pid,)) as job:
+@cases_of([False, True], "before_backward_{}")
+def a_step_is_repeated_with_its_collectives(early):
+    with Cluster(2) as cluster, ranks.Ranks(loses, [0, 1], cluster, arguments=(cluster[1].process.pid, early)) as job:
         cluster[1].process.wait(ranks.DEADLINE_S)
         cluster[1].start()
         first, second = job.finish()
@@ -133,12 +153,8 @@ def a_trainer_is_killed_and_started_again_while_gloo_is_refused():
     """By torchrun; it ends at the bits of a Trainer that has gloo and lives."""
     here = os.path.dirname(os.path.abspath(__file__))
     with Cluster(1) as cluster, tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
-        script = f"{cluster.directory}/trains.py"
-        with open(script, "w", encoding="utf-8") as f:
-            f.write(SCRIPT.format(here=here, directory=directory))
         wanted = trainer.run(trainer.perish, [0, 0], cluster, f"{directory}/undisturbed", trainer.ACCUMULATING, 0)
-        said = finish([launch(cluster, 0, "--standalone", "--nproc-per-node=2", "--max-restarts=1", job="trained",
-                              script=script)])
+        said = started_again(cluster, SCRIPT.format(here=here, directory=directory), 2, "trained")
         assert os.path.exists(f"{directory}/mark1") and not os.path.exists(f"{directory}/mark0"), "rank 1 was not killed"
         for rank, (losses, norms, *rest) in enumerate(wanted):
             assert said[rank] == str((losses[trainer.DIES_AT:], norms[trainer.DIES_AT:], *rest)), f"{said}\nundisturbed: {wanted}"

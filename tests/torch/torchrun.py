@@ -30,6 +30,15 @@ def launch(cluster, node, *options, job=None, script, arguments=()):
     return process
 
 
+def started_again(cluster, text, ranks_, job, arguments=()):
+    """What the ranks of one node said that run a script, and may die once."""
+    script = f"{cluster.directory}/trains.py"
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(text)
+    return finish([launch(cluster, 0, "--standalone", f"--nproc-per-node={ranks_}", "--max-restarts=1", job=job, script=script,
+                          arguments=arguments)])
+
+
 def finish(processes):
     """What the ranks said: {rank: line}; all must have ended well."""
     said = []

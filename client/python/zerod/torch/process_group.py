@@ -6,15 +6,16 @@ training, such as metrics, sizes of batches and random states.
 Rules
 - Everything is a gather of bytes: a number of the service's reduction carries WORD bytes, and a rank adds zeros where
   another one's stand.
-- All ranks are at the same collective: its number and kind are the name of the reduction, which the service compares.
-- A collective that an abort ends is repeated by all ranks, unless gradients went with it: then the step is.
+- All ranks are at the same collective: kind, size and dtype are the name of the reduction, which the service compares.
+- A collective that an abort ends is not repeated alone: some ranks may be at another one, and a forward pass whose
+  backward pass is to come is lost.  zerod.Aborted has the step repeated, or the ranks started again.
 """
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
-import zerod
 from torch import distributed
 
 from .ranks import _only_model, rank, world_size
@@ -37,11 +38,14 @@ class _Done(distributed.Work):
 
 
 class ServiceGroup(distributed.ProcessGroup):
-    """All ranks of the job.  What is not here torch refuses by name."""
+    """All ranks of the job.  Torch refuses the collectives that are not here."""
 
     def __init__(self, place: tuple[int, int]):
+        if place[1] != world_size():
+            raise ValueError(f"a process group of {place[1]} of {world_size()} ranks: that of zerod has all of a job; use "
+                             "torch.distributed.new_group(ranks, backend='gloo')")
         super().__init__(*place)
-        self.place, self.count = place, 0
+        self.place = place
 
     def getBackendName(self) -> str:  # pylint: disable=invalid-name
         """Torch's name for it."""
@@ -51,24 +55,26 @@ class ServiceGroup(distributed.ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> _Done:
         """Sums and products are in the order of ranks."""
-        kind, parts = opts.reduceOp if opts else distributed.ReduceOp.SUM, torch.stack(self._gather("all_reduce", tensors[0]))
-        ways = {"SUM": lambda: parts.sum(0), "AVG": lambda: parts.sum(0) / self.place[1], "PRODUCT": lambda: parts.prod(0),
-                "MAX": lambda: parts.amax(0), "MIN": lambda: parts.amin(0)}
-        way = next((w for name, w in ways.items() if kind == getattr(distributed.ReduceOp, name)), None)
+        kind = opts.reduceOp if opts else distributed.ReduceOp.SUM
+        ways = {"SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MAX": torch.maximum, "MIN": torch.minimum}
+        way = next((name for name in ways if kind == getattr(distributed.ReduceOp, name)), None)
         if way is None:
             raise NotImplementedError(f"the process group of zerod reduces by {', '.join(ways)}, not {kind}")
-        tensors[0].copy_(way())
+        reduced = functools.reduce(ways[way], self._gather("all_reduce", tensors[0]))
+        tensors[0].copy_(reduced / self.place[1] if way == "AVG" else reduced)
         return _Done()
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> _Done:
         """A tensor of each rank, of one size."""
+        if [out.shape for out in outputs[0]] != [inputs[0].shape] * self.place[1]:
+            raise ValueError(f"all_gather of {list(inputs[0].shape)} needs {self.place[1]} outputs of that shape, one a rank")
         for out, part in zip(outputs[0], self._gather("all_gather", inputs[0])):
             out.copy_(part)
         return _Done()
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> _Done:
         """The ranks' tensors one behind the other."""
-        output.view(-1).copy_(torch.cat([p.reshape(-1) for p in self._gather("all_gather", given)]))
+        output.copy_(torch.cat([p.reshape(-1) for p in self._gather("all_gather", given)]).view(output.shape))
         return _Done()
 
     _allgather_base = all_gather_single  # its name in older PyTorch
@@ -97,26 +103,19 @@ class ServiceGroup(distributed.ProcessGroup):
         if self.place[0] in ranks:
             sent[ranks.index(self.place[0]), :len(mine)] = mine
         powers = 256.0 ** torch.arange(WORD, dtype=torch.float64)
-        words = self._reduced(kind, (sent.view(-1, WORD).double() @ powers).tolist())
+        name = f"torch {kind}, {len(mine)} bytes of {str(tensor.dtype).removeprefix('torch.')}"
+        words = self._reduced(name, (sent.view(-1, WORD).double() @ powers).tolist())
         got = (torch.tensor(words, dtype=torch.int64)[:, None] >> 8 * torch.arange(WORD)) & 255
         got = got.to(torch.uint8).view(len(ranks), size)[:, :len(mine)]
         return [part.clone().view(tensor.dtype).view(tensor.shape).to(tensor.device) for part in got]
 
-    def _reduced(self, kind: str, words: list[float]) -> list[int]:
+    def _reduced(self, name: str, words: list[float]) -> list[int]:
         """The ranks' sum."""
-        sharded = _only_model()
-        self.count += 1
-        while True:
-            begun = sharded.has_gradients
-            try:
-                found: list[float] = []
-                for at in range(0, len(words), WORDS):
-                    found += sharded.attempt.all_reduce(f"torch.distributed {kind} {self.count} at {at}",
-                                                        words[at:at + WORDS], "sum")
-                return [int(f) for f in found]
-            except zerod.Aborted:
-                if begun or sharded.parallel:
-                    raise
+        attempt = _only_model("the process group of zerod goes through the only one, after zerod.torch.shard()").attempt
+        found: list[float] = []
+        for at in range(0, len(words), WORDS):
+            found += attempt.all_reduce(name, words[at:at + WORDS], "sum")
+        return [int(f) for f in found]
 
 
 def init_process_group() -> None:
@@ -124,8 +123,8 @@ def init_process_group() -> None:
     between them: no rendezvous, no gloo.  Call it first, before a framework makes a group of its own, as TrainingArguments does.
 
     Its collectives work once the only model of the process is sharded, and until the process ends: all_reduce, all_gather,
-    broadcast, barrier and what torch makes of them (all_gather_object), of 1 MiB at most.  Ranks that are started again start
-    again together.
+    broadcast, barrier and what torch makes of them (all_gather_object), of 1 MiB at most, by all ranks.  Ranks that are
+    started again start again together.  zerod.Aborted: a rank or daemon was lost; :func:`zerod.torch.steps` repeats the step.
 
     Errors: RuntimeError if there is a group; ValueError as of :func:`rank`.
     """

@@ -43,10 +43,10 @@ def world_size() -> int:
     return _rank_and_world_size()[1]
 
 
-def _only_model() -> Sharded:
+def _only_model(otherwise: str = "pass all_reduce(..., model=model)") -> Sharded:
     found = [s for s in _of_job.values() if not s.client.closed]
     if len(found) != 1:
-        raise RuntimeError(f"this process has {len(found)} sharded models: pass all_reduce(..., model=model)")
+        raise RuntimeError(f"this process has {len(found)} sharded models: {otherwise}")
     return found[0]
 
 
