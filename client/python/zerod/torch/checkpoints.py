@@ -164,13 +164,13 @@ def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
 
 
 def _mine(sharded: Sharded) -> set[ShardedParam]:
-    """The parameters that this rank writes when all ranks load together: an equal part where all ranks have all
-    parameters, so that nodes read side by side, else those that it has first.  Follows from the model alone."""
+    """The parameters that this rank writes when all ranks load together: a part where all ranks have all parameters, cut
+    at whole parameters, so that nodes read side by side, else those that it has first.  Follows from the model alone."""
     if sharded.pipeline or not all(p.everywhere for p in sharded.params):
         return {p for p in sharded.params if p.writer == sharded.rank}
     total, before, mine = sum(p.numel for p in sharded.params), 0, set()
     for param in sharded.params:
-        if before * sharded.world_size // max(total, 1) == sharded.rank:
+        if min(before * sharded.world_size // max(total, 1), sharded.world_size - 1) == sharded.rank:
             mine.add(param)
         before += param.numel
     return mine
@@ -207,10 +207,11 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
                      alone: bool = False) -> None:
     """Loads parameters and persistent buffers from safetensors files; all ranks call it.
 
-    Each rank writes an equal part of the parameters to the service, or where ranks have different ones, those that it
-    is the first to have: straight out of the file, of which it holds a few MiB, or 64 MiB of a type other than fp32,
-    bf16, fp16 and the model's bytes.  Each rank reads the headers and its buffers, and so must see the files.  Begins when all ranks have called, and returns when all
-    is written.  Everything is checked first: an error loads nothing.
+    Each rank writes a part of the parameters to the service, about equal and cut at whole parameters, or where ranks have
+    different ones, those that it is the first to have: straight out of the file, of which it holds a few MiB, or 64 MiB
+    of a parameter that a mesh divides and of a type other than fp32, bf16, fp16 and the model's bytes.  Each rank reads
+    the headers and its buffers, and so must see the files.  Begins when all ranks have called, and returns when all is
+    written.  Everything is checked first: an error loads nothing.
 
     path: a file, or a directory with "model.safetensors" or "model.safetensors.index.json".  Any
     floating-point dtype; 16-bit parameters get master weights as exact as the file.  A tied
