@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import BIG, Place, planes, read_safetensors, train, write_safetensors  # noqa: E402
@@ -156,7 +157,7 @@ class Import:
             return next((int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM")), 0)
 
     def end(self):
-        said = self.process.communicate(timeout=60)[1]
+        said = self.process.communicate(timeout=60 * SLOW)[1]
         return self.process.returncode, said
 
 
@@ -194,7 +195,8 @@ def an_import_holds_a_few_pieces_of_the_file():
         write_large(f"{d}/large", LARGE)
         size, before, client, daemon = os.path.getsize(f"{d}/large"), anonymous(c[0]), 0, 0
         run = Import(c[0], f"{d}/large")
-        while run.process.poll() is None:
+        end = time.monotonic() + 60 * SLOW
+        while run.process.poll() is None and time.monotonic() < end:
             client, daemon = max(client, run.peak()), max(daemon, anonymous(c[0]))
         assert run.end()[0] == 0 and size > 60 << 20
         if SLOW > 1:

@@ -123,7 +123,11 @@ class Page:
 
     def __init__(self, c, node=0):
         self.browser = Browser(c.directory)
-        self.browser.open(f"http://{c[node].options['http']}/")
+        try:
+            self.browser.open(f"http://{c[node].options['http']}/")
+        except BaseException:
+            self.browser.end()
+            raise
 
     def __enter__(self):
         return self.browser

@@ -175,11 +175,13 @@ def top_shows_where_the_time_goes():
         for a in ranks:
             a.start("train", steps=1000000, sets=SETS)
         until(lambda: c[0].ctl("status")["jobs"][0]["version"] > 1, what="steps")
-        first = c[0].ctl("status")
-        top = c[0].ctl("top")
-        last = c[0].ctl("status")
+        kinds = ("fetch", "push", "step", "vote", "update", "gather", "reduce")
+
+        def look():
+            seen = [c[0].ctl("status"), c[0].ctl("top"), c[0].ctl("status")]
+            return all(seen[1]["jobs"][0]["shares"][kind] > 0 for kind in kinds) and seen
+        first, top, last = until(look, what="a second in which a step ended")
         shares = top["jobs"][0]["shares"]
-        assert all(shares[kind] > 0 for kind in ("fetch", "push", "step", "vote", "update", "gather", "reduce")), shares
         assert shares.keys() == waited(top).keys() and shares["stash"] == 0, shares
         for kind, share in shares.items():
             sharers = 2 if kind in ("fetch", "push", "norm", "step", "all_reduce", "stash") else 1

@@ -1,9 +1,11 @@
 """A headless Chromium, driven through chromedriver by the WebDriver protocol (https://www.w3.org/TR/webdriver2)."""
 import base64
+import contextlib
 import http.client
 import json
 import os
 import shutil
+import signal
 import subprocess
 
 from cluster import SLOW, end_process, spawn, until
@@ -21,6 +23,7 @@ class Browser:
         self.port, self.session = free_ports(1)[0], None
         with open(f"{directory}/chromedriver.log", "wb") as log:
             self.process = spawn([driver, f"--port={self.port}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                 start_new_session=True,
                                  env={**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR"), directory)})
         try:
             until(self.ready, what="chromedriver")
@@ -93,3 +96,5 @@ class Browser:
                 self.call("DELETE", self.session)
         finally:
             end_process(self.process, 20 * SLOW)
+            with contextlib.suppress(ProcessLookupError):  # a Chromium that its driver has left
+                os.killpg(self.process.pid, signal.SIGKILL)

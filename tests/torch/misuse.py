@@ -245,7 +245,7 @@ class Renormed(nn.Module):
 
 def renormed():
     model = zt.shard(Renormed(), stage=3)
-    raises((zt.NotFetched, zt.WrittenInPlace, RuntimeError), ["embed.weight"], lambda: model(torch.arange(5)).backward())
+    raises(zt.WrittenInPlace, ["embed.weight"], lambda: model(torch.arange(5)).backward())
 
 
 def gradients_within_full_params():
@@ -279,7 +279,7 @@ class Adds(nn.Module):
 
 def held_until_their_gradients():
     model = zt.shard(InAList(), stage=3)
-    raises(zerod.TooManyHeld, ["argument"], lambda: model(torch.ones(2, 3, requires_grad=True) * 2).backward())
+    raises(zerod.TooManyHeld, ["blocks.", "as an argument", "stage 2"], lambda: model(torch.ones(2, 3, requires_grad=True) * 2).backward())
 
 
 @cases_of([renormed, gradients_within_full_params, held_until_their_gradients], "{0.__name__}")

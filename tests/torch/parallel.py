@@ -296,7 +296,9 @@ def aborted(rank, path):
         if len(calls) == 1:
             raise zerod.Aborted("a daemon was lost")
     error = raises(zerod.Aborted, "lost", _replay.Steps(model.sharded).do, call)
-    assert len(calls) == 1 and "start again together" in getattr(error, "__notes__", ["start again together"])[0]
+    assert len(calls) == 1
+    if hasattr(error, "add_note"):  # from Python 3.11 on
+        assert "start again together" in error.__notes__[0]
 
 
 @case
