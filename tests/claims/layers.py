@@ -177,8 +177,8 @@ def bert(table, cluster):
     table.row("L2L", f"{what} the trainer", "at most 0.55 x plain PyTorch", 0.55 * plain, trainer, least=0,
               most=1, note=f"plain PyTorch {plain:,}")
     table.row("L2L", f"{what} trainer and daemon", "at most plain PyTorch", plain, both, least=0, most=1,
-              note="push windows have two blocks' gradients; the trainer keeps those of the embedding, which is the head too, of "
-                   "each micro-batch, to add them up in the order of plain accumulation")
+              note="push windows have two blocks' gradients; the trainer keeps an embedding's until all micro-batches have one, "
+                   "and the daemon has a place for that, too")
     others = 12 * size  # gradients and two moments, in fp32
     table.row("L2L", f"{what} trainer and daemon, without gradients and moments", "at most plain PyTorch", plain - others,
               both - others, least=0, most=1, note="weights and activations, and buffers")
