@@ -3,6 +3,7 @@
 
 The GPU is the stand-in of storages.py: the cases of the other suites run on it.
 """
+import copy
 import os
 import sys
 
@@ -31,7 +32,9 @@ import storages  # noqa: E402
 place_of = places.place_of
 # each combination of parity.latin() once, with every stage and every number of ranks
 ONE_STEPS = "one_step_stage1_ranks1", "one_step_stage2_ranks2", "one_step_stage3_ranks4"
-harness.cases[:] = [c for c in harness.cases if not c.__name__.startswith("fifty_steps") and
+# of models in host memory; here holds a_block_that_stays_fetched_takes_no_place_in_the_window
+OTHERWISE = "what_the_package_does_not_do_is_refused_held_until_their_gradients"
+harness.cases[:] = [c for c in harness.cases if not c.__name__.startswith("fifty_steps") and c.__name__ != OTHERWISE and
                     (not c.__name__.startswith("one_step") or c.__name__ in ONE_STEPS)]
 storages.stand_in(sys.argv[1])
 
@@ -108,6 +111,23 @@ def nothing_is_held_in_the_window_but_on_the_way():
     assert most == 1 and not held
     needs = core._needs(model.sharded)
     assert needs == {"hold_groups": 3, "push_groups": 2, "device": "cuda:0"}, needs
+
+
+@alone
+def a_block_that_stays_fetched_takes_no_place_in_the_window():
+    """More such blocks than the window has places are trained; each has memory until the gradient has come."""
+    plain = misuse.InAList()
+    zt, model = zero(copy.deepcopy(plain))
+    assert core._needs(model.sharded)["hold_groups"] < len(model.blocks)
+    seen = []
+    for net, optimizer in (plain, torch.optim.AdamW(plain.parameters(), lr=1e-2)), (model, zt.AdamW(model, lr=1e-2)):
+        given = torch.ones(2, 3, requires_grad=True) * 2
+        given.register_hook(lambda _gradient: seen.append(len(there(model.sharded))))
+        net(given).backward()
+        optimizer.step()
+    assert seen == [0, len(model.blocks)] and not there(model.sharded), seen
+    with zt.full_params(model):
+        torch.testing.assert_close(dict(model.named_parameters()), dict(plain.named_parameters()))
 
 
 @alone
