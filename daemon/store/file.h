@@ -85,7 +85,7 @@ struct record_copy {
 
 struct undo_slot {
         uint64_t chunk;     /* word, atomic: 0 free, else 1 + the chunk that is being changed */
-        uint64_t version;   /* word: the version that the chunk gets */
+        uint64_t version;   /* word: the version that the chunk goes to, ahead or back */
         uint64_t kept;      /* undo_mark() of the number of elements whose old values are here */
         uint64_t unused[5]; /* so that values begin at a cache line */
         float values[];     /* old values, chunk_elements of each plane: master, then moments */

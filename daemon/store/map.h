@@ -53,13 +53,14 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
 /*
  * The same before the step is decided, for a chunk of an eager group; the record may change
  * meanwhile. present: [tensor], those that have a gradient.  The state keeps the old values until
- * the next such call for the chunk; undo_ahead() puts them back and the chunk at `version`.
+ * the next such call for the chunk; undo_ahead() puts them back and the chunk at `version`,
+ * also while the step is decided.
  */
 struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_t chunk,
                                      uint64_t version, const uint8_t *present,
                                      const struct device_ops *ops,
                                      const struct update_scalars *scalars);
-void undo_ahead(struct state *state, uint32_t chunk, uint64_t version);
+void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version);
 /* Keeps the old values of an eager group that a GPU is about to update. */
 void undo_keep(const struct state *state, uint32_t group);
 /* Brings a chunk to `version` without an update: no value of it changes, or a GPU has changed them.

@@ -16,8 +16,12 @@
  * An eager group is updated before its step is decided.  A thread then also copies the slot's old
  * values to the chunk's place for them (plan.h) before it raises the chunk's version, and the old
  * values stay there.  So a chunk whose version is ahead of what the record has decided has its old
- * values, which undo_ahead() or the next process puts back.  A process that is killed while it puts
- * a chunk back leaves the chunk ahead: it is put back again.
+ * values, which undo_ahead() or the next process puts back.
+ *
+ * Old values may go back while the step is decided and committed: a reader wanted them first.  Then
+ * a process that is killed half way would leave a chunk that counts as updated.  So undo_ahead()
+ * also holds the slot, which has the version that the chunk goes back to: the next process puts the
+ * chunk back again.
  *
  * States on a GPU use no slots: their planes do not survive the process.
  *
@@ -91,18 +95,16 @@ static void assert_decided(const struct state *s, uint32_t chunk, uint64_t versi
         assert(state_chunk_version(s, chunk) == version - 1);
 }
 
-static struct update_undo begin(struct state *state, uint32_t slot, uint32_t chunk,
-                                uint64_t version)
+/* The chunk goes to `version`. */
+static struct undo_slot *begin(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
 {
         struct undo_slot *s = slot_at(state, slot);
 
-        assert(chunk < state->plan->n_chunks && state_chunk_version(state, chunk) == version - 1);
-        assert(held(state, slot) == 0 && !state->in->planes);
+        assert(chunk < state->plan->n_chunks && held(state, slot) == 0 && !state->in->planes);
         s->version = seal(SEAL_UNDO_VERSION, slot, version);
         s->kept = undo_mark(0);
         hold(state, slot, (uint64_t)chunk + 1);
-        crash_point(CRASH_UPDATE_VALID);
-        return arrays(state, s);
+        return s;
 }
 
 /* Tensor by tensor.  The slot also gets the old values of tensors without a gradient, because the
@@ -149,9 +151,11 @@ static struct undo_values update_chunk(struct state *state, uint32_t slot, uint3
                                        const struct update_scalars *scalars, bool ahead)
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
-        struct update_undo undo = begin(state, slot, chunk, version);
+        struct update_undo undo = arrays(state, begin(state, slot, chunk, version));
         struct undo_values old;
 
+        assert(state_chunk_version(state, chunk) == version - 1);
+        crash_point(CRASH_UPDATE_VALID);
         update(state, &c, present, ops, scalars, undo);
         for (uint32_t k = 0;
              ahead && k < update_planes(state->plan->shards[c.group].optimizer->rule); k++)
@@ -195,7 +199,7 @@ static void copy_old(const struct state *s, const struct plan_chunk *c, bool bac
         }
 }
 
-void undo_ahead(struct state *state, uint32_t chunk, uint64_t version)
+static void go_back(struct state *state, uint32_t chunk, uint64_t version)
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
 
@@ -203,6 +207,15 @@ void undo_ahead(struct state *state, uint32_t chunk, uint64_t version)
         copy_old(state, &c, true);
         crash_point(CRASH_AHEAD_UNDONE);
         tables_set_chunk_version(state, chunk, version);
+}
+
+void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
+{
+        if (!state->in->planes)
+                begin(state, slot, chunk, version);
+        go_back(state, chunk, version);
+        if (!state->in->planes)
+                hold(state, slot, 0);
 }
 
 void undo_keep(const struct state *state, uint32_t group)
@@ -245,17 +258,26 @@ struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_
         return values;
 }
 
+/* The version that the chunk which holds the slot was going to. */
+static uint64_t slot_version(const struct state *s, uint32_t slot)
+{
+        return seal_open(SEAL_UNDO_VERSION, slot, slot_at(s, slot)->version);
+}
+
 static void put_back(struct state *s, uint32_t slot, uint32_t to)
 {
+        bool is_old = state_chunk_version(s, to) == s->record->version;
         const struct plan_chunk c = plan_chunk(s->plan, to);
         struct update_undo from = arrays(s, slot_at(s, slot));
         size_t bytes = undo_kept(*from.kept) * sizeof(float);
         float *planes[UPDATE_PLANES] = { NULL };
         uint32_t n = chunk_planes(s, &c, planes);
 
-        if (state_chunk_version(s, to) == s->record->version)
+        if (is_old)
                 for (uint32_t k = 0; k < n; k++)
                         memcpy(planes[k], from.old[k], bytes);
+        else if (slot_version(s, slot) == s->record->version)
+                go_back(s, to, s->record->version);
         hold(s, slot, 0);
 }
 
@@ -264,7 +286,7 @@ static void put_back_ahead(struct state *s)
 {
         for (uint32_t c = 0; c < s->plan->n_chunks; c++)
                 if (state_chunk_version(s, c) != s->record->version)
-                        undo_ahead(s, c, s->record->version);
+                        go_back(s, c, s->record->version);
 }
 
 static bool is_updating(const struct state *s)
@@ -272,11 +294,17 @@ static bool is_updating(const struct state *s)
         return s->record->phase == ATTEMPT_DECIDED && s->record->commit;
 }
 
-/* Whether the chunk may change in the state that the record has. */
-static bool may_change(const struct state *s, uint32_t chunk)
+static bool may_be_ahead(const struct state *s, uint32_t chunk)
 {
-        return is_updating(s) ||
-               s->plan->shards[plan_chunk(s->plan, chunk).group].old != UINT64_MAX;
+        return s->plan->shards[plan_chunk(s->plan, chunk).group].old != UINT64_MAX;
+}
+
+/* Whether the chunk may go to `version` in the state that the record has. */
+static bool may_change(const struct state *s, uint32_t chunk, uint64_t version)
+{
+        return version == s->record->version + 1
+                       ? is_updating(s) || may_be_ahead(s, chunk)
+                       : version == s->record->version && may_be_ahead(s, chunk);
 }
 
 uint32_t undo_all(struct state *state)
@@ -304,9 +332,8 @@ static bool slot_is_wrong(const struct state *s, uint32_t slot)
         if (chunk == 0)
                 return false;
         return s->in->planes || s->in->lost || chunk > s->plan->n_chunks ||
-               !may_change(s, (uint32_t)(chunk - 1)) ||
-               undo_kept(at->kept) > plan_chunk(s->plan, (uint32_t)(chunk - 1)).n ||
-               seal_open(SEAL_UNDO_VERSION, slot, at->version) != s->record->version + 1;
+               !may_change(s, (uint32_t)(chunk - 1), slot_version(s, slot)) ||
+               undo_kept(at->kept) > plan_chunk(s->plan, (uint32_t)(chunk - 1)).n;
 }
 
 int undo_check(const struct state *state, struct fault *fault)
@@ -314,7 +341,7 @@ int undo_check(const struct state *state, struct fault *fault)
         for (uint32_t c = 0; c < state->plan->n_chunks; c++) {
                 uint64_t ahead = state_chunk_version(state, c) - state->record->version;
 
-                if (ahead > 1 || (ahead == 1 && !may_change(state, c)))
+                if (ahead > 1 || (ahead == 1 && !may_change(state, c, state->record->version + 1)))
                         return file_damaged(fault, state->in->file, "its chunk table is damaged");
         }
         for (uint32_t i = 0; i < state->in->n_undo; i++)

@@ -182,7 +182,7 @@ static void chunk_undo(const struct update_task *t, uint32_t chunk, uint32_t wor
         struct state *state = t->replica->state;
 
         if (state_chunk_version(state, chunk) != t->version)
-                undo_ahead(state, chunk, t->version);
+                undo_ahead(state, worker, chunk, t->version);
         else if (t->save_from != UINT64_MAX)
                 save_chunk(t->replica, chunk, undo_values(state, worker, chunk), t->save_from);
 }

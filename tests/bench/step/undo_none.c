@@ -65,7 +65,7 @@ struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_
         return undo_update(state, slot, chunk, version, ops, scalars);
 }
 
-void undo_ahead(struct state *state, uint32_t chunk, uint64_t version)
+void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
 {
         abort(); /* no group is eager */
 }

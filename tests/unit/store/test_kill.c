@@ -33,7 +33,7 @@ static char *directory, *other_directory;
 static struct store *other;
 static layout *l;
 static struct state *undisturbed;
-static bool eager;
+static bool eager, reader; /* with eager groups; a reader has updates undone that are decided */
 
 static void begin(void)
 {
@@ -193,6 +193,9 @@ static void run_traced(struct state *s)
         if (eager)
                 toy_update_ahead(s, 0, 0, 1);
         toy_decide(s);
+        for (uint32_t c = 0; reader && c < s->plan->n_chunks; c++)
+                if (state_chunk_version(s, c) != s->record->version)
+                        undo_ahead(s, 0, c, s->record->version);
         toy_update(s, 0, 0, 1);
         state_finish(s);
         _exit(0);
@@ -287,6 +290,15 @@ Test(kill, at_every_instruction_of_updates_ahead_leaves_the_bits_of_an_undisturb
      .timeout = 300)
 {
         make_eager();
+        at_every_instruction("scalar", 1);
+}
+
+Test(kill,
+     at_every_instruction_of_an_undo_while_the_step_is_decided_leaves_the_bits_of_an_undisturbed_run,
+     .timeout = 300)
+{
+        make_eager();
+        reader = true;
         at_every_instruction("scalar", 1);
 }
 

@@ -92,7 +92,7 @@ void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
                 if (r->commit && state_chunk_version(s, c) == r->version)
                         update_chunk(s, slot, c, false);
                 else if (!r->commit && state_chunk_version(s, c) != r->version)
-                        undo_ahead(s, c, r->version);
+                        undo_ahead(s, slot, c, r->version);
 }
 
 void toy_attempt(struct state *s, const layout *l)
