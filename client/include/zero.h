@@ -515,7 +515,8 @@ int zero_ahead(struct zero_client *client, const struct zero_step *step);
  * name, and the step can be ended by calling again.
  * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
  * leases and gradients are gone, and the caller replays the step from its first fetch.
- * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.
+ * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.  Until the step is over, zero_norm(),
+ * zero_tensor_norms() of GRAD, zero_all_reduce() and zero_ahead() are ZERO_EORDER for this rank.
  * ZERO_ELOSTRANK, also from zero_norm(), a fetch or a wait for gradient memory: a rank has left by
  * zero_close(), or, with ZERO_LOST_FAIL, its session ended otherwise.  The step cannot end without
  * it: calls say so at once, and ZERO_EABORTED when it, or its successor, has attached.  With

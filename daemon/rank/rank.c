@@ -261,8 +261,11 @@ static int close_describe(const struct request *r, struct wait_line *ret)
 
 void rank_begin_attempt(struct rank *rank, bool decided)
 {
-        rank->waits = WAITS_STEP;
         rank_state_of(rank)->pushed = 0;
+        /* its node refused a step that the others could end */
+        if (decided && rank->closing && rank->waits != WAITS_STEP)
+                request_end(STEAL(rank->closing), ZERO_EABORTED,
+                            "the attempt is over, replay the step");
         if (decided)
                 return;
         rank->unaware = true;
@@ -395,6 +398,11 @@ int close_check(const struct rank *rank, uint64_t attempt, const struct step_par
         if (rank_state_of(rank)->refused)
                 return fault_set(fault, ZERO_EORDER,
                                  "a gradient of rank %u was refused in this attempt: attach again",
+                                 rank->rank);
+        if (!params && rank_state_of(rank)->stepped)
+                return fault_set(fault, ZERO_EORDER,
+                                 "rank %u has called zero_step: only that call may be made again "
+                                 "in this attempt",
                                  rank->rank);
         for (uint32_t g = 0; params && g < job->layout->n_groups; g++)
                 if (rank->holds[g] == HOLD_ASKED)

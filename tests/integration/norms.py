@@ -12,10 +12,13 @@ import cluster  # noqa: E402
 from cluster import SLOW, WAIT, Cluster, expect, finish_all, group, push_all, step_all, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from moments import Endless  # noqa: E402
+import wire  # noqa: E402
 
 SGD = ["sgd", 0.1, 0, 0, 0.01]
 SETS = [*cluster.SETS, SGD]
 PAGE = 512  # tensors of one answer
+PLACED = [[0, 0], [0, 1]]
+GRAD = 6  # of enum zero_plane
 # The gradient itself is the first moment after a step with these.
 GRADIENT = [[0.0, 0.0, 0.99, 1e-8, 0.0]] * 2 + [SGD]
 PLANES = ("grad", "master", "moment1", "moment2")
@@ -205,7 +208,7 @@ def of_one_version_while_a_job_trains(nodes):
 # ---- who asks, and when ----------------------------------------------------------------------
 
 
-@cases_of([[0, 0], [0, 1]], "{0[0]}_{0[1]}")
+@cases_of(PLACED, "{0[0]}_{0[1]}")
 def a_rank_asks_alone(placement):
     """It waits for the last push of all ranks, whether those end the step or not; the others notice nothing."""
     with Cluster(2) as c:
@@ -245,7 +248,7 @@ def deadline_names_the_rank_that_has_not_pushed():
         step_all([a, b], sets=SETS)
 
 
-@cases_of([[0, 0], [0, 1]], "{0[0]}_{0[1]}")
+@cases_of(PLACED, "{0[0]}_{0[1]}")
 def a_norm_or_a_step_after_a_deadline(placement):
     """A rank whose zero_norm() met its deadline is free to end the step, and one whose call is refused to call again."""
     with Cluster(2) as c:
@@ -266,6 +269,79 @@ def step_again(a, b):
         if reply["status"] != "OK":
             expect(reply, "EDEADLINE")
             r.do("step", sets=SETS)
+
+
+class RawRank:
+    """A rank that pushes nothing, whose messages the test writes."""
+
+    def __init__(self, c, node, rank, timeout_ms):
+        self.raw = wire.Raw(c[node].socket, timeout=60 * WAIT)
+        self.raw.hello("j", rank, 2, timeout_ms=timeout_ms)
+        self.raw.send(wire.request(100, "attach", {1: wire.layout_message([group("a", tensor("w", 211))]), 2: 1, 3: 1, 4: 1, 5: 1}))
+
+    def attached(self):
+        status, text, told = self.raw.reply()
+        assert status == wire.OK, text
+        self.attempt, self.raw.seq = wire.decode(told[5][0])[2][0], 100
+        return self
+
+    def send(self, *calls):
+        """At once: no deadline comes in between."""
+        fields = {"norms": {1: GRAD, 2: 0, 3: 1, 4: self.attempt}, "step": {1: self.attempt, 2: wire.message({})},
+                  "norm": {1: self.attempt}, "all_reduce": {1: self.attempt, 3: "loss", 4: 1, 5: 1.0}}
+        self.raw.send(b"".join(wire.request(self.raw.seq + i, call, fields[call]) for i, call in enumerate(calls, 1)))
+        self.raw.seq += len(calls)
+
+    def reply(self, *words, status=wire.OK):
+        told, text, _ = self.raw.reply()
+        assert told == status and all(w in text for w in words), (told, text)
+
+    def ask(self, what, *words, status=wire.OK):
+        self.send(what)
+        self.reply(*words, status=status)
+
+
+def raw_ranks(c, placement, *timeouts_ms):
+    ranks = [RawRank(c, node, rank, ms * WAIT) for rank, (node, ms) in enumerate(zip(placement, timeouts_ms))]
+    return [r.attached() for r in ranks]
+
+
+@cases_of(PLACED, "{0[0]}_{0[1]}")
+def not_after_the_step(placement):
+    """A rank whose zero_step() met its deadline may only call zero_step() again, and the step may be decided without it."""
+    with Cluster(2) as c:
+        a, b = raw_ranks(c, placement, 800, 60000)
+        for first in ("norms", "norm", "all_reduce"):
+            a.ask("step", "rank 1", status=wire.EDEADLINE)
+            for what in (first, "norms", "norm", "all_reduce"):
+                a.ask(what, "zero_step", status=wire.EORDER)
+            a.send("step", first)
+            a.reply(status=wire.EORDER)
+            a.reply("rank 1", status=wire.EDEADLINE)
+            b.ask("step")
+            a.ask("step")
+            a.attempt += 1
+            b.attempt += 1
+        assert c.checksum("j")["version"] == 0  # steps without sets
+
+
+@case
+def a_step_that_was_refused_here_and_is_decided():
+    """The coordinator has the node's step with the values that it named first; the norms that the rank waits for end with the step."""
+    with Cluster(2) as c:
+        a, b = c.ranks("j", layout(), [0, 1], hold=3, push=-1, timeout_ms=1500 * WAIT)
+        for version in (1, 2, 3):
+            push_some(a)
+            a.refused("EDEADLINE", "step", "rank 1", sets=SETS)
+            a.refused("ECONFLICT", "step", "different values", sets=GRADIENT)
+            a.start("norms", plane="grad", first=0, count=TENSORS)
+            push_some(b)
+            b.do("step", sets=SETS)
+            reply = a.finish()
+            assert reply["status"] in ("OK", "EABORTED", "EDEADLINE"), reply
+            assert c.checksum("j")["version"] == version
+            if reply["status"] != "EABORTED":
+                assert a.do("step", sets=SETS)["version"] == version
 
 
 @case
@@ -303,7 +379,7 @@ def what_is_refused():
 # ---- daemons and ranks die -------------------------------------------------------------------
 
 
-@cases_of([[0, 0], [0, 1]], "{0[0]}_{0[1]}")
+@cases_of(PLACED, "{0[0]}_{0[1]}")
 def a_rank_dies_meanwhile(placement):
     """The successor pushes what is missing, and the waiting call gets the norms of an undisturbed step."""
     with Cluster(2) as c:
