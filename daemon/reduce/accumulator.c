@@ -489,7 +489,7 @@ bool accumulator_begun(const struct replica *h)
         return false;
 }
 
-bool accumulator_complete(struct replica *h, uint32_t group)
+bool accumulator_settle(struct replica *h, uint32_t group)
 {
         struct accumulator_group *lg = &h->accumulator->groups[group];
 
@@ -499,7 +499,8 @@ bool accumulator_complete(struct replica *h, uint32_t group)
                 return false;
         if (!lg->deferred)
                 return true;
-        offer_settle(deferred_take(h, group));
+        if (!accumulator_voted(h)) /* otherwise the update takes it */
+                offer_settle(deferred_take(h, group));
         return false;
 }
 

@@ -80,9 +80,9 @@ void accumulator_updated(struct replica *h);
 /* Whether the group's sum is complete and finite; ret_present [tensor of the job] gets which of the
  * group's tensors have a gradient. */
 bool accumulator_summed(const struct replica *h, uint32_t group, uint8_t *ret_present);
-/* Whether the group's sum is complete and in its plane; a sum that was left to the update is
- * written first. */
-bool accumulator_complete(struct replica *h, uint32_t group);
+/* Whether the group's sum is complete and in its plane.  Begins to write a sum that was left to the
+ * update, unless this owner has voted: that one never comes to its plane. */
+bool accumulator_settle(struct replica *h, uint32_t group);
 /* Somebody reads the group's sum, which nobody overwrites meanwhile.  On the loop thread. */
 void accumulator_read_begin(struct replica *h, uint32_t group);
 void accumulator_read_end(struct replica *h, uint32_t group);

@@ -191,7 +191,7 @@ bool norms_must_wait(struct work *w)
         if (w->plane != ZERO_PLANE_GRAD)
                 return job->version < w->version || h->updating;
         return job->attempt < w->attempt ||
-               (job->attempt == w->attempt && !accumulator_complete(h, w->group));
+               (job->attempt == w->attempt && !accumulator_settle(h, w->group));
 }
 
 static const char being_moved[] = "the job's shards are being moved: try again";

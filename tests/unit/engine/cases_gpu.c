@@ -5,6 +5,8 @@
 
 #include "cases.h"
 #include "check.h"
+#include "daemon/reduce/node_gradient.h"
+#include "daemon/tensors/tensors.h"
 #include "listening.h"
 #include "stream.h"
 
@@ -242,6 +244,53 @@ static void nothing_is_left_of_work_that_did_not_end(void)
         }
 }
 
+/* An ask that was long on its way: nobody writes the sum that the update is about to add up. */
+static void norms_that_are_asked_for_after_the_vote_leave_sums_to_the_update(void)
+{
+        struct training t = on_one_node(2), host;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__NormsAsk ask = ZERO__NORMS_ASK__INIT;
+        Zero__Norms of = ZERO__NORMS__INIT;
+        struct outcome expected;
+        uint64_t seed = 1;
+        struct replica *h;
+        struct session s;
+
+        t.hold_groups = t.push_groups = ZOO_GROUPS;
+        t.grad_dtype = t.reduce_dtype = ZERO_BF16;
+        t.steps = t.micro_batches = 1;
+        t.net.gpu_states = true;
+        t.net.delay_ms = 10;
+        host = t;
+        open_listening(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        h = net_own(net_job(&s.net, 0, "zoo"));
+        while (!accumulator_voted(h)) {
+                trainers_turn(s.trainers, t.ranks, &seed);
+                CHECK(h->job->version == 0);
+        }
+        CHECK(h->job->reduce->deferred > 0 && !accumulator_in_use(h));
+        of.plane = ZERO_PLANE_GRAD;
+        of.count = s.layout->groups[0].n_tensors;
+        of.attempt = h->job->attempt;
+        ask.of = &of;
+        m.job = (char *)"zoo";
+        m.body_case = ZERO__LINK_MESSAGE__BODY_NORMS_ASK;
+        m.norms_ask = &ask;
+        norms_ask_message(h->job, 0, &m);
+        CHECK(!accumulator_in_use(h), "a sum is written after the vote");
+        session_run(&s);
+        for (uint32_t r = 0; r < t.ranks; r++)
+                CHECK(ears[r].failures == 0, "rank %u: %s", r, ears[r].text);
+        s.outcome.sum = net_checksum(&s.net, "zoo");
+        session_close(&s);
+        host.gpu_nodes = 0;
+        host.net.gpu_states = false;
+        expected = training_run(&host);
+        CHECK(memcmp(&s.outcome.sum, &expected.sum, sizeof expected.sum) == 0);
+}
+
 static void note_drained(void *arg)
 {
         *(bool *)arg = true;
@@ -279,6 +328,8 @@ const struct test_case gpu_cases[] = {
           a_successor_does_not_wait_for_work_of_the_one_before },
         { "a-gpu-without-room-is-named", a_gpu_without_room_is_named },
         { "nothing-is-left-of-work-that-did-not-end", nothing_is_left_of_work_that_did_not_end },
+        { "norms-that-are-asked-for-after-the-vote-leave-sums-to-the-update",
+          norms_that_are_asked_for_after_the_vote_leave_sums_to_the_update },
         { "windows-on-a-gpu-give-the-same-bits", windows_on_a_gpu_give_the_same_bits },
         { "all-held-on-a-gpu", all_held_on_a_gpu },
         { "a-single-owner-and-ranks-on-a-gpu", a_single_owner_and_ranks_on_a_gpu },
