@@ -395,6 +395,14 @@ static int put_set_check(const struct job *job, const struct push_window *window
         return 0;
 }
 
+int gets_check(const struct push_window *window, struct fault *fault)
+{
+        if (window->gets < GETS_MAX)
+                return 0;
+        return fault_set(fault, ZERO_EBUSY,
+                         "this client already has %d gets in progress: try again", GETS_MAX);
+}
+
 int access_start(struct job *job, struct push_window *window, const Zero__Access *m, bool put,
                  uint64_t timeout_ms, struct request *r, struct fault *fault)
 {
@@ -410,10 +418,8 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                         window, m->at,
                         m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype),
                         &values, fault);
-        if (!status && !put && window->gets >= GETS_MAX)
-                status = fault_set(fault, ZERO_EBUSY,
-                                   "this client already has %d gets in progress: try again",
-                                   GETS_MAX);
+        if (!status && !put)
+                status = gets_check(window, fault);
         if (status)
                 return status;
         a = calloc(1, sizeof *a);

@@ -1,6 +1,6 @@
 /*
- * access.h - shared by the client's call (access.c), an owner's part in it (work.c) and checksums
- * (checksum.c).
+ * access.h - shared by the client's call (access.c), an owner's part in it (work.c), norms
+ * (norms.c, norms_told.c) and checksums (checksum.c).
  */
 #pragma once
 
@@ -56,7 +56,8 @@ struct work {
         struct offload_task task;
         struct ask ask;
         struct job *job;
-        struct replica *replica; /* NULL: another node does it */
+        struct replica *replica;           /* NULL: another node does it */
+        bool (*must_wait)(struct work *w); /* NULL: while an update runs (work.c) */
         void (*begin)(struct work *w);
         /* status: 0, -errno if the values did not come, or ZERO_ERANGE if a value is too large */
         void (*end)(struct work *w, int status);
@@ -76,7 +77,7 @@ struct work {
         void (*checksum_done)(void *arg, const struct checksum *sum);
         void *checksum_arg;
         struct checksum checksum;
-        struct norms_told *norms; /* NULL: the work takes no norms (norms.c) */
+        struct norms_told *norms; /* NULL: the work takes no norms (norms_told.c) */
         uint32_t owner;
         uint64_t attempt, elements;
 };
@@ -102,8 +103,20 @@ struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum 
 void work_name_put(struct work *w, uint32_t node, uint64_t put);
 void work_start(struct work *w);
 void work_submit(struct work *w);
-/* norms.c.  Finds the work's replica again, which may have moved; whether the work waits. */
-bool norms_must_wait(struct work *w);
+/* ZERO_EBUSY: the client has as many gets in progress as it may have. */
+int gets_check(const struct push_window *window, struct fault *fault);
+extern const char being_moved[]; /* why a node without all its shards is ZERO_EBUSY */
+
+/* norms.c */
+struct norm_sum {
+        struct exact_sum squares;
+        bool finite;
+        bool present; /* GRAD: the tensor has a gradient */
+};
+void norm_sums_init(struct norm_sum *sums, uint32_t n);
+/* Whether the norm counts the tensor's values: bytes have no norm. */
+bool norm_counts(const struct job *job, const struct layout_tensor *t, uint32_t plane);
+int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault);
 /* The job was dropped. */
 void norms_fail(struct job *job, int status, const char *text);
 

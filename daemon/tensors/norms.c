@@ -2,12 +2,10 @@
  * Norms of tensors, which their owners compute.
  *
  * The asking node asks every node with shards.  Each answers with the sums of squares over what
- * its owners have of the tensors; mirrors are left out.  The sums are exact and of blocks that no
- * partition cuts, so a norm has the same bits however the tensor lies.  An owner reads gradients
- * when their sum is complete, and other planes while no update runs.  Owners may have different
- * versions of a plane; then the node asks again for the newest.
+ * its owners have of the tensors (norms_told.c); mirrors are left out.  The sums are exact and of
+ * blocks that no partition cuts, so a norm has the same bits however the tensor lies.  Owners may
+ * have different versions of a plane; then the node asks again for the newest.
  */
-#include "daemon/reduce/reduce.h"
 #include "daemon/tensors/access.h"
 
 #include <math.h>
@@ -17,23 +15,7 @@
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
 
-struct norm_sum {
-        struct exact_sum squares;
-        bool finite;
-        bool present; /* GRAD: the tensor has a gradient */
-};
-
-/* The answer to another node, or this one, in the making. */
-struct norms_told {
-        struct job *job;
-        uint32_t node, first, count, pending;
-        uint64_t call, elements, oldest, newest;
-        int status;
-        const char *text;
-        struct norm_sum sums[]; /* [count] */
-};
-
-static void sums_init(struct norm_sum *sums, uint32_t n)
+void norm_sums_init(struct norm_sum *sums, uint32_t n)
 {
         for (uint32_t i = 0; i < n; i++) {
                 exact_sum_init(&sums[i].squares);
@@ -41,15 +23,14 @@ static void sums_init(struct norm_sum *sums, uint32_t n)
         }
 }
 
-/* Whether the norm counts the tensor's values: bytes have no norm. */
-static bool norm_counts(const struct job *job, const struct layout_tensor *t, uint32_t plane)
+bool norm_counts(const struct job *job, const struct layout_tensor *t, uint32_t plane)
 {
         if (dtype_is_bytes(job->layout->groups[t->group].dtype))
                 return false;
         return plane == ZERO_PLANE_GRAD ? !t->frozen : tensor_has(job, t, plane);
 }
 
-static int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault)
+int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault)
 {
         uint32_t n = job->layout->n_tensors;
 
@@ -66,245 +47,6 @@ static int norms_check(const struct job *job, const Zero__Norms *m, struct fault
                                  m->first, m->count, n, LAYOUT_NORMS);
         return 0;
 }
-
-/* ---- an owner's part ------------------------------------------------------------------- */
-
-static void told_answer(const struct norms_told *t)
-{
-        Zero__LinkMessage m = job_message(t->job->name);
-        Zero__NormsTold told = ZERO__NORMS_TOLD__INIT;
-        CLEANUP(cleanup_free) uint32_t *bins = malloc(t->count * EXACT_SUM_BINS * sizeof *bins);
-        CLEANUP(cleanup_free) uint8_t *finite = malloc(t->count);
-
-        if (t->status || !bins || !finite) {
-                m.call = t->call;
-                answer(t->job->x, t->node, &m, t->status ? t->status : ZERO_ENOMEM,
-                       t->status ? t->text : "out of memory");
-                return;
-        }
-        for (uint32_t i = 0; i < t->count; i++) {
-                struct exact_sum sum = t->sums[i].squares;
-
-                exact_sum_normalize(&sum);
-                for (size_t k = 0; k < EXACT_SUM_BINS; k++)
-                        bins[i * EXACT_SUM_BINS + k] = (uint32_t)sum.bin[k];
-                finite[i] = t->sums[i].finite;
-        }
-        told.elements = t->elements;
-        told.oldest = t->oldest;
-        told.newest = t->newest;
-        told.n_bins = t->count * EXACT_SUM_BINS;
-        told.bins = bins;
-        told.finite = (ProtobufCBinaryData){ t->count, finite };
-        m.answer = t->call;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_NORMS_TOLD;
-        m.norms_told = &told;
-        fabric_send(t->job->x->fabric, t->node, &m);
-}
-
-static void told_part(struct norms_told *t, int status, const char *text)
-{
-        if (status && !t->status) {
-                t->status = status;
-                t->text = text;
-        }
-        if (--t->pending)
-                return;
-        told_answer(t);
-        job_unref(t->job);
-        free(t);
-}
-
-static uint64_t segment_at(const struct work *w, const struct plan_segment *s)
-{
-        if (w->plane == ZERO_PLANE_MASTER)
-                return s->master;
-        if (w->plane == ZERO_PLANE_GRAD)
-                return s->moment;
-        return plan_moment(&w->replica->state->plan->shards[w->group],
-                           w->plane - ZERO_PLANE_MOMENT1, s->moment);
-}
-
-static void norms_run(struct offload_task *task, uint32_t worker)
-{
-        struct work *w = CONTAINER_OF(task, struct work, task);
-        const struct job *job = w->job;
-        const struct plan *plan = w->replica->state->plan;
-        const struct plan_shard *shard = &plan->shards[w->group];
-        double scale = w->plane == ZERO_PLANE_GRAD ? reduce_norm_scale(job, w->group) : 1;
-        struct norm_sum *sums = w->buffer;
-
-        for (uint32_t i = 0; i < shard->n_segments; i++) {
-                const struct plan_segment *s = &plan->segments[shard->first_segment + i];
-                const struct layout_tensor *t = &job->layout->tensors[s->tensor];
-                struct norm_sum *sum = &sums[s->tensor - w->tensor];
-                uint64_t n = plan_segment_elements(t, s);
-                struct mapping values;
-
-                if (s->tensor < w->tensor || s->tensor - w->tensor >= w->count ||
-                    !norm_counts(job, t, w->plane))
-                        continue;
-                w->elements += n;
-                if (n == 0 || !sum->present)
-                        continue;
-                values = state_map(w->replica->state, w->plane,
-                                   (struct range){ segment_at(w, s), n });
-                job->x->ops->norm(values.at, n, scale, &sum->squares, &sum->finite);
-                state_unmap(&values);
-        }
-}
-
-static void norms_work_end(struct work *w, int status, const char *text)
-{
-        struct norms_told *t = w->norms;
-
-        work_free(w);
-        told_part(t, status, text);
-}
-
-static void norms_ran(struct offload_task *task)
-{
-        struct work *w = CONTAINER_OF(task, struct work, task);
-        struct norms_told *t = w->norms;
-        const struct norm_sum *sums = w->buffer;
-
-        for (uint32_t i = 0; i < w->count; i++) {
-                struct norm_sum *to = &t->sums[w->tensor - t->first + i];
-
-                exact_sum_merge(&to->squares, &sums[i].squares);
-                to->finite = to->finite && sums[i].finite;
-        }
-        t->elements += w->elements;
-        if (w->plane == ZERO_PLANE_GRAD)
-                accumulator_read_end(w->replica, w->group);
-        norms_work_end(w, ZERO_OK, "");
-}
-
-bool norms_must_wait(struct work *w)
-{
-        const struct job *job = w->job;
-        struct replica *h = replica_of_copy(job, w->owner, 0);
-
-        w->replica = h;
-        if (!h)
-                return false;
-        if (w->plane != ZERO_PLANE_GRAD)
-                return job->version < w->version || h->updating;
-        return job->attempt < w->attempt ||
-               (job->attempt == w->attempt && !accumulator_settle(h, w->group));
-}
-
-static const char being_moved[] = "the job's shards are being moved: try again";
-
-/* Reads what the plane has now. */
-static void norms_begin(struct work *w)
-{
-        struct norm_sum *sums = w->buffer;
-        struct norms_told *t = w->norms;
-        bool grad = w->plane == ZERO_PLANE_GRAD;
-
-        if (w->job->dead) {
-                norms_work_end(w, ZERO_ENOJOB, "the job was dropped or the daemon stops");
-                return;
-        }
-        if (!w->replica) {
-                norms_work_end(w, ZERO_EBUSY, being_moved);
-                return;
-        }
-        if (grad && w->attempt != w->job->attempt) {
-                norms_work_end(w, ZERO_EABORTED, "the attempt is over, replay the step");
-                return;
-        }
-        for (uint32_t i = 0; i < w->count; i++)
-                sums[i].present = !grad || accumulator_present(w->replica, w->tensor + (uint32_t)i);
-        if (grad) {
-                accumulator_read_begin(w->replica, w->group);
-        } else {
-                shard_pin(w->replica, w->group);
-                w->pinned = true;
-        }
-        t->oldest = w->job->version < t->oldest ? w->job->version : t->oldest;
-        t->newest = w->job->version > t->newest ? w->job->version : t->newest;
-        w->task.run = norms_run;
-        w->task.done = norms_ran;
-        offload_submit(w->job->x->offload, &w->task);
-}
-
-/* The part of one group. */
-static void told_begin(struct norms_told *t, struct replica *h, uint32_t tensor, uint32_t n,
-                       const Zero__NormsAsk *ask)
-{
-        struct work *w = work_new(t->job, h, tensor, (enum zero_plane)ask->of->plane, 0, n);
-
-        if (w)
-                w->buffer = calloc(n, sizeof(struct norm_sum));
-        t->pending++;
-        if (!w || !w->buffer) {
-                if (w)
-                        work_free(w);
-                told_part(t, ZERO_ENOMEM, "out of memory");
-                return;
-        }
-        w->owns_buffer = true;
-        sums_init(w->buffer, n);
-        w->norms = t;
-        w->owner = h->owner;
-        w->attempt = ask->of->attempt;
-        w->version = ask->version;
-        w->begin = norms_begin;
-        work_start(w);
-}
-
-static void told_begin_owner(struct norms_told *t, struct replica *h, const Zero__NormsAsk *ask)
-{
-        const layout *l = t->job->layout;
-        uint32_t end = t->first + t->count;
-
-        for (uint32_t at = t->first; at < end;) {
-                const struct layout_group *g = &l->groups[l->tensors[at].group];
-                uint32_t last = g->first_tensor + g->n_tensors;
-                uint32_t n = (last < end ? last : end) - at;
-
-                told_begin(t, h, at, n, ask);
-                at += n;
-        }
-}
-
-void norms_ask_message(struct job *job, uint32_t node, const Zero__LinkMessage *m)
-{
-        const Zero__NormsAsk *ask = m->norms_ask;
-        struct fault fault = { 0 };
-        struct norms_told *t;
-
-        if (!ask->of || norms_check(job, ask->of, &fault)) {
-                answer(job->x, node, m, ZERO_EPROTO, ask->of ? fault.text : "norms of nothing");
-                return;
-        }
-        if (!replicas_whole(job)) {
-                answer(job->x, node, m, ZERO_EBUSY, being_moved);
-                return;
-        }
-        t = calloc(1, sizeof *t + ask->of->count * sizeof *t->sums);
-        if (!t) {
-                answer(job->x, node, m, ZERO_ENOMEM, "out of memory");
-                return;
-        }
-        *t = (struct norms_told){ .job = job,
-                                  .node = node,
-                                  .first = ask->of->first,
-                                  .count = ask->of->count,
-                                  .pending = 1,
-                                  .call = m->call,
-                                  .oldest = UINT64_MAX };
-        sums_init(t->sums, t->count);
-        job_ref(job);
-        for_replicas (job, h)
-                if (h->copy == 0)
-                        told_begin_owner(t, h, ask);
-        told_part(t, ZERO_OK, "");
-}
-
-/* ---- the asking node ------------------------------------------------------------------- */
 
 /* Gradients may be long in coming: the client's own wait has a deadline. */
 enum { GRAD_CALL_MS = 24 * 3600 * 1000 };
@@ -420,7 +162,7 @@ static void norms_ask(struct norms *n, uint64_t version)
         Zero__NormsAsk ask = ZERO__NORMS_ASK__INIT;
         Zero__Norms of = ZERO__NORMS__INIT;
 
-        sums_init(n->sums, n->count);
+        norm_sums_init(n->sums, n->count);
         n->elements = n->newest = 0;
         n->oldest = UINT64_MAX;
         of.plane = n->plane;
@@ -445,10 +187,8 @@ static int norms_new(struct job *job, struct push_window *window, const Zero__No
         struct norms *n;
         int status = norms_check(job, m, fault);
 
-        if (!status && window->gets >= GETS_MAX)
-                status = fault_set(fault, ZERO_EBUSY,
-                                   "this client already has %d gets in progress: try again",
-                                   GETS_MAX);
+        if (!status)
+                status = gets_check(window, fault);
         if (status)
                 return status;
         n = calloc(1, sizeof *n);
@@ -474,6 +214,7 @@ static int norms_new(struct job *job, struct push_window *window, const Zero__No
         window->gets++;
         job_ref(job);
         list_insert(&job->x->tensors->norms, &n->link);
+        norms_ask(n, job->version);
         *ret = n;
         return 0;
 }
@@ -508,7 +249,6 @@ int norms_start(struct job *job, struct push_window *window, const Zero__Norms *
         r->subject = n;
         r->describe = norms_describe;
         r->forget = norms_forget;
-        norms_ask(n, job->version);
         return 0;
 }
 
@@ -523,7 +263,6 @@ int norms_start_grad(struct job *job, struct push_window *window, const Zero__No
                 return status;
         n->rank = rank;
         n->done = done;
-        norms_ask(n, job->version);
         *ret = n;
         return 0;
 }

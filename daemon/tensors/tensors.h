@@ -40,6 +40,7 @@ int norms_start_grad(struct job *job, struct push_window *window, const Zero__No
                      struct fault *fault);
 /* Puts the norms into the request's result. */
 void norms_result(const struct norms *n, struct request *r);
+/* norms_told.c */
 void norms_ask_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
 /* Places in checksum.sum: master and moments by plane - ZERO_PLANE_MASTER, then these. */

@@ -177,8 +177,8 @@ static bool work_must_wait(struct work *w)
 {
         const struct replica *h = w->replica;
 
-        if (w->norms)
-                return norms_must_wait(w);
+        if (w->must_wait)
+                return w->must_wait(w);
         if (h->job->version < w->version || h->updating)
                 return true;
         if (w->put && h->copying)
@@ -239,7 +239,7 @@ struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum 
         return w;
 }
 
-static const char being_moved[] = "the job's shards are being moved: try again";
+const char being_moved[] = "the job's shards are being moved: try again";
 
 /* ---- other nodes' requests ----------------------------------------------------------- */
 
