@@ -188,7 +188,7 @@ static bool work_must_wait(struct work *w)
 
 void work_start(struct work *w)
 {
-        if (w->plane != ZERO_PLANE_GRAD)
+        if (w->plane != ZERO_PLANE_GRAD && w->replica)
                 update_undo(w->replica); /* planes are read and written as the record has them */
         if (work_must_wait(w))
                 list_insert(&w->job->x->tensors->works, &w->link);
@@ -196,15 +196,28 @@ void work_start(struct work *w)
                 w->begin(w);
 }
 
-void works_go_on(struct job *job)
+static struct work *work_that_goes_on(const struct job *job)
 {
         list_for_each (&job->x->tensors->works, item) {
                 struct work *w = CONTAINER_OF(item, struct work, link);
 
-                if (w->job != job || (!job->dead && work_must_wait(w)))
-                        continue;
+                if (w->job == job && (job->dead || !work_must_wait(w)))
+                        return w;
+        }
+        return NULL;
+}
+
+/* An update ahead may have begun while a work waited.  To undo it may let other works go on. */
+void works_go_on(struct job *job)
+{
+        struct work *w;
+
+        while ((w = work_that_goes_on(job))) {
                 list_remove(&w->link);
-                w->begin(w);
+                if (job->dead)
+                        w->begin(w);
+                else
+                        work_start(w);
         }
 }
 

@@ -51,7 +51,7 @@ static bool client_done(void *arg)
         return ((struct client *)arg)->done;
 }
 
-static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_plane plane,
+static void client_begin(struct client *c, bool put, uint32_t tensor, enum zero_plane plane,
                          uint64_t first, uint64_t count)
 {
         struct engine *x = &c->net->nodes[c->node].x;
@@ -72,6 +72,12 @@ static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_
                 request_end(&c->request, r, "%s", fault.text);
         if (put) /* the values at the time of the call count */
                 memset(c->window->segment.data, 0xff, c->window->transfer_bytes);
+}
+
+static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_plane plane,
+                         uint64_t first, uint64_t count)
+{
+        client_begin(c, put, tensor, plane, first, count);
         net_wait(c->net, client_done, c, "a plane");
         return c->status;
 }
@@ -583,6 +589,53 @@ static void a_set_is_not_put_between_vote_and_decision_behind_a_restart(void)
         session_close(&s);
 }
 
+static bool first_group_is_ahead(void *arg)
+{
+        struct session *s = arg;
+        uint8_t present[64];
+
+        for (uint32_t n = 0; n < s->training->net.owners; n++) {
+                const struct replica *h = net_own(net_job(&s->net, n, "zoo"));
+
+                if (!h->ahead || h->unread[0] || !accumulator_summed(h, 0, present))
+                        return false;
+        }
+        return true;
+}
+
+/* While a put waits for the end of a copy, the group is updated ahead. */
+static void a_put_that_waited_is_not_undone_with_an_update_ahead(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct client c;
+
+        t.eager = true;
+        t.clip_norm = 0;
+        session_open(&s, &t);
+        session_attach(&s);
+        client_open(&c, &s.net, 0);
+        for (uint32_t n = 0; n < t.net.owners; n++)
+                net_own(net_job(&s.net, n, "zoo"))->copying = true;
+        for (uint64_t i = 0; i < s.layout->tensors[0].elements; i++)
+                ((float *)c.window->segment.data)[i] = value(0, ZERO_PLANE_MASTER, i);
+        client_begin(&c, true, 0, ZERO_PLANE_MASTER, 0, s.layout->tensors[0].elements);
+        session_push_ahead(&s, 1);
+        net_wait(&s.net, first_group_is_ahead, &s, "the update ahead");
+        CHECK(!c.done);
+        for (uint32_t n = 0; n < t.net.owners; n++) {
+                struct replica *h = net_own(net_job(&s.net, n, "zoo"));
+
+                h->copying = false;
+                shard_settled(h->job);
+        }
+        net_wait(&s.net, client_done, &c, "the put");
+        CHECK(c.status == 0, "%s", c.text);
+        check_tensor(&c, s.layout, 0, ZERO_PLANE_MASTER);
+        client_close(&c);
+        session_close(&s);
+}
+
 const struct test_case plane_cases[] = {
         { "a-late-get-leaves-the-clients-memory-alone", a_late_get },
         { "a-set-is-not-put-between-vote-and-decision-behind-a-restart",
@@ -591,6 +644,8 @@ const struct test_case plane_cases[] = {
         { "the-step-count-is-kept-by-every-owner", the_step_count_is_kept_by_every_owner },
         { "gets-and-puts-out-of-range-are-refused", gets_and_puts_out_of_range_are_refused },
         { "a-put-reaches-every-window", a_put_reaches_every_window },
+        { "a-put-that-waited-is-not-undone-with-an-update-ahead",
+          a_put_that_waited_is_not_undone_with_an_update_ahead },
         { "one-step-is-adamw", one_step_is_adamw },
         { "the-set-that-was-put-is-the-one-that-applies",
           the_set_that_was_put_is_the_one_that_applies },
