@@ -102,6 +102,12 @@ bool job_away(const struct job *job, struct wait_line *ret)
         return false;
 }
 
+/* Who waits for others itself is rather not the one to name. */
+static bool named_before(const struct wait_line *a, const struct wait_line *b)
+{
+        return a->waits != b->waits ? b->waits : a->until_ms < b->until_ms;
+}
+
 int job_describe(const struct job *job, struct wait_line *ret)
 {
         const struct wait_lines *waits = &job->progress->waits;
@@ -110,7 +116,7 @@ int job_describe(const struct job *job, struct wait_line *ret)
         if (job_away(job, ret))
                 return ZERO_EDEADLINE;
         for (uint32_t i = 1; i < waits->n; i++)
-                if (waits->lines[i].until_ms < first->until_ms)
+                if (named_before(&waits->lines[i], first))
                         first = &waits->lines[i];
         if (waits->n == 0)
                 snprintf(ret->who, sizeof ret->who, "the other ranks");
@@ -134,6 +140,7 @@ void progress_write(const struct engine *x, struct wait_lines *lines, struct pro
                 ret->waits[i].what = line->what;
                 ret->waits[i].since_ms = line->since_ms ? now - line->since_ms : 0;
                 ret->waits[i].alive = line->alive;
+                ret->waits[i].waits = line->waits;
                 ret->pointers[i] = &ret->waits[i];
         }
         ret->progress.n_waits = lines->n;
@@ -153,6 +160,7 @@ void progress_read(const struct engine *x, const Zero__Progress *p, struct wait_
                 snprintf(line->what, sizeof line->what, "%s", wait->what);
                 line->since_ms = now > wait->since_ms ? now - wait->since_ms : 1; /* 0: just now */
                 line->alive = wait->alive;
+                line->waits = wait->waits;
                 line->until_ms = wait->alive ? line->since_ms + x->conf->rank_wait_ms : 0;
         }
 }

@@ -18,6 +18,7 @@ struct wait_line {
         char who[96], what[200];
         uint64_t since_ms; /* loop time of the last sign of progress */
         bool alive;        /* a rank that may still come: worth more than one deadline */
+        bool waits;        /* a rank that waits for others itself, and holds up the step */
         uint64_t until_ms; /* loop time when the wait ends at the latest; 0: its deadline */
 };
 

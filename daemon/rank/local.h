@@ -24,8 +24,8 @@ int rank_stash_now(struct rank *rank, const Zero__Stash *stash, struct request *
 /* Whether the rank may begin to wait for all ranks in that attempt; params: with zero_step(). */
 int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
                 struct fault *fault);
-/* The node's ranks wait for the same thing: others would wait for each other.  reduces: the rank is
- * about to wait in zero_all_reduce(). */
+/* The node's ranks wait for the same thing: others would wait for each other.  Norms of tensors
+ * need no other rank's call.  reduces: the rank is about to wait in zero_all_reduce(). */
 int others_check(const struct rank *rank, bool reduces, const char *call, struct fault *fault);
 /* The rank waits for all ranks; what: of rank->waits. */
 void rank_wait(struct rank *rank, struct request *r, int what);

@@ -252,6 +252,8 @@ static int close_describe(const struct request *r, struct wait_line *ret)
         int status = job_describe(rank->job, ret);
         char rest[sizeof ret->what];
 
+        if (rank->waits == WAITS_NORMS && ret->waits) /* none of these waits for another */
+                *ret = (struct wait_line){ .who = "the other ranks" };
         if (rank->waits != WAITS_REDUCED || strncmp(ret->what, any_call, strlen(any_call)) != 0)
                 return status;
         snprintf(rest, sizeof rest, "%s", ret->what + strlen(any_call));
@@ -423,7 +425,7 @@ int others_check(const struct rank *rank, bool reduces, const char *call, struct
 
         for (uint32_t i = 0; i < job->world_size; i++) {
                 const struct rank *other = job->ranks[i].session;
-                bool waits = other && other->closing,
+                bool waits = other && other->closing && other->waits != WAITS_NORMS,
                      reduced = waits && other->waits == WAITS_REDUCED;
 
                 if (i != rank->rank &&
@@ -571,8 +573,6 @@ int rank_norms_now(struct rank *rank, const Zero__Norms *m, struct request *r, s
         const struct norms *asked = rank->norms;
         int status = close_check(rank, m->attempt, NULL, fault);
 
-        if (!status)
-                status = others_check(rank, false, "zero_tensor_norms", fault);
         if (!status && !(asked && asked->attempt == m->attempt && asked->first == m->first &&
                          asked->count == m->count))
                 status = norms_start_grad(rank->job, rank->window, m, rank->rank, rank_norms_done,
@@ -667,21 +667,23 @@ static void rank_describe(const struct rank *rank, struct wait_line *ret)
 {
         const struct job *job = rank->job;
         enum process_life life = process_life(rank->pid, rank->needs.process_start);
+        bool waits = rank->closing;
 
         *ret = (struct wait_line){ .since_ms = rank->active_ms,
+                                   .waits = waits,
                                    .alive = life == PROCESS_RUNS || life == PROCESS_UNSEEN };
         snprintf(ret->who, sizeof ret->who, "rank %u on %.60s", rank->rank,
                  node_name(job->x, job->x->cluster->self));
-        snprintf(ret->what, sizeof ret->what,
-                 "%s (pushed %u gradients%s%.60s%s); last call %s, %.1f s ago%s", awaited_call(job),
-                 rank_state_of(rank)->pushed,
-                 rank_state_of(rank)->pushed ? ", the last of group '" : "",
-                 rank_state_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
-                 rank_state_of(rank)->pushed ? "'" : "", rank->last_call,
-                 (double)(engine_now(job->x) - rank->active_ms) / 1000,
-                 life == PROCESS_STOPPED ? "; its process is stopped"
-                 : life == PROCESS_ENDED ? "; its process has ended"
-                                         : "");
+        snprintf(
+                ret->what, sizeof ret->what, "%s (pushed %u gradients%s%.60s%s); %s %s, %.1f s%s%s",
+                awaited_call(job), rank_state_of(rank)->pushed,
+                rank_state_of(rank)->pushed ? ", the last of group '" : "",
+                rank_state_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
+                rank_state_of(rank)->pushed ? "'" : "", waits ? "in" : "last call", rank->last_call,
+                (double)(engine_now(job->x) - rank->active_ms) / 1000, waits ? "" : " ago",
+                life == PROCESS_STOPPED ? "; its process is stopped"
+                : life == PROCESS_ENDED ? "; its process has ended"
+                                        : "");
 }
 
 static bool rank_waits(const struct rank *rank)
@@ -700,7 +702,7 @@ uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool 
 
                 if (rank_waits(rank))
                         *ret_waiting = true;
-                if (!rank || rank->closing || rank->attaching)
+                if (!rank || (rank->closing && rank->waits != WAITS_NORMS) || rank->attaching)
                         continue;
                 rank_describe(rank, line);
                 *ret_waiting = ordered_describe_first(rank, line) || *ret_waiting;

@@ -325,6 +325,24 @@ def not_after_the_step(placement):
         assert c.checksum("j")["version"] == 0  # steps without sets
 
 
+@cases_of(PLACED, "{0[0]}_{0[1]}")
+def together_with_all_reduce(placement):
+    """The one needs no other rank's call, the other waits for it, and a deadline names the rank and where it is."""
+    with Cluster(2) as c:
+        a, b = raw_ranks(c, placement, 60000, 2000)
+        a.send("norms")
+        b.ask("all_reduce", "rank 0", "in zero_tensor_norms", status=wire.EDEADLINE)
+        b.ask("norms")
+        a.reply()
+        b.send("all_reduce")
+        a.ask("norms")
+        a.ask("all_reduce")
+        b.reply()
+        a.send("step")
+        b.ask("step")
+        a.reply()
+
+
 @case
 def a_step_that_was_refused_here_and_is_decided():
     """The coordinator has the node's step with the values that it named first; the norms that the rank waits for end with the step."""
