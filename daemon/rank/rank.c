@@ -570,11 +570,9 @@ static void rank_norms_done(struct norms *n)
 
 int rank_norms_now(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault)
 {
-        const struct norms *asked = rank->norms;
         int status = close_check(rank, m->attempt, NULL, fault);
 
-        if (!status && !(asked && asked->attempt == m->attempt && asked->first == m->first &&
-                         asked->count == m->count))
+        if (!status)
                 status = norms_start_grad(rank->job, rank->window, m, rank->rank, rank_norms_done,
                                           &rank->norms, fault);
         if (status)

@@ -252,12 +252,25 @@ int norms_start(struct job *job, struct push_window *window, const Zero__Norms *
         return 0;
 }
 
+/* The rank has asked the same in this attempt, and not been answered. */
+static struct norms *norms_asked(const struct job *job, uint32_t rank, const Zero__Norms *m)
+{
+        list_for_each (&job->x->tensors->norms, item) {
+                struct norms *n = CONTAINER_OF(item, struct norms, link);
+
+                if (n->job == job && n->done && n->rank == rank && n->attempt == m->attempt &&
+                    n->first == m->first && n->count == m->count)
+                        return n;
+        }
+        return NULL;
+}
+
 int norms_start_grad(struct job *job, struct push_window *window, const Zero__Norms *m,
                      uint32_t rank, void (*done)(struct norms *n), struct norms **ret,
                      struct fault *fault)
 {
-        struct norms *n;
-        int status = norms_new(job, window, m, GRAD_CALL_MS, &n, fault);
+        struct norms *n = norms_asked(job, rank, m);
+        int status = n ? 0 : norms_new(job, window, m, GRAD_CALL_MS, &n, fault);
 
         if (status)
                 return status;

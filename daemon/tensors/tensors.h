@@ -34,7 +34,7 @@ struct norms {
 int norms_start(struct job *job, struct push_window *window, const Zero__Norms *m,
                 uint64_t timeout_ms, struct request *r, struct fault *fault);
 /* The same for GRAD, for the rank that asks: owners answer when the sums are complete, and refuse
- * when the attempt is over. */
+ * when the attempt is over.  What the rank has asked already in this attempt is not asked again. */
 int norms_start_grad(struct job *job, struct push_window *window, const Zero__Norms *m,
                      uint32_t rank, void (*done)(struct norms *n), struct norms **ret,
                      struct fault *fault);

@@ -271,6 +271,24 @@ def step_again(a, b):
             r.do("step", sets=SETS)
 
 
+@case
+def asked_again_after_a_deadline():
+    """A call of several pages, whose first page is answered each time, is not in progress more than once."""
+    n = 2 * PAGE + 77
+    with Cluster(2) as c:
+        a, b = c.ranks("j", many(n), [0, 1], hold=1, push=-1, timeout_ms=1000 * WAIT)
+        push_all(a, 4)
+        push_all(b, 2)
+        for _ in range(6):  # more often than a client may have calls in progress
+            a.refused("EDEADLINE", "norms", "rank 1", plane="grad", first=0, count=n)
+        a.do("get", tensor=0, plane="master", count=1)
+        for g in (2, 3):
+            b.do("grad", group=g)
+            b.do("push", group=g)
+        assert all(norms(a, "grad", 0, n))
+        step_all([a, b], sets=SETS)
+
+
 class RawRank:
     """A rank that pushes nothing, whose messages the test writes."""
 
