@@ -32,7 +32,7 @@
  * it waited for, and the next call tries again.  If the step in flight was decided meanwhile,
  * zero_step() returns the step's result as if nothing had happened.  If the client had nothing
  * fetched, asked for or pushed, and the version is the same, the call goes on, except zero_put(),
- * zero_norm(), zero_all_reduce() and zero_step().  Otherwise the call returns ZERO_EABORTED.
+ * zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and zero_step().  Otherwise the call returns ZERO_EABORTED.
  * After ZERO_EABORTED zero_version() says where to go on: the version is one higher if the step was
  * committed after all.  A client that is not a rank does not connect again: ZERO_ECLOSED.
  * Closing: ZERO_ECLOSED is final.  So is a refusal that no further try would change, such as

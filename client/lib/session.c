@@ -338,14 +338,21 @@ int zero_compose(struct zero_client *client, const struct zero_layout *part, uin
 
 /*
  * Whether the same request may go out again on a resumed connection.  A put may not: its values
- * lay in the window that is gone.  A norm or a step belongs to its attempt.
+ * lay in the window that is gone.  A norm of gradients or a step belongs to its attempt.
  */
-static bool repeats(const struct zero_client *c, Zero__Request__BodyCase what)
+static bool repeats(const struct zero_client *c, const Zero__Request *request)
 {
-        if (what == ZERO__REQUEST__BODY_QUERY)
+        switch (request->body_case) {
+        case ZERO__REQUEST__BODY_QUERY:
                 return true;
-        return c->deferred.status == ZERO_OK &&
-               (what == ZERO__REQUEST__BODY_FETCH || what == ZERO__REQUEST__BODY_GET);
+        case ZERO__REQUEST__BODY_FETCH:
+        case ZERO__REQUEST__BODY_GET:
+                return c->deferred.status == ZERO_OK;
+        case ZERO__REQUEST__BODY_NORMS:
+                return c->deferred.status == ZERO_OK && request->norms->plane != ZERO_PLANE_GRAD;
+        default:
+                return false;
+        }
 }
 
 int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply **ret_reply)
@@ -358,7 +365,7 @@ int client_call(struct zero_client *c, Zero__Request *request, const Zero__Reply
                 r = client_resume(c);
                 if (r)
                         return r;
-                if (!again || !repeats(c, request->body_case))
+                if (!again || !repeats(c, request))
                         break;
                 if (request->body_case == ZERO__REQUEST__BODY_FETCH)
                         request->fetch->attempt = c->attempt;

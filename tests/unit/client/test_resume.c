@@ -340,6 +340,37 @@ Test(resume, a_put_is_aborted_and_a_get_made_again)
         fake_close(&f, c);
 }
 
+static void die_in_norms(struct fake *d)
+{
+        Zero__NormsReply norms = ZERO__NORMS_REPLY__INIT;
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        double norm = 2.5;
+
+        fake_begin(d);
+        fake_expect(d, ZERO__REQUEST__BODY_NORMS);
+        restart_void(d);
+        reply.seq = fake_expect(d, ZERO__REQUEST__BODY_NORMS)->seq;
+        reply.body_case = ZERO__REPLY__BODY_NORMS;
+        reply.norms = &norms;
+        norms.n_norms = 1;
+        norms.norms = &norm;
+        fake_reply(d, &reply);
+        fake_expect(d, ZERO__REQUEST__BODY_NORMS);
+        restart_void(d);
+        fake_expect_end(d);
+}
+
+Test(resume, norms_of_weights_are_asked_for_again_and_norms_of_gradients_aborted)
+{
+        struct zero_client *c = fake_open(&f, die_in_norms, 1);
+        double norm = 0;
+
+        OK(zero_tensor_norms(c, ZERO_PLANE_MASTER, 0, 1, &norm));
+        cr_assert_eq(norm, 2.5);
+        ABORTED(zero_tensor_norms(c, ZERO_PLANE_GRAD, 0, 1, &norm));
+        fake_close(&f, c);
+}
+
 static void die_in_query(struct fake *d)
 {
         fake_begin(d);
