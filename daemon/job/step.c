@@ -195,14 +195,10 @@ void step_start(struct step *s)
 }
 
 /* Whether a rank that comes back on the node goes on in the attempt. */
-static bool step_rejoins(struct step *s, uint32_t rank, uint32_t node)
+static bool step_rejoins(const struct step *s, uint32_t rank, uint32_t node)
 {
-        if (s->phase == STEP_FORMING || s->node_of_rank[rank] != node || s->normed ||
-            s->round.done || s->round.given || (s->phase == STEP_VOTING && s->norm_only))
-                return false;
-        if (s->phase == STEP_COLLECTING && s->collecting_norm)
-                s->ready[node] = false;
-        return true;
+        return s->phase != STEP_FORMING && s->node_of_rank[rank] == node && !s->normed &&
+               !s->round.done && !s->round.given && !(s->phase == STEP_VOTING && s->norm_only);
 }
 
 int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *ret,
@@ -217,6 +213,8 @@ int step_join(struct step *s, uint32_t rank, uint32_t node, enum step_action *re
         if (step_rejoins(s, rank, node)) {
                 *ret = STEP_REJOIN;
                 s->rejoined = 2;
+                if (s->phase == STEP_COLLECTING && s->collecting_norm)
+                        s->ready[node] = false; /* the rank asks for the norm anew */
         } else {
                 s->phase = STEP_FORMING;
         }
