@@ -151,3 +151,16 @@ bool field_true(const json_t *object, const char *key)
 {
         return json_is_true(json_object_get(object, key));
 }
+
+json_t *find_named(const json_t *list, const char *key, const char *text)
+{
+        json_t *item;
+        size_t i;
+
+        json_array_foreach(list, i, item)
+        {
+                if (strcmp(field_text(item, key), text) == 0)
+                        return item;
+        }
+        return NULL;
+}

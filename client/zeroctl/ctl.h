@@ -97,3 +97,5 @@ void show_gpus(const struct ctl *ctl, FILE *out, const json_t *status);
 const char *field_text(const json_t *object, const char *key);
 double field_number(const json_t *object, const char *key);
 bool field_true(const json_t *object, const char *key);
+/* The object of a list whose `key` is the text; NULL: none is. */
+json_t *find_named(const json_t *list, const char *key, const char *text);

@@ -31,20 +31,6 @@ static double now(void)
         return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* The object of the list whose `key` is the text. */
-static const json_t *find_named(const json_t *list, const char *key, const char *text)
-{
-        json_t *item;
-        size_t i;
-
-        json_array_foreach(list, i, item)
-        {
-                if (strcmp(field_text(item, key), text) == 0)
-                        return item;
-        }
-        return NULL;
-}
-
 /* Bytes a second since the last picture; "-" for the first picture. */
 static void add_rate(struct table *t, const json_t *peer, const json_t *before, const char *way,
                      const char *kind, double seconds)

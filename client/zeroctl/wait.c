@@ -33,20 +33,6 @@ static int check(const struct ctl *ctl)
         return CTL_USAGE;
 }
 
-/* NULL: no job has the name. */
-static json_t *find_job(const json_t *answer, const char *name)
-{
-        json_t *job;
-        size_t i;
-
-        json_array_foreach(json_object_get(answer, "jobs"), i, job)
-        {
-                if (strcmp(field_text(job, "job"), name) == 0)
-                        return job;
-        }
-        return NULL;
-}
-
 static bool is_there(const json_t *job)
 {
         return job && (!*state || strcmp(field_text(job, "state"), state) == 0) &&
@@ -91,7 +77,7 @@ static int run(struct ctl *ctl)
                         snprintf(error, sizeof(error), "%s", zero_error(ctl->client));
                 if (r == ZERO_ECLOSED && ctl_connect_again(ctl))
                         snprintf(error, sizeof(error), "%s", zero_error(NULL));
-                job = find_job(answer, ctl->argument);
+                job = find_named(json_object_get(answer, "jobs"), "job", ctl->argument);
                 if (r == ZERO_OK && is_there(job)) {
                         json_t *found = json_pack("{s:[O]}", "jobs", job);
 
