@@ -4,7 +4,8 @@
  * them before the node is powered off.
  *
  * A rank that loses its session because a daemon restarts is not new: it comes back (resume), and
- * until then its process runs.
+ * until then its process runs.  If the drain began in between the file has no line of it yet, so a
+ * process that began before the drain may come back too, and the file gets its line.
  */
 #include <assert.h>
 #include <errno.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -21,55 +23,74 @@
 #include "daemon/rank/rank.h"
 #include "proto/cleanup.h"
 
+#define HEAD "drained since %llu" /* then a line a rank: job, rank, pid, start */
+
 struct drained {
         struct engine *x;
         bool on;
+        uint64_t since; /* as process_start(): when it began */
         uint32_t n;
         struct drained_rank *ranks;
         struct blocking_work disk;
         bool writing, wanted; /* wanted: what is being written */
-        int error;            /* errno */
-        void (*done)(void *arg, int error);
+        bool more;            /* ranks have come meanwhile */
+        char *text;           /* of the file */
+        size_t bytes;
+        bool changed; /* the file is as wanted, though perhaps not after a loss of power */
+        int error;    /* errno, of the last time */
+        void (*done)(void *arg, int error); /* NULL: nobody waits */
         void *arg;
 };
 
 /* ---- its processes ---- */
 
-static void add_rank(struct drained *d, const char *job, uint32_t rank, uint32_t pid,
+static bool has_rank(const struct drained *d, const char *job, uint32_t rank, uint32_t pid,
                      uint64_t start)
+{
+        for (uint32_t i = 0; i < d->n; i++)
+                if (d->ranks[i].pid == pid && d->ranks[i].start == start &&
+                    d->ranks[i].rank == rank && strcmp(d->ranks[i].job, job) == 0)
+                        return true;
+        return false;
+}
+
+static int add_rank(struct drained *d, const char *job, uint32_t rank, uint32_t pid, uint64_t start)
 {
         struct drained_rank *more;
 
-        for (uint32_t i = 0; i < d->n; i++)
-                if (d->ranks[i].pid == pid && d->ranks[i].rank == rank &&
-                    strcmp(d->ranks[i].job, job) == 0)
-                        return;
+        if (has_rank(d, job, rank, pid, start))
+                return 0;
         more = realloc(d->ranks, (d->n + 1) * sizeof *more);
         if (!more)
-                return;
+                return -ENOMEM;
         d->ranks = more;
         more = &d->ranks[d->n++];
         *more = (struct drained_rank){ .rank = rank, .pid = pid, .start = start };
         snprintf(more->job, sizeof more->job, "%s", job);
+        return 0;
 }
 
-static void add_session(struct drained *d, const struct rank *rank)
+static int add_session(struct drained *d, const struct rank *rank)
 {
-        add_rank(d, rank->job_name, rank->rank, rank->needs.pid, rank->needs.process_start);
+        return add_rank(d, rank->job_name, rank->rank, rank->needs.pid, rank->needs.process_start);
 }
 
-static void add_sessions(struct drained *d)
+static int add_sessions(struct drained *d)
 {
+        int r = 0;
+
         list_for_each (&d->x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
 
-                for (uint32_t r = 0; r < job->world_size; r++)
-                        if (job->ranks[r].session)
-                                add_session(d, job->ranks[r].session);
+                for (uint32_t i = 0; i < job->world_size && !r; i++)
+                        if (job->ranks[i].session)
+                                r = add_session(d, job->ranks[i].session);
         }
         list_for_each (&d->x->ranks->joining, item) {
-                add_session(d, CONTAINER_OF(item, struct rank, link));
+                if (!r)
+                        r = add_session(d, CONTAINER_OF(item, struct rank, link));
         }
+        return r;
 }
 
 static void remove_ended(struct drained *d)
@@ -82,14 +103,17 @@ static void remove_ended(struct drained *d)
         d->n = n;
 }
 
-uint32_t drained_ranks(const struct engine *x, const struct drained_rank **ret)
+int drained_ranks(const struct engine *x, const struct drained_rank **ret, uint32_t *ret_n)
 {
         struct drained *d = x->membership->drained;
+        int r = add_sessions(d);
 
-        add_sessions(d);
+        if (r)
+                return r;
         remove_ended(d);
         *ret = d->ranks;
-        return d->n;
+        *ret_n = d->n;
+        return 0;
 }
 
 /* ---- the file ---- */
@@ -107,6 +131,25 @@ static int sync_directory(const char *path)
         return fd < 0 || fsync(fd) ? errno : 0;
 }
 
+/* Another thread writes it, and ranks come meanwhile. */
+static int make_text(struct drained *d)
+{
+        FILE *out = open_memstream(&d->text, &d->bytes);
+        bool failed;
+
+        if (!out)
+                return -ENOMEM;
+        fprintf(out, HEAD "\n", (unsigned long long)d->since);
+        for (uint32_t i = 0; i < d->n; i++)
+                fprintf(out, "%s %u %u %llu\n", d->ranks[i].job, d->ranks[i].rank, d->ranks[i].pid,
+                        (unsigned long long)d->ranks[i].start);
+        failed = ferror(out);
+        if (fclose(out) == 0 && !failed)
+                return 0;
+        free(STEAL(d->text));
+        return -ENOMEM;
+}
+
 static int write_file(const struct drained *d, const char *path)
 {
         FILE *out = fopen(path, "we");
@@ -114,10 +157,7 @@ static int write_file(const struct drained *d, const char *path)
 
         if (!out)
                 return errno;
-        for (uint32_t i = 0; i < d->n; i++)
-                fprintf(out, "%s %u %u %llu\n", d->ranks[i].job, d->ranks[i].rank, d->ranks[i].pid,
-                        (unsigned long long)d->ranks[i].start);
-        if (fflush(out) || fsync(fileno(out)))
+        if (fwrite(d->text, 1, d->bytes, out) != d->bytes || fflush(out) || fsync(fileno(out)))
                 error = errno;
         if (fclose(out) && !error)
                 error = errno;
@@ -137,8 +177,35 @@ static void disk_run(struct blocking_work *work)
                 d->error = unlink(path) && errno != ENOENT ? errno : 0;
         if (!d->error && d->wanted && rename(fresh, path))
                 d->error = errno;
-        if (!d->error)
+        d->changed = !d->error;
+        if (d->changed)
                 d->error = sync_directory(d->x->conf->membership_dir);
+        else if (d->wanted)
+                unlink(fresh);
+}
+
+static void disk_done(struct blocking_work *work);
+
+static int disk_write(struct drained *d, bool wanted)
+{
+        int r = wanted ? make_text(d) : 0;
+
+        if (r)
+                return r;
+        d->wanted = wanted;
+        d->more = false;
+        d->disk.run = disk_run;
+        d->disk.done = disk_done;
+        d->writing = true;
+        blocking_submit(d->x->loop, &d->disk);
+        return 0;
+}
+
+static void log_unkept(const char *why)
+{
+        log_error("drain: membership_dir does not keep which ranks have come back: %s; when zerod "
+                  "has restarted zeroctl drain does not wait for them until they come again",
+                  why);
 }
 
 static void disk_done(struct blocking_work *work)
@@ -146,47 +213,72 @@ static void disk_done(struct blocking_work *work)
         struct drained *d = CONTAINER_OF(work, struct drained, disk);
 
         d->writing = false;
-        if (!d->error) {
+        free(STEAL(d->text));
+        if (d->changed && d->on != d->wanted) {
                 d->on = d->wanted;
                 log_info(d->on ? "drain: the node takes no new ranks"
                                : "the drain is over: the node takes ranks again");
         }
-        d->done(d->arg, d->error);
+        if (d->done)
+                STEAL(d->done)(d->arg, d->error);
+        else if (d->error)
+                log_unkept(strerror(d->error));
+        if (d->on && d->more && disk_write(d, true))
+                log_unkept("out of memory");
+}
+
+/* Of the clock of process_start(). */
+static uint64_t ticks_now(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        return (uint64_t)((double)sysconf(_SC_CLK_TCK) *
+                          ((double)now.tv_sec + (double)now.tv_nsec / 1e9));
 }
 
 int drained_set(struct engine *x, bool on, void (*done)(void *arg, int error), void *arg)
 {
         struct drained *d = x->membership->drained;
+        int r = 0;
 
         if (d->writing)
                 return -EBUSY;
-        if (on == d->on) {
+        if (on == d->on && !d->error) {
                 done(arg, 0);
                 return 0;
         }
-        d->n = 0;
+        if (!d->on) {
+                d->n = 0;
+                d->since = ticks_now();
+        }
         if (on)
-                add_sessions(d);
-        d->wanted = on;
+                r = add_sessions(d);
+        if (!r)
+                r = disk_write(d, on);
+        if (r)
+                return r;
         d->done = done;
         d->arg = arg;
-        d->disk.run = disk_run;
-        d->disk.done = disk_done;
-        d->writing = true;
-        blocking_submit(x->loop, &d->disk);
         return 0;
 }
 
 /* ---- start and end ---- */
 
-static void read_file(struct drained *d, FILE *in)
+/* A later boot counts from 0 again: none of its processes began before the drain. */
+static int read_file(struct drained *d, FILE *in)
 {
         char job[ZERO_NAME_MAX + 1];
         unsigned long long start;
         unsigned rank, pid;
+        int r = 0;
 
-        while (d->n < DRAINED_MAX && fscanf(in, "%255s %u %u %llu", job, &rank, &pid, &start) == 4)
-                add_rank(d, job, rank, pid, start);
+        if (fscanf(in, HEAD, &start) == 1 && start <= ticks_now())
+                d->since = start;
+        while (!r && d->n < DRAINED_MAX &&
+               fscanf(in, "%255s %u %u %llu", job, &rank, &pid, &start) == 4)
+                r = add_rank(d, job, rank, pid, start);
+        return r;
 }
 
 int drained_start(struct engine *x, struct fault *fault)
@@ -194,6 +286,7 @@ int drained_start(struct engine *x, struct fault *fault)
         struct drained *d = calloc(1, sizeof *d);
         char path[PATH_MAX];
         FILE *in;
+        int r;
 
         if (!d)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
@@ -206,8 +299,10 @@ int drained_start(struct engine *x, struct fault *fault)
         if (!in)
                 return errno == ENOENT ? 0 : fault_errno(fault, errno, path);
         d->on = true;
-        read_file(d, in);
+        r = read_file(d, in);
         fclose(in);
+        if (r)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
         log_info("drain: the node takes no new ranks until zeroctl undrain %s",
                  node_name(x, x->cluster->self));
         return 0;
@@ -231,4 +326,27 @@ bool membership_drained(const struct engine *x)
         const struct drained *d = x->membership ? x->membership->drained : NULL;
 
         return d && (d->on || (d->writing && d->wanted));
+}
+
+bool drained_admits(const struct engine *x, const char *job, const struct rank_needs *needs)
+{
+        const struct drained *d = x->membership->drained;
+
+        return has_rank(d, job, needs->rank, needs->pid, needs->process_start) ||
+               (needs->process_start > 0 && needs->process_start < d->since);
+}
+
+void drained_keep(struct engine *x, const struct rank *rank)
+{
+        struct drained *d = membership_drained(x) ? x->membership->drained : NULL;
+        uint32_t n = d ? d->n : 0;
+
+        if (!d || (add_session(d, rank) == 0 && d->n == n))
+                return;
+        if (d->n == n)
+                log_unkept("out of memory");
+        else if (d->writing)
+                d->more = true;
+        else if (disk_write(d, true))
+                log_unkept("out of memory");
 }

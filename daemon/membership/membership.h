@@ -96,16 +96,23 @@ void membership_back_forget(struct engine *x);
 
 /* drained.c: a node that takes no new ranks. */
 enum { DRAINED_MAX = 65536 };
+struct rank;
+struct rank_needs;
 struct drained_rank {
         char job[ZERO_NAME_MAX + 1];
         uint32_t rank, pid;
         uint64_t start; /* process_start() */
 };
 bool membership_drained(const struct engine *x);
-/* done() comes when the disk has it, perhaps before this returns.  -EBUSY: it is being changed. */
+/* done() comes when the disk has it, perhaps before this returns; after an error
+ * membership_drained() says what holds.  -EBUSY: it is being changed.  -ENOMEM. */
 int drained_set(struct engine *x, bool on, void (*done)(void *arg, int error), void *arg);
-/* Ranks of this node whose processes run.  Returns their number; valid until the next call. */
-uint32_t drained_ranks(const struct engine *x, const struct drained_rank **ret);
+/* Ranks of this node whose processes run; valid until the next call.  -ENOMEM. */
+int drained_ranks(const struct engine *x, const struct drained_rank **ret, uint32_t *ret_n);
+/* Whether a rank may come back to the drained node: it is not new. */
+bool drained_admits(const struct engine *x, const char *job, const struct rank_needs *needs);
+/* Keeps a rank that has come back. */
+void drained_keep(struct engine *x, const struct rank *rank);
 int drained_start(struct engine *x, struct fault *fault);
 bool drained_idle(const struct engine *x);
 void drained_free(struct membership *v);

@@ -91,6 +91,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         free(accepted);
         conn_price(s->conn, PRICE_RANK);
         rpc_share(s->rpc);
+        drained_keep(s->rpc->x, rank);
 }
 
 static int attach_observer(struct pending_call *call, struct fault *fault)
@@ -274,7 +275,9 @@ int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault
                 rank_leave(STEAL(s->rank), false);
         if (s->rank)
                 return fault_set(fault, ZERO_EORDER, "attached already");
-        if (!m->resume && refuse_drained(s->rpc->x, fault))
+        if (!(m->resume && membership_drained(s->rpc->x) &&
+              drained_admits(s->rpc->x, s->job_name, &needs)) &&
+            refuse_drained(s->rpc->x, fault))
                 return fault->status;
         if (!m->layout)
                 return fault_set(fault, ZERO_EINVAL, "a rank must send its layout");

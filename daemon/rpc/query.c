@@ -82,6 +82,7 @@ static const struct {
         { "examine", survey_query },        { "set", set_query },
         { "drain", survey_query },          { "undrain", survey_query },
         { "nodes", survey_query },          { "trace", survey_query },
+        { "drained", survey_query },
 };
 
 int query_start(struct pending_call *call, const char *what, const char *argument,
@@ -166,7 +167,7 @@ static const struct {
         { "measure", false, measure_question },    { "examine", false, examine_question },
         { "trace", true, trace_question },         { "map", false, map_question },
         { "drain", false, drain_question },        { "undrain", false, drain_question },
-        { "status", false, status_question },
+        { "status", false, status_question },      { "drained", false, drain_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

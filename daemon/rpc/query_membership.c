@@ -2,6 +2,8 @@
  * Tells which nodes hold shards, and changes the list for people who ask.  The node that is asked
  * proposes the change, and answers when it is decided.
  */
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,7 +85,7 @@ static int wanted_start(struct pending_call *call, enum membership_kind kind, co
         return 0;
 }
 
-/* ---- draining, on the node that is named ---- */
+/* ---- draining, and a look at it, on the node that is named ---- */
 
 struct draining {
         struct engine *x;
@@ -96,12 +98,15 @@ static void drain_answer(void *arg, int error)
         struct draining *d = arg;
         struct engine *x = d->x;
         struct arena arena = { NULL };
-        const struct drained_rank *ranks;
+        const struct drained_rank *ranks = NULL;
         struct status_drained drained = { .node = node_name(x, x->cluster->self),
                                           .drained = membership_drained(x) };
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        uint32_t n = 0;
+        char text[200];
 
-        for (uint32_t i = 0, n = drained_ranks(x, &ranks); i < n; i++) {
+        arena.failed = drained_ranks(x, &ranks, &n) != 0;
+        for (uint32_t i = 0; i < n; i++) {
                 struct status_drained_rank *rank = LIST_ADD(&arena, &drained.ranks);
 
                 if (rank)
@@ -109,8 +114,10 @@ static void drain_answer(void *arg, int error)
                                                               ranks[i].pid };
         }
         m.call = d->call;
+        snprintf(text, sizeof text, "node %s is %sdrained; membership_dir: %s", drained.node,
+                 drained.drained ? "" : "not ", strerror(error));
         if (error)
-                answer(x, d->node, &m, ZERO_EIO, "the file in membership_dir cannot be written");
+                answer(x, d->node, &m, ZERO_EIO, text);
         else
                 query_answer_record(x, d->node, d->call, status_drained_type(), &drained, &arena);
         arena_deinit(&arena);
@@ -120,17 +127,28 @@ static void drain_answer(void *arg, int error)
 void drain_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         bool on = strcmp(m->query->what, "drain") == 0;
-        struct draining *d = x->cluster->n_nodes > 1 ? malloc(sizeof *d) : NULL;
+        bool looks = strcmp(m->query->what, "drained") == 0;
+        struct draining *d;
+        int r = -ENOMEM;
 
-        if (d)
-                *d = (struct draining){ x, node, m->call };
-        if (x->cluster->n_nodes == 1)
+        if (x->cluster->n_nodes == 1) {
                 answer(x, node, m, ZERO_EINVAL, "a node without peers cannot be drained");
-        else if (!d || drained_set(x, on, drain_answer, d)) {
+                return;
+        }
+        d = malloc(sizeof *d);
+        if (d) {
+                *d = (struct draining){ x, node, m->call };
+                r = looks ? 0 : drained_set(x, on, drain_answer, d);
+        }
+        if (d && looks)
+                drain_answer(d, 0);
+        else if (r)
                 free(d);
+        if (r == -ENOMEM)
+                answer(x, node, m, ZERO_ENOMEM, "out of memory");
+        else if (r)
                 answer(x, node, m, ZERO_EBUSY,
                        "another drain or undrain is in progress: ask again");
-        }
 }
 
 int membership_query(struct pending_call *call, const char *what, const char *argument,

@@ -260,6 +260,7 @@ static const struct survey_kind {
         { "nodes", "status", false, NULL, false, nodes_together, NODES_MS },
         { "drain", "drain", false, is_named, true, drained_together, DRAIN_MS, true },
         { "undrain", "undrain", false, is_named, true, drained_together, DRAIN_MS, true },
+        { "drained", "drained", false, is_named, true, drained_together, DRAIN_MS, true },
 };
 
 /* ---- asking ---------------------------------------------------------------------- */
@@ -379,9 +380,11 @@ static int survey_names(const struct engine *x, const struct survey_kind *kind,
 {
         uint32_t n = 0;
 
+        if (kind->asks != is_named)
+                return 0;
         while (n < x->cluster->n_nodes && strcmp(node_name(x, n), argument) != 0)
                 n++;
-        if (kind->asks != is_named || n < x->cluster->n_nodes)
+        if (n < x->cluster->n_nodes)
                 return 0;
         return fault_set(fault, ZERO_EINVAL, "there is no node '%.63s': see zeroctl members",
                          argument);
