@@ -5,13 +5,18 @@
  * cannot move, the node takes ranks again.  A drain that is interrupted goes on when somebody asks
  * again.
  */
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "owners.h"
 #include "progress.h"
 #include "units.h"
 
 enum { POLL_MS = 200, TOLD_SIZE = 400 };
+
+#define GO_ON_OR_END "to go on ask again, to end the drain use zeroctl undrain %s"
+#define STAYS "drain: node %s takes no new ranks; " GO_ON_OR_END
 
 static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 {
@@ -21,37 +26,31 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 
 /* ---- shards ---- */
 
-static bool is_only_owner(const json_t *members, const char *node)
+/* Owners that do not answer may lack room, and what they hold is not known. */
+static int check_heard(const json_t *moves, const json_t *members)
 {
-        json_t *owner;
+        json_t *unheard;
         size_t i;
 
-        json_array_foreach(json_object_get(members, "owners"), i, owner)
+        json_array_foreach(json_object_get(moves, "unheard"), i, unheard)
         {
-                if (!json_is_string(owner) || strcmp(json_string_value(owner), node) != 0)
-                        return false;
-        }
-        return true;
-}
+                const char *node = json_string_value(unheard);
 
-static unsigned count_owners(const json_t *members, const char *node)
-{
-        unsigned n = 0;
-        json_t *owner;
-        size_t i;
-
-        json_array_foreach(json_object_get(members, "owners"), i, owner)
-        {
-                n += json_is_string(owner) && strcmp(json_string_value(owner), node) == 0;
+                if (!node || !owners_count(members, node))
+                        continue;
+                ctl_error("drain: node %s does not answer, so nobody knows whether the shards find "
+                          "room: ask again when it does",
+                          node);
+                return CTL_FAILED;
         }
-        return n;
+        return CTL_OK;
 }
 
 /* A node keeps its old states until all new ones are whole.  So each owner that stays needs room
  * for its new part beside what it has. */
 static int check_room(struct ctl *ctl, const json_t *members)
 {
-        unsigned leaving = count_owners(members, ctl->argument);
+        unsigned leaving = owners_count(members, ctl->argument);
         unsigned left = (unsigned)json_array_size(json_object_get(members, "owners")) - leaving;
         json_t *moves, *room;
         double all = 0;
@@ -60,13 +59,14 @@ static int check_room(struct ctl *ctl, const json_t *members)
 
         if (r != CTL_OK || !leaving)
                 return r;
+        r = check_heard(moves, members);
         json_array_foreach(json_object_get(moves, "rooms"), i, room) all +=
                 field_number(room, "used");
         json_array_foreach(json_object_get(moves, "rooms"), i, room)
         {
                 const char *node = field_text(room, "node");
                 const json_t *free_bytes = json_object_get(room, "free");
-                double needs = all * count_owners(members, node) / left;
+                double needs = all * owners_count(members, node) / left;
 
                 if (r != CTL_OK || strcmp(node, ctl->argument) == 0 ||
                     !json_is_number(free_bytes) || json_number_value(free_bytes) >= needs)
@@ -89,7 +89,8 @@ static int check_owners(struct ctl *ctl)
 
         if (r != CTL_OK)
                 return r;
-        if (is_only_owner(members, ctl->argument)) {
+        if (owners_count(members, ctl->argument) ==
+            json_array_size(json_object_get(members, "owners"))) {
                 ctl_error("drain: node %s is the only owner: its shards have nowhere to go; add "
                           "another one first, with zeroctl add-node",
                           ctl->argument);
@@ -104,19 +105,16 @@ static int check_owners(struct ctl *ctl)
 /* The shards stay: so do the ranks that come. */
 static void take_back(struct ctl *ctl)
 {
-        json_t *members, *answer;
+        json_t *members = NULL, *answer;
 
-        if (ctl_query(ctl, "members", NULL, &members))
-                return;
-        if (owners_have(members, ctl->argument) &&
+        if (ctl_query(ctl, "members", NULL, &members) == ZERO_OK &&
+            owners_count(members, ctl->argument) &&
             ctl_query(ctl, "undrain", ctl->argument, &answer) == ZERO_OK) {
                 json_decref(answer);
                 ctl_error("drain: node %s keeps its shards, and takes ranks as before",
                           ctl->argument);
         } else {
-                ctl_error("drain: node %s takes no new ranks; to go on ask again, to end the drain "
-                          "use zeroctl undrain",
-                          ctl->argument);
+                ctl_error(STAYS, ctl->argument, ctl->argument);
         }
         json_decref(members);
 }
@@ -126,12 +124,10 @@ static int move_shards(struct ctl *ctl)
         json_t *members;
         int r = ctl_ask_about(ctl, "members", NULL, &members);
 
-        if (r != CTL_OK)
-                return r;
-        if (owners_have(members, ctl->argument)) {
+        if (r == CTL_OK && owners_count(members, ctl->argument)) {
                 json_decref(members);
                 r = owners_become(ctl, "remove-node", ctl->argument, &members);
-        } else {
+        } else if (r == CTL_OK) {
                 double epoch = field_number(members, "epoch");
 
                 json_decref(members);
@@ -146,7 +142,7 @@ static int move_shards(struct ctl *ctl)
 
 /* ---- ranks ---- */
 
-/* "rank 0 of job gpt (process 123), ..." */
+/* "the end of rank 0 of job gpt (process 123), ...", or nothing. */
 static void list_ranks(const json_t *ranks, char ret[static TOLD_SIZE])
 {
         size_t i, at = 0;
@@ -158,16 +154,24 @@ static void list_ranks(const json_t *ranks, char ret[static TOLD_SIZE])
                 if (at < TOLD_SIZE)
                         at += (size_t)snprintf(ret + at, TOLD_SIZE - at,
                                                "%srank %.0f of job %s (process %.0f)",
-                                               i ? ", " : "", field_number(rank, "rank"),
+                                               i ? ", " : "the end of ", field_number(rank, "rank"),
                                                field_text(rank, "job"), field_number(rank, "pid"));
         }
 }
 
 static int give_up(const struct ctl *ctl, const char *told)
 {
-        ctl_error("drain: node %s has no shards any more, but for %.0f s it has waited for the end "
-                  "of %s; it takes no new ranks: ask again when they have ended",
+        ctl_error("drain: node %s has no shards any more, but for %.0f s it has waited for %s; "
+                  "it takes no new ranks: ask again when they have ended",
                   ctl->argument, ctl_patience(ctl), told);
+        return CTL_FAILED;
+}
+
+static int ended_by_another(const struct ctl *ctl)
+{
+        ctl_error("drain: somebody has ended the drain: node %s has no shards, and takes ranks "
+                  "again",
+                  ctl->argument);
         return CTL_FAILED;
 }
 
@@ -178,22 +182,26 @@ static int wait_for_ranks(struct ctl *ctl)
         json_t *answer;
 
         for (;;) {
-                int r = ctl_query(ctl, "drain", ctl->argument, &answer);
+                int r = ctl_query(ctl, "drained", ctl->argument, &answer);
 
+                if (r == ZERO_OK && !field_true(answer, "drained")) {
+                        json_decref(answer);
+                        return ended_by_another(ctl);
+                }
                 if (r == ZERO_OK) {
                         list_ranks(json_object_get(answer, "ranks"), now);
                         if (!now[0])
                                 return ctl_show(ctl, answer, show);
                         json_decref(answer);
                 } else {
-                        snprintf(now, sizeof now, "an answer: %.300s", zero_error(ctl->client));
+                        snprintf(now, sizeof now, "its answer: %.300s", zero_error(ctl->client));
                         if (r == ZERO_ECLOSED)
                                 ctl_connect_again(ctl);
                 }
                 if (strcmp(told, now) != 0) {
                         memcpy(told, now, sizeof told);
                         until = progress_now() + ctl_patience(ctl);
-                        ctl_error("drain: waiting for the end of %s", told);
+                        ctl_error("drain: waiting for %s", told);
                 }
                 if (progress_now() > until)
                         return give_up(ctl, told);
@@ -201,17 +209,54 @@ static int wait_for_ranks(struct ctl *ctl)
         }
 }
 
-static int run(struct ctl *ctl)
+/* ---- interrupted ---- */
+
+static char interrupted[TOLD_SIZE];
+
+static void on_interrupt(int signal_number)
+{
+        ssize_t n = write(STDERR_FILENO, interrupted, strlen(interrupted));
+
+        (void)n;
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+}
+
+static void stay_when_interrupted(const struct ctl *ctl)
+{
+        struct sigaction action = { .sa_handler = on_interrupt };
+
+        snprintf(interrupted, sizeof interrupted, "\nzeroctl: " STAYS "\n", ctl->argument,
+                 ctl->argument);
+        sigaction(SIGINT, &action, NULL);
+}
+
+static int refuse_ranks(struct ctl *ctl)
 {
         json_t *answer;
+        int r = ctl_query(ctl, "drain", ctl->argument, &answer);
+
+        if (r == ZERO_OK) {
+                json_decref(answer);
+                return CTL_OK;
+        }
+        ctl_error("drain: %s (%s)", zero_error(ctl->client), zero_status_name(r));
+        if (r != ZERO_EINVAL && r != ZERO_EPERM)
+                ctl_error("drain: node %s may take no new ranks all the same; " GO_ON_OR_END,
+                          ctl->argument, ctl->argument);
+        return CTL_FAILED;
+}
+
+static int run(struct ctl *ctl)
+{
         int r = check_owners(ctl);
 
-        if (r == CTL_OK)
-                r = ctl_ask(ctl, "drain", &answer);
         if (r != CTL_OK)
                 return r;
-        json_decref(answer);
-        r = move_shards(ctl);
+        stay_when_interrupted(ctl);
+        r = refuse_ranks(ctl);
+        if (r == CTL_OK)
+                r = move_shards(ctl);
         return r == CTL_OK ? wait_for_ranks(ctl) : r;
 }
 
@@ -221,17 +266,16 @@ const struct command command_drain = {
         .summary = "empty a node, until it is safe to power off",
         .description =
                 "<NODE> takes no new ranks from now on, and its shards move to the other owners, "
-                "as "
-                "with *remove-node*. Then the command waits until the processes of its ranks have "
-                "ended, and names them; end them, or let them finish. When it says that the node "
-                "is "
-                "safe to power off it exits with 0.\n"
+                "as with *remove-node*. Then the command waits until the processes of its ranks "
+                "have ended, and names them; end them, or let them finish. When it says that the "
+                "node is safe to power off it exits with 0.\n"
                 "Training goes on: ranks that are on the node stay attached. A node that is the "
                 "only owner is refused, and so is one whose shards find no room elsewhere: it "
-                "keeps them, and takes ranks again. When nothing has changed for as long as "
+                "keeps them, and takes ranks again. An owner that does not answer may have none: "
+                "the node is refused until it does. When nothing has changed for as long as "
                 "*--timeout*, 60 seconds by default, the command says what it waits for and exits "
                 "with 1; the drain lasts, also over a restart of the node's zerod. Ask again to go "
-                "on. *zeroctl undrain* ends it.\n"
+                "on. *zeroctl undrain* ends it, and the command that waits.\n"
                 "The node's vote counts while it is on: see WHO HOLDS SHARDS in *zeroctl*(1).",
         .run = run,
 };

@@ -24,23 +24,23 @@ static bool is_among(const char *names, const char *name)
         return false;
 }
 
-bool owners_have(const json_t *members, const char *nodes)
+unsigned owners_count(const json_t *object, const char *nodes)
 {
+        unsigned n = 0;
         json_t *owner;
         size_t i;
 
-        json_array_foreach(json_object_get(members, "owners"), i, owner)
+        json_array_foreach(json_object_get(object, "owners"), i, owner)
         {
-                if (json_is_string(owner) && is_among(nodes, json_string_value(owner)))
-                        return true;
+                n += json_is_string(owner) && is_among(nodes, json_string_value(owner));
         }
-        return false;
+        return n;
 }
 
 /* Whether the owners are as the change wants them. */
 static bool owners_fit(const json_t *members, const char *what, const char *argument)
 {
-        return owners_have(members, argument) == (strcmp(what, "add-node") == 0);
+        return (owners_count(members, argument) > 0) == (strcmp(what, "add-node") == 0);
 }
 
 /* Names the nodes whose votes the change waits for. */
@@ -162,6 +162,9 @@ struct follow {
 
 /* ---- interrupted ----------------------------------------------------------------------------- */
 
+static struct sigaction before_moves;
+
+/* What SIGINT does before and after the moves happens behind this. */
 static void on_interrupt(int signal_number)
 {
         static const char text[] =
@@ -170,7 +173,7 @@ static void on_interrupt(int signal_number)
         ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
 
         (void)n;
-        signal(signal_number, SIG_DFL);
+        sigaction(signal_number, &before_moves, NULL);
         raise(signal_number);
 }
 
@@ -244,7 +247,6 @@ static void draw(struct follow *f)
 
 static int give_up(struct follow *f)
 {
-        progress_end(&f->progress);
         ctl_error("the owners are changed, but nothing has moved for %.0f s: %s; the move goes on "
                   "without zeroctl, and zeroctl status shows its progress",
                   ctl_patience(f->ctl), f->wait[0] ? f->wait : "this node's zerod is away");
@@ -301,18 +303,18 @@ static int follow(struct ctl *ctl, double epoch, json_t **ret_members, char back
 {
         struct follow f = { .ctl = ctl, .epoch = epoch, .back = back };
         struct sigaction action = { .sa_handler = on_interrupt };
+        bool over;
 
-        sigaction(SIGINT, &action, NULL);
+        sigaction(SIGINT, &action, &before_moves);
         progress_init(&f.progress, ctl->json);
         f.until = progress_now() + ctl_patience(ctl);
-        while (!ask_once(&f, ret_members)) {
-                if (progress_now() > f.until)
-                        return give_up(&f);
+        while (!(over = ask_once(&f, ret_members)) && progress_now() <= f.until) {
                 draw(&f);
                 progress_nap(POLL_MS);
         }
         progress_end(&f.progress);
-        return CTL_OK;
+        sigaction(SIGINT, &before_moves, NULL);
+        return over ? CTL_OK : give_up(&f);
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */

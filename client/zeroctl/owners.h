@@ -30,5 +30,5 @@ int owners_change(struct ctl *ctl, const char *what, const char *argument);
 int owners_become(struct ctl *ctl, const char *what, const char *argument, json_t **ret_members);
 /* Follows the moves to the owners of an epoch. */
 int owners_settle(struct ctl *ctl, double epoch, json_t **ret_members);
-/* Whether one of the nodes, separated by commas, holds shards. */
-bool owners_have(const json_t *members, const char *nodes);
+/* How many of the "owners", a cluster's or a job's, are on the nodes, separated by commas. */
+unsigned owners_count(const json_t *object, const char *nodes);

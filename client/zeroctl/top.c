@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "owners.h"
 #include "progress.h"
 #include "table.h"
 #include "units.h"
@@ -82,21 +83,13 @@ static double sharers(const json_t *status, const json_t *job, const char *what)
         static const char *const calls[] = {
                 "fetch", "push", "norm", "step", "all_reduce", "stash"
         };
-        const char *self = field_text(status, "node");
-        unsigned owners = 0;
-        json_t *owner;
-        size_t i;
 
-        for (i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
                 if (strcmp(what, calls[i]) == 0)
                         return (double)json_array_size(json_object_get(job, "sessions"));
         if (strcmp(what, "vote") != 0 && strcmp(what, "update") != 0)
                 return 1;
-        json_array_foreach(json_object_get(job, "owners"), i, owner)
-        {
-                owners += strcmp(json_string_value(owner), self) == 0;
-        }
-        return owners;
+        return owners_count(job, field_text(status, "node"));
 }
 
 /* Adds "shares" to each job: parts of the time since `before` that waits took which ended in it. */

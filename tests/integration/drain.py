@@ -2,13 +2,14 @@
 """zeroctl drain: a node loses its shards and its ranks while the others train, and may then be powered off; the job
 has the bits of one whose owners never changed."""
 import os
+import signal
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import REPLY_S, WAIT, Cluster, Tools, finish_all, spawn, until  # noqa: E402
+from cluster import REPLY_S, WAIT, Cluster, Tools, spawn, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
-from moments import LAYOUT, NEEDS, STEPS, TRAIN, Endless, as_undisturbed, can_vote, lies_on, train  # noqa: E402
+from moments import LAYOUT, NEEDS, STEPS, Endless, as_undisturbed, can_vote, lies_on, train  # noqa: E402
 
 
 def asks(daemon, *words):
@@ -17,6 +18,15 @@ def asks(daemon, *words):
 
 def drained(daemon):
     return daemon.ctl("status")["drained"]
+
+
+def drain_file(daemon):
+    return f"{daemon.options['membership_dir']}/{daemon.name}.drained"
+
+
+def text_of(path):
+    with open(path, encoding="ascii") as f:
+        return f.read()
 
 
 def newcomer(c, daemon, job="other"):
@@ -87,6 +97,83 @@ def ranks_of_the_node_go_on_and_are_named():
         assert "safe to power off" in waits.communicate()[0]
 
 
+# A process that says it is rank 1 and was there before.
+RESUMES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import wire
+from moments import LAYOUT
+raw = wire.Raw(sys.argv[2])
+raw.hello("job", 1, 2)
+print(*raw.ask("attach", {1: wire.layout_message(LAYOUT), 2: 2, 3: 2, 4: 1, 5: 1, 8: 1})[:2])
+"""
+
+
+@case
+def ranks_that_were_there_come_back_and_no_other():
+    """Nobody knows of a rank that has no session when the drain begins; its process is older than the drain."""
+    with Cluster(2, owners="n0") as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        c[1].restart()
+        c.wait_up()
+        assert c[0].ctl("drain", "n1")["ranks"] == []
+        r = subprocess.run([sys.executable, "-c", RESUMES, sys.path[0], c[1].socket], capture_output=True, text=True, check=True)
+        assert "node n1 is drained and takes no new ranks" in r.stdout, r
+        train(ranks, 2, patient=True)
+        until(lambda: f"job 1 {ranks[1].pid} " in text_of(drain_file(c[1])), what="the line of rank 1")
+        ranks[1].stop()
+        c[1].restart()
+        c.wait_up()
+        r = c[0].ctl_run("--timeout", str(2 * WAIT), "drain", "n1")
+        assert r.returncode == 1 and f"the end of rank 1 of job job (process {ranks[1].pid})" in r.stderr, r
+        ranks[1].go_on()
+        train(ranks, STEPS - 4, patient=True)
+        as_undisturbed(c, [0, 1])
+
+
+@case
+def another_person_ends_the_drain():
+    with Cluster(2, owners="n0") as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        waits = asks(c[0], "--timeout", str(REPLY_S), "drain", "n1")
+        assert f"waiting for the end of rank 1 of job job (process {ranks[1].pid})" in waits.stderr.readline()
+        c[1].kill()
+        assert "waiting for its answer: " in waits.stderr.readline()
+        c[1].start()
+        c.wait_up()
+        c[0].ctl("undrain", "n1")
+        assert waits.wait(REPLY_S) == 1 and "somebody has ended the drain" in waits.communicate()[1]
+        assert not drained(c[1])
+
+
+@case
+def an_interrupted_drain_lasts():
+    with Cluster(2) as c:
+        can_vote(c)
+        c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        waits = asks(c[0], "--timeout", str(REPLY_S), "drain", "n1")
+        until(lambda: "waiting for the end of rank 1" in waits.stderr.readline(), what="the wait for rank 1")
+        waits.send_signal(signal.SIGINT)
+        assert waits.wait(REPLY_S) == -signal.SIGINT
+        told = waits.communicate()[1]
+        assert "takes no new ranks" in told and "zeroctl undrain n1" in told and "jobs go on moving" not in told, told
+        assert drained(c[1])
+
+
+@case
+def a_drain_that_membership_dir_does_not_take():
+    with Cluster(2, owners="n0") as c:
+        can_vote(c)
+        os.mkdir(drain_file(c[1]))
+        refused(c[0].ctl_run("drain", "n1"), "node n1 is not drained; membership_dir: Is a directory")
+        assert not drained(c[1]) and not os.path.exists(drain_file(c[1]) + ".new")
+        os.rmdir(drain_file(c[1]))
+        assert c[0].ctl("drain", "n1")["drained"]
+
+
 def refused(r, *words):
     assert r.returncode == 1 and not r.stdout, r
     for word in words:
@@ -103,9 +190,21 @@ def refusals():
         assert not drained(c[0]) and not drained(c[1])
         c[1].kill()
         until(lambda: not c[0].ctl("members")["majority"], what="the loss of n1")
-        refused(c[0].ctl_run("--timeout", "2", "drain", "n1"), "n1")
+        refused(c[0].ctl_run("--timeout", "2", "drain", "n1"), "node n1 is not reachable", "zeroctl undrain n1")
     with Cluster(1) as c:
         refused(c[0].ctl_run("drain", "n0"), "the only owner")
+
+
+@case
+def an_owner_that_does_not_answer():
+    with Cluster(3) as c:
+        can_vote(c)
+        c[1].stop()
+        try:
+            refused(c[0].ctl_run("drain", "n2"), "node n1 does not answer")
+        finally:
+            c[1].go_on()
+        assert not drained(c[2]) and c[0].ctl("members")["epoch"] == 0
 
 
 @case

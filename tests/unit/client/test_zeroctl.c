@@ -30,6 +30,23 @@ static void answer_query(struct fake *f)
         fake_expect_end(f);
 }
 
+/* Answers one question after another; the last answer has no question.  NULL: a refusal. */
+static void answer_queries(struct fake *f)
+{
+        const Zero__Query *q;
+
+        fake_hello(f);
+        for (const struct answer *a = f->data; a->what; a++) {
+                q = fake_expect(f, ZERO__REQUEST__BODY_QUERY)->query;
+                MUST(strcmp(q->what, a->what) == 0);
+                if (a->json)
+                        fake_json(f, f->request->seq, a->json);
+                else
+                        fake_refuse(f, f->request->seq, ZERO_ENOMEM, "out of memory");
+        }
+        fake_expect_end(f);
+}
+
 /* Runs zeroctl; both its outputs go to `output`.  The exit code. */
 static int run(const char *arguments)
 {
@@ -48,17 +65,23 @@ static int run(const char *arguments)
         return WEXITSTATUS(status);
 }
 
-static int ask(const char *arguments, const struct answer *answer)
+static int ask_of(const char *arguments, const struct answer *answer,
+                  void (*script)(struct fake *f))
 {
         struct fake f = { .data = answer };
         char with_socket[256];
         int r;
 
-        fake_start(&f, answer_query);
+        fake_start(&f, script);
         snprintf(with_socket, sizeof(with_socket), "--socket %s %s", f.path, arguments);
         r = run(with_socket);
         fake_stop(&f);
         return r;
+}
+
+static int ask(const char *arguments, const struct answer *answer)
+{
+        return ask_of(arguments, answer, answer_query);
 }
 
 #define SHOWS(text) cr_assert(strstr(output, text), "no '%s' in:\n%s", text, output)
@@ -287,6 +310,56 @@ Test(zeroctl, top_once_is_one_picture)
         SHOWS("node a: zerod 0.1.0");
         SHOWS("GATHER OUT");
         HIDES("\033");
+}
+
+#define OWNERS(owners) "{\"epoch\":1,\"owners\":[" owners "],\"majority\":true,\"voter\":true}"
+#define MOVES(unheard) \
+        "{\"epoch\":1,\"over\":true,\"jobs\":[],\"rooms\":[],\"unheard\":[" unheard "]}"
+#define DRAINED(is) "{\"node\":\"b\",\"drained\":" is ",\"ranks\":[]}"
+
+Test(zeroctl, drain_wants_to_hear_of_all_owners)
+{
+        const struct answer answers[] = { { "members", NULL, OWNERS("\"a\",\"b\"") },
+                                          { "moves", NULL, MOVES("\"a\"") },
+                                          { 0 } };
+        const struct answer no_owner[] = { { "members", NULL, OWNERS("\"a\",\"b\"") },
+                                           { "moves", NULL, MOVES("\"c\"") },
+                                           { "drain", NULL, NULL },
+                                           { 0 } };
+
+        cr_assert_eq(ask_of("drain b", answers, answer_queries), 1);
+        SHOWS("node a does not answer");
+        cr_assert_eq(ask_of("drain b", no_owner, answer_queries), 1);
+        HIDES("does not answer");
+        SHOWS("node b may take no new ranks all the same");
+}
+
+Test(zeroctl, drain_tells_that_the_node_stays_drained)
+{
+        const struct answer answers[] = { { "members", NULL, OWNERS("\"a\"") },
+                                          { "drain", NULL, DRAINED("true") },
+                                          { "members", NULL, NULL },
+                                          { "members", NULL, NULL },
+                                          { 0 } };
+
+        cr_assert_eq(ask_of("drain b", answers, answer_queries), 1);
+        SHOWS("node b takes no new ranks; to go on ask again, to end the drain use zeroctl undrain "
+              "b");
+}
+
+Test(zeroctl, drain_that_another_person_ends)
+{
+        const struct answer answers[] = { { "members", NULL, OWNERS("\"a\"") },
+                                          { "drain", NULL, DRAINED("true") },
+                                          { "members", NULL, OWNERS("\"a\"") },
+                                          { "moves", NULL, MOVES("") },
+                                          { "members", NULL, OWNERS("\"a\"") },
+                                          { "drained", NULL, DRAINED("false") },
+                                          { 0 } };
+
+        cr_assert_eq(ask_of("drain b", answers, answer_queries), 1);
+        SHOWS("somebody has ended the drain");
+        HIDES("safe to power off");
 }
 
 Test(zeroctl, names_cannot_steer_the_terminal)
