@@ -2,6 +2,7 @@
 #include "daemon/rpc/query.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 char *query_text(json_t *json)
 {
@@ -31,12 +32,12 @@ void query_end_record(struct pending_call *call, const struct record_type *type,
         query_end(call, record_take_json(type, record, arena));
 }
 
-void query_answer(struct engine *x, uint32_t node, uint64_t call, json_t *json)
+void query_answer_text(struct engine *x, uint32_t node, uint64_t call, char *text)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__QueryReply reply = ZERO__QUERY_REPLY__INIT;
 
-        reply.json = query_text(json);
+        reply.json = text;
         m.answer = call;
         if (!reply.json) {
                 m.status = ZERO_ENOMEM;
@@ -45,7 +46,14 @@ void query_answer(struct engine *x, uint32_t node, uint64_t call, json_t *json)
                 m.query_reply = &reply;
         }
         fabric_send(x->fabric, node, &m);
-        free(reply.json);
+}
+
+void query_answer(struct engine *x, uint32_t node, uint64_t call, json_t *json)
+{
+        char *text = query_text(json);
+
+        query_answer_text(x, node, call, text);
+        free(text);
 }
 
 void query_answer_record(struct engine *x, uint32_t node, uint64_t call,
@@ -54,9 +62,19 @@ void query_answer_record(struct engine *x, uint32_t node, uint64_t call,
         query_answer(x, node, call, record_take_json(type, record, arena));
 }
 
+static const char *reply_text(int status, const Zero__LinkMessage *m)
+{
+        bool told = status == ZERO_OK && m && m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY_REPLY;
+
+        return told ? m->query_reply->json : "";
+}
+
 json_t *query_reply(int status, const Zero__LinkMessage *m)
 {
-        if (status != ZERO_OK || !m || m->body_case != ZERO__LINK_MESSAGE__BODY_QUERY_REPLY)
-                return NULL;
-        return json_loads(m->query_reply->json, 0, NULL);
+        return json_loads(reply_text(status, m), 0, NULL);
+}
+
+size_t query_bytes(int status, const Zero__LinkMessage *m)
+{
+        return strlen(reply_text(status, m));
 }

@@ -75,7 +75,9 @@ void query_end_record(struct pending_call *call, const struct record_type *type,
 char *query_text(json_t *json); /* Frees json.  NULL: out of memory. */
 /* The same for a node's question. */
 void query_answer(struct engine *x, uint32_t node, uint64_t call, json_t *json);
+void query_answer_text(struct engine *x, uint32_t node, uint64_t call, char *text); /* frees none */
 void query_answer_record(struct engine *x, uint32_t node, uint64_t call,
                          const struct record_type *type, const void *record, struct arena *arena);
 /* A node's answer; NULL: there is none, or it is not JSON. */
 json_t *query_reply(int status, const Zero__LinkMessage *m);
+size_t query_bytes(int status, const Zero__LinkMessage *m); /* of its text */

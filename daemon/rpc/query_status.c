@@ -2,8 +2,8 @@
  * The answer to "status", with the memory of GPUs.  Another thread asks the GPUs, because a call of
  * CUDA may wait for a lock of the driver.
  *
- * A user who asks more than STATUS_FRESH times in STATUS_MS gets an answer that may be STATUS_MS
- * old.
+ * A user who asks more than STATUS_FRESH times in STATUS_MS, and any other node, gets an answer
+ * that may be STATUS_MS old.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -108,20 +108,35 @@ int status_query(struct pending_call *call, const char *what, const char *argume
         return 0;
 }
 
-/* For another node: without what only a driver, or a session, knows. */
-void status_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
+/* For another node: without what only a driver, or a session, knows.  NULL: out of memory. */
+static char *told_make(struct engine *x)
 {
         CLEANUP(cleanup_free)
         struct gpu_use_now *gpus = calloc(gpus_count() + 1, sizeof *gpus);
         struct arena arena = { NULL };
         struct status_node status;
 
-        if (!gpus) {
-                answer(x, node, m, ZERO_ENOMEM, "out of memory");
-                return;
-        }
+        if (!gpus)
+                return NULL;
         report_node(&arena, x, 0, gpus, &status);
         status.uptime_s = NAN;
         status.gpus.n = 0;
-        query_answer_record(x, node, m->call, status_node_type(), &status, &arena);
+        return query_text(record_take_json(status_node_type(), &status, &arena));
+}
+
+void status_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
+{
+        struct rpc *rpc = x->rpc;
+        uint64_t now = uv_now(x->loop);
+
+        if (!rpc) {
+                answer(x, node, m, ZERO_EPEER, "the node stops");
+                return;
+        }
+        if (!rpc->told || now - rpc->told_ms >= STATUS_MS) {
+                free(rpc->told);
+                rpc->told = told_make(x);
+                rpc->told_ms = now;
+        }
+        query_answer_text(x, node, m->call, rpc->told);
 }

@@ -269,6 +269,7 @@ int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)
         }
         rpc->spare = spare_open();
         x->query = query_message;
+        x->rpc = rpc;
         *ret = rpc;
         return 0;
 }

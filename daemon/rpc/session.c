@@ -35,6 +35,8 @@ void rpc_gone(struct rpc *rpc)
                 return;
         users_deinit(&rpc->users);
         free(rpc->status);
+        free(rpc->told);
+        rpc->x->rpc = NULL;
         free(rpc);
         closed(arg);
 }

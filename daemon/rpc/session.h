@@ -26,6 +26,8 @@ struct rpc {
         uint64_t started_ms;
         char *status; /* the last answer to "status", and its loop time */
         uint64_t status_ms;
+        char *told; /* the same, to a node */
+        uint64_t told_ms;
         void (*closed)(void *arg);
         void *closed_arg;
 };

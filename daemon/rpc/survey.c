@@ -22,8 +22,9 @@ enum {
         NODES_MS = 10000
 };
 /* Charged to a user for the work of each node that is asked.  An event of a trace is text there,
- * goes into JSON, out of it and into JSON again: measured, 3.4 us on loops. */
-enum { ASKING_NS = 100000, EVENT_NS = 3400 };
+ * goes into JSON, out of it and into JSON again: measured, 3.4 us on loops; BYTE_NS: a byte of
+ * another answer, into JSON here and out of it. */
+enum { ASKING_NS = 100000, EVENT_NS = 3400, BYTE_NS = 25 };
 
 struct survey {
         struct engine *x;                 /* not the rpc, which may end before the last answer */
@@ -308,6 +309,8 @@ static void question_answered(void *arg, int status, const char *text, const Zer
         struct question *q = arg;
         struct survey *s = q->survey;
 
+        if (s->call && s->kind->finish != trace_together)
+                budget_worked(&s->call->session->user->budget, BYTE_NS * query_bytes(status, m));
         if (status == ZERO_OK) {
                 s->answers[q->node].came = true;
                 s->answers[q->node].took_ns = uv_hrtime() - s->answers[q->node].asked_ns;

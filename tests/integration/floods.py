@@ -474,6 +474,21 @@ def endless_status_requests():
         print(f"# {a[0]} answers to the attacker")
 
 
+@case
+def status_of_all_nodes_is_made_seldom():
+    """Nodes tell each other a text that is made once in 100 ms, however many questions come."""
+    with Cluster(2) as c:
+        raw = wire.Raw(c[0].socket)
+        raw.hello()
+        begin = time.monotonic()
+        raw.send(b"".join(wire.request(i, "query", {1: "nodes"}) for i in range(500)))
+        told = {wire.decode(raw.reply()[2][9][0])[1][0] for _ in range(500)}
+        took = time.monotonic() - begin
+        raw.close()
+        assert len(told) <= 2 * (took / 0.1 + 2), f"{len(told)} texts in {took:.3f} s"
+        print(f"# {len(told)} texts in {took:.3f} s")
+
+
 # ---- the log -----------------------------------------------------------------------------------
 
 def come_and_go(attack, path):
