@@ -156,7 +156,7 @@ function versions(map, owner) {
 
   map.bands.forEach((_, band) => {
     const state = tileState(owner, band), oldest = owner.oldest[band], newest = owner.newest[band];
-    const what = state === 'none' ? 'none of' : state === 'unknown' ? 'not told yet:'
+    const what = state === 'none' ? 'none of' : state === 'unknown' ? 'not told:'
       : `version ${oldest === newest ? oldest : `${oldest} to ${newest}`}:`;
     by.set(what, [...by.get(what) ?? [], bandRange(map, band)]);
   });

@@ -2,8 +2,8 @@
  * What the loop publishes for HTTP.  Another thread asks the GPUs for their memory, because a call
  * of CUDA may wait for a lock of the driver.
  *
- * The map of shards has what the other nodes told when the map before was made.  Each map asks them
- * again, and waits for none.
+ * The map of shards has what the other nodes told when an earlier map was made.  A map asks each of
+ * them again that was not asked for ASK_MS, and waits for none.
  */
 #include "daemon/http/snapshot.h"
 
@@ -15,12 +15,13 @@
 #include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
-enum { TOLD_MS = 10000 };
+enum { TOLD_MS = 10000, ASK_MS = 1800 };
 
 /* What another node told of its shards. */
 struct told {
         struct exchange *exchange;
         bool asking;
+        uint64_t asked_ms;
         uint64_t until_ms; /* 0: nothing */
         struct arena arena;
         struct status_map map;
@@ -87,13 +88,15 @@ static void told_ask(struct exchange *e, uint32_t node)
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Query query = ZERO__QUERY__INIT;
 
-        if (e->told[node].asking || node == e->x->cluster->self || !(e->x->up >> node & 1))
+        if (e->told[node].asking || node == e->x->cluster->self || !(e->x->up >> node & 1) ||
+            snapshot_now() - e->told[node].asked_ms < ASK_MS)
                 return;
         query.what = (char *)"map";
         query.argument = (char *)"";
         m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
         m.query = &query;
         e->told[node].asking = true;
+        e->told[node].asked_ms = snapshot_now();
         e->asking++;
         call_send(e->x, node, &m, TOLD_MS, told_came, &e->told[node]);
 }

@@ -298,10 +298,10 @@
         F(number, owner, "the owner's number in the owner list")                                   \
         F(text, node, "node that holds the shards")                                                \
         F(number, device, "device of that node")                                                   \
-        F(number, version, "version of the job when the owner's node told; null: it has not")     \
-        F(numbers, elements, "elements in each band; empty: too many groups to count")             \
+        F(number, version, "version of the job when the owner's node told; null: it has not")      \
+        F(numbers, elements, "elements in each band; empty: too many groups in all jobs")          \
         F(numbers, oldest, "lowest version in each band; null: the owner has no part of it; "      \
-          "empty: the owner's node has not told")                                                  \
+          "empty: the owner's node has not told, or too many groups")                              \
         F(numbers, newest, "highest version in each band")
 
 #define STATUS_JOB_MAP(F, R)                                                                       \

@@ -2,7 +2,7 @@
  * A picture of the jobs' shards: owners by bands, where a band is one group or several in a row.
  *
  * Rule: the map of a job has at most MAP_BANDS bands, so it is small however many groups there are,
- * and it names no group: any local user may see it.
+ * and it names no group: any local user may see it, again and again.
  */
 #include "daemon/status/status.h"
 
@@ -12,6 +12,15 @@
 #include "proto/cleanup.h"
 
 enum { MAP_BANDS = 64, MAP_JOBS = 64, MAP_SHARES = 4096 * ZERO_NODE_MAX };
+
+/* A whole map looks at MAP_SHARES groups, bands or owners at most; what is left out stays empty. */
+static bool may_look(uint64_t *left, uint64_t n)
+{
+        bool may = n <= *left;
+
+        *left -= may ? n : 0;
+        return may;
+}
 
 static uint32_t bands_of(const struct job *job)
 {
@@ -25,7 +34,8 @@ static uint32_t band_first(const struct job *job, uint32_t band)
         return (uint32_t)((uint64_t)band * job->layout->n_groups / bands_of(job));
 }
 
-static void report_elements(struct arena *arena, const struct job *job, struct status_owner_map *ret)
+static void report_elements(struct arena *arena, const struct job *job,
+                            struct status_owner_map *ret)
 {
         for (uint32_t b = 0; b < bands_of(job); b++) {
                 uint64_t elements = 0;
@@ -86,8 +96,10 @@ static void report_told(struct arena *arena, const struct job *job, const struct
         }
 }
 
+/* elements: they are looked at.  left: may_look(). */
 static void report_owner(struct arena *arena, const struct job *job, uint32_t owner,
-                         const struct status_map *const *told, struct status_job_map *ret)
+                         const struct status_map *const *told, bool elements, uint64_t *left,
+                         struct status_job_map *ret)
 {
         const struct placement *p = &job->placement;
         const struct replica *h = replica_of_copy(job, owner, 0);
@@ -99,23 +111,26 @@ static void report_owner(struct arena *arena, const struct job *job, uint32_t ow
         o->version = RECORD_NULL;
         o->node = node_name(job->x, p->node[owner]);
         o->device = holder_device(p, holder_of(p, owner, 0));
-        if (told && (uint64_t)job->layout->n_groups * p->n_owners <= MAP_SHARES)
+        if (elements)
                 report_elements(arena, job, o);
-        if (h)
+        if (h && may_look(left, job->layout->n_groups))
                 report_versions(arena, h, o);
-        else
+        else if (!h && may_look(left, bands_of(job)))
                 report_told(arena, job, told[p->node[owner]], o);
 }
 
 void report_map(struct arena *arena, const struct engine *x, const struct status_map *const *told,
                 struct status_map *ret)
 {
+        uint64_t left = MAP_SHARES;
+
         *ret = (struct status_map){ .jobs = { 0 } };
         list_for_each ((struct list *)&x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
                 struct status_job_map *j = job->opening || ret->jobs.n == MAP_JOBS
                                                    ? NULL
                                                    : LIST_ADD(arena, &ret->jobs);
+                bool elements;
 
                 if (!j)
                         continue;
@@ -125,7 +140,9 @@ void report_map(struct arena *arena, const struct engine *x, const struct status
                 j->groups = job->layout->n_groups;
                 for (uint32_t b = 0; told && b < bands_of(job); b++)
                         numbers_add(arena, &j->bands, band_first(job, b));
+                elements = told && may_look(&left, (uint64_t)job->layout->n_groups *
+                                                           job->placement.n_owners);
                 for (uint32_t o = 0; o < job->placement.n_owners; o++)
-                        report_owner(arena, job, o, told, j);
+                        report_owner(arena, job, o, told, elements, &left, j);
         }
 }

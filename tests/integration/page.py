@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from browser import Browser  # noqa: E402
@@ -101,6 +102,30 @@ def map_of_many_groups():
         owner, = found["owners"]
         assert sum(owner["elements"]) >= 8 * 5000 and len(owner["oldest"]) == 64
         assert len(text) < 5000 and "g17" not in text, len(text)
+
+
+@case
+def map_of_all_jobs_has_one_bound():
+    """What one job may take of the loop all jobs may take together: the last one's elements and versions are left out."""
+    with cluster(1) as c:
+        layout = [group(f"g{i}", tensor(f"t{i}", 1)) for i in range(65536)]
+        for i in range(3):
+            c.ranks(f"many{i}", layout, [0], hold=1, push=1)
+        jobs = [job["owners"][0] for job in json.loads(get(c[0], "/api/map"))["jobs"]]
+        assert sorted((len(o["elements"]), len(o["oldest"])) for o in jobs) == [(0, 0), (64, 64), (64, 64)], jobs
+
+
+@case
+def the_other_nodes_are_asked_seldom():
+    with cluster(2) as c:
+        train(c)
+        asked = lambda: next(p for p in c[0].status()["peers"] if not p["self"])["messages"].get("query", 0)  # noqa: E731
+        job_map(c[0])
+        begin, before = time.monotonic(), asked()
+        while time.monotonic() < begin + 5:
+            get(c[0], "/api/map")
+        asks = asked() - before
+        assert asks <= (time.monotonic() - begin) / 1.8 + 1, asks
 
 
 @case
