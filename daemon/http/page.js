@@ -371,7 +371,7 @@ function showAll(status, members, map) {
 
 /* ---- reading ---- */
 
-let token = null, heard = null, timer = null;
+let token = null, heard = null, timer = null, ticks = 0;
 
 class TokenWanted extends Error {}
 
@@ -394,17 +394,23 @@ function showTrouble(why) {
     (heard ? `What is below is of ${clock(heard)}.` : ''));
 }
 
+// A tick that begins while another one reads, with another token, is the one that shows and goes on.
 async function tick() {
+  const mine = ++ticks;
+  let trouble = null;
+
   clearTimeout(timer);
   try {
-    showAll(...await Promise.all(['api/status', 'api/members', 'api/map'].map(read)));
+    const answers = await Promise.all(['api/status', 'api/members', 'api/map'].map(read));
+    if (mine !== ticks) return;
+    showAll(...answers);
     heard = Date.now();
-    showTrouble(null);
   } catch (why) {
-    showTrouble(why);
-    if (why instanceof TokenWanted) return;
+    trouble = why;
   }
-  timer = setTimeout(tick, EVERY_MS);
+  if (mine !== ticks) return;
+  showTrouble(trouble);
+  if (!(trouble instanceof TokenWanted)) timer = setTimeout(tick, EVERY_MS);
 }
 
 id('ask').addEventListener('submit', event => {

@@ -19,6 +19,13 @@ BE_HOSTILE = """
     const real = window.fetch, evil = arguments[0], spoil = x => typeof x === 'string' ? x + evil : Array.isArray(x) ? x.map(spoil)
       : x && typeof x === 'object' ? Object.fromEntries(Object.entries(x).map(([k, v]) => [k, spoil(v)])) : x;
     window.fetch = async (...a) => new Response(JSON.stringify(spoil(await (await real(...a)).json())));"""
+# Three ticks begin at once, and no later one.  What they leave: how many answers came, and who waits for the next tick.
+TICKS = """
+    const real = window.fetch;
+    window.came = window.waits = 0;
+    window.fetch = async (...a) => { const text = await (await real(...a)).text(); window.came++; return new Response(text); };
+    window.setTimeout = () => ++window.waits;
+    for (let i = 0; i < 3; i++) document.getElementById('ask').dispatchEvent(new Event('submit', { cancelable: true }));"""
 TAB = "\ue004"
 
 
@@ -337,6 +344,16 @@ def token_is_asked_for():
         c[0].process.send_signal(1)
         until(lambda: "zerod keeps the token it has" in c[0].log(), what="the refusal")
         assert request(place, "/metrics", Authorization=f"Bearer {second}")[0] == 200
+
+
+@case
+def one_tick_goes_on():
+    with cluster(1) as c, Page(c) as browser:
+        reads(browser, "on n0")
+        browser.run(TICKS)
+        until(lambda: browser.run("return window.came") == 9, what="the answers to three ticks")
+        until(lambda: browser.run("return window.waits"), what="the next tick")
+        assert browser.run("return window.waits") == 1
 
 
 if __name__ == "__main__":
