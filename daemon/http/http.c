@@ -63,8 +63,8 @@ struct call {
 
 /* The page loads its own parts alone and makes no HTML of texts; nothing else here is a page. */
 static const char policy[] =
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'";
 
 static struct MHD_Response *response_new(const char *type, char *text, size_t n)
