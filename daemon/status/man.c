@@ -31,7 +31,7 @@ STATUS_RECORDS(ROWS)
 static struct record records[] = { STATUS_RECORDS(RECORD) };
 
 /* Answers that no record of fields.h describes: those of daemon/rpc/checksum.c and of zeroctl's
- * export, import and plan. */
+ * top, export, import and plan. */
 static const struct row checksum_rows[] = {
         { "text", NULL, "job", "name" },
         { "number", NULL, "version", "optimizer step of the values" },
@@ -46,6 +46,13 @@ static const struct row file_rows[] = {
         { "number", NULL, "version", "optimizer step of the values; export only" },
         { "number", NULL, "tensors", "tensors in the file" },
         { "number", NULL, "bytes", "bytes of their values" },
+};
+static const struct row top_rows[] = {
+        { "object", NULL, "shares",
+          "each job's: the part of interval_s that waits took which ended in it, by their names as "
+          "in waited; 1: all ranks or owners of this node waited all the time; a name that is new "
+          "is absent" },
+        { "number", NULL, "interval_s", "from the picture before to this one" },
 };
 static const struct row plan_rows[] = {
         { "object", NULL, "model",
@@ -111,6 +118,7 @@ static const struct row paper_rows[] = {
                                                      false }
 OWN_RECORD(checksum);
 OWN_RECORD(file);
+OWN_RECORD(top);
 OWN_RECORD(plan);
 OWN_RECORD(plan_node);
 OWN_RECORD(paper);
@@ -136,6 +144,7 @@ static const struct {
         const struct record *record; /* instead of a type */
 } answers[] = {
         { "zeroctl status, top", "status_node", NULL },
+        { "zeroctl top, beside that", NULL, &top_record },
         { "zeroctl jobs, wait", "status_jobs", NULL },
         { "zeroctl shards", "status_shards", NULL },
         { "zeroctl members, add-node, remove-node, takeover", "status_membership", NULL },
