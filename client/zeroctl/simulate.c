@@ -8,18 +8,12 @@
 #include "plan.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "program.h"
 #include "simulate.h"
-
-extern char **environ;
 
 enum { PATIENCE_S = 600, RANKS_MAX = 65536, PATH_LENGTH = 4096 };
 enum { PEER_UCX = 6000000, PEER_TCP = 150000 }; /* bytes; measured */
@@ -128,7 +122,7 @@ static json_t *description(const struct ctl *ctl, const struct plan_model *m,
 /* ---- the program ------------------------------------------------------------------- */
 
 /* $ZEROCTL_SIMULATE, or where meson installs it, seen from zeroctl. */
-static const char *program(char path[static PATH_LENGTH])
+static const char *program_path(char path[static PATH_LENGTH])
 {
         const char *given = getenv("ZEROCTL_SIMULATE");
         ssize_t n = readlink("/proc/self/exe", path, PATH_LENGTH - 1);
@@ -144,63 +138,29 @@ static const char *program(char path[static PATH_LENGTH])
         return path;
 }
 
-static int run_program(const char *path, FILE *in, FILE *out, pid_t *ret)
-{
-        char *const arguments[] = { (char *)path, NULL };
-        posix_spawn_file_actions_t files;
-        int r = posix_spawn_file_actions_init(&files);
-
-        if (r)
-                return r;
-        r = posix_spawn_file_actions_adddup2(&files, fileno(in), STDIN_FILENO);
-        if (!r)
-                r = posix_spawn_file_actions_adddup2(&files, fileno(out), STDOUT_FILENO);
-        if (!r)
-                r = posix_spawn(ret, path, &files, NULL, arguments, environ);
-        posix_spawn_file_actions_destroy(&files);
-        return r;
-}
-
-/* Whether the program ends well in time. */
-static bool program_ends(pid_t pid, double patience_s)
-{
-        struct pollfd end = { .fd = pidfd_open(pid, 0), .events = POLLIN };
-        int ready, status = -1;
-
-        do
-                ready = end.fd < 0 ? -1 : poll(&end, 1, (int)(patience_s * 1000));
-        while (ready < 0 && errno == EINTR);
-        if (ready < 1) {
-                if (ready == 0)
-                        ctl_error("simulate: zerod-simulate did not end within %.0f s; see "
-                                  "--timeout",
-                                  patience_s);
-                kill(pid, SIGKILL);
-        }
-        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-                ;
-        if (end.fd >= 0)
-                close(end.fd);
-        return ready == 1 && status == 0; /* otherwise it has said why */
-}
-
 static int simulate(const struct ctl *ctl, const json_t *what, json_t **ret)
 {
         double patience = ctl->options.timeout_ms ? ctl_patience(ctl) : PATIENCE_S;
         FILE *in = tmpfile(), *out = tmpfile();
         char path[PATH_LENGTH];
-        const char *name = program(path);
+        const char *name = program_path(path);
+        char *const arguments[] = { (char *)name, NULL };
         json_error_t error;
         pid_t pid;
-        int r = CTL_FAILED, e = EIO;
+        int r = CTL_FAILED, e = -EIO;
 
         if (in && out && json_dumpf(what, in, JSON_COMPACT) == 0 && fflush(in) == 0 &&
             fseek(in, 0, SEEK_SET) == 0)
-                e = run_program(name, in, out, &pid);
+                e = program_start(arguments, fileno(in), fileno(out), &pid);
         if (e) {
                 ctl_error("simulate: cannot run %s: %s; see ZEROCTL_SIMULATE in zeroctl(1)", name,
-                          strerror(e));
-        } else if (program_ends(pid, patience) && fseek(out, 0, SEEK_SET) == 0) {
+                          strerror(-e));
+        } else if ((e = program_end(pid, patience, -1))) {
+                if (e == PROGRAM_LATE) /* otherwise it has said why */
+                        ctl_error("simulate: zerod-simulate did not end within %.0f s; see "
+                                  "--timeout",
+                                  patience);
+        } else if (fseek(out, 0, SEEK_SET) == 0) {
                 *ret = json_loadf(out, 0, &error);
                 r = *ret ? CTL_OK : CTL_FAILED;
                 if (!*ret)
