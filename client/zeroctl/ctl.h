@@ -87,9 +87,9 @@ void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs);
 /* "version 12: a b c" lines of one job: windows, memory. */
 void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job);
 void show_memory(FILE *out, const json_t *memory);
-/* Writes the answer to "trace" of the job into a file. */
-int trace_save(struct ctl *ctl, const char *job, const json_t *answer, const char *path,
-               unsigned *ret_lines);
+/* Writes the answers to "status" (or NULL) and "trace" of the job into a file.  0 or -errno. */
+int trace_write(struct ctl *ctl, const char *job, const json_t *status, const json_t *answer,
+                FILE *out, unsigned *ret_lines);
 /* CUDA and the GPUs, from status; nothing where there is none. */
 void show_gpus(const struct ctl *ctl, FILE *out, const json_t *status);
 

@@ -3,46 +3,89 @@
  *
  * A directory beside the archive takes the files; tar packs them there; then the archive gets its
  * name.  So an archive of that name is whole.  Every part is bounded, and a part that cannot be had
- * is named in missing.txt.
+ * is named in missing.txt.  However it ends, by a signal too, the directory and the programs go.
  */
 #include "ctl.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <limits.h>
-#include <spawn.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LOG_BYTES = 8 << 20, JOBS_MAX = 32, PATH_SIZE = PATH_MAX };
+#include "program.h"
 
-static const char top[] = "zerod-report", ending[] = ".tar.zst", log_lines[] = "20000";
+/* A line of the journal has 32 bytes at least: its time, host, name and number. */
+#define LOG_BYTES 8388608
+#define LOG_LINES 262144
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+enum { JOBS_MAX = 32 };
+
+static const char top[] = "zerod-report", ending[] = ".tar.zst";
 static const char *log_file;
 
 struct report {
         struct ctl *ctl;
-        char directory[PATH_SIZE]; /* for the files, and the archive until it is whole */
+        char *directory; /* NULL: not made */
+        int files;       /* the directory `top` in it */
         FILE *missing;
+        unsigned n_missing; /* lines */
+        json_t *status;     /* what zerod answered; NULL: nothing */
         bool failed;
 };
 
-static void path_in(const struct report *p, const char *name, char ret[static PATH_SIZE])
+/* ---- interrupted ---- */
+
+static volatile sig_atomic_t interrupted; /* by this signal */
+static int stop_fd;                       /* can be read then */
+static struct zero_client *talking;       /* or NULL */
+
+static void on_signal(int number)
 {
-        if (snprintf(ret, PATH_SIZE, "%.3000s/%s/%.500s", p->directory, top, name) >= PATH_SIZE)
-                ret[0] = '\0';
+        int error = errno;
+
+        interrupted = number;
+        eventfd_write(stop_fd, 1);
+        if (talking)
+                zero_interrupt(talking);
+        errno = error;
 }
 
-/* What the disk says goes for the whole report; a part that cannot be had is only noted. */
-static void fail(struct report *p, const char *path, int error)
+static int catch_signals(struct zero_client *client)
 {
-        ctl_error("report: %s: %s", path, strerror(error));
+        static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
+        struct sigaction action = { .sa_handler = on_signal }, now;
+
+        talking = client;
+        stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (stop_fd < 0)
+                return -errno;
+        for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
+                if (sigaction(signals[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+                        sigaction(signals[i], &action, NULL);
+        return 0;
+}
+
+static bool is_over(const struct report *p)
+{
+        return p->failed || interrupted;
+}
+
+/* ---- parts ---- */
+
+/* What the disk says goes for the whole report; a part that cannot be had is only noted. */
+static void fail(struct report *p, const char *name, int error)
+{
+        ctl_error("report: %s: %s", name, strerror(error));
         p->failed = true;
 }
 
@@ -54,40 +97,49 @@ static void __attribute__((format(printf, 2, 3))) note(struct report *p, const c
         vfprintf(p->missing, format, arguments);
         va_end(arguments);
         fputc('\n', p->missing);
+        p->n_missing++;
 }
 
-static void close_file(struct report *p, FILE *out, const char *path)
+static FILE *create(struct report *p, const char *name)
 {
-        bool whole = !ferror(out);
+        int fd = openat(p->files, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        FILE *out = fd < 0 ? NULL : fdopen(fd, "w");
 
-        errno = EIO; /* unless fclose() knows better */
-        if (fclose(out) || !whole)
-                fail(p, path, errno);
+        if (!out)
+                fail(p, name, errno);
+        return out;
+}
+
+static void close_file(struct report *p, FILE *out, const char *name)
+{
+        int error = !ferror(out) ? 0 : errno ? errno : EIO; /* of the write that failed */
+
+        if (fclose(out))
+                error = errno;
+        if (error)
+                fail(p, name, error);
 }
 
 /* ---- what zerod knows ---- */
 
 static void save_json(struct report *p, const char *name, const json_t *answer)
 {
-        char path[PATH_SIZE];
-        FILE *out;
+        FILE *out = create(p, name);
 
-        path_in(p, name, path);
-        out = fopen(path, "we");
-        if (!out) {
-                fail(p, path, errno);
+        if (!out)
                 return;
-        }
         json_dumpf(answer, out, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-        close_file(p, out, path);
+        close_file(p, out, name);
 }
 
-static bool ask(struct report *p, const char *what, json_t **ret)
+/* part: what is missing if there is no answer. */
+static bool ask(struct report *p, const char *what, const char *argument, const char *part,
+                json_t **ret)
 {
-        int r = ctl_query(p->ctl, what, "", ret);
+        int r = ctl_query(p->ctl, what, argument, ret);
 
         if (r)
-                note(p, "%s: %s (%s)", what, zero_error(p->ctl->client), zero_status_name(r));
+                note(p, "%s: %s (%s)", part, zero_error(p->ctl->client), zero_status_name(r));
         return r == ZERO_OK;
 }
 
@@ -101,29 +153,37 @@ static void add_answers(struct report *p)
         };
         json_t *answer;
 
-        for (size_t i = 0; i < sizeof parts / sizeof parts[0] && !p->failed; i++) {
-                if (!ask(p, parts[i][0], &answer))
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0] && !is_over(p); i++) {
+                if (!ask(p, parts[i][0], "", parts[i][1], &answer))
                         continue;
                 save_json(p, parts[i][1], answer);
+                if (strcmp(parts[i][0], "status") == 0)
+                        p->status = json_incref(answer);
                 json_decref(answer);
         }
 }
 
-static void add_trace(struct report *p, const char *job)
+/* A name has 255 bytes, and so may that of a job. */
+static void add_trace(struct report *p, const char *job, size_t i)
 {
-        char name[300], path[PATH_SIZE];
-        unsigned lines;
+        char name[200], part[300];
         json_t *answer;
-        int r = ctl_query(p->ctl, "trace", job, &answer);
+        unsigned lines;
+        FILE *out;
+        int r;
 
-        if (r) {
-                note(p, "trace of job %s: %s (%s)", job, zero_error(p->ctl->client),
-                     zero_status_name(r));
+        snprintf(part, sizeof part, "trace of job %s", job);
+        if (!ask(p, "trace", job, part, &answer))
                 return;
-        }
-        snprintf(name, sizeof name, "trace-%s.json", job);
-        path_in(p, name, path);
-        p->failed = trace_save(p->ctl, job, answer, path, &lines) != CTL_OK;
+        snprintf(name, sizeof name, "trace-%.120s-%zu.json", job, i);
+        out = create(p, name);
+        r = out ? trace_write(p->ctl, job, p->status, answer, out, &lines) : 0;
+        if (r == -ENOSPC || r == -EDQUOT)
+                fail(p, name, -r);
+        else if (r)
+                note(p, "%s: %s", part, strerror(-r));
+        if (out)
+                fclose(out); /* trace_write() has flushed it */
         json_decref(answer);
 }
 
@@ -133,12 +193,12 @@ static void add_traces(struct report *p)
         json_t *jobs, *job;
         size_t i;
 
-        if (p->failed || !ask(p, "jobs", &jobs))
+        if (is_over(p) || !ask(p, "jobs", "", "traces", &jobs))
                 return;
         json_array_foreach(json_object_get(jobs, "jobs"), i, job)
         {
-                if (i < JOBS_MAX && !p->failed)
-                        add_trace(p, field_text(job, "job"));
+                if (i < JOBS_MAX && !is_over(p))
+                        add_trace(p, field_text(job, "job"), i);
         }
         if (i > JOBS_MAX)
                 note(p, "traces of more than %d jobs", JOBS_MAX);
@@ -147,137 +207,148 @@ static void add_traces(struct report *p)
 
 /* ---- the log ---- */
 
-static int run_program(char *const arguments[], const char *output)
+static const char *how(int r)
 {
-        posix_spawn_file_actions_t files;
-        int status = -1, r = posix_spawn_file_actions_init(&files);
-        pid_t pid;
-
-        if (r)
-                return r;
-        if (output)
-                r = posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, output,
-                                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
-        if (!r)
-                r = posix_spawnp(&pid, arguments[0], &files, NULL, arguments, environ);
-        posix_spawn_file_actions_destroy(&files);
-        if (r)
-                return r;
-        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-                ;
-        return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : ECANCELED;
+        return r < 0               ? strerror(-r)
+               : r == PROGRAM_LATE ? "it did not end; see --timeout"
+                                   : "it failed";
 }
 
-/* The last LOG_BYTES of a file. */
-static void copy_tail(struct report *p, const char *from, const char *name)
+/* Copies the end of the file; says what is missing, or NULL. */
+static const char *copy_end(const char *from, FILE *out)
 {
-        char path[PATH_SIZE], bytes[1 << 16];
-        FILE *in = fopen(from, "re"), *out;
+        int fd = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        FILE *in = fd < 0 ? NULL : fdopen(fd, "r");
         size_t n, left = LOG_BYTES;
+        const char *flaw = NULL;
+        char bytes[1 << 16];
         struct stat st;
 
-        if (!in || fstat(fileno(in), &st) || !S_ISREG(st.st_mode)) {
-                note(p, "log: %s: %s", from, in ? "not a file" : strerror(errno));
-                if (in)
-                        fclose(in);
-                return;
-        }
-        path_in(p, name, path);
-        out = fopen(path, "we");
-        if (!out) {
-                fail(p, path, errno);
-                fclose(in);
-                return;
-        }
-        if (st.st_size > LOG_BYTES)
+        if (!in || fstat(fd, &st))
+                return strerror(errno);
+        if (!S_ISREG(st.st_mode))
+                flaw = "not a file";
+        else if (st.st_size > LOG_BYTES)
                 fseeko(in, st.st_size - LOG_BYTES, SEEK_SET);
-        while (left && (n = fread(bytes, 1, left < sizeof bytes ? left : sizeof bytes, in)) > 0) {
+        while (!flaw && left &&
+               (n = fread(bytes, 1, left < sizeof bytes ? left : sizeof bytes, in)) > 0) {
                 fwrite(bytes, 1, n, out);
                 left -= n;
         }
+        if (ferror(in))
+                flaw = strerror(errno);
         fclose(in);
-        close_file(p, out, path);
+        return flaw;
+}
+
+/* Has tail keep the end of what journalctl prints; the same. */
+static const char *copy_journal(struct report *p, FILE *out)
+{
+        char *const tail[] = { "tail", "--bytes=" TEXT(LOG_BYTES), NULL };
+        char *const journal[] = { "journalctl", "--unit=zerod",
+                                  "--no-pager", "--output=short-iso",
+                                  "--quiet",    "--lines=" TEXT(LOG_LINES),
+                                  NULL };
+        double patience = ctl_patience(p->ctl);
+        pid_t keeps, prints;
+        int ends[2], r, t;
+
+        if (pipe2(ends, O_CLOEXEC))
+                return strerror(errno);
+        t = program_start(tail, ends[0], fileno(out), &keeps);
+        r = program_start(journal, -1, ends[1], &prints);
+        close(ends[0]);
+        close(ends[1]);
+        if (r == 0)
+                r = program_end(prints, patience, stop_fd);
+        if (t == 0)
+                t = program_end(keeps, patience, stop_fd);
+        if (t && !interrupted) {
+                ctl_error("report: log: tail: %s", how(t));
+                p->failed = true; /* it has read a pipe: the disk is full */
+        }
+        return r ? how(r) : NULL;
 }
 
 static void add_log(struct report *p)
 {
-        char path[PATH_SIZE];
-        char *const arguments[] = { "journalctl",      "--unit=zerod",
-                                    "--no-pager",      "--output=short-iso",
-                                    "--quiet",         "--lines",
-                                    (char *)log_lines, NULL };
-        int r;
+        FILE *out = is_over(p) ? NULL : create(p, "log");
+        const char *flaw;
+        struct stat st;
 
-        if (log_file) {
-                copy_tail(p, log_file, "log");
+        if (!out)
                 return;
+        flaw = log_file ? copy_end(log_file, out) : copy_journal(p, out);
+        close_file(p, out, "log");
+        if (fstatat(p->files, "log", &st, 0) == 0 && st.st_size == 0) {
+                unlinkat(p->files, "log", 0);
+                flaw = flaw ? flaw : "nothing is there";
         }
-        snprintf(path, sizeof path, "%.3000s/journal", p->directory);
-        r = run_program(arguments, path);
-        if (r)
-                note(p, "log: journalctl --unit=zerod: %s; --log names the log's file",
-                     r == ECANCELED ? "it failed" : strerror(r));
-        else
-                copy_tail(p, path, "log");
+        if (flaw && log_file)
+                note(p, "log: %s: %s", log_file, flaw);
+        else if (flaw)
+                note(p, "log: journalctl --unit=zerod: %s; --log names the log's file", flaw);
 }
 
 /* ---- the archive ---- */
 
 static void add_about(struct report *p)
 {
-        char path[PATH_SIZE];
+        FILE *out = create(p, "about.txt");
         struct utsname machine;
         time_t now = time(NULL);
-        FILE *out;
 
-        path_in(p, "about.txt", path);
-        out = fopen(path, "we");
-        if (!out) {
-                fail(p, path, errno);
+        if (!out)
                 return;
-        }
         uname(&machine);
         fprintf(out, "zeroctl %s\n%s%s %s %s\nuser %u\n", ZEROD_VERSION, ctime(&now),
                 machine.sysname, machine.release, machine.machine, (unsigned)getuid());
-        close_file(p, out, path);
+        close_file(p, out, "about.txt");
 }
 
-static int begin(struct report *p)
+static int make_directory(struct report *p)
 {
-        char path[PATH_SIZE];
+        char *name, *path;
+        int r = 0;
 
-        umask(077);
-        if (snprintf(p->directory, sizeof p->directory, "%.3000s.XXXXXX", p->ctl->argument) < 0 ||
-            !mkdtemp(p->directory)) {
-                ctl_error("report: %s: %s", p->ctl->argument, strerror(errno));
-                return CTL_FAILED;
+        if (asprintf(&name, "%s.XXXXXX", p->ctl->argument) < 0)
+                return -ENOMEM;
+        if (!mkdtemp(name)) {
+                r = -errno;
+                free(name);
+                return r;
         }
-        path_in(p, "", path);
-        if (mkdir(path, 0700) == 0) {
-                path_in(p, "missing.txt", path);
-                p->missing = fopen(path, "we");
-        }
-        if (!p->missing)
-                fail(p, path, errno);
-        return p->missing ? CTL_OK : CTL_FAILED;
+        p->directory = name;
+        if (asprintf(&path, "%s/%s", name, top) < 0)
+                return -ENOMEM;
+        if (mkdir(path, 0700) || (p->files = open(path, O_DIRECTORY | O_CLOEXEC)) < 0)
+                r = -errno;
+        free(path);
+        return r;
 }
 
 static void pack(struct report *p)
 {
-        char archive[PATH_SIZE], option[PATH_SIZE + 16], in[PATH_SIZE + 16];
-        char *const arguments[] = { "tar",  "--create", "--zstd",    "--force-local",
-                                    option, in,         (char *)top, NULL };
-        int r;
+        char *const tar[] = { "tar",         "--create",   "--zstd",    "--file=-",
+                              "--directory", p->directory, (char *)top, NULL };
+        int r, out = openat(p->files, "../archive", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        pid_t pid;
 
-        snprintf(archive, sizeof archive, "%.3000s/archive", p->directory);
-        snprintf(option, sizeof option, "--file=%s", archive);
-        snprintf(in, sizeof in, "--directory=%s", p->directory);
-        r = run_program(arguments, NULL);
+        if (out < 0) {
+                fail(p, p->ctl->argument, errno);
+                return;
+        }
+        r = program_start(tar, -1, out, &pid);
+        if (r == 0)
+                r = program_end(pid, ctl_patience(p->ctl), stop_fd);
+        if (close(out) && r == 0)
+                r = -errno;
+        if (interrupted)
+                return;
         if (r) {
-                ctl_error("report: %s: tar --zstd %s", p->ctl->argument,
-                          r == ECANCELED ? "could not write it; see above" : strerror(r));
+                ctl_error("report: %s: tar --zstd: %s", p->ctl->argument, how(r));
                 p->failed = true;
-        } else if (rename(archive, p->ctl->argument)) {
+        } else if (renameat(p->files, "../archive", AT_FDCWD, p->ctl->argument)) {
                 fail(p, p->ctl->argument, errno);
         }
 }
@@ -287,51 +358,72 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
         return remove(path);
 }
 
-static void connect_if_up(struct report *p)
+/* unreached: why zerod is not, or NULL. */
+static void fill(struct report *p, const char *unreached)
 {
-        if (zero_connect(&p->ctl->options, &p->ctl->client) == ZERO_OK)
-                return;
-        note(p, "all that zerod knows: %s", zero_error(NULL));
-        ctl_error("report: %s; the report is without what zerod knows", zero_error(NULL));
-        p->ctl->client = NULL;
+        add_about(p);
+        if (unreached) {
+                note(p, "all that zerod knows: %s", unreached);
+                ctl_error("report: %s; the report is without what zerod knows", unreached);
+        } else {
+                add_answers(p);
+                add_traces(p);
+        }
+        add_log(p);
+        close_file(p, p->missing, "missing.txt");
+        if (!is_over(p))
+                pack(p);
+}
+
+static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
+{
+        fprintf(out,
+                "%s: read it before you send it: names of jobs, users, nodes and paths are "
+                "in it, but neither parameters nor keys\n",
+                ctl->argument);
+}
+
+static void end(struct report *p)
+{
+        talking = NULL; /* it is closed soon */
+        if (p->files >= 0)
+                close(p->files);
+        if (p->directory && nftw(p->directory, remove_one, 8, FTW_DEPTH | FTW_PHYS))
+                fail(p, p->directory, errno);
+        free(p->directory);
+        json_decref(p->status);
+        if (interrupted) {
+                signal(interrupted, SIG_DFL);
+                raise(interrupted);
+        }
 }
 
 static int run(struct ctl *ctl)
 {
-        static struct report p;
-        char path[PATH_SIZE];
-        int r;
+        struct report p = { .ctl = ctl, .files = -1 };
+        /* before there is anything that an interrupted call would leave */
+        bool reached = zero_connect(&ctl->options, &ctl->client) == ZERO_OK;
+        int r = catch_signals(reached ? ctl->client : NULL);
 
-        p.ctl = ctl;
-        r = begin(&p);
-        if (r == CTL_OK) {
-                add_about(&p);
-                connect_if_up(&p);
-                if (ctl->client) {
-                        add_answers(&p);
-                        add_traces(&p);
-                }
-                add_log(&p);
-                path_in(&p, "missing.txt", path);
-                close_file(&p, p.missing, path);
-                if (!p.failed)
-                        pack(&p);
-                r = p.failed ? CTL_FAILED : CTL_OK;
-        }
-        if (p.directory[0])
-                nftw(p.directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
-        if (r == CTL_OK)
-                printf("%s: read it before you send it: names of jobs, users, nodes and paths are "
-                       "in it, but neither parameters nor keys\n",
-                       ctl->argument);
-        return r;
+        if (r == 0)
+                r = make_directory(&p);
+        if (r)
+                fail(&p, ctl->argument, -r);
+        else if ((p.missing = create(&p, "missing.txt")))
+                fill(&p, reached ? NULL : zero_error(NULL));
+        end(&p);
+        if (p.failed)
+                return CTL_FAILED;
+        return ctl_show(ctl,
+                        json_pack("{s:s, s:i}", "file", ctl->argument, "missing", (int)p.n_missing),
+                        show);
 }
 
 static int check(const struct ctl *ctl)
 {
         size_t n = strlen(ctl->argument), e = strlen(ending);
 
-        if (n > e && strcmp(ctl->argument + n - e, ending) == 0 && n < PATH_MAX / 2)
+        if (n > e && strcmp(ctl->argument + n - e, ending) == 0)
                 return CTL_OK;
         ctl_error("report: the name of the FILE ends in %s", ending);
         return CTL_USAGE;
@@ -359,7 +451,9 @@ const struct command command_report = {
                 "not be had, and why; only root and the user zerod runs as get all of it.\n"
                 "Works without zerod, too, with what is left then: the log. Needs *tar* and "
                 "*zstd*. "
-                "On an error there is no <FILE>.",
+                "On an error <FILE> is left as it was. *--json* prints the name, and how many "
+                "lines "
+                "missing.txt has.",
         .options = options,
         .check = check,
         .run = run,

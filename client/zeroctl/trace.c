@@ -127,54 +127,57 @@ static unsigned write_trace(struct trace *t, FILE *out, const json_t *answer)
 /* ---- the command --------------------------------------------------------------- */
 
 /* The names of all nodes, in the cluster's order. */
-static json_t *node_names(struct ctl *ctl)
+static json_t *node_names(const json_t *status)
 {
-        json_t *names = json_array(), *status, *peer;
+        json_t *names = json_array(), *peer;
         size_t i;
 
-        if (ctl_query(ctl, "status", "", &status) != ZERO_OK)
-                return names;
         json_array_foreach(json_object_get(status, "peers"), i, peer)
                 json_array_append(names, json_object_get(peer, "node"));
-        json_decref(status);
         return names;
 }
 
-static int write_file(const char *path, struct trace *t, const json_t *answer, unsigned *ret_lines)
+int trace_write(struct ctl *ctl, const char *job, const json_t *status, const json_t *answer,
+                FILE *out, unsigned *ret_lines)
 {
-        FILE *out = fopen(path, "we");
-        unsigned lines;
-        bool whole;
-
-        if (!out) {
-                ctl_error("%s: %s", path, strerror(errno));
-                return CTL_FAILED;
-        }
-        lines = write_trace(t, out, answer);
-        errno = lines ? EIO : ENOMEM; /* unless fclose() knows better */
-        whole = lines && !ferror(out);
-        if (fclose(out) || !whole) {
-                ctl_error("%s: %s; the file is not whole", path, strerror(errno));
-                return CTL_FAILED;
-        }
-        *ret_lines = lines;
-        return CTL_OK;
-}
-
-int trace_save(struct ctl *ctl, const char *job, const json_t *answer, const char *path,
-               unsigned *ret_lines)
-{
-        json_t *shards, *names = node_names(ctl);
+        json_t *shards, *names = node_names(status);
         struct trace t = { .nodes = names };
-        int r;
+        unsigned lines;
 
         if (ctl_query(ctl, "shards", job, &shards) != ZERO_OK)
                 shards = NULL; /* groups have numbers, then */
         t.groups = json_object_get(json_array_get(json_object_get(shards, "jobs"), 0), "groups");
-        r = write_file(path, &t, answer, ret_lines);
+        lines = write_trace(&t, out, answer);
         json_decref(names);
         json_decref(shards);
-        return r;
+        if (!lines)
+                return -ENOMEM;
+        if (fflush(out) || ferror(out))
+                return errno ? -errno : -EIO; /* of the write that failed */
+        *ret_lines = lines;
+        return 0;
+}
+
+static int save(struct ctl *ctl, const json_t *answer, unsigned *ret_lines)
+{
+        FILE *out = fopen(ctl->file, "we");
+        json_t *status;
+        int r;
+
+        if (!out) {
+                ctl_error("%s: %s", ctl->file, strerror(errno));
+                return CTL_FAILED;
+        }
+        if (ctl_query(ctl, "status", "", &status) != ZERO_OK)
+                status = NULL; /* as with groups */
+        r = trace_write(ctl, ctl->argument, status, answer, out, ret_lines);
+        json_decref(status);
+        if (fclose(out) && r == 0)
+                r = -errno;
+        if (r == 0)
+                return CTL_OK;
+        ctl_error("%s: %s; the file is not whole", ctl->file, strerror(-r));
+        return CTL_FAILED;
 }
 
 static int run(struct ctl *ctl)
@@ -187,7 +190,7 @@ static int run(struct ctl *ctl)
                 return r;
         if (!ctl->file)
                 return ctl_show(ctl, answer, NULL);
-        r = trace_save(ctl, ctl->argument, answer, ctl->file, &lines);
+        r = save(ctl, answer, &lines);
         json_decref(answer);
         if (r == CTL_OK)
                 printf("%s: %u events; open it at https://ui.perfetto.dev or chrome://tracing\n",
