@@ -619,7 +619,7 @@ struct zero_values {
  * takes earlier pieces in and widens 16-bit values exactly: neither has more than a few MiB of the file
  * in memory.  Runs in the order of the file are read ahead.  All runs are checked before the first value is
  * written.  After an error some values may be written; the text names the tensor.  ZERO_ECONFLICT: the file
- * became shorter; ZERO_EIO: it cannot be read.
+ * is shorter, or becomes so meanwhile; ZERO_EIO: it cannot be read.
  */
 int zero_put_file(struct zero_client *client, int fd, const struct zero_values *values, uint32_t n);
 

@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/dtype.h"
@@ -129,6 +130,12 @@ static int check_set(struct zero_client *c, const struct access *a, const uint64
 
 /* ---- writing --------------------------------------------------------------- */
 
+static int too_short(struct zero_client *c, const char *name)
+{
+        return client_fail(c, ZERO_ECONFLICT,
+                           "tensor '%.200s': the file is shorter than its values need", name);
+}
+
 static int read_piece(struct zero_client *c, const struct access *piece, struct source *from,
                       uint8_t *slot)
 {
@@ -146,10 +153,7 @@ static int read_piece(struct zero_client *c, const struct access *piece, struct 
                         return client_fail(c, ZERO_EIO, "tensor '%.200s': reading the file: %s",
                                            name, strerror(errno));
                 if (n == 0)
-                        return client_fail(c, ZERO_ECONFLICT,
-                                           "tensor '%.200s': the file ends before its values do: "
-                                           "it became shorter",
-                                           name);
+                        return too_short(c, name);
                 slot += n;
                 there -= (size_t)n;
                 from->at += (uint64_t)n;
@@ -262,7 +266,8 @@ static uint64_t bytes_left(const struct layout_tensor *t, uint64_t first, uint64
         return bytes < count * sizeof(float) ? bytes : count * sizeof(float);
 }
 
-static int check_values(struct zero_client *c, const struct zero_values *v,
+/* end: of the file, for all that is known. */
+static int check_values(struct zero_client *c, const struct zero_values *v, uint64_t end,
                         struct access *ret_access, struct source *ret_from)
 {
         struct access a = {
@@ -292,6 +297,8 @@ static int check_values(struct zero_client *c, const struct zero_values *v,
         if (v->at > INT64_MAX - ret_from->bytes)
                 return client_fail(c, ZERO_ERANGE, "tensor '%s': byte %llu lies in no file",
                                    t->name, (unsigned long long)v->at);
+        if (v->at + ret_from->bytes > end)
+                return too_short(c, t->name);
         *ret_access = a;
         return 0;
 }
@@ -301,19 +308,23 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
         struct slots_in_use use = { .next = 0 };
         struct source from = { .fd = fd };
         struct access access = { .count = 0 };
+        uint64_t end = INT64_MAX;
         int r = client_begin(client);
+        struct stat st;
 
         if (r == 0 && (fd < 0 || (n > 0 && !values)))
                 r = client_fail(client, ZERO_EINVAL,
                                 "zero_put_file() takes an open file and n runs of values");
+        if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+                end = (uint64_t)st.st_size;
         for (uint32_t i = 0; r == 0 && i < n; i++)
-                r = check_values(client, &values[i], &access, &from);
+                r = check_values(client, &values[i], end, &access, &from);
         if (r)
                 return r;
         (void)posix_fadvise(fd, 0, 0,
                             POSIX_FADV_SEQUENTIAL); /* the kernel reads ahead, in large folios */
         for (uint32_t i = 0; r == 0 && i < n; i++) {
-                r = check_values(client, &values[i], &access, &from);
+                r = check_values(client, &values[i], end, &access, &from);
                 if (r == 0)
                         r = put_pieces(client, &use, access, from);
         }

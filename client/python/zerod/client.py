@@ -568,7 +568,7 @@ class Client(Conversation):
         holds a few MiB.  Runs in the order of the file are read ahead.
 
         All runs are checked before the first value is written; after an error some values may be written.
-        Raises Conflict if the file became shorter, InputOutput if it cannot be read, and as put()."""
+        Raises Conflict if the file is shorter, or becomes so meanwhile, InputOutput if it cannot be read, and as put()."""
         runs = (lib.Values * len(values))()
         for run, v in zip(runs, values):
             run.tensor, run.plane = number(v.tensor, "tensor", 0, lib.ALL), code_of(lib.PLANES, v.plane, "plane")

@@ -208,28 +208,44 @@ Test(state, runs_of_a_file_come_in_its_own_type)
         close(fd);
 }
 
-static void count_and_store(struct fake *d)
+static int file; /* that put_all_then_some() reads */
+
+/* A file has all of H0.  The first call ends with this status, the second one, with so many values,
+ * well. */
+static void put_all_then_some(void (*serve)(struct fake *), int status, const char *why,
+                              uint64_t count)
 {
+        struct zero_client *c = fake_open(&f, serve, 1);
+        struct zero_values run = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 3000, 0 };
+        static const char data[12000];
+
+        file = file_of(data, sizeof(data));
+        cr_assert_eq(zero_put_file(c, file, &run, 1), status);
+        cr_assert(strstr(zero_error(c), why), "%s", zero_error(c));
+        run.count = count;
+        cr_assert_eq(zero_put_file(c, file, &run, 1), ZERO_OK, "%s", zero_error(c));
+        fake_close(&f, c);
+        close(file);
+}
+
+/* With all slots under way the file becomes shorter. */
+static void shorten(struct fake *d)
+{
+        uint64_t seq[SLOTS];
+
         fake_begin(d);
-        for (int i = 0; i < 3; i++)
-                fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq);
+        for (int i = 0; i < SLOTS; i++)
+                seq[i] = fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq;
+        MUST(ftruncate(file, SLOTS * SLOT + 3) == 0);
+        for (int i = 0; i < SLOTS; i++)
+                fake_ok(d, seq[i]);
+        fake_ok(d, fake_expect(d, ZERO__REQUEST__BODY_PUT)->seq);
         fake_expect_end(d);
 }
 
 Test(state, a_file_that_ends_early_ends_the_call_alone)
 {
-        struct zero_client *c = fake_open(&f, count_and_store, 1);
-        struct zero_values run = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 3000, 0 };
-        static const char data[2 * SLOT + 3];
-        int fd = file_of(data, sizeof(data));
-
-        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_ECONFLICT);
-        cr_assert(strstr(zero_error(c), "h.0.w") && strstr(zero_error(c), "shorter"), "%s",
-                  zero_error(c));
-        run.count = 1;
-        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_OK);
-        fake_close(&f, c);
-        close(fd);
+        put_all_then_some(shorten, ZERO_ECONFLICT, "'h.0.w': the file is shorter", 1);
 }
 
 Test(state, runs_are_checked_before_the_first_is_put)
@@ -243,6 +259,9 @@ Test(state, runs_are_checked_before_the_first_is_put)
                 { ZERO_ENOGROUP, { 99, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, 0 } },
                 { ZERO_ERANGE, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 2999, 2, 0 } },
                 { ZERO_ERANGE, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, INT64_MAX - 3 } },
+                { ZERO_ECONFLICT, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, 13 } },
+                { ZERO_ECONFLICT, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 1, 17 } },
+                { ZERO_ECONFLICT, { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 5, 0 } },
                 { ZERO_EINVAL, { H0, ZERO_PLANE_STEP, ZERO_FP32, 0, 1, 0 } },
                 { ZERO_EINVAL, { H0, ZERO_PLANE_SERVE, ZERO_FP32, 0, 1, 0 } },
                 { ZERO_EINVAL, { H0, ZERO_PLANE_MASTER, ZERO_INT8, 0, 1, 0 } },
@@ -254,6 +273,8 @@ Test(state, runs_are_checked_before_the_first_is_put)
                 struct zero_values runs[] = { good, bad[i].values };
 
                 cr_assert_eq(zero_put_file(c, fd, runs, 2), bad[i].status, "run %zu", i);
+                cr_assert(bad[i].status != ZERO_ECONFLICT || strstr(zero_error(c), "h.0.w"), "%s",
+                          zero_error(c));
         }
         cr_assert_eq(zero_put_file(c, -1, &good, 1), ZERO_EINVAL);
         cr_assert_eq(zero_put_file(c, fd, NULL, 1), ZERO_EINVAL);
@@ -277,14 +298,5 @@ static void die_with_pieces(struct fake *d)
 
 Test(state, a_lost_daemon_aborts_a_put_of_many_pieces)
 {
-        struct zero_client *c = fake_open(&f, die_with_pieces, 1);
-        struct zero_values run = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 3000, 0 };
-        static const char data[12000];
-        int fd = file_of(data, sizeof(data));
-
-        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_EABORTED);
-        run.count = 2 * SLOT / sizeof(float) + 1;
-        cr_assert_eq(zero_put_file(c, fd, &run, 1), ZERO_OK, "%s", zero_error(c));
-        fake_close(&f, c);
-        close(fd);
+        put_all_then_some(die_with_pieces, ZERO_EABORTED, "", 2 * SLOT / sizeof(float) + 1);
 }
