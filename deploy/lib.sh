@@ -1,4 +1,4 @@
-# What the scripts share: packages, build trees, processes.  Sourced by bash, not run.
+# What the scripts share: their help, packages, build trees, processes.  Sourced by bash, not run.
 #
 # Rule: a wait has a deadline, and a process is ended by its id alone.
 # shellcheck shell=bash
@@ -10,6 +10,17 @@ jobs=$(nproc)
 
 say() {
         printf '%s: %s\n' "$self" "$*"
+}
+
+# The comment at the top of the script.
+usage() {
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
+}
+
+# Ends for a wrong command line.
+wrong() {
+        echo "$self: $*; see --help" >&2
+        exit 2
 }
 
 # Milliseconds on a clock that only goes forward.
@@ -84,7 +95,7 @@ packages_install() {
 
 # ---- the Python environment --------------------------------------------------
 
-python_room_mb=10000 # while it is made; 6 GB of it stay
+python_room_mb=1000 torch_room_mb=10000 # while it is made; 6 GB of it stay with PyTorch
 
 # python_directory FILE: where the environment of these requirements and this python3 is: python-HASH, or
 # NAME-HASH for python-requirements-NAME.
@@ -100,10 +111,11 @@ python_directory() {
 
 # python_make DIR FILE: leaves the marker DIR/complete as the last thing.
 python_make() {
-        local dir=$1 requirements=$2 free
+        local dir=$1 requirements=$2 room=$python_room_mb free
+        ! grep -q '^torch==' "$requirements" || room=$torch_room_mb
         free=$(df --output=avail -m "${dir%/*}" | tail -n 1)
-        if ((free < python_room_mb)); then
-                say "an environment of Python needs $python_room_mb MB in ${dir%/*}, which has $((free)) MB" >&2
+        if ((free < room)); then
+                say "an environment of Python needs $room MB in ${dir%/*}, which has $((free)) MB" >&2
                 return 1
         fi
         say "making the environment of ${requirements##*/}, $dir, once, of the size that the file says" >&2

@@ -33,10 +33,6 @@ end_ms=60000 # between the end of one rank and that of the others
 port=
 ranks=()
 
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-}
-
 fail() {
         say "$*" >&2
         exit 1
@@ -146,11 +142,6 @@ run_ranks() {
 }
 
 # ---- in order ----------------------------------------------------------------
-
-wrong() {
-        echo "local-cluster: $*; see --help" >&2
-        exit 2
-}
 
 # number OPTION VALUE LEAST MOST
 number() {

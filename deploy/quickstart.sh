@@ -23,10 +23,6 @@ success=
 trainers=()
 nodes_programs "$tree"
 
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-}
-
 fail() {
         failure=$*
         exit 1
@@ -179,11 +175,6 @@ parse() {
                 esac
                 shift
         done
-}
-
-wrong() {
-        echo "quickstart: $*; see --help" >&2
-        exit 2
 }
 
 main() {

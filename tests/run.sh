@@ -23,10 +23,6 @@ linger_ms=5000 # until a process that outlives its test counts as left behind
 passed=0 failed=0 skipped=0
 work= builder=
 
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-}
-
 # ---- what tests leave behind --------------------------------------------------
 
 # left_processes MARK...: every test carries $TESTS_RUN in its environment, and so does what it starts, whoever its
@@ -173,10 +169,7 @@ main() {
                         usage
                         exit 0
                         ;;
-                *)
-                        echo "run.sh: $1: no such option; see --help" >&2
-                        exit 2
-                        ;;
+                *) wrong "$1: no such option" ;;
                 esac
                 shift
         done

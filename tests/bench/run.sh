@@ -34,11 +34,6 @@ QUICK='--repeat 3'
 tree=$root/build
 work=
 
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-        echo "Programs: kernels bulk fetch step update recovery checkpoint plan scrape load torch"
-}
-
 finish() {
         [[ -z $work ]] || rm -rf -- "$work"
 }
@@ -72,12 +67,10 @@ main() {
                 --quick) read -r -a quick <<<"$QUICK" ;;
                 -h | --help)
                         usage
+                        echo "Programs: kernels bulk fetch step update recovery checkpoint plan scrape load torch"
                         exit 0
                         ;;
-                -*)
-                        echo "run.sh: $1: no such option; see --help" >&2
-                        exit 2
-                        ;;
+                -*) wrong "$1: no such option" ;;
                 *) only+=("$1") ;;
                 esac
                 shift

@@ -19,10 +19,6 @@ set -uo pipefail
 
 tree=$root/build
 
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-}
-
 main() {
         local options=(buildtype=release examples=enabled tests=enabled) arg
         for arg; do
@@ -32,10 +28,7 @@ main() {
                         usage
                         exit 0
                         ;;
-                *)
-                        echo "run.sh: $arg: no such option; see --help" >&2
-                        exit 2
-                        ;;
+                *) wrong "$arg: no such option" ;;
                 esac
         done
         packages_install build test || exit 1

@@ -9,7 +9,8 @@
 #   FILE         zerod-gpu-bundle.tar.xz in the current directory
 #
 # What is not in it: glibc, which has to be at least as new as the one here, Python with PyTorch, NCCL,
-# which comes with that and is large, and the GPU's driver.  Exit status: 0, or 1 with the reason.
+# which comes with that and is large, and the GPU's driver.  Exit status: 0, 1 with
+# the reason, or 2 for a wrong command line.
 set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
@@ -20,10 +21,6 @@ LIMIT_MB=64
 LEFT_OUT='^(ld-linux.*|linux-vdso|lib(c|m|dl|rt|pthread|resolv|cuda|nvidia-.*))\.so'
 
 tree= work=
-
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-}
 
 finish() {
         [[ -z $work ]] || rm -rf -- "$work"
@@ -148,10 +145,7 @@ main() {
                         usage
                         exit 0
                         ;;
-                -*)
-                        say "$1: no such option; see --help" >&2
-                        exit 1
-                        ;;
+                -*) wrong "$1: no such option" ;;
                 *) out=$1 ;;
                 esac
                 shift

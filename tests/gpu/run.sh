@@ -36,10 +36,6 @@ here=$root/tests/gpu
 work='' out='' plugin='' bundle='' build='' quick='' time='' running=''
 passed=0 failed=0 skipped=0 left_out=''
 
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-}
-
 finish() {
         [[ -z $work ]] || rm -rf -- "$work"
 }
@@ -338,10 +334,7 @@ main() {
                         exit 0
                         ;;
                 *)
-                        [[ " $CHECKS $FIGURES " == *" $1 "* ]] || {
-                                say "$1: no such option or part; see --help" >&2
-                                exit 2
-                        }
+                        [[ " $CHECKS $FIGURES " == *" $1 "* ]] || wrong "$1: no such option or part"
                         parts+=("$1")
                         ;;
                 esac

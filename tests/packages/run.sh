@@ -17,10 +17,6 @@ inside=$root/tests/packages/inside.sh
 self=packages
 work=
 
-usage() {
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
-}
-
 finish() {
         [[ -z $work ]] || rm -rf -- "$work"
 }
@@ -46,10 +42,7 @@ main() {
                 usage
                 exit 0
                 ;;
-        -*)
-                echo "run.sh: $1: no such option; see --help" >&2
-                exit 2
-                ;;
+        -*) wrong "$1: no such option" ;;
         esac
         trap finish EXIT
         trap 'exit 130' INT
