@@ -14,7 +14,7 @@ trainer=
 
 fail() {
         say "FAILED: $*" >&2
-        tail -n 20 "$work"/{dpkg,trainer}.log "$new_root/var/log/zerod" >&2
+        tail -n 20 "$work"/{dpkg,trainer}.log "$new_root/run/zerod.log" >&2
         exit 1
 }
 
@@ -134,8 +134,15 @@ upgrade_during_training() {
         install_all new || return 1
         after=$(main_pid)
         [[ $before != "$after" ]] || fail "the daemon is still $before"
-        [[ $(cat "$new_root/run/restarted-at") -lt $steps ]] || fail 'training had ended'
+        [[ -s $new_root/run/restarted-at && $(<"$new_root/run/restarted-at") -lt $steps ]] || fail 'training had ended'
         wait "$trainer"
+}
+
+# purge_answering ANSWER: as a person with a terminal and without apt-utils, which would load the question.
+purge_answering() {
+        touch "$new_root/dev/shm/zerod/kept" || return 1
+        PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=readline TERM=dumb \
+                timeout "$wait_s" chroot "$new_root" dpkg --purge zerod <<<"$1" >>"$work/dpkg.log" 2>&1
 }
 
 main() {
@@ -168,6 +175,12 @@ main() {
         check 'an answer for debconf' in_root debconf-set-selections /tmp/answers
         check 'dpkg --purge, with the answer to delete states' package_manager --purge zerod
         check 'states are gone' [ -z "$(find "$new_root/dev/shm/zerod" "$new_root/var/lib/zerod" -type f 2>/dev/null)" ]
+        check 'dpkg -i after that' install_all new
+        check 'dpkg --purge, where somebody says no' purge_answering no
+        check 'what is there survives that' [ -e "$new_root/dev/shm/zerod/kept" ]
+        check 'dpkg -i again' install_all new
+        check 'dpkg --purge, where somebody says yes' purge_answering yes
+        check 'all is gone' [ ! -e "$new_root/dev/shm/zerod/kept" -a ! -e "$new_root/var/log/zerod" ]
         say "$passed checks passed"
 }
 

@@ -116,6 +116,16 @@ def sample_configuration_says_nothing():
 
 
 @case
+def apparmor_profile_has_the_directories_of_the_unit():
+    with open(f"{tree()}/systemd/zerod.service", encoding="ascii") as f:
+        unit = dict(re.findall(r"^(StateDirectory|LogsDirectory|ReadWritePaths)=(.*)$", f.read(), re.MULTILINE))
+    with open(f"{ROOT}/deploy/apparmor/usr.bin.zerod", encoding="ascii") as f:
+        rules = f.read()
+    for directory in (f"/var/lib/{unit['StateDirectory']}", f"/var/log/{unit['LogsDirectory']}", unit["ReadWritePaths"]):
+        assert f"  {directory}/ rw,\n" in rules and f"  {directory}/** rw" in rules, directory
+
+
+@case
 def apparmor_profile_is_read():
     run(tool("apparmor_parser"), "--skip-kernel-load", "--skip-cache", f"{ROOT}/deploy/apparmor/usr.bin.zerod")
 
