@@ -4,8 +4,9 @@
 usage: summary.py TREE REPORTS COUNTS LOG...
 
 TREE is the tree's name, REPORTS the directory of the sanitizers' reports, each LOG a
-testlog.json of meson (if absent, none of its tests ran).  Prints a line for each suite, the end of each
-failed test's output, and the skipped tests; writes "passed failed skipped" to COUNTS.
+testlog.json of meson (if absent, none of its tests ran).  Prints a line for each suite, of each failed
+test's output the end and what stands before each "[FAIL]", and the skipped tests; writes "passed failed skipped"
+to COUNTS.
 
 Rule: a test that prints Criterion's summary counts as the tests in it, any other as one; a test that
 meson calls failed counts as at least one failure, whatever its summary says.
@@ -18,7 +19,8 @@ import sys
 SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
 SKIPPED = re.compile(r"^\[SKIP\] *(.*)$", re.M)
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-TAIL = 60
+TAIL = 60  # lines: of an output, and of what a failed case says
+MOST = 300  # lines, after which no further case is shown
 
 
 class Suite:
@@ -60,9 +62,24 @@ def count(test):
     return passing, max(failed, 1) if bad else failed, skipped
 
 
+def why_failed(text):
+    """The lines that tell why a test failed; the cases that did not are left out."""
+    lines = [line for line in text.splitlines() if not line.startswith(("[PASS]", "[SKIP]"))]
+    shown = set(range(len(lines))[-TAIL:])
+    for i, line in enumerate(lines):
+        if line.startswith("[FAIL]") and len(shown) < MOST:
+            shown.update(range(max(0, i + 1 - TAIL), i + 1))
+    before = -1
+    for i in sorted(shown):
+        if i > before + 1:
+            yield "..."
+        yield lines[i]
+        before = i
+
+
 def show_failure(tree, suite, test):
     print(f"{tree:8} FAILED {suite} {test['name']}: {test['result'].lower()}, exit status {test.get('returncode')}")
-    for line in output(test).splitlines()[-TAIL:]:
+    for line in why_failed(output(test)):
         print("        " + line)
 
 
