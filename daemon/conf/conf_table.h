@@ -76,9 +76,9 @@
           "the loopback address. Empty: off. If the default address is in use zerod warns and "    \
           "starts without; an address that you set must be free.")                                 \
         S("Monitoring", http_token_file, PATH, "FILE", "", 4095,                                   \
-          "Token that scrapers show as \"Authorization: Bearer TOKEN\": 64 hexadecimal digits. Only "\
-          "the owner of the file may have access to it. Read at the start and at SIGHUP. HTTP "   \
-          "does not hide the token from the network. The page at / asks for it.")                  \
+          "Token that scrapers show as \"Authorization: Bearer TOKEN\": 64 hexadecimal digits. "   \
+          "Only the owner of the file may have access to it. Read at the start and at SIGHUP. "    \
+          "HTTP does not hide the token from the network. The page at / asks for it.")             \
         S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
           "Where model states live: on tmpfs, so that they outlast the daemon's process. Empty: "  \
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and if that variable is not set. A " \

@@ -328,8 +328,7 @@ static void mapped_ready(struct gather *g, uint32_t group)
                 struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
 
                 r->result.fetch.serve = true;
-                r->result.fetch.offset =
-                        state_serve_offset(replica_sole(g->job)->state, group);
+                r->result.fetch.offset = state_serve_offset(replica_sole(g->job)->state, group);
                 request_end(r, ZERO_OK, NULL);
         }
 }

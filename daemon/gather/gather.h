@@ -35,8 +35,9 @@ void gather_up(struct job *job);
 /* A put has changed the group. */
 void gather_dirty(struct job *job, uint32_t group);
 /*
- * The served parameters that trainers map (state_serve()), or NULL.  They map it only where this node holds everything,
- * since otherwise they would map more than their windows, and only where it lies in their place.
+ * The served parameters that trainers map (state_serve()), or NULL.  They map it only where this
+ * node holds everything, since otherwise they would map more than their windows, and only where it
+ * lies in their place.
  */
 const struct segment *gather_serve(const struct gather *g);
 /* Whether trainers map the group there. */

@@ -149,7 +149,7 @@ struct state_inside {
                 void *map;
         } blobs;
         struct segment file_served; /* state_serve(); its memory is in `map` */
-        _Atomic uint32_t mapped; /* calls of state_map() without their state_unmap() */
+        _Atomic uint32_t mapped;    /* calls of state_map() without their state_unmap() */
 };
 
 /* ---- state.c: shared by making a state and opening one ---- */

@@ -3,11 +3,11 @@
  * owner.
  *
  * The master plane holds the owner's shard of every group, contiguously and in group order.  From
- * the only owner trainers read fp32 groups straight from it, so that each group begins at a multiple
- * of 4096 bytes there.  grad holds the trainable segments
- * only, in the same order: frozen tensors have neither moments nor a gradient.  A plane of moments
- * is like grad, without the groups whose optimizer does not have that moment.  The serve plane
- * holds the shards of bf16, fp16 and eager groups, each at a multiple of 4096 bytes.
+ * the only owner trainers read fp32 groups straight from it, so that each group begins at a
+ * multiple of 4096 bytes there.  grad holds the trainable segments only, in the same order: frozen
+ * tensors have neither moments nor a gradient.  A plane of moments is like grad, without the groups
+ * whose optimizer does not have that moment.  The serve plane holds the shards of bf16, fp16 and
+ * eager groups, each at a multiple of 4096 bytes.
  *
  * Eager groups have a place for the old values of what an update changes before its step is decided
  * (undo.c): for each of the group's planes as many elements as grad has, one plane behind the

@@ -50,7 +50,10 @@ int state_new(struct store *store, const char *file, struct state **ret)
                 return -ENOMEM;
         *whole = (struct whole){
                 .state = { .in = &whole->in, .serve_segment = { .fd = -1 } },
-                .in = { .store = store, .file = strdup(file), .fd = -1, .blobs = { .fd = -1 },
+                .in = { .store = store,
+                        .file = strdup(file),
+                        .fd = -1,
+                        .blobs = { .fd = -1 },
                         .file_served = { .fd = -1 } },
         };
         if (!whole->in.file) {
