@@ -374,7 +374,7 @@ Test(state, a_header_that_disagrees_with_the_file_is_refused)
         h.format++;
         cr_assert(header_is_refused(s, h, "a newer release of zerod"));
         h.format -= 2;
-        cr_assert(header_is_refused(s, h, "one release at a time"));
+        cr_assert(header_is_refused(s, h, "an older release of zerod"));
         h = *is;
         h.record_bytes += 8;
         cr_assert(header_is_refused(s, h, "another build"));
