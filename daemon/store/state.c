@@ -104,7 +104,8 @@ static int serve_file(struct state *s, uint64_t master)
 {
         struct segment *served = &s->in->file_served;
 
-        if (s->plan->serve_bytes || s->plan->master_elements == 0 || state_is_away(s))
+        if (s->id.n_owners > 1 || s->plan->serve_bytes || s->plan->master_elements == 0 ||
+            state_is_away(s))
                 return 0;
         served->fd = openat(s->in->store->dir, s->in->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
         served->data = s->in->map;

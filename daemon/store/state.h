@@ -76,7 +76,7 @@ struct state {
 
 /*
  * What trainers of the job may map for reading: the serve plane, or without one, as all groups are
- * served from master, the state's file up to the end of master; NULL: neither.
+ * served from master, the only owner's file up to the end of master; NULL: neither.
  */
 const struct segment *state_serve(const struct state *state);
 /* Where the group's shard begins there, in bytes; only if it is served from there. */

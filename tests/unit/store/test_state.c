@@ -281,6 +281,16 @@ Test(state, others_read_fp32_groups_from_master_and_never_write)
         layout_free(fp32);
 }
 
+Test(state, only_the_only_owners_file_is_served)
+{
+        layout *fp32 = fp32_layout();
+        struct state *s = fixture_state(store, "k", fp32, 2, 0, 1);
+
+        cr_assert_null(state_serve(s));
+        state_close(s);
+        layout_free(fp32);
+}
+
 /* ---- damaged files ---- */
 
 static int open_only(struct fault *fault)
