@@ -38,7 +38,8 @@
  * Closing: ZERO_ECLOSED is final.  So is a refusal that no further try would change, such as
  * ZERO_ERANK for a rank that another process has taken or ZERO_ENOJOB for a dropped job.  Views and
  * gradient memory stay mapped until zero_close(), but their contents are undefined once the daemon
- * was lost.  On a GPU they occupy memory until the daemon is lost a second time.
+ * was lost.  On a GPU they occupy memory until the daemon is lost a second time.  To read an fp32
+ * view of a job that was dropped or restored may end the process (SIGBUS): its memory is gone.
  * Threads: one thread at a time may use a client.  Different clients are independent.
  */
 #pragma once

@@ -17,7 +17,8 @@ const struct command command_drop = {
         .arguments = "JOB",
         .summary = "delete a job and its state, for good",
         .description = "Deletes the job and its state on all nodes, for good. The answer comes "
-                       "when the files are gone and their memory is free. If a node is away, the "
+                       "when the files are gone and their memory is free. A trainer that still "
+                       "computes on fp32 parameters may end by SIGBUS. If a node is away, the "
                        "answer names it, and the node deletes what it has of the job when it "
                        "comes up: a node that holds shards remembers to tell it, even after a "
                        "restart. Until then no new job of that name can be made. A drop is refused "

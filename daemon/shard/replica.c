@@ -67,10 +67,12 @@ void replica_free(struct replica *h)
         for_observers (h->job->x, o)
                 if (o->freed)
                         o->freed(h);
-        if (h->job->drop_state)
+        if (h->job->drop_state) {
+                state_withdraw(h->state);
                 state_drop_later(h->job->x, h->job, h->state);
-        else
+        } else {
                 state_close(h->state);
+        }
         free(h->shard_version);
         free(h->order);
         free(h->idle);

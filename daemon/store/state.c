@@ -354,6 +354,12 @@ void state_unlink(struct state *state)
         free(STEAL(state->in->file));
 }
 
+void state_withdraw(struct state *state)
+{
+        if (state)
+                state->in->file_served.bytes = 0;
+}
+
 void state_drop(struct state *state)
 {
         if (!state)
@@ -363,9 +369,9 @@ void state_drop(struct state *state)
                          state->plan->serve_bytes;
         struct store *store = state->in->store;
 
-        /* trainers may have it mapped; without holes in this file system it goes with them */
-        (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                        (off_t)state->in->file_bytes);
+        /* trainers may have it mapped; in a hole their reads would take memory again */
+        if (state->in->file_served.fd >= 0)
+                (void)ftruncate(state->in->fd, (off_t)state->in->file_served.bytes);
         planes_free(STEAL(state->in->planes));
         state_free(state);
         store_give(store, bytes); /* last, once the memory is really free */

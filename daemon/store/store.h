@@ -131,6 +131,15 @@ int state_move(struct state *state, uint32_t place, struct fault *fault);
 void state_close(struct state *state);
 /* Deletes the files, which takes no time.  The state stays open. */
 void state_unlink(struct state *state);
-/* Deletes the files, frees the memory and gives the quota back.  NULL is allowed. */
+/*
+ * Deletes the files, frees the memory and gives the quota back.  NULL is allowed.  Trainers that
+ * map the file (state_serve()) keep what they map of it, and read what they read before.
+ */
 void state_drop(struct state *state);
+/*
+ * Of a dropped job, before state_drop(): trainers keep nothing.  Reading the mapping is SIGBUS: to
+ * leave them its memory would let them exceed the quota, job after job, and zeros would be
+ * silently wrong.  NULL is allowed.
+ */
+void state_withdraw(struct state *state);
 uint64_t state_bytes(const struct state *state);

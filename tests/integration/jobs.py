@@ -581,20 +581,35 @@ def drop_survives_the_daemon(point):
             until(lambda d=d: d.state_files() == [".lock"], what=f"the end of what {d.name} has")
 
 
-@case
-def drop_under_idle_clients():
+def has_state(actor):
+    """Whether the process has memory of a state file that it maps."""
+    with open(f"/proc/{actor.pid}/maps", encoding="utf-8") as maps:
+        begin = [int(line.split("-")[0], 16) for line in maps if ".state" in line]
+    with open(f"/proc/{actor.pid}/mem", "rb", buffering=0) as memory:
+        try:
+            return bool(begin) and len(os.pread(memory.fileno(), 1, begin[0])) > 0
+        except OSError:  # a read by the process itself would be SIGBUS
+            return False
+
+
+@cases_of(["bf16", "fp32"])
+def drop_under_idle_clients(dtype):
     """Clients that stay attached, or hold served parameters, do not keep a dropped job's state."""
     with Cluster(1) as c:
-        ranks = c.ranks("job", small_layout("bf16"), [0, 0], hold=-1, push=-1, grad="bf16")
+        ranks = c.ranks("job", small_layout(dtype), [0, 0], hold=-1, push=-1, grad=dtype)
         for g in range(5):
             ranks[1].do("fetch", group=g)
+        assert has_state(ranks[1]) == (dtype == "fp32")
         ranks[0].stop()
         observer = c.actor()
         observer.do("connect", job="job", rank=-1)
         observer.do("attach", observer=True)
         c[0].ctl("drop", "job")
         until(lambda: c[0].status()["memory"]["state_used"] == 0, what="the memory's return")
-        assert ranks[1].do("view", group=0)["hash"], "the served parameters are gone"
+        if dtype == "bf16":
+            assert ranks[1].do("view", group=0)["hash"], "the served parameters are gone"
+        else:
+            assert not has_state(ranks[1]), "the served parameters lie in the state, and go with it"
         observer.refused("ENOJOB", "get", tensor=0, plane="master", count=1)
         c.ranks("job", small_layout(blocks=1), [0], hold=1, push=1)
         ranks[0].go_on()

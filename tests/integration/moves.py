@@ -48,6 +48,25 @@ def changed(what):
         as_undisturbed(c, [0, 1])
 
 
+@case
+def views_outlast_the_only_owners_state():
+    """A rank computes on what it maps of the old state while that is deleted."""
+    with Cluster(2, owners=1) as c:
+        can_vote(c)
+        a, = c.ranks("job", LAYOUT, [0], hold=-1, push=-1)
+        train([a], 2)
+        for g in range(len(LAYOUT)):
+            a.do("fetch", group=g)
+        assert c[0].job("job")["gather"]["window_bytes"] == 0
+        seen = [a.do("view", group=g)["hash"] for g in range(len(LAYOUT))]
+        c[0].ctl("--no-wait", "add-node", "n1")
+        until(lambda: "deleted its state of epoch 0" in c[0].log(), what="the end of the old state")
+        assert [a.do("view", group=g)["hash"] for g in range(len(LAYOUT))] == seen
+        all_aborted([a], 2)
+        train([a], STEPS - 2, patient=True)
+        as_undisturbed(c, [0])
+
+
 def chunk(daemon):
     """Chunk size of the daemon's state files (struct file_header); 0: it has none."""
     chunks = set()

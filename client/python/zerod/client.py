@@ -800,7 +800,8 @@ def connect(
 def drop(job: str, socket: str | None = None, timeout: float = 60.0) -> None:
     """Deletes a job and its state on all nodes, for good, as ``zeroctl drop JOB``.
 
-    A rank that is attached loses the job: drop it before the ranks start, or from one of them at their end.
+    A rank that is attached loses the job, and may end by SIGBUS where it reads an fp32 parameter that it holds: drop it
+    before the ranks start, or from one of them at their end.
     Raises NoJob if there is none of that name, NotPermitted if it belongs to another user.
     """
     with connect(job, lib.OBSERVER, socket=socket, timeout=timeout) as client:

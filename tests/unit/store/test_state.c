@@ -273,9 +273,30 @@ Test(state, others_read_fp32_groups_from_master_and_never_write)
         cr_assert_eq(mprotect((void *)seen, bytes, PROT_READ | PROT_WRITE), -1);
         s->in->master[s->plan->shards[1].master + 256] = 3;
         cr_assert_eq(((const float *)(seen + at))[256], 3);
+        state_withdraw(s);
         state_drop(s);
         cr_assert_eq(fstat(fd, &st), 0);
         cr_assert_eq(st.st_blocks, 0, "a mapping keeps a dropped job's memory");
+        cr_assert_eq(st.st_size, 0, "reading the mapping takes memory again");
+        munmap((void *)seen, bytes);
+        close(fd);
+        layout_free(fp32);
+}
+
+Test(state, of_a_state_that_is_over_trainers_keep_what_they_map)
+{
+        layout *fp32 = fp32_layout();
+        struct state *s = fixture_state(store, "j", fp32, 1, 0, 1);
+        uint64_t bytes = state_serve(s)->bytes, at = state_serve_offset(s, 1);
+        int fd = dup(state_serve(s)->fd);
+        const uint8_t *seen = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+        struct stat st;
+
+        s->in->master[s->plan->shards[1].master + 256] = 3;
+        state_drop(s);
+        cr_assert_eq(((const float *)(seen + at))[256], 3);
+        cr_assert_eq(fstat(fd, &st), 0);
+        cr_assert_eq((uint64_t)st.st_size, bytes, "they keep the gradients, too");
         munmap((void *)seen, bytes);
         close(fd);
         layout_free(fp32);
