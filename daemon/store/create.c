@@ -94,7 +94,7 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         snprintf(h.job, sizeof(h.job), "%s", id->job);
         file_plan_hash(plan, h.plan_hash);
         file_write(s->in->map, &places, &h, packed->data,
-                   s->in->planes ? PLANES_AWAY : PLANES_HERE);
+                   s->in->planes ? s->in->store->number : PLANES_HERE);
         s->plan = plan;
         r = state_bind_file(s, &places);
         if (r)

@@ -15,6 +15,7 @@ struct store {
         char *path;
         int dir, lock;
         uint64_t quota;
+        uint64_t number; /* random, not PLANES_HERE: files name by it who has their planes */
         _Atomic uint64_t used;
         struct list parked; /* planes of closed states on GPUs; loop thread */
 };

@@ -95,7 +95,7 @@ void file_bind(struct state *state, const struct file_map *map)
 }
 
 void file_write(void *map, const struct file_map *places, const struct file_header *header,
-                const void *packed_layout, enum planes_where where)
+                const void *packed_layout, uint64_t where)
 {
         struct file_header *h = map;
 
@@ -112,23 +112,23 @@ void file_write(void *map, const struct file_map *places, const struct file_head
         file_set_planes(map, where);
 }
 
-void file_set_planes(void *map, enum planes_where where)
+void file_set_planes(void *map, uint64_t where)
 {
         uint64_t *word = (void *)((uint8_t *)map + FILE_PLANES);
 
         __atomic_store_n(word, seal(SEAL_PLANES, 0, where), __ATOMIC_SEQ_CST);
 }
 
-int file_planes(int fd, enum planes_where *ret)
+int file_planes(int fd, uint64_t *ret)
 {
         uint64_t word, where;
 
         if (pread(fd, &word, sizeof(word), FILE_PLANES) != sizeof(word))
                 return -EIO;
         where = seal_open(SEAL_PLANES, 0, word);
-        if (where > PLANES_AWAY)
+        if (where == UINT64_MAX)
                 return -EIO;
-        *ret = (enum planes_where)where;
+        *ret = where;
         return 0;
 }
 

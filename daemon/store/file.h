@@ -43,13 +43,12 @@ enum {
         FILE_ID = 16,
         FILE_UNDO_MAX = 4096,
         FILE_COPIES = 2,
-        FILE_PLANES = FILE_ALIGN - 8, /* byte offset of a word: enum planes_where */
+        FILE_PLANES = FILE_ALIGN - 8, /* byte offset of a word: where the planes are */
 };
 
-enum planes_where {
-        PLANES_HERE = 0,
-        PLANES_AWAY = 1, /* in a GPU's memory, until the process that put them there ends */
-};
+/* Where the planes are: in the file, or in GPU memory of the process whose store has that number.
+ */
+enum { PLANES_HERE = 0 };
 
 struct file_header {
         char magic[8];
@@ -106,10 +105,10 @@ void file_bind(struct state *state, const struct file_map *map);
 
 /* Writes the header, the layout and the word for the planes into a mapping. */
 void file_write(void *map, const struct file_map *places, const struct file_header *header,
-                const void *packed_layout, enum planes_where where);
-void file_set_planes(void *map, enum planes_where where);
+                const void *packed_layout, uint64_t where);
+void file_set_planes(void *map, uint64_t where);
 /* -EIO if the word cannot be read or is damaged. */
-int file_planes(int fd, enum planes_where *ret);
+int file_planes(int fd, uint64_t *ret);
 /* Reads and checks the header of a file of `bytes` bytes; the fault names `name`. */
 int file_read_header(int fd, uint64_t bytes, const char *name, struct file_header *ret,
                      struct fault *fault);

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -73,7 +72,6 @@ void planes_bind(struct state *state, const struct file_map *places)
 
 void planes_leave_hole(struct state *state, const struct file_map *places)
 {
-        (void)flock(state->in->fd, LOCK_EX | LOCK_NB); /* until the file is closed */
         if (places->master < state->in->map_bytes)
                 munmap((uint8_t *)state->in->map + places->master,
                        state->in->map_bytes - places->master);
@@ -86,7 +84,7 @@ void planes_load(struct state *state, const struct file_map *places)
 
         if (p->bytes)
                 place_ops()->copy(p->memory, (uint8_t *)state->in->map + p->at, p->bytes);
-        file_set_planes(state->in->map, PLANES_AWAY);
+        file_set_planes(state->in->map, state->in->store->number);
         crash_point(CRASH_PLANES_AWAY);
         /* if the file system cannot punch holes the room stays taken */
         (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
@@ -155,27 +153,15 @@ uint64_t store_parked(const struct store *store)
         return bytes;
 }
 
-static struct planes *find(const struct store *store, const char *file)
-{
-        list_for_each ((struct list *)&store->parked, item) {
-                struct planes *p = CONTAINER_OF(item, struct planes, link);
-
-                if (strcmp(p->file, file) == 0)
-                        return p;
-        }
-        return NULL;
-}
-
-bool planes_parked(const struct store *store, const char *file)
-{
-        return find(store, file);
-}
-
 struct planes *planes_take(struct store *store, const char *file)
 {
-        struct planes *p = find(store, file);
+        list_for_each (&store->parked, item) {
+                struct planes *p = CONTAINER_OF(item, struct planes, link);
 
-        if (p)
-                list_remove(&p->link);
-        return p;
+                if (strcmp(p->file, file) == 0) {
+                        list_remove(&p->link);
+                        return p;
+                }
+        }
+        return NULL;
 }

@@ -28,8 +28,7 @@ int planes_new(const struct state_identity *id, const struct file_map *places, s
 void planes_free(struct planes *p);
 /* Points the state's arrays to its planes; to NULL if the planes are lost. */
 void planes_bind(struct state *state, const struct file_map *places);
-/* Unmaps the hole: a stray read there would fill it with pages.  Also locks the file while it is
- * open: store_lost() takes an unlocked file without planes for a lost one. */
+/* Unmaps the hole: a stray read there would fill it with pages. */
 void planes_leave_hole(struct state *state, const struct file_map *places);
 /* Copies the planes from the file to the GPU and leaves a hole in the file. */
 void planes_load(struct state *state, const struct file_map *places);
@@ -37,4 +36,3 @@ void planes_load(struct state *state, const struct file_map *places);
 void planes_park(struct state *state);
 /* The planes parked for that file, which are the caller's now; or NULL. */
 struct planes *planes_take(struct store *store, const char *file);
-bool planes_parked(const struct store *store, const char *file);

@@ -219,7 +219,7 @@ static int check_parts(struct state *s, struct fault *fault)
 /* Planes that are not in the file are parked in this process, or lost. */
 static int find_planes(struct state *s, struct fault *fault)
 {
-        enum planes_where where;
+        uint64_t where;
 
         if (file_planes(s->in->fd, &where))
                 return file_damaged(fault, s->in->file, "where its planes are cannot be read");

@@ -198,14 +198,14 @@ static int take_stock(struct store *s)
 
 bool store_lost(const struct store *store, const char *file)
 {
-        enum planes_where where;
+        uint64_t where;
 
-        if (!store_is_state(file) || planes_parked(store, file))
+        if (!store_is_state(file))
                 return false;
         CLEANUP(cleanup_close)
         int fd = openat(store->dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        return fd >= 0 && file_planes(fd, &where) == 0 && where == PLANES_AWAY &&
-               flock(fd, LOCK_SH | LOCK_NB) == 0; /* fails if the state is open */
+        return fd >= 0 && file_planes(fd, &where) == 0 && where != PLANES_HERE &&
+               where != store->number;
 }
 
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault)
@@ -214,6 +214,7 @@ int store_open(const char *directory, uint64_t quota, struct store **ret, struct
         if (!s)
                 return fault_errno(fault, ENOMEM, directory);
         *s = (struct store){ .dir = -1, .lock = -1, .quota = quota };
+        s->number = 1 + (uint64_t)randombytes_random();
         list_init(&s->parked);
         s->path = strdup(directory);
         if (!s->path)

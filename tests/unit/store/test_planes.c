@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -412,6 +413,28 @@ Test(planes, an_open_state_is_not_lost)
         layout_free(stored);
 }
 
+/* A trainer that maps the file may lock it. */
+Test(planes, no_lock_on_the_file_changes_where_its_planes_are)
+{
+        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state *s = fixture_state(store, "j", l, 1, 0, 2);
+        int fd = openat(store->dir, fixture_only_file(store), O_RDONLY);
+        layout *stored = NULL;
+
+        cr_assert_eq(flock(fd, LOCK_SH), 0);
+        cr_assert_eq(state_move(s, 1, NULL), 0);
+        cr_assert(!state_was_lost(store, &id, 0));
+        state_close(s);
+        s = fixture_reopen(store, &stored);
+        cr_assert(!state_was_lost(store, &id, 0));
+        state_close(s);
+        layout_free(stored);
+        cr_assert_eq(flock(fd, LOCK_EX), 0);
+        anew(false);
+        cr_assert(state_was_lost(store, &id, 0));
+        close(fd);
+}
+
 Test(planes, lost_states_of_earlier_owner_lists_are_swept)
 {
         struct state_identity id = { .job = "j", .n_owners = 1 };
@@ -432,7 +455,7 @@ Test(planes, a_state_in_an_unknown_place_is_refused)
         struct state *s = make();
         layout *stored = NULL;
 
-        *(uint64_t *)((uint8_t *)s->in->map + FILE_PLANES) = seal(SEAL_PLANES, 0, PLANES_AWAY + 1);
+        *(uint64_t *)((uint8_t *)s->in->map + FILE_PLANES) = seal(SEAL_PLANES, 1, PLANES_HERE);
         state_close(s);
         cr_assert_eq(state_open(store, fixture_only_file(store), &s, &stored, &fault), ZERO_EIO);
         cr_assert(strstr(fault.text, "planes"), "%s", fault.text);
