@@ -327,8 +327,8 @@ static void access_parts(struct access *a)
 static int access_check(const struct job *job, const Zero__Access *m, bool put,
                         uint64_t transfer_bytes, struct fault *fault)
 {
+        uint64_t most = put ? transfer_bytes / PUT_SLOTS : transfer_bytes, bytes;
         const struct layout_tensor *t;
-        uint64_t bytes;
 
         if (m->tensor >= job->layout->n_tensors)
                 return fault_set(fault, ZERO_ENOGROUP, "there is no tensor %u: the layout has %u",
@@ -364,10 +364,11 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                                  "tensor '%s': values of type %u do not go with plane %u", t->name,
                                  m->dtype, m->plane);
         bytes = m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype);
-        if (bytes > transfer_bytes || m->at > transfer_bytes - bytes)
+        if (bytes > most || m->at > transfer_bytes - bytes)
                 return fault_set(fault, ZERO_ERANGE,
-                                 "the call moves more than the transfer area holds (%llu bytes)",
-                                 (unsigned long long)transfer_bytes);
+                                 "the call moves more than %llu bytes, or what lies outside the "
+                                 "transfer area",
+                                 (unsigned long long)most);
         return 0;
 }
 

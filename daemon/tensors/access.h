@@ -7,8 +7,8 @@
 #include "daemon/tensors/tensors.h"
 
 /* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has
- * given up. */
-enum { PUTS_MAX = 8, GETS_MAX = 4 };
+ * given up.  A put moves at most one slot of the transfer area: no quota counts the copies. */
+enum { PUT_SLOTS = 4, PUTS_MAX = 8, GETS_MAX = 4 };
 
 /* What a node reads and writes for clients. */
 struct tensors {

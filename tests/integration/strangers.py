@@ -366,7 +366,8 @@ def places_and_types_of_a_put():
         assert status == wire.OK, (text, fields)
         area = wire.decode(fields[5][0])[4][0]  # AttachReply.session_bytes: an observer has no more
         for fields, status in (({4: 1, 5: area - 3}, erange), ({4: 1, 5: most - 4}, erange), ({4: 1, 5: most - 1}, erange),
-                               ({4: area // 4 + 1}, erange), ({4: area // 2 + 1, 6: 2}, erange), ({4: area // 2, 5: 1, 6: 2}, erange),
+                               ({4: area // 4 + 1}, erange), ({4: area // 16 + 1}, erange), ({4: area // 8 + 1, 6: 2}, erange),
+                               ({4: area // 8, 5: area - area // 4 + 1, 6: 2}, erange),
                                ({4: 1, 6: 1}, einval), ({4: 1, 6: 4}, einval), ({4: 1, 6: 99}, einval), ({4: 1, 6: 2, 2: step}, einval),
                                ({4: 1, 6: 2, 1: 1}, einval)):
             said = raw.ask("put", {1: 0, 2: master, 3: 0, **fields})
