@@ -224,7 +224,8 @@ struct users_jobs {
 
 bool job_gives_place(const struct job *job)
 {
-        return job->progress->finished_ms && !job->holders && !job->progress->waits.n;
+        return job->progress->finished_ms && job->holders == job->onlookers &&
+               !job->progress->waits.n;
 }
 
 static bool counts(const struct users_jobs *of, const struct job *job)

@@ -38,8 +38,9 @@ struct job {
         struct list link;
         struct engine *x;
         uint32_t references;
-        uint32_t holders; /* references of those who need no state of a dead job: sessions and
-                             others */
+        uint32_t holders;   /* references of those who need no state of a dead job: sessions and
+                               others */
+        uint32_t onlookers; /* of the holders, those who leave a finished job its end */
         bool dead;
         /* The node creates its state, or has found an earlier process's and not yet taken it up. */
         enum { JOB_OPEN, JOB_OPENING, JOB_RESUMING } opening;

@@ -205,6 +205,7 @@ static void recording_end(struct recording *w)
                                 "for ui.perfetto.dev",
                                 w->job->name, w->call, w->rank, w->why, directory, w->name);
         w->x->recorder->writing = NULL;
+        w->job->onlookers--;
         job_let_go(w->job);
         free(w);
 }
@@ -278,7 +279,8 @@ void recorder_deadline(struct job *job, const struct request *r, const char *why
         x->recorder->writing = w;
         w->x = x;
         w->job = job;
-        job_hold(job);
+        job_hold(job); /* not job_ref(): a drop waits for such references */
+        job->onlookers++;
         w->call = wait_names[r->traced.what];
         w->rank = r->traced.rank;
         snprintf(w->why, sizeof w->why, "%s", why);

@@ -164,6 +164,29 @@ def no_room_for_a_trace():
         finish_all([a, b])
 
 
+@case
+def a_trace_on_a_slow_disk_keeps_no_finished_job():
+    """The file cannot be opened before somebody reads it; a new job takes the place of the finished one meanwhile."""
+    with Cluster(1, wait_ms=LATE_MS, job_limit=1) as c:
+        directory = c[0].options["log_dir"]
+        os.makedirs(directory, 0o700)
+        os.mkfifo(f"{directory}/.n0.part", 0o600)
+        ranks = late_ranks(c, [0, 0], 1)
+        ranks[1].go_on()
+        for a in ranks:
+            a.start("step", sets=SETS)
+        finish_all(ranks)
+        for a in ranks:
+            a.do("finish", keep=True)
+            a.do("close")
+        until(lambda: "job job: finished" in c[0].log() and not c[0].job("job")["sessions"], what="the job's end")
+        c.ranks("next", small_layout(), [0], hold=2, push=2)
+        assert [job["job"] for job in c[0].status()["jobs"]] == ["next"]
+        assert "what took time before" not in c[0].log()
+        with open(f"{directory}/.n0.part", encoding="utf-8") as f:
+            f.read()
+
+
 def waited(status):
     return {w["for"]: w["sum_s"] for w in status["jobs"][0]["waited"]}
 
