@@ -7,7 +7,7 @@
 
 enum { LANES_MAX = 4096 };
 
-enum track { TRACK_RANK, TRACK_OWNER, TRACK_NODE };
+enum track { TRACK_RANK, TRACK_OWNER, TRACK_NODE, TRACK_OTHERS };
 
 struct lane {
         enum track track;
@@ -63,6 +63,8 @@ static json_t *track_name(const struct trace_file *t, enum track track, uint32_t
 {
         const char *node = track == TRACK_NODE ? t->names->node(t->names->arg, who) : NULL;
 
+        if (track == TRACK_OTHERS)
+                return json_string("others");
         if (node)
                 return json_sprintf("from %s", node);
         return json_sprintf(track == TRACK_RANK    ? "rank %u"
@@ -71,18 +73,20 @@ static json_t *track_name(const struct trace_file *t, enum track track, uint32_t
                             who);
 }
 
-/* The first lane of the event's track that is free when the event begins. */
+/* The first lane of the event's track that is free when the event begins; the last lane of all has
+ * the events of any track that find none, and they overlap. */
 static unsigned lane_of(struct trace_file *t, uint32_t pid, const struct trace_event *e)
 {
         enum track track = track_of(e->what);
         unsigned i = 0;
 
-        while (i < t->n_lanes && (t->lanes[i].track != track || t->lanes[i].who != e->who ||
-                                  t->lanes[i].end > e->begin))
+        while (i < t->n_lanes && i < LANES_MAX - 1 &&
+               (t->lanes[i].track != track || t->lanes[i].who != e->who ||
+                t->lanes[i].end > e->begin))
                 i++;
-        if (i == LANES_MAX) /* events overlap in the last one */
-                i--;
-        else if (i == t->n_lanes)
+        if (i == LANES_MAX - 1)
+                track = TRACK_OTHERS;
+        if (i == t->n_lanes)
                 write_name(t, "thread_name", pid, t->n_lanes++, track_name(t, track, e->who));
         t->lanes[i] = (struct lane){ track, e->who, e->begin + e->took };
         return i;
