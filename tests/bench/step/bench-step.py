@@ -13,6 +13,8 @@ What a training step costs with zerod, against the same trainer with the states 
          travels between the daemons: bytes a parameter, step and node
   buffers two trainers, two daemons, stage 3, 16 tokens a step; against the same with windows and buffers for the whole
          model
+  watched two trainers, two daemons, stage 3, 16 tokens a step, with everything on that watches: /metrics and the page's
+         questions to both nodes once a second, zeroctl top, traces in log_dir; against the same with http and log_dir off
 
 All of a case run in turn in each round, every second round backwards, and each is compared with the first of its
 case in its round.  Ratios are of the time of a step; cpu_ratio is of the CPU time of trainers and daemons together.
@@ -20,12 +22,17 @@ A run's first step warms up and is left out.  Median and quartiles over rounds.
 """
 import argparse
 import contextlib
+import http.client
 import statistics
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import DEVNULL
 
 sys.path.insert(0, "@SOURCE@/tests/bench")
 import common  # noqa: E402  (its place is known only now)
-from cluster import Cluster, Tools  # noqa: E402
+from cluster import Cluster, Tools, end_process, spawn  # noqa: E402
+from ports import free_ports  # noqa: E402
 from training import Alone, Served, write_text  # noqa: E402
 
 BUILD = "@BUILD@"
@@ -77,13 +84,53 @@ def two_nodes(of, more=()):
         yield runs
 
 
+class Watched(Served):
+    ASKED = ("/metrics", "/api/status", "/api/members", "/api/map")
+
+    def watch(self, end):
+        while not end.wait(1):
+            for d in self.cluster.daemons:
+                for path in self.ASKED:
+                    connection = http.client.HTTPConnection(*d.options["http"].split(":"), timeout=30)
+                    connection.request("GET", path)
+                    answer = connection.getresponse()
+                    if answer.status != 200:
+                        raise RuntimeError(f"{path}: {answer.status} {answer.read()[:200]}")
+                    answer.read()
+                    connection.close()
+
+    def run(self, steps):
+        end = threading.Event()
+        top = spawn([Tools.zeroctl, "--socket", self.cluster[0].socket, "top"], stdout=DEVNULL)
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(self.watch, end)
+            try:
+                measured = super().run(steps)
+            finally:
+                end.set()
+                end_process(top, 10)
+            watching.result()
+        return measured
+
+
+@contextlib.contextmanager
+def watched_or_not():
+    ports = free_ports(2)
+    with Cluster(2, threads=0, log_dir="") as off, Cluster(2, threads=0, per_node={
+            i: {"http": f"127.0.0.1:{port}"} for i, port in enumerate(ports)}) as on:
+        for cluster in (off, on):
+            write_text(cluster)
+        yield [Served(off, 2, 3, "off", SMALL), Watched(on, 2, 3, "on", SMALL)]
+
+
 # What makes the runs, how many trainers they have, what a run's steps are multiplied by, and the aim.
 CASES = {"one": (lambda: against_alone(1, (1, 2, 3)), 1, 1, 1.10),
          "two": (lambda: against_alone(2, (3,)), 2, 1, 1.10),
          "crash": (against_inconsistent, 1, 1, 1.02),
          "small": (lambda: against_inconsistent(SMALL), 1, 10, None),
          "mirror": (lambda: two_nodes({"one copy": {}, "mirrored": {"mirror": 1}}), 2, 1, None),
-         "buffers": (lambda: two_nodes({"unbounded": UNBOUNDED, "bounded": {}}, SMALL), 2, 10, 1.11)}
+         "buffers": (lambda: two_nodes({"unbounded": UNBOUNDED, "bounded": {}}, SMALL), 2, 10, 1.11),
+         "watched": (watched_or_not, 2, 40, 1.01)}
 
 
 def rounds_of(case, repeat, steps):
