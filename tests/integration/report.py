@@ -180,6 +180,8 @@ def an_error_leaves_the_file_as_it_was():
 
 def interrupted(c, number, env, begun):
     """Sends the signal once `begun` says that the report is there."""
+    if signal.getsignal(number) == signal.SIG_IGN:  # as under nohup: zeroctl would ignore the signal, too
+        signal.signal(number, signal.SIG_DFL)
     with spawn([Tools.zeroctl, "--socket", c[0].socket, "report", f"{c.directory}/r.tar.zst", "--log", c[0].log_path],
                env=env, stdin=subprocess.DEVNULL) as p:
         until(begun)
