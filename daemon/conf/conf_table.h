@@ -78,7 +78,8 @@
         S("Monitoring", http_token_file, PATH, "FILE", "", 4095,                                   \
           "Token that scrapers show as \"Authorization: Bearer TOKEN\": 64 hexadecimal digits. "   \
           "Only the owner of the file may have access to it. Read at the start and at SIGHUP. "    \
-          "HTTP does not hide the token from the network. The page at / asks for it.")             \
+          "HTTP does not hide the token from the network. The page at / asks for it; /healthz "    \
+          "and /readyz need none.")                                                                \
         S("State and memory", state_dir, PATH, "DIRECTORY", "", 4000,                              \
           "Where model states live: on tmpfs, so that they outlast the daemon's process. Empty: "  \
           "$XDG_RUNTIME_DIR/zerod, or /dev/shm/zerod for root and if that variable is not set. A " \

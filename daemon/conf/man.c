@@ -83,7 +83,7 @@ static const char daemon_tail[] =
         "For Prometheus: the classic format, or OpenMetrics.\n"
         ".TP\n"
         ".BR /healthz \", \" /readyz\n"
-        "200 while the event loop runs; while clients may come.\n"
+        "200 while the event loop runs; while clients may come. They need no token.\n"
         ".TP\n"
         ".BR /api/status \", \" /api/jobs \", \" /api/members \", \" /api/config\n"
         "What\n"

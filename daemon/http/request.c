@@ -84,12 +84,12 @@ static unsigned refuse(unsigned status, const char *text, const char **ret_text)
 }
 
 /* 0, or the refusal's status. */
-static unsigned check(const struct http_rules *rules, const struct http_request *r, bool page,
+static unsigned check(const struct http_rules *rules, const struct http_request *r, bool open,
                       const char **ret_text)
 {
         if (strcmp(r->method, "GET") != 0 && strcmp(r->method, "HEAD") != 0)
                 return refuse(405, "only GET and HEAD: HTTP changes nothing here\n", ret_text);
-        if (rules->token && !page && !token_shown(r->authorization, rules->token))
+        if (rules->token && !open && !token_shown(r->authorization, rules->token))
                 return refuse(401,
                               "show the token: Authorization: Bearer TOKEN (http_token_file)\n",
                               ret_text);
@@ -140,7 +140,7 @@ unsigned http_route(const struct http_rules *rules, const struct http_request *r
         for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++)
                 if (strcmp(routes[i].path, request->path) == 0)
                         what = routes[i].what;
-        status = check(rules, request, http_is_page(what), ret_text);
+        status = check(rules, request, http_is_open(what), ret_text);
         if (status)
                 return status;
         if (what == HTTP_WHATS)

@@ -6,6 +6,7 @@
  * here: the name must be an IP address, localhost or this node's own.  Whoever shows the token is
  * no such browser, and may use any name.  A browser shows no token when a person opens the page, so
  * the page comes without: it asks the person for the token, and shows that with its own requests.
+ * /healthz and /readyz come without too, for what probes them keeps no secrets.
  */
 #pragma once
 
@@ -44,6 +45,12 @@ struct http_rules {
 static inline bool http_is_page(enum http_what what)
 {
         return what <= HTTP_PAGE_JS;
+}
+
+/* Comes without the token: it says nothing but whether zerod is there and serves. */
+static inline bool http_is_open(enum http_what what)
+{
+        return http_is_page(what) || what == HTTP_HEALTHZ || what == HTTP_READYZ;
 }
 
 /* The HTTP status: 200 and what is asked for, or a refusal with its text. */

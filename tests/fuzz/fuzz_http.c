@@ -4,8 +4,8 @@
  * Authorization; the line "-" is no header.
  *
  * What must hold: whoever is let in has shown the token, or could not have been sent by a page of
- * another site; the page alone, which says nothing, comes without a token that is needed; only what
- * the table lists is found; a refusal says why.
+ * another site; the page and the probes alone, which say nothing, come without a token that is
+ * needed; only what the table lists is found; a refusal says why.
  */
 #include "daemon/http/request.h"
 
@@ -36,8 +36,9 @@ static void check(const struct http_rules *rules, const struct http_request *r)
         }
         assert(what < HTTP_WHATS && r->path[0] == '/' && !strstr(r->path, ".."));
         assert(strcmp(r->method, "GET") == 0 || strcmp(r->method, "HEAD") == 0);
-        if (rules->token && http_is_page(what))
-                assert(strcmp(r->path, "/") == 0 || strncmp(r->path, "/page.", 6) == 0);
+        if (rules->token && http_is_open(what))
+                assert(strcmp(r->path, "/") == 0 || strncmp(r->path, "/page.", 6) == 0 ||
+                       strcmp(r->path, "/healthz") == 0 || strcmp(r->path, "/readyz") == 0);
         else if (rules->token)
                 assert(r->authorization && strlen(r->authorization) == sizeof "Bearer " - 1 + 64 &&
                        strcmp(r->authorization + sizeof "Bearer " - 1, good) == 0);

@@ -323,6 +323,8 @@ def token():
             status, headers, _ = request(place, "/metrics", **({"Authorization": shown} if shown else {}))
             assert status == 401 and headers["WWW-Authenticate"] == "Bearer", shown
         assert request(place, "/metrics", Authorization=f"Bearer {TOKEN}", Host="node.example.org")[0] == 200
+        # what probes a node has no token
+        assert [request(place, path)[0] for path in ("/healthz", "/readyz", "/api/status")] == [200, 200, 401]
 
 
 @case
