@@ -73,6 +73,16 @@ static void cast_from_bf16(const struct work *w, size_t first, size_t n)
         w->ops->cast(ZERO_FP32, w->planes->scratch + first, ZERO_BF16, w->planes->serve + first, n);
 }
 
+static void cast_to_fp16(const struct work *w, size_t first, size_t n)
+{
+        w->ops->cast(ZERO_FP16, w->planes->serve + first, ZERO_FP32, w->planes->p + first, n);
+}
+
+static void cast_from_fp16(const struct work *w, size_t first, size_t n)
+{
+        w->ops->cast(ZERO_FP32, w->planes->scratch + first, ZERO_FP16, w->planes->serve + first, n);
+}
+
 static void sum_of_4(const struct work *w, size_t first, size_t n)
 {
         const struct planes *x = w->planes;
@@ -90,7 +100,19 @@ static void norm(const struct work *w, size_t first, size_t n)
         w->ops->norm(w->planes->grad + first, n, 1.0, &sum, &finite);
 }
 
-enum { ADAMW_UNDO, ADAMW_IN_PLACE, ADAMW_LIMIT, TRIAD, COPY, TO_BF16, FROM_BF16, SUM4, NORM };
+enum {
+        ADAMW_UNDO,
+        ADAMW_IN_PLACE,
+        ADAMW_LIMIT,
+        TRIAD,
+        COPY,
+        TO_BF16,
+        FROM_BF16,
+        TO_FP16,
+        FROM_FP16,
+        SUM4,
+        NORM
+};
 
 const struct bench_case bench_cases[] = {
         [ADAMW_UNDO] = { "adamw, undo slot", 30, adamw_undo },
@@ -100,6 +122,8 @@ const struct bench_case bench_cases[] = {
         [COPY] = { "copy", 8, copy },
         [TO_BF16] = { "cast fp32 to bf16", 6, cast_to_bf16 },
         [FROM_BF16] = { "cast bf16 to fp32", 6, cast_from_bf16 },
+        [TO_FP16] = { "cast fp32 to fp16", 6, cast_to_fp16 },
+        [FROM_FP16] = { "cast fp16 to fp32", 6, cast_from_fp16 },
         [SUM4] = { "sum of 4 fp32 to bf16", 18, sum_of_4 },
         [NORM] = { "norm", 4, norm },
 };
@@ -111,6 +135,8 @@ const struct bench_row bench_rows[] = {
         { "adamw_in_place/loads_and_stores", ADAMW_IN_PLACE, ADAMW_LIMIT },
         { "cast_fp32_bf16/copy", TO_BF16, COPY },
         { "cast_bf16_fp32/copy", FROM_BF16, COPY },
+        { "cast_fp32_fp16/copy", TO_FP16, COPY },
+        { "cast_fp16_fp32/copy", FROM_FP16, COPY },
         { "sum_of_4/copy", SUM4, COPY },
         { "norm/copy", NORM, COPY },
 };

@@ -52,17 +52,19 @@ Test(cast, of_more_than_a_cache_equals_the_scalar_truth)
                         check_cast(pair, 600011 + j, awkward_offsets[j], awkward_offsets[2], &d);
 }
 
-Test(cast, of_every_16_bit_value_and_back_keeps_it)
+Test(cast, of_every_16_bit_value_equals_the_truth_and_back_keeps_it)
 {
         enum { N = 1 << 16 };
         uint16_t *values = malloc(N * 2 * sizeof(*values)), *back = values + N;
-        float *wide = malloc(N * sizeof(*wide));
+        float *wide = malloc(N * 2 * sizeof(*wide)), *truth = wide + N;
         enum zero_dtype dtypes[] = { ZERO_BF16, ZERO_FP16 };
 
         for (int i = 0; i < N; i++)
                 values[i] = (uint16_t)i;
         for (int k = 0; k < 2; k++) {
                 tested_ops()->cast(ZERO_FP32, wide, dtypes[k], values, N);
+                truth_ops()->cast(ZERO_FP32, truth, dtypes[k], values, N);
+                cr_assert(memcmp(wide, truth, N * sizeof(*wide)) == 0);
                 tested_ops()->cast(dtypes[k], back, ZERO_FP32, wide, N);
                 for (int i = 0; i < N; i++)
                         cr_assert(isnan(wide[i]) ? back[i] == (values[i] | (k ? 0x200 : 0x40))
