@@ -7,8 +7,9 @@ end.  Ratios are seconds of a limit over seconds of loading.
   direct   a direct read (O_DIRECT) of the same file; the aim is 0.9
   smaller  the slower one of that and of loading the file when it is in the page cache: then the owner bounds, not the disk
 
-A 16-bit file is widened: its planes take three times its bytes.  The file's pages are dropped before each cold round, and
-rounds of reading, loading and loading again take turns; median and quartiles.
+A 16-bit file is widened: its planes take three times its bytes.  A file's pages are dropped before it is read and before
+it is loaded.  Types take turns, and so do reading, loading and loading again: what else the machine does meets all alike.
+Median and quartiles.
 """
 import argparse
 import contextlib
@@ -36,7 +37,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--json")
-    parser.add_argument("--mib", type=int, default=1024, help="of the file")
+    parser.add_argument("--mib", type=int, default=512, help="of each file")
     parser.add_argument("--directory", default="/var/tmp", help="on the disk to read from")
     return parser.parse_args()
 
@@ -84,27 +85,34 @@ def seconds(work, *rest):
     return time.monotonic() - begin
 
 
-def rounds_of(daemon, path, repeat):
-    with contextlib.closing(mmap.mmap(-1, PIECE)) as memory:
-        for i in range(repeat + 1):
-            drop(path)
-            direct = seconds(read_direct, path, memory)
-            drop(path)
-            load = seconds(daemon.ctl, "import", "job", path)
-            cached = seconds(daemon.ctl, "import", "job", path)
-            if i > 0:  # the first round touches the planes
-                yield {"direct": direct, "load": load, "cached": cached}
+def round_of(daemon, job, path, memory):
+    drop(path)
+    direct = seconds(read_direct, path, memory)
+    drop(path)
+    return {"direct": direct, "load": seconds(daemon.ctl, "import", job, path),
+            "cached": seconds(daemon.ctl, "import", job, path)}
 
 
-def measure(dtype, options, output):
-    rounds, groups = [], layout(dtype, options.mib)
-    with tempfile.TemporaryDirectory(dir=options.directory) as d, Cluster(1) as c:
-        c.ranks("job", groups, [0], hold=1, push=1, timeout_ms=300000)
-        write(f"{d}/model.safetensors", groups, dtype)
-        size = os.path.getsize(f"{d}/model.safetensors")
-        for r in rounds_of(c[0], f"{d}/model.safetensors", max(2, options.repeat)):
-            rounds.append(r)
-            print(f"{dtype}:", *(f"{name} {size / s / 1e6:.0f} MB/s;" for name, s in r.items()), flush=True)
+def rounds_of_types(options):
+    rounds = {dtype: [] for dtype in TYPES}
+    with tempfile.TemporaryDirectory(dir=options.directory) as d, Cluster(1) as c, \
+            contextlib.closing(mmap.mmap(-1, PIECE)) as memory:
+        for dtype in TYPES:
+            groups = layout(dtype, options.mib)
+            c.ranks(dtype, groups, [0], hold=1, push=1, timeout_ms=300000)
+            write(f"{d}/{dtype}", groups, dtype)
+        for i in range(max(2, options.repeat) + 1):
+            for dtype in TYPES:
+                r = round_of(c[0], dtype, f"{d}/{dtype}", memory)
+                if i == 0:  # touches the planes
+                    continue
+                rounds[dtype].append(r)
+                print(f"{dtype}:", *(f"{k} {os.path.getsize(f'{d}/{dtype}') / s / 1e6:.0f} MB/s;" for k, s in r.items()),
+                      flush=True)
+    return rounds
+
+
+def figures(dtype, rounds, options, output):
     for limit, of in (("direct", lambda r: r["direct"]), ("smaller", lambda r: max(r["direct"], r["cached"]))):
         f = common.figure(f"load, {dtype}, {limit}", [of(r) / r["load"] for r in rounds], mib=options.mib,
                           **({"aim": AIM} if limit == "direct" else {}))
@@ -118,8 +126,8 @@ def main():
     common.use_build(BUILD)
     Tools.actor = f"{BUILD}/tests/support/actor"
     output = common.Output(options.json)
-    for dtype in TYPES:
-        measure(dtype, options, output)
+    for dtype, rounds in rounds_of_types(options).items():
+        figures(dtype, rounds, options, output)
 
 
 if __name__ == "__main__":
