@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """shard(base=...): frozen parameters that are mapped out of one copy of their files, and what is refused."""
 import contextlib
+import copy
+import faulthandler
 import json
 import os
 import signal
@@ -100,12 +102,45 @@ def adapt(_, path):
         optimizer.step()
         losses.append(loss.item())
     assert losses[0] == want and losses[-1] < losses[0], (losses, want)
+    with torch.no_grad():
+        want = plain(input_ids=tokens, labels=tokens).loss.item()
+        with zt.full_params(plain):
+            for merge in (plain.merge_adapter, plain.merge_and_unload):
+                raises(RuntimeError, ["q_proj", "of the base", "copy.deepcopy(model)"], merge)
+        merged = copy.deepcopy(plain).merge_and_unload()
+        assert abs(merged(input_ids=tokens, labels=tokens).loss.item() - want) < 1e-5
+        assert plain(input_ids=tokens, labels=tokens).loss.item() == want
 
 
 @case
 def adapters_of_peft_find_the_names_before_peft():
     with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
         ranks.run(adapt, 1, ranks.shared(1), arguments=(os.path.join(directory, "base.safetensors"),))
+
+
+# ---- what is written -----------------------------------------------------------------
+
+def write(_, path):
+    model = zt.shard(frozen(), base=[path])
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        faulthandler.enable(tell)
+        with torch.no_grad():
+            model.wte.weight.add_(1)
+        os._exit(0)
+    os.close(tell)
+    with open(told, encoding="utf-8") as f:
+        said = f.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+    assert f'"{__file__}", line {write.__code__.co_firstlineno + 7} in write' in said, said
+    assert torch.equal(model.wte.weight, frozen().wte.weight)
+
+
+@case
+def operation_in_place_ends_the_process_and_changes_nothing():
+    with frozen_files(frozen()) as (path,):
+        ranks.run(write, 1, ranks.shared(1), arguments=(path,))
 
 
 # ---- what is killed ------------------------------------------------------------------

@@ -131,11 +131,20 @@ def _save(module: nn.Module, whole: Mapping[str, torch.Tensor], before: Any, *ar
         before(*args)
 
 
+def _refuse_merge(name: str, before: Any, safe_merge: bool = False, *args: Any, **more: Any) -> None:
+    """``merge`` of peft's layer, which adds to the weights that are there; with safe_merge it makes others."""
+    if not safe_merge:
+        raise RuntimeError(f"the weights of '{name}' are of the base, which nobody changes: merge the adapters of a "
+                           "copy.deepcopy(model)")
+    before(safe_merge, *args, **more)
+
+
 def install(model: nn.Module, base: Mapping[nn.Parameter, torch.Tensor]) -> None:
     """Has ``load_state_dict()`` check what it would write to the base, and ``state_dict()`` and full_params() have whole
-    tensors; after state.install()."""
+    tensors; peft's layers merge into none of the mapped ones.  After state.install()."""
     full = {p: nn.Parameter(tensor, requires_grad=False) for p, tensor in base.items() if is_dtensor(p)}
-    for module in model.modules():
+    mapped = {p for p in base if p.device.type == "cpu"}
+    for prefix, module in model.named_modules():
         mine = {name: p for name, p in module._parameters.items() if p in base}  # pylint: disable=protected-access
         if mine:
             override(module, "_load_from_state_dict",
@@ -145,3 +154,6 @@ def install(model: nn.Module, base: Mapping[nn.Parameter, torch.Tensor]) -> None
             override(module, "_save_to_state_dict",
                      functools.partial(_save, module, whole, module._save_to_state_dict))
             show_whole(module, whole)
+        inner = getattr(module, OF_PEFT[0], None)
+        if isinstance(inner, nn.Module) and hasattr(module, "merge") and any(p in mapped for p in inner.parameters()):
+            override(module, "merge", functools.partial(_refuse_merge, prefix, module.merge))

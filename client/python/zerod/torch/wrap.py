@@ -350,8 +350,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     node that name files of the same contents read one copy, and a job goes on with its own contents alone.  A
     parameter that `mesh` divides is this rank's part of the mapped tensor.  Stages of a pipeline all name the files of
     the whole model, and each node has all of them in memory.  On a GPU each process has a copy of its parameters
-    there, beside the node's copy in host memory.  Nothing can be written to mapped memory: an operation in place on
-    such a parameter, as in peft's merge, ends the process; merge a copy.deepcopy().
+    there, beside the node's copy in host memory.  Nothing can be written to mapped memory: peft's merge raises RuntimeError
+    (merge a copy.deepcopy()), and any other operation in place on such a parameter ends the process by SIGSEGV.  On a GPU it
+    changes this process's copy alone, which neither other ranks nor a process in its place have.
     Files of :func:`save_safetensors` and :func:`save_checkpoint` have the other parameters alone.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; CheckpointError for files of
