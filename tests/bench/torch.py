@@ -57,7 +57,7 @@ MEMORY = {"rank_own_mib": "OWN", "rank_own_after_mib": "OWN AFTER", "rank_peak_m
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("tiny", "25m", "100m", "125m"), default="25m")
+    parser.add_argument("--model", choices=("tiny", "25m", "48m", "100m", "125m"), default="25m")
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(KINDS),
                         metavar="NAME,...")
     parser.add_argument("--steps", type=int, default=2, help="that count, of a system in a round")

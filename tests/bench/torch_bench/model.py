@@ -7,10 +7,11 @@ from torch import nn
 from torch.nn import functional
 
 SEED = 1
-# Heads are 64 wide; the parameters are 25.5, 99.6 and 124 million.
+# Heads are 64 wide; the parameters are 25.5, 48.2, 99.6 and 124 million.
 SIZES = {
     "tiny": {"width": 64, "layers": 2, "vocabulary": 256},
     "25m": {"width": 512, "layers": 8, "vocabulary": 256},
+    "48m": {"width": 576, "layers": 12, "vocabulary": 256},
     "100m": {"width": 768, "layers": 14, "vocabulary": 256},
     "125m": {"width": 768, "layers": 12, "vocabulary": 50257},
 }
