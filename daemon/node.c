@@ -154,6 +154,7 @@ static void node_stop(void *arg)
         }
         log_info("stopping");
         service_stopping(node->service);
+        fabric_goodbye(node->x.fabric, membership_drained(&node->x));
         node_wind_down(node);
 }
 

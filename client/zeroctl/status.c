@@ -6,12 +6,14 @@
 
 static void add_peer_state(struct table *t, const json_t *peer)
 {
+        const char *goodbye = field_text(peer, "goodbye");
+
         if (field_true(peer, "self"))
                 table_add(t, PAINT_NONE, "self");
         else if (field_true(peer, "up"))
                 table_add(t, PAINT_GOOD, "up");
         else
-                table_add(t, PAINT_BAD, "down");
+                table_add(t, *goodbye ? PAINT_WARN : PAINT_BAD, "%s", *goodbye ? goodbye : "down");
 }
 
 static void add_peer_link(struct table *t, const json_t *peer)
@@ -152,7 +154,8 @@ const struct command command_status = {
         .summary = "this node, its peers, its jobs",
         .description = "This node: memory, and of each GPU what is used and free, what zerod "
                        "uses, and for what; bases, frozen weights that a user's processes share. "
-                       "Its peers: state, bulk path (with GPUs whether their "
+                       "Its peers: state (stopped, or drained, if it stopped in order), bulk "
+                       "path (with GPUs whether their "
                        "memory takes it directly or through the host's), and bytes sent and "
                        "received by kind. The jobs: version, steps per second, gradient norm, "
                        "skipped steps, who is waited for and for what, window hits, and bytes by "

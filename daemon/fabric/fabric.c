@@ -391,6 +391,33 @@ void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info 
         ret->received[TRAFFIC_CONTROL] = ret->link.received_bytes;
 }
 
+bool fabric_all_speak(const struct fabric *fabric, uint32_t version)
+{
+        for (uint32_t i = 0; i < fabric->n_nodes; i++) {
+                struct fabric_info info;
+
+                fabric_info(fabric, i, &info);
+                if (i != fabric->self && info.link.speaks < version)
+                        return false;
+        }
+        return true;
+}
+
+void fabric_goodbye(struct fabric *fabric, bool drained)
+{
+        Zero__Goodbye goodbye = ZERO__GOODBYE__INIT;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        if (!fabric_all_speak(fabric, MESSAGES_GOODBYE))
+                return;
+        goodbye.drained = drained;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_GOODBYE;
+        m.goodbye = &goodbye;
+        for (uint32_t i = 0; i < fabric->n_nodes; i++)
+                if (i != fabric->self)
+                        (void)fabric_send(fabric, i, &m); /* a node that is down needs none */
+}
+
 /* ---- life ---- */
 
 int fabric_core_new(uv_loop_t *loop, const struct fabric_core_options *options,

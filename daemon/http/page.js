@@ -320,7 +320,7 @@ function nodeCard(peer) {
   const up = peer.self || peer.up;
 
   return make('li', {}, make('p', {}, name(peer.node), ' ',
-    make('span', { class: `badge ${up ? 'good' : 'bad'}` }, peer.self ? '✓ this node' : up ? '✓ up' : '✕ down')),
+    make('span', { class: `badge ${up ? 'good' : 'bad'}` }, peer.self ? '✓ this node' : up ? '✓ up' : `✕ ${peer.goodbye ?? 'down'}`)),
   facts(['holds shards', peer.owner ? 'yes' : 'no'], ['address', peer.address || null],
     ['link', peer.self ? null : `${up ? 'up' : 'down'} ${since(peer.since_s)}`],
     ['why', up ? null : peer.why], ['payloads', peer.self || !up ? null : peer.bulk],

@@ -32,6 +32,10 @@ static void report_messages(struct arena *arena, const uint64_t messages[FABRIC_
         }
 }
 
+static const char *const goodbyes[] = {
+        [GOODBYE_STOPPED] = "stopped", [GOODBYE_DRAINED] = "drained"
+};
+
 static void report_peer(struct arena *arena, const struct engine *x, uint32_t node,
                         struct status_peer *ret)
 {
@@ -46,6 +50,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
         ret->self = node == x->cluster->self;
         ret->up = info.up;
         ret->why = arena_copy(arena, info.link.why);
+        ret->goodbye = goodbyes[info.link.goodbye];
         ret->bulk = arena_copy(arena, info.bulk);
         ret->bulk_detail = arena_copy(arena, info.bulk_detail);
         ret->bulk_gpu = arena_copy(arena, info.gpu);

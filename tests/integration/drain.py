@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import REPLY_S, WAIT, Cluster, Tools, spawn, until  # noqa: E402
+from cluster import REPLY_S, SLOW, WAIT, Cluster, Tools, end_process, spawn, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from moments import LAYOUT, NEEDS, STEPS, Endless, as_undisturbed, can_vote, lies_on, train  # noqa: E402
 
@@ -48,7 +48,12 @@ def a_node_is_emptied_under_training_and_powered_off():
         lies_on(c, ["n0", "n1"])
         newcomer(c, c[2]).refused("EBUSY", "attach", "node n2 is drained", "zeroctl undrain n2", **NEEDS)
         training.goes_on()
-        c[2].kill()
+        assert end_process(c[2].process, 15 * SLOW)
+        for d in c.daemons[:2]:
+            until(lambda d=d: not d.peers_up(), what=f"the end of n2's link with {d.name}")
+            assert d.status()["peers"][2]["goodbye"] == "drained", d.status()["peers"]
+            assert "node n2 is stopping in order, drained" in d.log(), d.log()
+            assert "drained" in d.ctl_run("status").stdout
         training.goes_on()
         last, _ = training.end()
         c[2].start()

@@ -27,7 +27,9 @@
  * The versions of messages on links and bulk paths that this release speaks.  The newest counts up
  * with what an older release would not understand; the oldest is the newest of the release before.
  */
-enum { MESSAGES_OLDEST = 9, MESSAGES_NEWEST = 9 };
+enum { MESSAGES_OLDEST = 9, MESSAGES_NEWEST = 10 };
+/* The version that has Goodbye.  All nodes speak it: states keep when steps were decided. */
+enum { MESSAGES_GOODBYE = 10 };
 
 enum channel_role { CHANNEL_LINK = 1, CHANNEL_BULK = 2 };
 enum { CHANNEL_KEY = CLUSTER_KEY, DOOR_HANDSHAKE_MS = 5000 };
@@ -38,8 +40,8 @@ struct channel {
         uint32_t node; /* the peer, index in the cluster */
         enum channel_role role;
         uint32_t speaks; /* version of messages that both speak */
-        uint64_t token; /* from the dialler: the number of its process for a link, the link's token
-                           for a bulk channel */
+        uint64_t token;  /* from the dialler: the number of its process for a link, the link's token
+                            for a bulk channel */
         uint8_t send_key[CHANNEL_KEY], receive_key[CHANNEL_KEY];
         uint8_t *early; /* bytes that came right behind the handshake; owned */
         size_t early_size;
@@ -65,8 +67,12 @@ struct members_events {
         void *arg;
 };
 
+/* What a node said before its last link ended. */
+enum goodbye { GOODBYE_NONE, GOODBYE_STOPPED, GOODBYE_DRAINED };
+
 struct member_info {
         bool up;
+        enum goodbye goodbye;                /* NONE again once it is linked again */
         uint64_t since_ms;                   /* loop time of the last change */
         uint64_t last_heard_ms;              /* loop time */
         uint64_t sent_bytes, received_bytes; /* of the link, frames included */

@@ -32,6 +32,7 @@ struct member {
         struct link *link;
         uint64_t process; /* the number of the process at the other end, if that end dialled */
         uint32_t speaks;  /* the version of messages on the last link */
+        enum goodbye goodbye;
         struct channel *waiting; /* a newer connection, used once the link has ended */
         uv_timer_t redial;       /* for nodes that this node dials */
         uint32_t delay_ms;       /* before the next dial but one */
@@ -105,6 +106,13 @@ static void member_explain(struct member *member, const char *why)
 static void member_start_link(struct member *member, struct channel *channel);
 static void member_redial(struct member *member);
 
+static void member_hear_goodbye(struct member *member, const Zero__Goodbye *m)
+{
+        member->goodbye = m->drained ? GOODBYE_DRAINED : GOODBYE_STOPPED;
+        log_info("node %s is stopping in order%s", member_name(member),
+                 m->drained ? ", drained" : "");
+}
+
 static void on_message(void *arg, const uint8_t *p, size_t n)
 {
         struct member *member = arg;
@@ -116,15 +124,21 @@ static void on_message(void *arg, const uint8_t *p, size_t n)
                 link_cut(member->link, "malformed message");
                 return;
         }
-        members->events.message(members->events.arg, member->node, m);
+        if (m->body_case == ZERO__LINK_MESSAGE__BODY_GOODBYE)
+                member_hear_goodbye(member, m->goodbye);
+        else
+                members->events.message(members->events.arg, member->node, m);
         zero__link_message__free_unpacked(m, NULL);
 }
 
 static void member_down(struct member *member, const char *why)
 {
         struct members *members = member->members;
+        if (member->goodbye == GOODBYE_NONE)
+                log_warning("lost the link with node %s: %s", member_name(member), why);
+        else
+                log_info("node %s has stopped in order", member_name(member));
         snprintf(member->why, sizeof member->why, "%s", why);
-        log_warning("lost the link with node %s: %s", member_name(member), why);
         members->events.down(members->events.arg, member->node, why);
 }
 
@@ -181,6 +195,7 @@ static void member_start_link(struct member *member, struct channel *channel)
         member->since_ms = uv_now(members->loop);
         member->process = process;
         member->speaks = speaks;
+        member->goodbye = GOODBYE_NONE;
         member->why[0] = member->claim[0] = '\0';
         log_info("node %s is linked, messages have version %u", member_name(member), speaks);
         members->events.up(members->events.arg, member->node);
@@ -373,6 +388,7 @@ void members_info(const struct members *members, uint32_t node, struct member_in
         assert(node < members->cluster->n_nodes);
         const struct member *member = &members->members[node];
         struct member_info info = { .up = member_is_up(member),
+                                    .goodbye = member->goodbye,
                                     .since_ms = member->since_ms,
                                     .speaks = member->speaks,
                                     .last_heard_ms = member->past.last_heard_ms,
@@ -387,7 +403,8 @@ void members_info(const struct members *members, uint32_t node, struct member_in
                 info.queued_bytes = now.queued_bytes;
                 info.round_trip_ns = now.round_trip_ns;
         }
-        snprintf(info.why, sizeof info.why, "%s%s%s", member->why,
+        snprintf(info.why, sizeof info.why, "%s%s%s%s",
+                 member->goodbye && !member->link ? "stopped in order; " : "", member->why,
                  member->why[0] && member->claim[0] ? "; " : "", member->link ? "" : member->claim);
         *ret = info;
 }

@@ -228,31 +228,34 @@ Test(handshake, an_address_of_another_node_is_named)
 Test(handshake, the_newest_version_of_messages_that_both_speak_is_taken)
 {
         static const struct {
-                int oldest, newest; /* of b, from a's one version */
-                bool common;
-        } cases[] = { { 0, 0, true },  { -1, 0, true },   { 0, 1, true }, { -1, 1, true },
-                      { 1, 2, false }, { -2, -1, false } };
+                uint32_t oldest, newest; /* of b; a has this release's */
+                uint32_t taken;          /* 0: none */
+        } cases[] = { { MESSAGES_OLDEST, MESSAGES_NEWEST, MESSAGES_NEWEST },
+                      { MESSAGES_NEWEST, MESSAGES_NEWEST, MESSAGES_NEWEST },
+                      { MESSAGES_NEWEST, MESSAGES_NEWEST + 1, MESSAGES_NEWEST },
+                      { MESSAGES_OLDEST - 1, MESSAGES_NEWEST + 1, MESSAGES_NEWEST },
+                      { MESSAGES_OLDEST, MESSAGES_OLDEST, MESSAGES_OLDEST },
+                      { MESSAGES_OLDEST - 1, MESSAGES_OLDEST, MESSAGES_OLDEST },
+                      { MESSAGES_NEWEST + 1, MESSAGES_NEWEST + 2, 0 },
+                      { MESSAGES_OLDEST - 2, MESSAGES_OLDEST - 1, 0 } };
 
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
                 struct talk t;
                 set_up(&t);
                 meet(&t);
-                t.b.oldest = (uint32_t)(MESSAGES_NEWEST + cases[i].oldest);
-                t.b.newest = (uint32_t)(MESSAGES_NEWEST + cases[i].newest);
-                t.a.oldest = t.a.newest;
-                exchange(&t, cases[i].common ? MESSAGES - 1 : 1, -1, 0);
-                if (cases[i].common) {
+                t.b.oldest = cases[i].oldest;
+                t.b.newest = cases[i].newest;
+                exchange(&t, cases[i].taken ? MESSAGES - 1 : 1, -1, 0);
+                if (cases[i].taken) {
                         cr_assert_eq(t.a_result, HANDSHAKE_DONE);
-                        cr_assert_eq(t.a.speaks, MESSAGES_NEWEST);
-                        cr_assert_eq(t.b.speaks, MESSAGES_NEWEST);
+                        cr_assert_eq(t.a.speaks, cases[i].taken);
+                        cr_assert_eq(t.b.speaks, cases[i].taken);
                         continue;
                 }
                 cr_assert_eq(t.a_result, HANDSHAKE_REFUSED);
                 cr_assert_eq(t.b_result, HANDSHAKE_REFUSED);
-                cr_assert(strstr(t.a.why, "node b speaks none of the versions"), "%s",
-                          t.a.why);
-                cr_assert(strstr(t.b.why, "node a speaks versions"), "%s",
-                          t.b.why);
+                cr_assert(strstr(t.a.why, "node b speaks none of the versions"), "%s", t.a.why);
+                cr_assert(strstr(t.b.why, "node a speaks versions"), "%s", t.b.why);
         }
 }
 
@@ -275,7 +278,8 @@ Test(handshake, the_acceptor_names_another_version_from_its_head_alone)
         meet(&t);
         t.a.out[8] = 9;
         cr_assert_eq(hear(&t.b, t.a.out, HANDSHAKE_HEAD), HANDSHAKE_REFUSED);
-        cr_assert(strstr(t.b.why, "has version 9 of the handshake, this node version 8"), "%s", t.b.why);
+        cr_assert(strstr(t.b.why, "has version 9 of the handshake, this node version 8"), "%s",
+                  t.b.why);
         cr_assert_eq(t.b.out_size, HANDSHAKE_HEAD, "the dialler is told");
 }
 

@@ -188,6 +188,43 @@ Test(members, a_cluster_of_one_just_runs)
         end(&s);
 }
 
+static bool is_gone(void *arg)
+{
+        return !is_up(arg, 1, 0);
+}
+
+static enum goodbye said_by_first(struct scene *s)
+{
+        struct member_info info;
+        members_info(s->nodes[1].members, 0, &info);
+        return info.goodbye;
+}
+
+Test(members, a_node_that_says_goodbye_is_told_from_a_lost_one)
+{
+        static const enum goodbye said[] = { GOODBYE_DRAINED, GOODBYE_NONE, GOODBYE_STOPPED };
+        struct scene s;
+        init(&s, 2);
+        start_all(&s);
+        for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+                Zero__Goodbye goodbye = ZERO__GOODBYE__INIT;
+                Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+                goodbye.drained = said[i] == GOODBYE_DRAINED;
+                m.body_case = ZERO__LINK_MESSAGE__BODY_GOODBYE;
+                m.goodbye = &goodbye;
+                if (said[i] != GOODBYE_NONE)
+                        cr_assert_eq(members_send(s.nodes[0].members, 1, &m), 0);
+                stop(&s, 0);
+                run_until(&s.loop, is_gone, &s, SOON_MS);
+                cr_assert_eq(said_by_first(&s), said[i]);
+                start(&s, 0);
+                run_until(&s.loop, all_up, &s, SOON_MS);
+                cr_assert_eq(said_by_first(&s), GOODBYE_NONE);
+        }
+        cr_assert_eq(s.nodes[1].messages, 0);
+        end(&s);
+}
+
 static bool got_thousand(void *arg)
 {
         return ((struct node *)arg)->messages >= 1000;
