@@ -113,6 +113,9 @@
           GAUGE("job_skipped_steps_in_a_row"))                                                     \
         F(real, step_age_s, "time since the last step ended; null: none has",                      \
           GAUGE("job_step_age_seconds"))                                                           \
+        F(number, last_step_unix_s, "when the last step was decided, as the states here keep it; " \
+          "null: not known, as before all nodes spoke messages of version 10",                     \
+          GAUGE("job_last_step_timestamp_seconds"))                                                \
         F(number, aborts, "attempts at a step that were given up", COUNTER("job_aborts_total"))    \
         F(number, away, "ranks that have no session: lost, or not there yet",                      \
           GAUGE("job_away_ranks"))                                                                 \

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "proto/cleanup.h"
 
@@ -262,6 +263,20 @@ static void report_job_move(struct arena *arena, const struct job *job, struct s
                 report_move(&move, ret->move);
 }
 
+/* This process may not have seen the last step. */
+static void report_last_step(const struct job *job, struct status_job *ret)
+{
+        time_t last = 0, now = time(NULL);
+
+        for_replicas (job, h)
+                if (h->state && (time_t)state_decided_s(h->state) > last)
+                        last = state_decided_s(h->state);
+        ret->last_step_unix_s = last ? (uint64_t)last : RECORD_NULL;
+        ret->step_age_s = job_step_age(job);
+        if (isnan(ret->step_age_s) && last)
+                ret->step_age_s = now > last ? (double)(now - last) : 0;
+}
+
 static void report_job(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         ret->job = arena_copy(arena, job->name);
@@ -277,7 +292,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->loss_scale = job->last.loss_scale;
         ret->skipped = job->last.n_skipped;
         ret->skipped_in_a_row = job->progress->overflows;
-        ret->step_age_s = job_step_age(job);
+        report_last_step(job, ret);
         ret->aborts = job->progress->aborts;
         ret->whole = replicas_whole(job);
         ret->parameters = job->layout->elements;

@@ -102,7 +102,7 @@ void file_write(void *map, const struct file_map *places, const struct file_head
         memcpy((uint8_t *)map + places->layout, packed_layout, header->layout_bytes);
         *h = *header;
         memcpy(h->magic, magic, sizeof(magic));
-        h->format = FILE_FORMAT;
+        h->format = FILE_FORMAT_BEFORE;
         h->header_bytes = sizeof(struct file_header);
         h->record_bytes = sizeof(struct record_copy);
         h->file_bytes = places->bytes;
@@ -176,7 +176,7 @@ static const char *header_flaw(const struct file_header *h, uint64_t bytes)
                 return "it is no state file";
         if (h->format > FILE_FORMAT)
                 return "a newer release of zerod wrote it: start that release";
-        if (h->format != FILE_FORMAT)
+        if (h->format < FILE_FORMAT_BEFORE)
                 return "an older release of zerod wrote it, whose states this one does not read: "
                        "start that release, or restore a checkpoint";
         file_hash(hash, h, offsetof(struct file_header, hash));
@@ -208,4 +208,20 @@ int file_read_header(int fd, uint64_t bytes, const char *name, struct file_heade
                 return file_damaged(fault, name, flaw);
         *ret = h;
         return 0;
+}
+
+bool state_keeps_times(const struct state *state)
+{
+        return ((const struct file_header *)state->in->map)->format >= FILE_FORMAT;
+}
+
+int state_keep_times(struct state *state)
+{
+        struct file_header h = *(const struct file_header *)state->in->map;
+
+        h.format = FILE_FORMAT;
+        file_hash(h.hash, &h, offsetof(struct file_header, hash));
+        /* one call within one page: a process that dies leaves all of it or nothing */
+        ssize_t n = pwrite(state->in->fd, &h, sizeof(h), 0);
+        return n == sizeof(h) ? 0 : n < 0 ? -errno : -EIO;
 }

@@ -1,8 +1,9 @@
 /*
  * A state file: its header, and where each part lies.  Private to the store.
  *
- *   header            struct file_header; never changes after creation.  The last word of
- *                     its page says where the planes are
+ *   header            struct file_header; never changes after creation, but for its format, which
+ *                     is raised once (state_keep_times()).  The last word of its page says where
+ *                     the planes are
  *   layout            zero.Layout, packed; never changes
  *   record copies     two struct record_copy (record.c)
  *   tensor steps      two words [tensor]; the record says which count
@@ -35,7 +36,10 @@ enum {
         FILE_ALIGN = 4096,
         /* Raise it with any change to this page, to struct state_record, or to the results of
          * partition_new() or plan_new(). */
-        FILE_FORMAT = 8,
+        FILE_FORMAT = 9,
+        /* Of the release before: it is read, and new files have it.  Format 9 alone keeps when the
+         * last step was decided: a release that does not know the field would leave an old time. */
+        FILE_FORMAT_BEFORE = 8,
         /* Raise it when an update yields other bits than before, or an undo slot is read in
          * another way.  An attempt prepared under one number does not go on under another. */
         FILE_ARITHMETIC = 2,
@@ -78,7 +82,7 @@ struct record_copy {
         uint32_t arithmetic;
         uint32_t side;         /* 0 or 1: which tensor steps count */
         uint32_t present_side; /* 0 or 1: which presence marks count */
-        uint32_t unused;
+        uint32_t decided_s;    /* format 9: Unix time of the last decision; 0: not known */
         struct state_record record;
 };
 

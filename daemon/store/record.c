@@ -53,8 +53,8 @@ void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH])
         file_hash(ret, &c->sequence, end - offsetof(struct record_copy, sequence));
 }
 
-static void publish(struct state *s, const struct state_record *record, uint32_t side,
-                    uint32_t present_side)
+static void publish_decided(struct state *s, const struct state_record *record, uint32_t side,
+                            uint32_t present_side, uint32_t decided_s)
 {
         const struct record_copy *now = record_current(s);
         uint32_t other = now == s->in->copies[0];
@@ -65,6 +65,7 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
         next->arithmetic = FILE_ARITHMETIC;
         next->side = side;
         next->present_side = present_side;
+        next->decided_s = decided_s;
         next->record = *record;
         crash_point(CRASH_RECORD_TORN);
         record_hash(next, next->hash);
@@ -72,6 +73,12 @@ static void publish(struct state *s, const struct state_record *record, uint32_t
         crash_point(CRASH_RECORD_BOTH);
         set_use(s, !other, COPY_VOID);
         s->record = &next->record;
+}
+
+static void publish(struct state *s, const struct state_record *record, uint32_t side,
+                    uint32_t present_side)
+{
+        publish_decided(s, record, side, present_side, record_current(s)->decided_s);
 }
 
 void record_init(struct state *state)
@@ -176,7 +183,12 @@ void state_prepare(struct state *state, const struct state_record *vote)
         publish(state, &r, record_current(state)->side, tables_write_present(state));
 }
 
-void state_decide(struct state *state, const struct state_record *decision)
+uint32_t state_decided_s(const struct state *state)
+{
+        return record_current(state)->decided_s;
+}
+
+void state_decide(struct state *state, const struct state_record *decision, uint32_t now_s)
 {
         const struct record_copy *now = record_current(state);
         struct state_record r = *decision;
@@ -186,7 +198,8 @@ void state_decide(struct state *state, const struct state_record *decision)
         assert(r.version < STATE_STEP_MAX);
         r.phase = ATTEMPT_DECIDED;
         r.decided_attempt = r.attempt;
-        publish(state, &r, now->side, now->present_side);
+        publish_decided(state, &r, now->side, now->present_side,
+                        state_keeps_times(state) ? now_s : 0);
 }
 
 static void clear_present(struct state *s)

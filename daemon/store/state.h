@@ -98,8 +98,13 @@ static inline bool state_in_file(const struct state *state)
  */
 
 void state_prepare(struct state *state, const struct state_record *vote);
-/* Also sets decided_attempt. */
-void state_decide(struct state *state, const struct state_record *decision);
+/* Also sets decided_attempt, and if state_keeps_times() the Unix time. */
+void state_decide(struct state *state, const struct state_record *decision, uint32_t now_s);
+/* When the last step was decided; 0: not known. */
+uint32_t state_decided_s(const struct state *state);
+bool state_keeps_times(const struct state *state);
+/* From now on the file keeps that time, and the release before refuses the file.  0 or -errno. */
+int state_keep_times(struct state *state);
 /*
  * Ends the attempt, once every chunk is at version + 1 or if the step was skipped.  After a commit
  * tensor_step of every present tensor is one higher: exactly one, even if the process dies in this

@@ -19,6 +19,7 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/base/crash.h"
 #include "daemon/core/progress.h"
@@ -603,6 +604,21 @@ static void idle_groups(struct replica *h)
                         IDLE_STEPS);
 }
 
+/* Once all nodes are of this release none goes back, and the state may have its format. */
+static uint32_t decided_now(const struct replica *h)
+{
+        const struct engine *x = h->job->x;
+
+        if (!state_keeps_times(h->state) && fabric_all_speak(x->fabric, MESSAGES_GOODBYE)) {
+                int r = state_keep_times(h->state);
+
+                if (r)
+                        log_warning("job %s: its state cannot keep when steps are made: %s",
+                                    h->job->name, strerror(-r));
+        }
+        return (uint32_t)time(NULL);
+}
+
 void update_begin(struct replica *h, const Zero__Decision *d, const struct owner_record *to)
 {
         struct state_record record = *h->state->record;
@@ -613,7 +629,7 @@ void update_begin(struct replica *h, const Zero__Decision *d, const struct owner
         record.grad_norm = d->grad_norm;
         record.good_steps = d->good_steps;
         record.skipped = d->skipped;
-        state_decide(h->state, &record);
+        state_decide(h->state, &record, decided_now(h));
         assert(record_stands(h, to));
         if (d->commit)
                 idle_groups(h);

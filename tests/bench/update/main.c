@@ -105,7 +105,7 @@ static void begin_attempt(struct state *x)
         record.finite = 1;
         state_prepare(x, &record);
         record.commit = 1;
-        state_decide(x, &record);
+        state_decide(x, &record, 0);
 }
 
 static void update_consistent(struct scene *s, uint32_t first, uint32_t end, bool save)

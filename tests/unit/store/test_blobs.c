@@ -61,7 +61,7 @@ static void decide(struct state *state)
         state_prepare(state, state->record);
         struct state_record r = *state->record;
         r.commit = 0;
-        state_decide(state, &r);
+        state_decide(state, &r, 0);
 }
 
 static void attempt(uint32_t ranks)

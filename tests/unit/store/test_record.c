@@ -97,7 +97,7 @@ Test(record, a_skipped_attempt_changes_neither_version_nor_steps)
         state_prepare(s, &r);
         r.commit = 0;
         r.loss_scale = 512;
-        state_decide(s, &r);
+        state_decide(s, &r, 0);
         state_finish(s);
         cr_assert_eq(s->record->version, 0);
         cr_assert_eq(s->record->attempt, 1);
@@ -143,7 +143,7 @@ Test(record, a_decision_stays_until_the_next_one)
         r.good_steps = 7;
         r.skipped = 3;
         r.grad_norm = 1.5;
-        state_decide(s, &r);
+        state_decide(s, &r, 0);
         check_decision(5);
         state_finish(s);
         check_decision(5);
@@ -157,6 +157,36 @@ Test(record, a_decision_stays_until_the_next_one)
         check_decision(5);
         state_abort(s, 9);
         check_decision(5);
+}
+
+static void decide_at(uint32_t now_s)
+{
+        struct state_record r;
+
+        state_prepare(s, s->record);
+        r = *s->record;
+        state_decide(s, &r, now_s);
+}
+
+Test(record, when_the_last_step_was_decided_is_kept_once_it_may_be)
+{
+        decide_at(77);
+        cr_assert_eq(state_decided_s(s), 0);
+        state_finish(s);
+        cr_assert_eq(state_keep_times(s), 0);
+        reopen();
+        cr_assert_eq(state_decided_s(s), 0);
+        decide_at(88);
+        cr_assert_eq(state_decided_s(s), 88);
+        reopen();
+        cr_assert_eq(state_decided_s(s), 88);
+        state_finish(s);
+        state_prepare(s, s->record);
+        state_abort(s, 9);
+        cr_assert_eq(state_decided_s(s), 88);
+        decide_at(99);
+        reopen();
+        cr_assert_eq(state_decided_s(s), 99);
 }
 
 Test(record, a_vote_may_be_prepared_anew_with_other_marks)
@@ -203,7 +233,7 @@ static void decide(uint32_t n_sets)
         state_prepare(s, &r);
         r = *s->record;
         r.commit = 1;
-        state_decide(s, &r);
+        state_decide(s, &r, 0);
 }
 
 Test(record, a_torn_copy_leaves_the_one_before)

@@ -396,15 +396,33 @@ static bool header_is_refused(struct state *s, struct file_header h, const char 
         return r == ZERO_EIO && strstr(fault.text, why);
 }
 
+Test(state, a_new_file_has_the_format_of_the_release_before_until_it_keeps_times)
+{
+        struct state *s = make();
+        const struct file_header *h = s->in->map;
+        struct file_header was = *h;
+
+        cr_assert_eq(h->format, 8);
+        cr_assert_not(state_keeps_times(s));
+        cr_assert_eq(open_only(NULL), 0);
+        cr_assert_eq(state_keep_times(s), 0);
+        cr_assert_eq(h->format, 9);
+        cr_assert(state_keeps_times(s));
+        cr_assert_eq(open_only(NULL), 0);
+        was.format = 9;
+        cr_assert_eq(memcmp(&was, h, offsetof(struct file_header, hash)), 0);
+        state_close(s);
+}
+
 Test(state, a_header_that_disagrees_with_the_file_is_refused)
 {
         struct state *s = make();
         const struct file_header *is = s->in->map;
         struct file_header h = *is;
 
-        h.format++;
+        h.format = FILE_FORMAT + 1;
         cr_assert(header_is_refused(s, h, "a newer release of zerod"));
-        h.format -= 2;
+        h.format = FILE_FORMAT_BEFORE - 1;
         cr_assert(header_is_refused(s, h, "an older release of zerod"));
         h = *is;
         h.record_bytes += 8;
@@ -475,7 +493,7 @@ Test(state, a_step_without_a_tensors_hyperparameter_set_is_refused)
         state_prepare(s, &record);
         record = *s->record;
         record.commit = 1;
-        state_decide(s, &record);
+        state_decide(s, &record, 0);
         cr_assert_eq(open_only(NULL), 0);
         state_put_set(s, s->plan->segments[0].tensor, TOY_SETS);
         cr_assert_eq(open_only(NULL), ZERO_EIO);

@@ -56,7 +56,9 @@ void toy_decide(struct state *s)
                 struct state_record decision = *s->record;
                 decision.commit = decision.attempt % 5 != 4;
                 decision.skipped += !decision.commit;
-                state_decide(s, &decision);
+                int r = state_keeps_times(s) ? 0 : state_keep_times(s);
+                assert(r == 0);
+                state_decide(s, &decision, (uint32_t)decision.version + 1);
         }
 }
 
