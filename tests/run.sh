@@ -160,7 +160,7 @@ find_python() {
 # ---- in order -----------------------------------------------------------------
 
 main() {
-        local quick=false torch=true name
+        local quick=false torch=true name sets=(build test)
         while (($#)); do
                 case $1 in
                 --quick) quick=true ;;
@@ -181,7 +181,8 @@ main() {
         for name in $(compgen -e ZEROD_) $(compgen -e TESTS_PYTHON); do
                 unset "$name"
         done
-        packages_install build test || exit 1
+        [[ -x /usr/sbin/slurmctld || -n $(type -P slurmctld) ]] || sets+=(slurm)
+        packages_install "${sets[@]}" || exit 1
         find_python
         work=$(mktemp -d "$(memory_directory)/zerod-tests.XXXXXX") || exit 1
         mkdir -m 0700 "$work/tmp" "$work/run"
