@@ -6,7 +6,7 @@ import statistics
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, finish_all, group, resident, small_layout, tensor, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, descriptors, finish_all, group, resident, small_layout, tensor, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 ALIGN, PAGE = 128, 4096  # elements, bytes
@@ -209,9 +209,8 @@ def a_session_takes_memory_when_it_is_used():
 def allocated(pid, name):
     """Bytes of memory that a process's memfds of that name have."""
     sizes = {}
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        path = f"/proc/{pid}/fd/{fd}"
-        if os.readlink(path).startswith(f"/memfd:{name}"):
+    for path, target in descriptors(pid).items():
+        if target.startswith(f"/memfd:{name}"):
             seen = os.stat(path)
             sizes[seen.st_ino] = seen.st_blocks * 512
     assert sizes, name

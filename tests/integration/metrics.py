@@ -15,7 +15,7 @@ import threading
 import urllib.parse
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, Daemon, finish_all, small_layout, spawn, until  # noqa: E402
+from cluster import SETS, Cluster, Daemon, descriptors, finish_all, small_layout, spawn, until  # noqa: E402
 from harness import Skip, case, main  # noqa: E402
 from ports import free_ports  # noqa: E402
 from web import get, request  # noqa: E402
@@ -289,11 +289,10 @@ def empty_is_off():
     """Nothing listens but the unix socket."""
     with Cluster(1, http="") as c:
         process = f"/proc/{c[0].process.pid}"
-        descriptors = {os.readlink(f"{process}/fd/{fd}") for fd in os.listdir(f"{process}/fd")}
         for table in ("tcp", "tcp6"):
             with open(f"{process}/net/{table}", encoding="ascii") as f:
                 listening = {f"socket:[{line.split()[9]}]" for line in f if line.split()[3] == "0A"}
-            assert not descriptors & listening
+            assert not set(descriptors(c[0].process.pid).values()) & listening
 
 
 def refusal(options, *words):

@@ -3,6 +3,7 @@
 Rules: every wait has a deadline; every process started here dies with the one that started
 it; a cluster leaves no process, file or shared memory behind, whatever happened in it.
 """
+import contextlib
 import ctypes
 import json
 import os
@@ -281,6 +282,16 @@ class Daemon:
 def mappings(pid):
     with open(f"/proc/{pid}/maps", encoding="utf-8") as f:
         return sum("memfd:zerod" in line for line in f)
+
+
+def descriptors(pid):
+    """{path: what is open there} of a process, without what it closes meanwhile."""
+    found = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        with contextlib.suppress(FileNotFoundError):
+            found[path] = os.readlink(path)
+    return found
 
 
 def resident(pid):
