@@ -24,17 +24,19 @@ OLD_FORMAT, NEW_FORMAT = 8, 9
 @contextlib.contextmanager
 def release_before():
     """What is started meanwhile is of the release before."""
-    new = Tools.zerod, Tools.zeroctl, Tools.actor
+    new, libraries = (Tools.zerod, Tools.zeroctl, Tools.actor), os.environ.get("LD_LIBRARY_PATH", "")
     r = subprocess.run([f"{ROOT}/tests/upgrade/build.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                        check=False)
     assert r.returncode == 0, r.stdout
     tree = r.stdout.splitlines()[-1]
     Tools.zerod, Tools.zeroctl, Tools.actor = (f"{tree}/{p}" for p in ("daemon/zerod", "client/zeroctl/zeroctl",
                                                                        "tests/support/actor"))
+    os.environ["LD_LIBRARY_PATH"] = f"{tree}/client/lib"  # else they load this build's libzero
     try:
         yield
     finally:
         Tools.zerod, Tools.zeroctl, Tools.actor = new
+        os.environ["LD_LIBRARY_PATH"] = libraries
 
 
 def format_of(daemon):
