@@ -154,7 +154,7 @@ const struct command command_status = {
         .summary = "this node, its peers, its jobs",
         .description = "This node: memory, and of each GPU what is used and free, what zerod "
                        "uses, and for what; bases, frozen weights that a user's processes share. "
-                       "Its peers: state (stopped, or drained, if it stopped in order), bulk "
+                       "Its peers: state (stopped or drained, if it said so), bulk "
                        "path (with GPUs whether their "
                        "memory takes it directly or through the host's), and bytes sent and "
                        "received by kind. The jobs: version, steps per second, gradient norm, "

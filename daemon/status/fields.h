@@ -156,8 +156,8 @@
         F(flag, self, "it is the node that answers")                                               \
         F(flag, up, "the link to it stands", GAUGE("peer_up"))                                     \
         F(text, why, "reason why the link is down")                                                \
-        F(text, goodbye, "stopped or drained: what it said when it stopped in order, until it is " \
-          "linked again; null: nothing", INFO("peer_goodbye_info"))                                \
+        F(text, goodbye, "stopped or drained: it is gone after it said that it stops in order; "   \
+          "null: it is up, or said nothing", INFO("peer_goodbye_info"))                            \
         F(text, bulk, "path of payloads", INFO("peer_bulk_info"))                                  \
         F(text, bulk_detail, "transports of that path")                                            \
         F(text, bulk_gpu, "path of payloads in GPU memory: direct or staged",                      \

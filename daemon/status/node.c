@@ -50,7 +50,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
         ret->self = node == x->cluster->self;
         ret->up = info.up;
         ret->why = arena_copy(arena, info.link.why);
-        ret->goodbye = goodbyes[info.link.goodbye];
+        ret->goodbye = info.up ? NULL : goodbyes[info.link.goodbye];
         ret->bulk = arena_copy(arena, info.bulk);
         ret->bulk_detail = arena_copy(arena, info.bulk_detail);
         ret->bulk_gpu = arena_copy(arena, info.gpu);

@@ -114,9 +114,9 @@ def node_by_node_under_training():
         until(lambda: all(at and begun <= at <= time.time() for at in last_steps(c)), what="the time of the last step")
         logs = stop(c, c[1])
         for d, log in logs.items():
-            assert "node n1 has stopped in order" in log and "lost the link with node n1" not in log, log
+            assert "node n1 is gone after it said that it stops" in log and "lost the link with node n1" not in log, log
             told = peer(d, c[1])
-            assert told["goodbye"] == "stopped" and told["why"].startswith("stopped in order; "), told
+            assert told["goodbye"] == "stopped" and told["why"].startswith("said that it stops; "), told
         c[1].start()
         c.wait_up()
         assert all(peer(d, c[1])["goodbye"] is None for d in logs)

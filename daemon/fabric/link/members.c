@@ -137,7 +137,8 @@ static void member_down(struct member *member, const char *why)
         if (member->goodbye == GOODBYE_NONE)
                 log_warning("lost the link with node %s: %s", member_name(member), why);
         else
-                log_info("node %s has stopped in order", member_name(member));
+                log_info("node %s is gone after it said that it stops: %s", member_name(member),
+                         why);
         snprintf(member->why, sizeof member->why, "%s", why);
         members->events.down(members->events.arg, member->node, why);
 }
@@ -404,7 +405,7 @@ void members_info(const struct members *members, uint32_t node, struct member_in
                 info.round_trip_ns = now.round_trip_ns;
         }
         snprintf(info.why, sizeof info.why, "%s%s%s%s",
-                 member->goodbye && !member->link ? "stopped in order; " : "", member->why,
+                 member->goodbye && !member->link ? "said that it stops; " : "", member->why,
                  member->why[0] && member->claim[0] ? "; " : "", member->link ? "" : member->claim);
         *ret = info;
 }
