@@ -45,9 +45,9 @@ slurm_drains() {
 drain_node() {
         [ "$drain" = yes ] && slurm_drains || return 0
         ready && [ "$node_drained" = false ] || return 0
-        : >"$drained"
+        touch "$drained" || say "the next prolog will not take the node back: $drained cannot be written"
         say "drains node $node"
-        answer=$(within "$move_s" zeroctl --timeout "$move_s" drain "$node" 2>&1)
+        answer=$(within $((move_s + 5)) zeroctl --timeout "$move_s" drain "$node" 2>&1)
         say "$answer"
 }
 

@@ -43,9 +43,10 @@ undrain_node() {
 wanted || exit 0
 (umask 077 && mkdir -p "$state_dir") || fail "cannot make $state_dir"
 # two jobs may begin at once
+touch "$state_dir/lock" || fail "cannot write $state_dir/lock"
 exec 9>"$state_dir/lock"
 flock -w $((start_s + 30)) 9 || fail "another prolog has been at it for $((start_s + 30)) s"
 ready || start_zerod
 [ "$node_drained" = false ] || undrain_node
 rm -f "$drained"
-echo "${SLURM_JOB_RESTART_COUNT:-}" >"$record"
+echo "${SLURM_JOB_RESTART_COUNT:-}" >"$record" || fail "cannot write $record"

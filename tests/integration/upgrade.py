@@ -26,7 +26,7 @@ def release_before():
     """What is started meanwhile is of the release before."""
     new, libraries = (Tools.zerod, Tools.zeroctl, Tools.actor), os.environ.get("LD_LIBRARY_PATH", "")
     r = subprocess.run([f"{ROOT}/tests/upgrade/build.sh"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                       check=False)
+                       check=False, timeout=900)
     assert r.returncode == 0, r.stdout
     tree = r.stdout.splitlines()[-1]
     Tools.zerod, Tools.zeroctl, Tools.actor = (f"{tree}/{p}" for p in ("daemon/zerod", "client/zeroctl/zeroctl",

@@ -2,6 +2,7 @@
 
 Node n0 of Slurm has zerod n0 of the cluster, which deploy/slurm/prolog.sh starts: the cluster itself does not.
 """
+import contextlib
 import os
 import shlex
 import shutil
@@ -218,7 +219,10 @@ class Slurm(Cluster):
             end_process(service, 10 * SLOW)
         for d in self.daemons:
             self.kill_zerod(d, signal.SIGTERM)
-        for pid in self.left():
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.left(), what="the end of Slurm's jobs")
-        super().end()
+        try:
+            for pid in self.left():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            until(lambda: not self.left(), what="the end of Slurm's jobs")
+        finally:
+            super().end()

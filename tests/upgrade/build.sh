@@ -19,12 +19,16 @@ git -C "$root" cat-file -e "$commit^{commit}" || {
 }
 mkdir -p "$place"
 exec {lock}>"$place/lock"
-flock "$lock"
+flock -w 600 "$lock" || {
+        say "another build of that release has $place/lock for 10 minutes" >&2
+        exit 1
+}
 if [[ ! -f $place/built ]]; then
         rm -rf "$place/tree"
         mkdir "$place/tree"
         git -C "$root" archive "$commit" | tar x -C "$place/tree"
         {
+                unset XDG_RUNTIME_DIR # ccache would leave its directory there
                 meson setup "$place/tree/build" "$place/tree" -Doptimization=0 -Dtests=enabled \
                         -D{http,systemd,examples,cuda}=disabled
                 ninja -C "$place/tree/build" -j "$jobs" daemon/zerod client/zeroctl/zeroctl tests/support/actor
