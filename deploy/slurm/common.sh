@@ -17,8 +17,10 @@ move_s=300
 ask_s=10
 state_dir=/var/lib/zerod-slurm
 options=${1:-/etc/zerod/slurm.sh}
+broken= # why the file cannot be read; to read it nevertheless would end sh without a word
+[ ! -e "$options" ] || broken=$(sh -n "$options" 2>&1)
 # shellcheck source=/dev/null
-[ ! -e "$options" ] || . "$options"
+[ -n "$broken" ] || [ ! -e "$options" ] || . "$options"
 
 record=$state_dir/job-$SLURM_JOB_ID # how often Slurm had started the job again when it began
 drained=$state_dir/drained          # is there if the epilog has drained the node

@@ -51,7 +51,8 @@ drain_node() {
         say "$answer"
 }
 
-wanted || exit 0
+[ -z "$broken" ] || say "does nothing: $broken"
+[ -z "$broken" ] && wanted || exit 0
 drop_states
 drain_node
 exit 0

@@ -40,6 +40,7 @@ undrain_node() {
         say "node $node takes ranks again; zeroctl add-node $node gives it shards"
 }
 
+[ -z "$broken" ] || fail "$broken"
 wanted || exit 0
 (umask 077 && mkdir -p "$state_dir") || fail "cannot make $state_dir"
 # two jobs may begin at once

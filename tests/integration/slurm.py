@@ -81,6 +81,15 @@ def a_node_whose_zerod_does_not_start_is_drained_with_the_reason():
 
 
 @case
+def options_that_sh_cannot_read_are_a_reason():
+    with Slurm(1) as c:
+        c.write("n0.sh", "start='no end\n")
+        c.submit("--nodes", "1", "--wrap", "true")
+        until(lambda: c.node(c[0]).startswith("DRAINED "), what="a drained node")
+        assert "zerod: " in c.node(c[0]) and "n0.sh" in c.node(c[0]), c.node(c[0])
+
+
+@case
 def other_partitions_have_no_zerod():
     with Slurm(1, partitions="gpu big", start="exit 1") as c:
         job = c.submit("--nodes", "1", "--wrap", "true")
