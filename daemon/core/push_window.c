@@ -19,7 +19,6 @@ void push_window_unref(struct push_window *w)
 {
         if (!w || --w->references)
                 return;
-        free(w->spare);
         segment_free(&w->segment);
         segment_free(&w->apart);
         slots_free(w->slots);

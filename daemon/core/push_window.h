@@ -6,18 +6,15 @@
 #include "proto/fault.h"
 #include "proto/slots.h"
 
-struct put_values;
-
 /* Lives as long as somebody reads it. */
 struct push_window {
         uint32_t references;
         struct segment segment; /* a transfer area, then the slots unless they lie apart */
         uint64_t transfer_bytes;
-        uint32_t puts;            /* puts in progress, each with a copy; at most PUTS_MAX */
-        uint32_t gets;            /* gets in progress; at most GETS_MAX */
-        struct put_values *spare; /* memory for the copies of the next puts; NULL: none */
-        struct segment apart;     /* the slots, in another place; bytes 0: none */
-        struct slots *slots;      /* NULL for observers */
+        uint32_t puts;        /* puts in progress, each with a copy; at most PUTS_MAX */
+        uint32_t gets;        /* gets in progress; at most GETS_MAX */
+        struct segment apart; /* the slots, in another place; bytes 0: none */
+        struct slots *slots;  /* NULL for observers */
 };
 void push_window_unref(struct push_window *w);
 /* With a transfer area only. */

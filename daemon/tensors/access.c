@@ -17,49 +17,45 @@
 
 /* ---- what is put ------------------------------------------------------------------- */
 
-/* A client that puts much gets the same memory again and again, for new pages cost more than the
- * copy. */
-static void keep_one_spare(const struct push_window *w)
+/*
+ * The first touch of new pages costs ten times the copy.  So memory of a put waits for the next
+ * one, until a while has passed without puts.
+ */
+static void spares_progress(struct engine *x)
 {
-        struct put_values *v;
+        struct tensors *t = x->tensors;
 
-        while ((v = w->spare->next)) {
-                w->spare->next = v->next;
+        for (struct put_values *v; t->spare && (!t->put_lately || x->stopping);) {
+                v = t->spare;
+                t->spare = v->next;
                 free(v);
         }
+        t->put_lately = false;
 }
 
-static struct put_values *values_alloc(struct push_window *w, size_t bytes)
+static struct put_values *values_alloc(struct tensors *t, const struct push_window *window)
 {
-        struct put_values *v = w->spare;
+        struct put_values *v = t->spare;
 
         if (v)
-                w->spare = v->next;
-        if (v && v->capacity >= bytes)
-                return v;
-        free(v);
-        v = malloc(sizeof *v + bytes);
-        if (v)
-                v->capacity = bytes;
+                t->spare = v->next;
+        else
+                v = malloc(sizeof *v + window->transfer_bytes / PUT_SLOTS);
         return v;
 }
 
 void put_values_unref(struct put_values *v)
 {
-        struct push_window *w;
-
         if (!v || --v->references)
                 return;
-        w = v->window;
-        v->next = w->spare;
-        w->spare = v;
-        if (--w->puts == 0)
-                keep_one_spare(w);
-        push_window_unref(w);
+        v->window->puts--;
+        push_window_unref(v->window);
+        v->next = v->tensors->spare;
+        v->tensors->spare = v;
 }
 
-static int put_values_new(struct push_window *window, uint64_t at, size_t bytes,
-                          struct put_values **ret, struct fault *fault)
+static int put_values_new(struct tensors *tensors, struct push_window *window, uint64_t at,
+                          size_t bytes, struct put_values **ret, struct fault *fault)
 {
         struct put_values *v;
 
@@ -67,12 +63,14 @@ static int put_values_new(struct push_window *window, uint64_t at, size_t bytes,
                 return fault_set(fault, ZERO_EBUSY,
                                  "this client already has %d puts in progress: try again",
                                  PUTS_MAX);
-        v = values_alloc(window, bytes);
+        v = values_alloc(tensors, window);
         if (!v)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         v->references = 1;
+        v->tensors = tensors;
         v->window = window;
         memcpy(v->data, (char *)window->segment.data + at, bytes);
+        tensors->put_lately = true;
         window->puts++;
         window->references++;
         *ret = v;
@@ -416,7 +414,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                                                     : put_check(job, fault);
         if (!status && put)
                 status = put_values_new(
-                        window, m->at,
+                        job->x->tensors, window, m->at,
                         m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype),
                         &values, fault);
         if (!status && !put)
@@ -457,7 +455,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
 static bool tensors_idle(const struct engine *x)
 {
         return list_empty(&x->tensors->accesses) && list_empty(&x->tensors->norms) &&
-               list_empty(&x->tensors->works);
+               list_empty(&x->tensors->works) && !x->tensors->spare;
 }
 
 static void tensors_init(struct engine *x)
@@ -472,6 +470,7 @@ static void tensors_init(struct engine *x)
 const struct module tensors_module = { .node_at = offsetof(struct engine, tensors),
                                        .node_bytes = sizeof(struct tensors),
                                        .node_init = tensors_init,
+                                       .progress = spares_progress,
                                        .idle = tensors_idle,
                                        .job_dropped = access_fail };
 static void tensors_summed(struct replica *h, uint32_t group)

@@ -15,6 +15,8 @@ struct tensors {
         struct list accesses, norms;
         struct list works; /* those that wait for the end of an update, or for gradients */
         uint64_t last_put;
+        struct put_values *spare; /* memory for the next puts; NULL: none */
+        bool put_lately;          /* since the last progress() */
 };
 
 /*
@@ -23,10 +25,10 @@ struct tensors {
  */
 struct put_values {
         uint32_t references;
+        struct tensors *tensors;
         struct push_window *window;
-        struct put_values *next; /* push_window.spare */
-        size_t capacity;
-        char data[]; /* aligned as malloc() aligns */
+        struct put_values *next; /* tensors.spare */
+        char data[];             /* a slot's bytes, aligned as malloc() aligns */
 };
 void put_values_unref(struct put_values *v);
 
