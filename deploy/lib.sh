@@ -93,6 +93,44 @@ packages_install() {
         packages_installed=true
 }
 
+# ---- the cache directory -----------------------------------------------------
+#
+# NAME-HASH is made once and used by all checkouts that need this version of it; whoever uses it writes NAME-HASH.lock.
+
+cache=${XDG_CACHE_HOME:-${HOME:-~}/.cache}/zerod
+unused_days=30 # until a version is removed
+
+# cache_lock DIR SECONDS: makes DIR's parent, and holds DIR's lock until $cache_lock is closed.  Removes other versions
+# that nobody uses.
+cache_lock() {
+        if ! mkdir -p "${1%/*}" 2>/dev/null || ! { exec {cache_lock}>"$1.lock"; } 2>/dev/null; then
+                say "$1 belongs into ${1%/*}, which cannot be written" >&2
+                return 1
+        fi
+        flock -w 1 "$cache_lock" || say "waiting for another run, which has $1.lock" >&2
+        flock -w "$2" "$cache_lock" || {
+                say "another run has had $1.lock for $2 s" >&2
+                return 1
+        }
+        cache_remove_unused "$1"
+}
+
+# cache_remove_unused DIR: the other versions of DIR.  Their locks stay, for others may wait for them.
+cache_remove_unused() {
+        local dir lock
+        for dir in "${1%-*}"-????????????; do
+                [[ -d $dir && $dir != "$1" ]] || continue
+                # without a lock, it is from before there were any: its time begins now
+                exec {lock}>>"$dir.lock"
+                if flock -n "$lock" && [[ $(find "$dir.lock" -mtime "+$unused_days") ]]; then
+                        say "removing $dir, unused for $unused_days days" >&2
+                        # the marker first: half a directory must not look whole
+                        rm -f -- "$dir"/{complete,built} && rm -rf -- "$dir"
+                fi
+                exec {lock}>&-
+        done
+}
+
 # ---- the Python environment --------------------------------------------------
 
 python_room_mb=1000 torch_room_mb=10000 # while it is made; 6 GB of it stay with PyTorch
@@ -100,13 +138,13 @@ python_room_mb=1000 torch_room_mb=10000 # while it is made; 6 GB of it stay with
 # python_directory FILE: where the environment of these requirements and this python3 is: python-HASH, or
 # NAME-HASH for python-requirements-NAME.
 python_directory() {
-        local cache=${XDG_CACHE_HOME:-${HOME:-~}/.cache} name=${1##*/python-requirements} hash
+        local name=${1##*/python-requirements} hash
         hash=$({
                 cat "$1"
                 python3 -c 'import sys; print(sys.version)'
         } | sha256sum) || return 1
         name=${name#-}
-        echo "$cache/zerod/${name:-python}-${hash:0:12}"
+        echo "$cache/${name:-python}-${hash:0:12}"
 }
 
 # python_make DIR FILE: leaves the marker DIR/complete as the last thing.
@@ -139,21 +177,14 @@ python_make() {
 # python_environment [FILE]: prints the path of a python that has what FILE (deploy/python-requirements)
 # names, making its environment if it is not there.  Fails, and says why, without network or room.
 python_environment() {
-        local requirements=${1:-$root/deploy/python-requirements} dir lock
+        local requirements=${1:-$root/deploy/python-requirements} dir
         dir=$(python_directory "$requirements") || return 1
-        if [[ ! -f $dir/complete ]]; then
-                if ! mkdir -p "${dir%/*}" 2>/dev/null || ! { exec {lock}>"$dir.lock"; } 2>/dev/null; then
-                        say "an environment of Python belongs into ${dir%/*}, which cannot be written" >&2
-                        return 1
-                fi
-                flock -n "$lock" || say "waiting for another run, which makes $dir" >&2
-                if ! flock -w 1800 "$lock"; then
-                        say "another run has been making $dir for half an hour" >&2
-                        return 1
-                fi
+        # one that is there may be another user's
+        if [[ ! -f $dir/complete || -w ${dir%/*} ]]; then
+                cache_lock "$dir" 1800 || return 1
                 # whoever had the lock may have made it
                 [[ -f $dir/complete ]] || python_make "$dir" "$requirements" || return 1
-                exec {lock}>&-
+                exec {cache_lock}>&-
         fi
         echo "$dir/bin/python"
 }

@@ -10,29 +10,29 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
 commit=$(<"$root/tests/upgrade/previous")
-place=${XDG_CACHE_HOME:-${HOME:-~}/.cache}/zerod/previous-${commit:0:12}
+place=$cache/previous-${commit:0:12}
 
-git -C "$root" cat-file -e "$commit^{commit}" || {
-        say "commit $commit (tests/upgrade/previous) is not in the history here: clone the repository whole," \
-                "or run git fetch --unshallow" >&2
+shallow=$(git -C "$root" rev-parse --is-shallow-repository 2>&1) || {
+        say "git does not read $root: $shallow" >&2
         exit 1
 }
-mkdir -p "$place"
-exec {lock}>"$place/lock"
-flock -w 600 "$lock" || {
-        say "another build of that release has $place/lock for 10 minutes" >&2
+git -C "$root" cat-file -e "$commit^{commit}" 2>/dev/null || {
+        way='clone the repository whole'
+        ! $shallow || way="run git -C $root fetch --unshallow"
+        say "commit $commit (tests/upgrade/previous) is not in the history here: $way" >&2
         exit 1
 }
+cache_lock "$place" 600 || exit 1
 if [[ ! -f $place/built ]]; then
-        rm -rf "$place/tree"
-        mkdir "$place/tree"
+        rm -rf "$place"
+        mkdir -p "$place/tree"
         git -C "$root" archive "$commit" | tar x -C "$place/tree"
         {
                 unset XDG_RUNTIME_DIR # ccache would leave its directory there
                 meson setup "$place/tree/build" "$place/tree" -Doptimization=0 -Dtests=enabled \
                         -D{http,systemd,examples,cuda}=disabled
                 ninja -C "$place/tree/build" -j "$jobs" daemon/zerod client/zeroctl/zeroctl tests/support/actor
-        } </dev/null >"$place/log" 2>&1 {lock}>&- || {
+        } </dev/null >"$place/log" 2>&1 {cache_lock}>&- || {
                 tail -30 "$place/log" >&2
                 say "the release before cannot be built: see $place/log" >&2
                 exit 1
