@@ -6,7 +6,8 @@
 #   BASE   the image of Debian to build on; default: one that mmdebstrap makes, for which no registry is needed
 #
 # buildah runs them, as root, without Kubernetes: commands, users, capabilities, variables and volumes are those of the
-# manifests; the nodes' directories are temporary.  What git has at HEAD is built.  Ten minutes.
+# manifests; the nodes' directories are temporary.  Image and manifests are what git has at HEAD: files outside of tests/
+# must not differ from that.  Ten minutes.
 # The last line is "kubernetes: N checks passed", or names what is missing here.  Exit status: 0, also if it was
 # skipped, 1 if a check fails, 2 for a wrong command line.
 set -uo pipefail
@@ -56,7 +57,7 @@ make_base() {
 }
 
 main() {
-        local python base=${1:-}
+        local python changed base=${1:-}
         case $base in
         -h | --help)
                 usage
@@ -68,14 +69,16 @@ main() {
         trap 'exit 130' INT
         trap 'exit 143' TERM HUP
         possible "$base" || exit 0
+        changed=$(git -C "$root" diff --name-only HEAD -- . ':!tests' 2>&1) || fail "git does not read $root: $changed"
+        [[ ! $changed ]] || fail "commit or stash these first, for HEAD is what is built:"$'\n'"$changed"
         work=$(mktemp -d) || exit 1
+        mkdir "$work/context" && git -C "$root" archive HEAD | tar -x -C "$work/context" || fail 'the source could not be copied'
         python=$(python_environment "$root/deploy/python-requirements-types") || exit 1
-        "$python" -B "$root/tests/kubernetes/documents.py" "$root"/deploy/kubernetes/*.yaml >"$work/documents" || fail 'the manifests are not YAML'
+        "$python" -B "$root/tests/kubernetes/documents.py" "$work"/context/deploy/kubernetes/*.yaml >"$work/documents" || fail 'the manifests are not YAML'
         [[ $base ]] || {
                 base=localhost/debian:test
                 make_base "$base"
         }
-        mkdir "$work/context" && git -C "$root" archive HEAD | tar -x -C "$work/context" || fail 'the source could not be copied'
         store bud --isolation chroot --format docker --build-arg BASE="$base" -t "$image" \
                 -f "$work/context/deploy/container/Containerfile" "$work/context" >"$work/build.log" 2>&1 || fail 'the image was not built'
         python3 -B "$root/tests/kubernetes/image.py" "$work" "$image"
