@@ -7,7 +7,7 @@ Two ranks, one OpenMP thread each, fp32, the same data, first parameters and Ada
   ddp         DistributedDataParallel
   zero1       DistributedDataParallel with ZeroRedundancyOptimizer
   fsdp2       fully_shard of each block and the root
-  deepspeed3  DeepSpeed, ZeRO stage 3; in a virtual environment of its own, made at the first use
+  deepspeedS  DeepSpeed, ZeRO stage S; in a virtual environment of its own, made at the first use
   zerodS-N    zerod, ZeRO stage S, N daemons
 
 Peers speak gloo over loopback. First each system does CHECK_STEPS steps, whose losses and first
@@ -20,13 +20,14 @@ not timed: of the largest rank and daemon what is resident with all it maps, and
 processes private memory and shared memory once (without pages of libraries), also less what
 importing torch takes.
 
-With --memory N that last run is the only one, N times in new processes. OWN is private memory (smaps_rollup: clean and
-dirty) of a rank above its imports, the mean over ranks, at most and after the last step; ALL is the sum over all
-processes less the imports.
+With --table each round starts the systems anew, samples memory in its first steps and times the next ones; a table in
+Markdown has the medians. "own" is private memory (smaps_rollup: clean and dirty) of a rank above its imports, the mean
+over ranks, at most and after the last step; "peak" is what is resident of the largest rank; "all" is the sum over all
+processes less the imports, in MiB. "of DDP" is the time of a step over that of DDP in the same round.
 
 With --workers keep all processes live through all rounds, those not in turn asleep; with restart
 each round starts them anew, for models that do not fit into memory all at once (the default for
-125m).
+125m, and what --table does).
 
 What does not run is named with its reason. Exit status: 0, or 1 if a system of zerod failed or
 computed something else, or if nothing ran.
@@ -50,24 +51,25 @@ CONTEXT = 256
 CHECK_STEPS = 4
 LOSS_TOLERANCE = 1e-4
 NORM_TOLERANCE = 5e-3  # what peers lose in fp32; a sum would be 1 off
-MEMORY = {"rank_own_mib": "OWN", "rank_own_after_mib": "OWN AFTER", "rank_peak_mib": "RANK PEAK",
-          "daemon_peak_mib": "DAEMON PEAK", "beyond_torch_mib": "ALL"}
+MEMORY = {"own": "rank_own_mib", "own, after": "rank_own_after_mib", "peak": "rank_peak_mib",
+          "all": "beyond_torch_mib"}
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("tiny", "25m", "48m", "100m", "125m"), default="25m")
-    parser.add_argument("--systems", type=lambda text: text.split(","), default=list(KINDS),
-                        metavar="NAME,...")
+    usual = [name for name in KINDS if name not in ("deepspeed1", "deepspeed2")]  # what fits into memory at once
+    parser.add_argument("--systems", type=lambda text: text.split(","), default=usual, metavar="NAME,...",
+                        help="default: all but deepspeed1 and deepspeed2")
     parser.add_argument("--steps", type=int, default=2, help="that count, of a system in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sequences", type=int, default=4,
                         help=f"of {CONTEXT} tokens, a rank and step")
     parser.add_argument("--quick", action="store_true",
                         help="shows that it runs, not how fast: tiny model, two rounds")
-    parser.add_argument("--memory", type=int, metavar="N",
-                        help="only samples memory, N times in new processes, and prints medians")
+    parser.add_argument("--table", action="store_true",
+                        help="prints a table of memory and step time in Markdown")
     parser.add_argument("--workers", choices=("keep", "restart"))
     parser.add_argument("--daemon-threads", type=int, default=0,
                         help="compute threads of a daemon; 0: one a CPU")
@@ -84,7 +86,10 @@ def arguments():
         parser.error(f"no such system: {', '.join(unknown)}; there are {', '.join(KINDS)}")
     if options.quick:
         options.model, options.rounds, options.steps = "tiny", 2, 1
-    options.workers = options.workers or ("restart" if options.model == "125m" else "keep")
+    if options.table and options.workers == "keep":
+        parser.error("--table starts the systems anew in each round: --workers keep does not fit it")
+    restart = options.table or options.model == "125m"
+    options.workers = options.workers or ("restart" if restart else "keep")
     options.context = CONTEXT
     options.rounds, options.steps = max(2, options.rounds), max(1, options.steps)
     options.build = os.path.abspath(options.build)
@@ -97,7 +102,7 @@ def interpreter(options):
     def of(kind):
         if not os.path.exists(options.python):
             raise Failed(f"no PyTorch: {options.python} is not there")
-        if kind != "deepspeed3":
+        if kind != "deepspeed":
             return options.python
         try:
             return deepspeed_env.ensure(options.python)
@@ -177,7 +182,8 @@ class Bench:
             measured = {}
             for system in self.running() if i % 2 == 0 else reversed(self.running()):
                 with self.attempt(system), self.up(system):
-                    measured[system.name] = system.run(self.options.steps)
+                    watched = system.watch(self.options.steps) if self.options.table else {}
+                    measured[system.name] = {**watched, **system.run(self.options.steps)}
             self.rounds.append(measured)
             rates = (f"{s.name} {measured[s.name]['tokens_s']:.0f}" for s in self.running())
             print(f"round {i + 1}:", *rates, "tokens/s", flush=True)
@@ -186,18 +192,6 @@ class Bench:
         for system in self.running():
             with self.attempt(system), self.up(system):
                 self.memory[system.name] = system.watch(self.options.steps)
-
-    def median_memory(self):
-        """The medians of N times, a row of the table each."""
-        print(f"{self.options.model}, MiB:", *MEMORY.values(), sep=" | ", flush=True)
-        for system in self.systems:
-            with self.attempt(system):
-                seen = []
-                for _ in range(self.options.memory):
-                    with system:
-                        seen.append(system.watch(self.options.steps))
-                print(system.name, *(f"{statistics.median(s[key] for s in seen):.0f}" for key in MEMORY), sep=" | ",
-                      flush=True)
 
     def profile_all(self):
         os.makedirs(self.options.profile, exist_ok=True)
@@ -209,12 +203,19 @@ class Bench:
         with self.kept:
             self.check_all()
             self.measure_all()
-            self.watch_all()
+            if not self.options.table:
+                self.watch_all()
 
     # ---- what comes of it --------------------------------------------------------
 
     def ratios(self, name, other):
         return [r[name]["tokens_s"] / r[other]["tokens_s"] for r in self.rounds]
+
+    def step_of_ddp(self, name):
+        """The time of a step over that of DDP, the median over rounds; None without DDP."""
+        if "ddp" in [s.name for s in self.running()]:
+            return round(statistics.median(r[name]["step_s"] / r["ddp"]["step_s"] for r in self.rounds), 4)
+        return None
 
     def figures(self):
         """Each system against DDP, and those of zerod against every other one."""
@@ -225,13 +226,14 @@ class Bench:
                 yield common.figure(title, self.ratios(name, other), ranks=KINDS[name][1])
 
     def summary(self, name):
-        keys = ("tokens_s", "step_s", "cpu_s")
-        values = {key: [r[name][key] for r in self.rounds] for key in keys}
-        low, middle, high = statistics.quantiles(values["tokens_s"], n=4, method="inclusive")
+        rounds = [r[name] for r in self.rounds]
+        median = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+        low, middle, high = statistics.quantiles((r["tokens_s"] for r in rounds), n=4, method="inclusive")
         return {"name": name, "ranks": KINDS[name][1], "daemons": KINDS[name][3],
                 "tokens_s": round(middle, 1), "tokens_s_spread": [round(low, 1), round(high, 1)],
-                "step_s": round(statistics.median(values["step_s"]), 4),
-                "cpu_s_per_step": round(statistics.median(values["cpu_s"]), 4),
+                "step_s": round(median["step_s"], 4), "cpu_s_per_step": round(median["cpu_s"], 4),
+                "step_of_ddp": self.step_of_ddp(name),
+                **{key: value for key, value in median.items() if key.endswith("_mib")},
                 **self.memory.get(name, {}), **self.checks.get(name, {})}
 
     def result(self):
@@ -268,6 +270,18 @@ def print_table(result):
         print(f"{name}: does not run: {reason}")
 
 
+def print_markdown(result):
+    model = result["settings"]["model"]
+    print("\n|", *MEMORY, "step, ms", "of DDP |", sep=" | ")
+    print("|---|" + (len(MEMORY) + 2) * "--:|")
+    for s in result["systems"]:
+        of_ddp = f"{s['step_of_ddp']:.2f} |" if s["step_of_ddp"] else " |"
+        print(f"| {s['name']}, {model}", *(f"{s[key]:.0f}" for key in MEMORY.values()), f"{1000 * s['step_s']:.0f}",
+              of_ddp, sep=" | ")
+    for name, reason in result["failed"].items():
+        print(f"| {name}, {model} | does not run: {reason}" + (len(MEMORY) + 2) * " |")
+
+
 def write(options, result):
     os.makedirs(os.path.dirname(os.path.abspath(options.out)), exist_ok=True)
     with open(options.out + ".new", "w", encoding="utf-8") as file:
@@ -288,13 +302,10 @@ def main():
     if options.profile:
         bench.profile_all()
         return bool(bench.failed)
-    if options.memory:
-        bench.median_memory()
-        return bool(bench.failed)
     bench.run()
     result = bench.result()
     write(options, result)
-    print_table(result)
+    (print_markdown if options.table else print_table)(result)
     print(f"\n{len(result['figures'])} figures in {options.out}")
     wrong = [name for name in options.systems if name.startswith("zerod")
              and (name in bench.failed or not bench.checks[name]["same"])]

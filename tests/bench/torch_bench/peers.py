@@ -1,7 +1,7 @@
 """The systems that zerod is compared with, each in the form its own documentation gives for speed.
 
 Rule: a system has the same model, data and AdamW (torch's fused one) as all others, and changes
-only who holds and sums what.  FSDP2 and DeepSpeed free a block's parameters after its forward pass.
+only who holds and sums what.  FSDP2 and DeepSpeed's stage 3 free a block's parameters after its forward pass.
 """
 import os
 
@@ -97,8 +97,8 @@ class Fsdp2(Trainer):
         return super().norm().full_tensor()
 
 
-class DeepSpeed3(Trainer):
-    """DeepSpeed's ZeRO stage 3 as it sets itself, but without clipping, which it has at 1."""
+class DeepSpeed(Trainer):
+    """DeepSpeed's ZeRO as it sets itself, but without clipping, which it has at 1."""
 
     def __init__(self, config):
         import deepspeed
@@ -108,7 +108,7 @@ class DeepSpeed3(Trainer):
         self.optimizer = torch.optim.AdamW(model.parameters(), **gpt.ADAMW, fused=True)
         settings = {"train_micro_batch_size_per_gpu": config["sequences"],
                     "steps_per_print": 1 << 30, "gradient_clipping": 0.0,
-                    "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 3}}
+                    "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": config["stage"]}}
         self.model = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings,
                                           dist_init_required=False)[0]
 

@@ -28,7 +28,9 @@ KINDS = {
     "ddp": ("ddp", RANKS, 0, 0),
     "zero1": ("zero1", RANKS, 0, 0),
     "fsdp2": ("fsdp2", RANKS, 0, 0),
-    "deepspeed3": ("deepspeed3", RANKS, 0, 0),
+    "deepspeed1": ("deepspeed", RANKS, 1, 0),
+    "deepspeed2": ("deepspeed", RANKS, 2, 0),
+    "deepspeed3": ("deepspeed", RANKS, 3, 0),
     "zerod1-1": ("zerod", RANKS, 1, 1),
     "zerod2-1": ("zerod", RANKS, 2, 1),
     "zerod3-1": ("zerod", RANKS, 3, 1),
@@ -148,10 +150,10 @@ class System:
     def config(self, rank):
         config = {"system": self.kind, "size": self.options.model,
                   "sequences": self.options.sequences, "rank": rank, "world": self.ranks,
-                  "batches": self.batches[rank], "directory": self.directory}
+                  "batches": self.batches[rank], "directory": self.directory, "stage": self.stage}
         if self.nodes:
             node = rank * self.nodes // self.ranks
-            config.update(stage=self.stage, job="bench", local_world=self.ranks // self.nodes,
+            config.update(job="bench", local_world=self.ranks // self.nodes,
                           socket=self.cluster[node].socket)
         return config
 

@@ -14,6 +14,7 @@ Ends when its input does.  A failure is answered with its text, and is the last 
 """
 import cProfile
 import ctypes
+import importlib
 import json
 import os
 import sys
@@ -22,6 +23,9 @@ import time
 import memory
 
 TICKS = os.sysconf("SC_CLK_TCK")
+# The modules that a system's trainer imports: memory is counted above them.
+IMPORTS = {"zerod": "zerod.torch", "zero1": "torch.distributed.optim",
+           "fsdp2": "torch.distributed.fsdp", "deepspeed": "deepspeed"}
 
 
 def cpu_seconds(pid):
@@ -29,7 +33,6 @@ def cpu_seconds(pid):
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
         fields = stat.read().rpartition(")")[2].split()  # the name in front may hold anything
     return (int(fields[11]) + int(fields[12])) / TICKS
-
 
 
 
@@ -45,12 +48,12 @@ class Rank:
         import ours
         import peers
 
-        if config["system"] == "zerod":
-            import zerod.torch  # noqa: F401
+        if config["system"] in IMPORTS:
+            importlib.import_module(IMPORTS[config["system"]])
         torch.set_num_threads(1)
         imported = memory.anonymous("self"), memory.private("self")
         makers = {"plain": peers.Plain, "ddp": peers.Ddp, "zero1": peers.Zero1,
-                  "fsdp2": peers.Fsdp2, "deepspeed3": peers.DeepSpeed3, "zerod": ours.Zerod}
+                  "fsdp2": peers.Fsdp2, "deepspeed": peers.DeepSpeed, "zerod": ours.Zerod}
         self.config = config
         self.trainer = makers[config["system"]](config)
         ctypes.CDLL(None).malloc_trim(0)  # what building left is no part of training's memory
