@@ -22,8 +22,9 @@ broken= # why the file cannot be read; to read it nevertheless would end sh with
 # shellcheck source=/dev/null
 [ -n "$broken" ] || [ ! -e "$options" ] || . "$options"
 
-record=$state_dir/job-$SLURM_JOB_ID # how often Slurm had started the job again when it began
-drained=$state_dir/drained          # is there if the epilog has drained the node
+read -r boot </proc/sys/kernel/random/boot_id
+record=$state_dir/job-$SLURM_JOB_ID.$boot # how often Slurm had started the job again when it began
+drained=$state_dir/drained                # is there if the epilog has drained the node
 
 # ---- what both do --------------------------------------------------------------
 

@@ -40,6 +40,16 @@ undrain_node() {
         say "node $node takes ranks again; zeroctl add-node $node gives it shards"
 }
 
+# A node that loses its power runs no epilogs.
+remove_records_of_earlier_boots() {
+        for found in "$state_dir"/job-*; do
+                case $found in
+                *."$boot") ;;
+                *) rm -f "$found" ;;
+                esac
+        done
+}
+
 [ -z "$broken" ] || fail "$broken"
 wanted || exit 0
 (umask 077 && mkdir -p "$state_dir") || fail "cannot make $state_dir"
@@ -47,6 +57,7 @@ wanted || exit 0
 touch "$state_dir/lock" || fail "cannot write $state_dir/lock"
 exec 9>"$state_dir/lock"
 flock -w $((start_s + 30)) 9 || fail "another prolog has been at it for $((start_s + 30)) s"
+remove_records_of_earlier_boots
 ready || start_zerod
 [ "$node_drained" = false ] || undrain_node
 rm -f "$drained"

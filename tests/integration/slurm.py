@@ -96,6 +96,22 @@ def other_partitions_have_no_zerod():
         assert c.ended(job) == "COMPLETED" and not c.scripts(), c.scripts()
 
 
+@case
+def records_of_jobs_whose_node_lost_its_power_go():
+    with Slurm(1) as c:
+        def records():
+            return [n for n in os.listdir(f"{c.directory}/n0.slurm") if n.startswith("job-")]
+
+        os.mkdir(f"{c.directory}/n0.slurm")
+        c.write("n0.slurm/job-7.of-an-earlier-boot", "0\n")
+        job = c.submit("--wrap", "sleep 600")
+        until(lambda: any(n.startswith(f"job-{job}") for n in records()), what="the job's record")
+        assert len(records()) == 1, records()
+        c.slurm("scancel", job)
+        c.ended(job)
+        assert not records()
+
+
 def starts(c, job, at):
     """Waits until the job has been told to start at that time, and does."""
     c.slurm("scontrol", "update", f"jobid={job}", f"starttime={at}")
