@@ -118,6 +118,8 @@ def search(system):
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started ends
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     tree, systems = os.path.abspath(sys.argv[1]), sys.argv[2:] or SYSTEMS
     Tools.zerod, Tools.zeroctl = f"{tree}/daemon/zerod", f"{tree}/client/zeroctl/zeroctl"
     try:

@@ -9,6 +9,13 @@ set -euo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
+case ${1:-} in
+-h | --help)
+        usage
+        exit 0
+        ;;
+?*) wrong "$1: no such option" ;;
+esac
 commit=$(<"$root/tests/upgrade/previous")
 place=$cache/previous-${commit:0:12}
 
