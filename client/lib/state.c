@@ -3,10 +3,11 @@
  * queries of the daemon.
  *
  * What is written goes through slots, into which the transfer area is cut: while the daemon takes
- * some pieces in, the next one is copied or read into its slot.  A file is read ahead by the kernel
- * meanwhile.  So a whole file takes no more memory than the slots.
+ * some pieces in, the next one is copied or read into its slot.  So a whole file takes no more
+ * memory than the slots and what its reader reads ahead.
  */
 #include "client.h"
+#include "file_reader.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -26,8 +27,8 @@ struct access {
 /* Where values come from. */
 struct source {
         const uint8_t *memory;
-        int fd;             /* -1: memory */
-        uint64_t at, bytes; /* in the file, and how many are left; zeros follow them */
+        struct file_reader *file; /* NULL: memory */
+        uint64_t at, bytes;       /* in the file, and how many are left; zeros follow them */
 };
 
 /* Pieces that the daemon may still take in. */
@@ -145,7 +146,7 @@ static int read_piece(struct zero_client *c, const struct access *piece, struct 
 
         memset(slot + there, 0, size - there);
         while (there > 0) {
-                ssize_t n = pread(from->fd, slot, there, (off_t)from->at);
+                ssize_t n = file_reader_read(from->file, slot, there, from->at);
 
                 if (n < 0 && errno == EINTR)
                         continue;
@@ -175,7 +176,7 @@ static int put_piece(struct zero_client *c, struct slots_in_use *use, const stru
         if (r || c->deferred.status)
                 return r;
         put.at = slot * (c->transfer_bytes / CLIENT_SLOTS);
-        if (from->fd < 0) {
+        if (!from->file) {
                 memcpy(c->session.base + put.at, from->memory, piece->count * piece->element);
                 from->memory += piece->count * piece->element;
         } else {
@@ -249,7 +250,7 @@ int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
                 r = check_set(client, &access, src);
         if (r)
                 return r;
-        r = put_pieces(client, &use, access, (struct source){ .memory = src, .fd = -1 });
+        r = put_pieces(client, &use, access, (struct source){ .memory = src });
         return put_end(client, &use, r);
 }
 
@@ -303,13 +304,29 @@ static int check_values(struct zero_client *c, const struct zero_values *v, uint
         return 0;
 }
 
+static int put_runs(struct zero_client *c, struct slots_in_use *use, struct file_reader *file,
+                    const struct zero_values *values, uint32_t n)
+{
+        struct access access = { .count = 0 };
+        struct source from = { .file = file };
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < n; i++) {
+                r = check_values(c, &values[i], INT64_MAX, &access, &from);
+                if (r == 0)
+                        r = put_pieces(c, use, access, from);
+        }
+        return r;
+}
+
 int zero_put_file(struct zero_client *client, int fd, const struct zero_values *values, uint32_t n)
 {
         struct slots_in_use use = { .next = 0 };
-        struct source from = { .fd = fd };
+        struct source from = { .at = 0 };
         struct access access = { .count = 0 };
-        uint64_t end = INT64_MAX;
+        uint64_t end = INT64_MAX, used = 0;
         int r = client_begin(client);
+        struct file_reader file;
         struct stat st;
 
         if (r == 0 && (fd < 0 || (n > 0 && !values)))
@@ -317,17 +334,16 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
                                 "zero_put_file() takes an open file and n runs of values");
         if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
                 end = (uint64_t)st.st_size;
-        for (uint32_t i = 0; r == 0 && i < n; i++)
-                r = check_values(client, &values[i], end, &access, &from);
-        if (r)
-                return r;
-        (void)posix_fadvise(fd, 0, 0,
-                            POSIX_FADV_SEQUENTIAL); /* the kernel reads ahead, in large folios */
         for (uint32_t i = 0; r == 0 && i < n; i++) {
                 r = check_values(client, &values[i], end, &access, &from);
-                if (r == 0)
-                        r = put_pieces(client, &use, access, from);
+                if (from.at + from.bytes > used)
+                        used = from.at + from.bytes;
         }
+        if (r)
+                return r;
+        file_reader_open(&file, fd, end < INT64_MAX ? used : 0);
+        r = put_runs(client, &use, &file, values, n);
+        file_reader_close(&file);
         return put_end(client, &use, r);
 }
 

@@ -146,15 +146,10 @@ class Import:
         self.process = spawn([Tools.zeroctl, "--socket", daemon.socket, "import", "job", path],
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    def has_read(self):
-        """Bytes."""
-        with open(f"/proc/{self.process.pid}/io", encoding="ascii") as f:
-            return int(f.readline().split()[1])
-
-    def peak(self):
-        """Bytes of memory that it has had."""
+    def memory(self, field):
+        """Bytes, of /proc/PID/status."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
-            return next((int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM")), 0)
+            return next((int(line.split()[1]) * 1024 for line in f if line.startswith(field)), 0)
 
     def end(self):
         said = self.process.communicate(timeout=60 * SLOW)[1]
@@ -197,7 +192,7 @@ def an_import_holds_a_few_pieces_of_the_file():
         run = Import(c[0], f"{d}/large")
         end = time.monotonic() + 60 * SLOW
         while run.process.poll() is None and time.monotonic() < end:
-            client, daemon = max(client, run.peak()), max(daemon, anonymous(c[0]))
+            client, daemon = max(client, run.memory("VmHWM")), max(daemon, anonymous(c[0]))
         assert run.end()[0] == 0 and size > 60 << 20
         if SLOW > 1:
             raise Skip("the address sanitizer keeps freed memory")
@@ -211,7 +206,7 @@ def stuck_import(d, c, flip=0):
     write_large(f"{d}/large", LARGE, flip)
     c[1].stop()
     run = Import(c[0], f"{d}/large")
-    until(lambda: run.has_read() > SLOTS, what="the pieces under way")
+    until(lambda: run.memory("RssShmem") >= SLOTS, what="the pieces under way")
     return run
 
 
