@@ -145,8 +145,7 @@ static void node_stop(void *arg)
 {
         struct node *node = arg;
 
-        node->again = false;
-        if (node->stopping) {
+        if (node->stopping && !node->again) {
                 log_info("a stop is already in progress");
                 if (node->x.draining)
                         engine_drain(&node->x, 0, node_drained, node);
@@ -154,8 +153,12 @@ static void node_stop(void *arg)
         }
         log_info("stopping");
         service_stopping(node->service);
-        fabric_goodbye(node->x.fabric, membership_drained(&node->x));
-        node_wind_down(node);
+        for (uint32_t n = 0; n < node->cluster.n_nodes; n++)
+                fabric_goodbye(node->x.fabric, n, membership_drained(&node->x));
+        if (node->again)
+                node->again = false; /* it winds down already, and does not start again */
+        else
+                node_wind_down(node);
 }
 
 /* ---- options that change ------------------------------------------------------ */
@@ -240,6 +243,8 @@ static void node_up(void *arg, uint32_t peer)
         struct node *node = arg;
 
         engine_up(&node->x, peer);
+        if (node->stopping && !node->again) /* the peer has not heard it, or has forgotten it */
+                fabric_goodbye(node->x.fabric, peer, membership_drained(&node->x));
 }
 
 static void node_down(void *arg, uint32_t peer, const char *why)

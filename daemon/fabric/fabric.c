@@ -403,19 +403,17 @@ bool fabric_all_speak(const struct fabric *fabric, uint32_t version)
         return true;
 }
 
-void fabric_goodbye(struct fabric *fabric, bool drained)
+void fabric_goodbye(struct fabric *fabric, uint32_t node, bool drained)
 {
         Zero__Goodbye goodbye = ZERO__GOODBYE__INIT;
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
 
-        if (!fabric_all_speak(fabric, MESSAGES_GOODBYE))
+        if (node == fabric->self || !fabric_all_speak(fabric, MESSAGES_GOODBYE))
                 return;
         goodbye.drained = drained;
         m.body_case = ZERO__LINK_MESSAGE__BODY_GOODBYE;
         m.goodbye = &goodbye;
-        for (uint32_t i = 0; i < fabric->n_nodes; i++)
-                if (i != fabric->self)
-                        (void)fabric_send(fabric, i, &m); /* a node that is down needs none */
+        (void)fabric_send(fabric, node, &m); /* a node that is down hears it when it is up */
 }
 
 /* ---- life ---- */

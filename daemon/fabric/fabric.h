@@ -91,8 +91,8 @@ void fabric_cut(struct fabric *fabric, uint32_t node, const char *why);
 void fabric_info(const struct fabric *fabric, uint32_t node, struct fabric_info *ret);
 /* Whether all nodes spoke this version or a later one on their last link. */
 bool fabric_all_speak(const struct fabric *fabric, uint32_t version);
-/* Tells all nodes that this one stops in order, if all understand that. */
-void fabric_goodbye(struct fabric *fabric, bool drained);
+/* Tells a node that this one stops in order, if all nodes understand that. */
+void fabric_goodbye(struct fabric *fabric, uint32_t node, bool drained);
 /* [FABRIC_BODIES]: messages sent to the node, by the number of their body; 0: answers without one.
  */
 const uint64_t *fabric_messages(const struct fabric *fabric, uint32_t node);

@@ -12,7 +12,7 @@ from checkpointing import Place  # noqa: E402
 from cluster import SETS, SLOW, Cluster, end_process, finish_all, small_layout, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from mounts import private_mounts, small_disks  # noqa: E402
-from moments import (LAYOUT, MOMENTS, Endless, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, go_to, kept,  # noqa: E402
+from moments import (LAYOUT, MOMENTS, Endless, NEEDS, STEPS, TRAIN, all_aborted, as_undisturbed, can_vote, go_to, kept,  # noqa: E402
                      start_step, train, victims)
 
 
@@ -168,6 +168,63 @@ def drains_the_step_in_flight(who):
             a.start("train", steps=STEPS - 3, patient=True, **{**TRAIN, "keep": False})
         finish_all(ranks)
         as_undisturbed(c, [0, 1])
+
+
+def peer(daemon, of):
+    return next(p for p in daemon.status()["peers"] if p["node"] == of.name)
+
+
+def ends_having_said_so(daemon, *others):
+    assert daemon.process.wait(60 * SLOW) == 0, daemon.log()
+    for d in others:
+        until(d.alive, what=f"daemon {d.name}")
+        until(lambda d=d: d.ctl_run("status").returncode == 0 and not peer(d, daemon)["up"], what=f"the end of its link with {d.name}")
+        assert peer(d, daemon)["goodbye"] == "stopped", (d.name, peer(d, daemon))
+
+
+@case
+def stop_during_a_change_of_owners_is_told():
+    with Cluster(3, owners=2, drain_ms=120000 * SLOW) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        training = Endless(c, ranks)
+        training.goes_on()
+        ranks[0].stop()
+        until(lambda: c[1].job("job")["waiting"], what="a step in flight")  # which holds the change up
+        c[0].change_owners("add-node", "n2")
+        until(lambda: "restarting with the owners" in c[1].log(), what="the new owners on n1")
+        c[1].process.terminate()
+        until(lambda: "node n1 is stopping in order" in c[0].log(), what="the goodbye of n1")
+        assert "a stop is already in progress" not in c[1].log(), c[1].log()
+        assert c[1].alive(), "the stop did not wait for the step in flight"
+        ranks[0].go_on()
+        ends_having_said_so(c[1], c[0], c[2])
+        c[1].start()
+        c.wait_up()
+        training.goes_on()
+        last, _ = training.end()
+        as_undisturbed(c, [0, 1], last)
+
+
+@case
+def stop_is_told_to_a_node_that_comes_back_meanwhile():
+    with Cluster(3, owners=2, drain_ms=120000 * SLOW) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        training = Endless(c, ranks)
+        training.goes_on()
+        ranks[0].stop()
+        until(lambda: c[1].job("job")["waiting"], what="a step in flight")
+        c[1].process.terminate()
+        until(lambda: "node n1 is stopping in order" in c[2].log(), what="the goodbye of n1")
+        c[2].restart()
+        c.wait_up()
+        ranks[0].go_on()
+        ends_having_said_so(c[1], c[0], c[2])
+        c[1].start()
+        c.wait_up()
+        training.goes_on()
+        last, _ = training.end()
+        as_undisturbed(c, [0, 1], last)
 
 
 @cases_of(["coordinator", "other"])
