@@ -23,12 +23,15 @@
 #include "daemon/rank/rank.h"
 #include "proto/cleanup.h"
 
-#define HEAD "drained since %llu" /* then a line a rank: job, rank, pid, start */
+/* Then a line a rank: job, rank, pid, start.  Then the boot of which these times are; a file of an
+ * earlier release lacks it, and that release reads no further. */
+#define HEAD "drained since %llu"
 
 struct drained {
         struct engine *x;
         bool on;
         uint64_t since; /* as process_start(): when it began */
+        char boot[37];  /* this one; "": unknown */
         uint32_t n;
         struct drained_rank *ranks;
         struct blocking_work disk;
@@ -38,8 +41,8 @@ struct drained {
         size_t bytes;
         bool changed; /* the file is as wanted, though perhaps not after a loss of power */
         int error;    /* errno, of the last time */
-        void (*done)(void *arg, int error); /* NULL: nobody waits */
-        void *arg;
+        struct drained_change *change; /* it is being written */
+        struct list changes;           /* they wait for their turn */
 };
 
 /* ---- its processes ---- */
@@ -143,6 +146,8 @@ static int make_text(struct drained *d)
         for (uint32_t i = 0; i < d->n; i++)
                 fprintf(out, "%s %u %u %llu\n", d->ranks[i].job, d->ranks[i].rank, d->ranks[i].pid,
                         (unsigned long long)d->ranks[i].start);
+        if (d->boot[0])
+                fprintf(out, "boot id %s\n", d->boot);
         failed = ferror(out);
         if (fclose(out) == 0 && !failed)
                 return 0;
@@ -208,9 +213,12 @@ static void log_unkept(const char *why)
                   why);
 }
 
+static void changes_begin(struct drained *d);
+
 static void disk_done(struct blocking_work *work)
 {
         struct drained *d = CONTAINER_OF(work, struct drained, disk);
+        struct drained_change *c = STEAL(d->change);
 
         d->writing = false;
         free(STEAL(d->text));
@@ -219,11 +227,12 @@ static void disk_done(struct blocking_work *work)
                 log_info(d->on ? "drain: the node takes no new ranks"
                                : "the drain is over: the node takes ranks again");
         }
-        if (d->done)
-                STEAL(d->done)(d->arg, d->error);
+        if (c)
+                c->done(c, d->error);
         else if (d->error)
                 log_unkept(strerror(d->error));
-        if (d->on && d->more && disk_write(d, true))
+        changes_begin(d);
+        if (!d->writing && d->on && d->more && disk_write(d, true))
                 log_unkept("out of memory");
 }
 
@@ -237,38 +246,50 @@ static uint64_t ticks_now(void)
                           ((double)now.tv_sec + (double)now.tv_nsec / 1e9));
 }
 
-int drained_set(struct engine *x, bool on, void (*done)(void *arg, int error), void *arg)
+/* Writes what the change needs, if anything. */
+static int change_begin(struct drained *d, bool on)
 {
-        struct drained *d = x->membership->drained;
-        int r = 0;
+        int r;
 
-        if (d->writing)
-                return -EBUSY;
-        if (on == d->on && !d->error) {
-                done(arg, 0);
+        if (on == d->on && !d->error)
                 return 0;
-        }
         if (!d->on) {
                 d->n = 0;
                 d->since = ticks_now();
         }
-        if (on)
-                r = add_sessions(d);
-        if (!r)
-                r = disk_write(d, on);
-        if (r)
-                return r;
-        d->done = done;
-        d->arg = arg;
-        return 0;
+        r = on ? add_sessions(d) : 0;
+        return r ? r : disk_write(d, on);
+}
+
+static void changes_begin(struct drained *d)
+{
+        while (!d->writing && !list_empty(&d->changes)) {
+                struct drained_change *c =
+                        CONTAINER_OF(d->changes.next, struct drained_change, link);
+                int r = change_begin(d, c->on);
+
+                list_remove(&c->link);
+                if (d->writing)
+                        d->change = c;
+                else
+                        c->done(c, -r);
+        }
+}
+
+void drained_set(struct engine *x, struct drained_change *change)
+{
+        struct drained *d = x->membership->drained;
+
+        list_insert(&d->changes, &change->link);
+        changes_begin(d);
 }
 
 /* ---- start and end ---- */
 
-/* A later boot counts from 0 again: none of its processes began before the drain. */
+/* Another boot counts from 0 again: none of its processes was there before. */
 static int read_file(struct drained *d, FILE *in)
 {
-        char job[ZERO_NAME_MAX + 1];
+        char job[ZERO_NAME_MAX + 1], boot[sizeof d->boot];
         unsigned long long start;
         unsigned rank, pid;
         int r = 0;
@@ -278,7 +299,20 @@ static int read_file(struct drained *d, FILE *in)
         while (!r && d->n < DRAINED_MAX &&
                fscanf(in, "%255s %u %u %llu", job, &rank, &pid, &start) == 4)
                 r = add_rank(d, job, rank, pid, start);
+        /* the word before was read as the name of a job */
+        if (fscanf(in, "id %36s", boot) == 1 && d->boot[0] && strcmp(boot, d->boot) != 0)
+                d->since = d->n = 0;
         return r;
+}
+
+static void read_boot(struct drained *d)
+{
+        FILE *in = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+        if (in && fscanf(in, "%36s", d->boot) != 1)
+                d->boot[0] = '\0';
+        if (in)
+                fclose(in);
 }
 
 int drained_start(struct engine *x, struct fault *fault)
@@ -291,7 +325,9 @@ int drained_start(struct engine *x, struct fault *fault)
         if (!d)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         d->x = x;
+        list_init(&d->changes);
         x->membership->drained = d;
+        read_boot(d);
         if (!x->membership->ballots)
                 return 0;
         name_file(x, "", path, sizeof path);

@@ -104,9 +104,15 @@ struct drained_rank {
         uint64_t start; /* process_start() */
 };
 bool membership_drained(const struct engine *x);
-/* done() comes when the disk has it, perhaps before this returns; after an error
- * membership_drained() says what holds.  -EBUSY: it is being changed.  -ENOMEM. */
-int drained_set(struct engine *x, bool on, void (*done)(void *arg, int error), void *arg);
+/* The caller's until done(). */
+struct drained_change {
+        struct list link;
+        bool on;
+        void (*done)(struct drained_change *c, int error); /* errno, or 0 */
+};
+/* Changes come one after the other. done() comes when the disk has it, perhaps before this returns;
+ * after an error membership_drained() says what holds. */
+void drained_set(struct engine *x, struct drained_change *change);
 /* Ranks of this node whose processes run; valid until the next call.  -ENOMEM. */
 int drained_ranks(const struct engine *x, const struct drained_rank **ret, uint32_t *ret_n);
 /* Whether a rank may come back to the drained node: it is not new. */

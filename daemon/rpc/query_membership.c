@@ -88,14 +88,15 @@ static int wanted_start(struct pending_call *call, enum membership_kind kind, co
 /* ---- draining, and a look at it, on the node that is named ---- */
 
 struct draining {
+        struct drained_change change;
         struct engine *x;
         uint32_t node;
         uint64_t call;
 };
 
-static void drain_answer(void *arg, int error)
+static void drain_answer(struct drained_change *change, int error)
 {
-        struct draining *d = arg;
+        struct draining *d = CONTAINER_OF(change, struct draining, change);
         struct engine *x = d->x;
         struct arena arena = { NULL };
         const struct drained_rank *ranks = NULL;
@@ -126,29 +127,26 @@ static void drain_answer(void *arg, int error)
 
 void drain_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
-        bool on = strcmp(m->query->what, "drain") == 0;
-        bool looks = strcmp(m->query->what, "drained") == 0;
         struct draining *d;
-        int r = -ENOMEM;
 
         if (x->cluster->n_nodes == 1) {
                 answer(x, node, m, ZERO_EINVAL, "a node without peers cannot be drained");
                 return;
         }
         d = malloc(sizeof *d);
-        if (d) {
-                *d = (struct draining){ x, node, m->call };
-                r = looks ? 0 : drained_set(x, on, drain_answer, d);
-        }
-        if (d && looks)
-                drain_answer(d, 0);
-        else if (r)
-                free(d);
-        if (r == -ENOMEM)
+        if (!d) {
                 answer(x, node, m, ZERO_ENOMEM, "out of memory");
-        else if (r)
-                answer(x, node, m, ZERO_EBUSY,
-                       "another drain or undrain is in progress: ask again");
+                return;
+        }
+        *d = (struct draining){ .change = { .on = strcmp(m->query->what, "drain") == 0,
+                                            .done = drain_answer },
+                                .x = x,
+                                .node = node,
+                                .call = m->call };
+        if (strcmp(m->query->what, "drained") == 0)
+                drain_answer(&d->change, 0);
+        else
+                drained_set(x, &d->change);
 }
 
 int membership_query(struct pending_call *call, const char *what, const char *argument,

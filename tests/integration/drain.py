@@ -2,14 +2,17 @@
 """zeroctl drain: a node loses its shards and its ranks while the others train, and may then be powered off; the job
 has the bits of one whose owners never changed."""
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+import uuid
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import REPLY_S, SLOW, WAIT, Cluster, Tools, end_process, spawn, until  # noqa: E402
+from cluster import REPLY_S, SLOW, WAIT, Cluster, Tools, end_process, expect, spawn, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
-from moments import LAYOUT, NEEDS, STEPS, Endless, as_undisturbed, can_vote, lies_on, train  # noqa: E402
+from moments import LAYOUT, NEEDS, STEPS, TRAIN, Endless, as_undisturbed, can_vote, lies_on, train  # noqa: E402
 
 
 def asks(daemon, *words):
@@ -27,6 +30,11 @@ def drain_file(daemon):
 def text_of(path):
     with open(path, encoding="ascii") as f:
         return f.read()
+
+
+def start_of(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii") as f:
+        return int(f.read().rsplit(")", 1)[1].split()[19])
 
 
 def newcomer(c, daemon, job="other"):
@@ -136,6 +144,51 @@ def ranks_that_were_there_come_back_and_no_other():
         ranks[1].go_on()
         train(ranks, STEPS - 4, patient=True)
         as_undisturbed(c, [0, 1])
+
+
+def ticks_now():
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+@cases_of(("another_boot", "no_boot"), "{}")
+def a_drain_of(which):
+    """Times of another boot say nothing about a process of this one; a file without a boot is of an earlier release."""
+    with Cluster(2, owners="n0") as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 1], timeout_ms=4000 * WAIT, **NEEDS)
+        train(ranks, 2)
+        c[1].restart()
+        c.wait_up()
+        c[0].ctl("drain", "n1")
+        c[1].kill()
+        text = text_of(drain_file(c[1]))
+        with open(drain_file(c[1]), "w", encoding="ascii") as f:
+            f.write(f"drained since {ticks_now()}\n")
+            if which == "another_boot":
+                f.write(f"job 1 {ranks[1].pid} {start_of(ranks[1].pid)}\nboot id {uuid.uuid4()}\n")
+        c[1].start()
+        c.wait_up()
+        if which == "another_boot":
+            for a in ranks:
+                a.start("train", steps=1, **TRAIN)
+            expect(ranks[1].finish(), "EDEADLINE", "node n1 is drained")
+            assert re.fullmatch(r"drained since \d+\n(job 1 \d+ \d+\n)?boot id [0-9a-f-]{36}\n", text), text
+        else:
+            train(ranks, STEPS - 2, patient=True)
+            as_undisturbed(c, [0, 1])
+
+
+@case
+def drains_and_undrains_at_once():
+    """Each waits for its turn."""
+    with Cluster(2, owners="n0") as c:
+        can_vote(c)
+        asked = [asks(c[i % 2], word, "n1") for i in range(12) for word in ("drain", "undrain")]
+        told = [(p.wait(REPLY_S), p.communicate()) for p in asked]
+        assert all("in progress" not in err for _, (_, err) in told), told
+        assert all(p.returncode == 0 for p in asked[1::2]), told
+        c[0].ctl("undrain", "n1")
+        assert not drained(c[1])
 
 
 @case
