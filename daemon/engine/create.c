@@ -198,17 +198,39 @@ static bool replicas_new(struct job *job)
         return true;
 }
 
+/* A coordinator of the release before does not ask again. */
+static bool asks_again(const struct engine *x, uint32_t coordinator)
+{
+        struct fabric_info info;
+
+        fabric_info(x->fabric, coordinator, &info);
+        return coordinator == x->cluster->self || info.link.speaks >= MESSAGES_GOODBYE;
+}
+
+/*
+ * Whether the node has to wait with its answer until a change of owners is decided.  A state that
+ * an owner made meanwhile would be of the old epoch, without those of the others: an owner refuses.
+ */
+static bool open_waits(const struct engine *x, uint32_t node, const Zero__Open *open)
+{
+        return membership_changing(x) && asks_again(x, node) &&
+               !(open->create && placement_owner_on(&x->placement, x->cluster->self) != NO_OWNER);
+}
+
 /* Whether a job with that layout may be created. */
-static int open_new_check(struct engine *x, const char *name, uint32_t uid, const layout *l,
-                          struct fault *fault)
+static int open_new_check(struct engine *x, uint32_t node, const Zero__LinkMessage *m,
+                          const layout *l, struct fault *fault)
 {
         uint64_t bytes = job_layout_bytes(l);
         char what[ZERO_NAME_MAX + 40];
-        int r = job_admit(x, name, uid, l, fault);
+        int r = job_admit(x, m->job, m->open->uid, l, fault);
 
+        /* the change came behind the coordinator's first question: the ranks join again */
+        if (r && membership_changing(x) && asks_again(x, node))
+                return fault->status = ZERO_EABORTED;
         if (r || !bytes)
                 return r;
-        snprintf(what, sizeof what, "the layout of job '%s'", name);
+        snprintf(what, sizeof what, "the layout of job '%s'", m->job);
         return store_admit(x->store, bytes, bytes, what, fault);
 }
 
@@ -218,6 +240,7 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
         struct job *job = job_find(x, m->job);
         struct fault fault;
         layout *l = NULL;
+        bool waits = !job && open_waits(x, node, open);
         int r = 0;
 
         if (!job_name_valid(m->job) || !open->layout || open->world_size < 1 ||
@@ -232,8 +255,8 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 answer(x, node, m, ZERO_EPEER, "the job's state on this node waits for memory");
                 return;
         }
-        if (!job && drop_only_ends(x, m->job)) {
-                unknown_answer(x, node, m, open->create);
+        if (waits || (!job && drop_only_ends(x, m->job))) {
+                unknown_answer(x, node, m, waits || open->create);
                 return;
         }
         r = job ? 0 : drop_check(x, m->job, &fault);
@@ -244,8 +267,7 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
         if (!r)
                 r = optimizer_layout(open->layout, &l, &fault);
         if (!r)
-                r = job ? open_check(job, open, l, &fault)
-                        : open_new_check(x, m->job, open->uid, l, &fault);
+                r = job ? open_check(job, open, l, &fault) : open_new_check(x, node, m, l, &fault);
         if (r || job) {
                 layout_free(l);
                 if (r)

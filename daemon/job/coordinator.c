@@ -49,6 +49,7 @@ static void on_tick(struct coordinator *c, const struct coordinator_event *e)
                 coordinator_end(c, ZERO_ECLOSED, "");
                 return;
         }
+        open_ask_again(c);
         if (!c->settled && !c->fault.status)
                 open_settle(c);
         if (!c->dead && c->settled)
@@ -183,7 +184,7 @@ static void node_event(struct coordinator *c, const struct coordinator_event *e)
                 open_failed(c, e);
                 break;
         case COORDINATOR_ASK_AGAIN:
-                c->nodes[e->node] = NODE_KNOWN; /* at the next tick */
+                c->nodes[e->node] = NODE_AGAIN;
                 break;
         case COORDINATOR_SETTLED:
                 settle_answered(c, e);

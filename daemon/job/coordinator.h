@@ -24,7 +24,8 @@ enum { OTHERS_MS = 30000, AWAY_MS = 2000 };
 /* How long ranks of a node that was away have to return: their clients try twice a second. */
 enum { RETURN_MS = 5000 };
 
-enum node_state { NODE_UNASKED, NODE_ASKED, NODE_KNOWN, NODE_OPEN };
+/* NODE_AGAIN: it cannot say, or create the job, yet; it is asked the same at the next tick. */
+enum node_state { NODE_UNASKED, NODE_ASKED, NODE_AGAIN, NODE_KNOWN, NODE_OPEN };
 
 /* The holder of a rank's slot, or its last one. */
 struct sitter {

@@ -42,7 +42,7 @@ enum coordinator_event_kind {
         COORDINATOR_LEAVE,     /* node, rank, session, orderly, finish */
         COORDINATOR_OPENED,    /* node, known, created, attempt, states; status, text: unreadable */
         COORDINATOR_OPEN_FAILED, /* node, status, text */
-        COORDINATOR_ASK_AGAIN,   /* node: what kept it from creating the job passes */
+        COORDINATOR_ASK_AGAIN,   /* node: what kept it from saying or creating it passes */
         COORDINATOR_READY,       /* node, rank, attempt, params (NULL: the norm), call */
         COORDINATOR_AHEAD,       /* the same, before ranks end the step */
         COORDINATOR_REDUCE,      /* node, rank, attempt, numbers, call */

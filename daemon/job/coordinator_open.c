@@ -132,6 +132,7 @@ void open_failed(struct coordinator *c, const struct coordinator_event *e)
 static void open_send(struct coordinator *c, uint32_t node, bool create)
 {
         c->nodes[node] = NODE_ASKED;
+        c->lacks[node] = create;
         c->rounds[node] = c->round;
         act(c,
             (struct coordinator_action){ .kind = COORDINATOR_ASK, .node = node, .flag = create });
@@ -140,6 +141,13 @@ static void open_send(struct coordinator *c, uint32_t node, bool create)
 void open_ask(struct coordinator *c, uint32_t node)
 {
         open_send(c, node, false);
+}
+
+void open_ask_again(struct coordinator *c)
+{
+        for (uint32_t n = 0; n < c->job.n_nodes; n++)
+                if (c->nodes[n] == NODE_AGAIN)
+                        open_send(c, n, c->lacks[n]);
 }
 
 void open_forget(struct coordinator *c, uint32_t node)

@@ -30,6 +30,7 @@ void coordinator_advance(struct coordinator *c);
 /* ---- coordinator_open.c ---- */
 
 void open_ask(struct coordinator *c, uint32_t node);
+void open_ask_again(struct coordinator *c);
 /* Continues after a node's answer, or after a rank has come that may create the job. */
 void open_settle(struct coordinator *c);
 void open_forget(struct coordinator *c, uint32_t node);

@@ -86,6 +86,7 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         const struct rank *rank = r->subject;
         struct engine *x = rank->x;
         const struct job *job = job_find(x, rank->job_name);
+        struct fault fault;
 
         if (rank->setup) {
                 rank_setup_describe(rank->setup, ret);
@@ -96,6 +97,12 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 if (wait_for_node(x, n, ret))
                         return ZERO_EDEADLINE;
+        if (!job && rank->layout &&
+            job_admit(x, rank->job_name, rank->needs.uid, rank->layout->layout, &fault)) {
+                snprintf(ret->who, sizeof ret->who, "the job's creation");
+                snprintf(ret->what, sizeof ret->what, "%.199s", fault.text);
+                return ZERO_EDEADLINE;
+        }
         snprintf(ret->who, sizeof ret->who, "the other ranks");
         snprintf(ret->what, sizeof ret->what, "to attach");
         return ZERO_EDEADLINE;
@@ -311,7 +318,9 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
         }
         if (status == ZERO_EPEER)
                 return; /* the join is sent again when the coordinator is up, until the deadline */
-        if (status != ZERO_OK)
+        if (status == ZERO_EABORTED) /* the job was not created, since its owners change */
+                rank_join(rank);
+        else if (status != ZERO_OK)
                 attach_refused(rank, status, text);
         else
                 rank_admitted(rank);

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import REPLY_S, Cluster, Tools, crash_points, finish_all, until  # noqa: E402
+from cluster import REPLY_S, WAIT, Cluster, Tools, crash_points, expect, finish_all, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 from moments import (LAYOUT, NEEDS, STEPS, TRAIN, Endless, all_aborted, all_step, as_undisturbed, can_vote, go_to,  # noqa: E402
                      lies_on, owners, start_step, train)
@@ -249,6 +249,35 @@ def attach_after_the_only_owner_was_removed(c):
         a.start("attach", **NEEDS)
     until(lambda: "the job may be on node n0" in c[1].log(), what="the wait for n0")
     return heirs
+
+
+@case
+def attach_waits_for_a_change_of_owners():
+    """No job is created meanwhile; the first attach waits within its own deadline, which names the change."""
+    with Cluster(3, owners=1) as c:
+        can_vote(c)
+        late = c.caller("late", LAYOUT, [0], 0, timeout_ms=2000 * WAIT)
+        ranks = [c.caller("job", LAYOUT, [0, 0], r) for r in range(2)]
+        for a in (late, *ranks):
+            finish_all([a]), finish_all([a])
+        for d in c.daemons[1:]:
+            d.stop()  # the change waits for a second vote
+        changes = asks(c[0], "--no-wait", "add-node", "n2")
+        until(lambda: "another change of the owners is in progress" in
+              c[0].ctl_run("--timeout", "1", "--no-wait", "add-node", "n2").stderr, what="the change")
+        late.start("attach", **NEEDS)
+        told = expect(late.finish(), "EDEADLINE")["text"]
+        assert "the owners are being changed" in told or "to come up" in told, told  # a stopped node's link is cut at some time
+        for a in ranks:
+            a.start("attach", **NEEDS)
+        assert not ranks[0].ready(0.2), ranks[0].finish()
+        for d in c.daemons[1:]:
+            d.go_on()
+        assert changes.wait(REPLY_S) == 0, changes.communicate()
+        finish_all(ranks)
+        train(ranks, STEPS, patient=True)
+        lies_on(c, ["n0", "n2"])
+        as_undisturbed(c, [0, 0])
 
 
 @case
