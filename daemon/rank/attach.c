@@ -529,12 +529,11 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
                 status = optimizer_layout(message, &l, fault);
         if (!status)
                 status = layouts_add(x, needs->uid, l, &shared, fault);
-        if (status)
-                return status;
-        rank = calloc(1, sizeof *rank);
+        rank = status ? NULL : calloc(1, sizeof *rank);
         if (!rank) {
                 layouts_unref(shared);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                free(needs->stash.ranks);
+                return status ? status : fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         rank->layout = shared;
         fence_earlier(x, job, needs, shared->layout);

@@ -434,6 +434,28 @@ def unread_replies():
     memory_returns(160 << 10, read_nothing)
 
 
+@case
+def refused_attaches():
+    """Each names the 4096 ranks of its stash, and a dtype that there is none of: the daemon keeps nothing of it."""
+    with Cluster(1) as c:
+        raw = wire.Raw(c[0].socket)
+        raw.hello("refused", 0, 4096)
+        layout = wire.layout_message([{"name": "g", "tensors": [{"name": "t", "shape": [8]}]}])
+        attach = {1: layout, 2: 1, 3: 1, 4: 99, 5: 1, 11: wire.message({1: list(range(4096)), 2: 1 << 20})}
+
+        def refused(times):
+            for _ in range(times):
+                status, text, _ = raw.ask("attach", attach)
+                assert status and "grad_dtype" in text, (status, text)
+        refused(100)
+        small = c[0].memory()
+        refused(1500)  # a set of ranks has 16 KiB
+        print(f"# {c[0].memory() - small} KiB more")
+        if SLOW == 1:  # sanitizers keep what was freed
+            assert c[0].memory() < small + (8 << 10), (small, c[0].memory())
+        raw.close()
+
+
 # ---- loop time ----------------------------------------------------------------------------------
 
 FLOOD, QUESTIONS = 96, 5000 // SLOW
