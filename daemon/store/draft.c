@@ -2,7 +2,7 @@
  * A draft takes the name of its job's state.
  *
  * Renaming the draft's file replaces the state; its file of blobs is renamed after that.  If the
- * process dies in between, the ranks' blobs are lost and the state is whole.
+ * process dies in between, store_open() renames the blobs.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -177,23 +177,54 @@ static int read_directory(const struct store *s, DIR **ret)
         return 0;
 }
 
-/* Deletes files that were never completed, and charges the quota for the others. */
+/*
+ * A draft that has not got its state's name goes, its blobs first.  So blobs without their draft
+ * are of one that has the name: they get theirs (state_replace()).
+ */
+static void settle_temporary(const struct store *s, const char *name)
+{
+        const char *later = name + sizeof(temporary_prefix) - 1;
+        char other[STORE_FILE_NAME];
+
+        if (is_called(later, blobs_suffix)) {
+                snprintf(other, sizeof(other), "%.*s%s",
+                         (int)(strlen(name) - (sizeof(blobs_suffix) - 1)), name, state_suffix);
+                if (faccessat(s->dir, other, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
+                        renameat(s->dir, name, s->dir, later);
+                return; /* else it goes with its draft */
+        }
+        if (store_is_state(later)) {
+                store_blobs_name(name, other);
+                unlinkat(s->dir, other, 0);
+        }
+        unlinkat(s->dir, name, 0);
+}
+
+static int settle_temporaries(const struct store *s)
+{
+        CLEANUP(cleanup_closedir) DIR *d = NULL;
+        int r = read_directory(s, &d);
+
+        for (struct dirent *e; r == 0 && (e = readdir(d));)
+                if (strncmp(e->d_name, temporary_prefix, sizeof(temporary_prefix) - 1) == 0)
+                        settle_temporary(s, e->d_name);
+        return r;
+}
+
+/* Charges the quota. */
 static int take_stock(struct store *s)
 {
         CLEANUP(cleanup_closedir) DIR *d = NULL;
         int r = read_directory(s, &d);
-        if (r)
-                return r;
-        for (struct dirent *e; (e = readdir(d));) {
+
+        for (struct dirent *e; r == 0 && (e = readdir(d));) {
                 struct stat st;
 
-                if (strncmp(e->d_name, temporary_prefix, sizeof(temporary_prefix) - 1) == 0)
-                        unlinkat(s->dir, e->d_name, 0);
-                else if ((store_is_state(e->d_name) || is_called(e->d_name, blobs_suffix)) &&
-                         fstatat(s->dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+                if ((store_is_state(e->d_name) || is_called(e->d_name, blobs_suffix)) &&
+                    fstatat(s->dir, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
                         s->used += store_lost(s, e->d_name) ? 0 : (uint64_t)st.st_size;
         }
-        return 0;
+        return r;
 }
 
 bool store_lost(const struct store *store, const char *file)
@@ -225,7 +256,9 @@ int store_open(const char *directory, uint64_t quota, struct store **ret, struct
         r = lock_directory(s->dir, directory, &s->lock, fault);
         if (r)
                 return r;
-        r = take_stock(s);
+        r = settle_temporaries(s);
+        if (r == 0)
+                r = take_stock(s);
         if (r)
                 return fault_errno(fault, r, directory);
         *ret = STEAL(s);

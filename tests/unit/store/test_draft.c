@@ -1,6 +1,8 @@
 /* Drafts: states that do not count yet. */
+#include <stdio.h>
 #include <string.h>
 
+#include "daemon/store/directory.h"
 #include "scene.h"
 
 Test(draft, takes_the_place_of_a_state_and_is_found_again)
@@ -111,5 +113,71 @@ Test(draft, that_is_dropped_leaves_the_state_as_it_is)
         state_drop(old);
         store_close(store);
         layout_free(l);
+        fixture_remove(directory);
+}
+
+/* A process dies with a state and a draft that both have blobs; `named`: after the draft's file has
+ * got the state's name, before its blobs have. */
+static struct state *after_a_death(const char *directory, struct store **ret_store, bool named)
+{
+        struct store *store = fixture_store(directory);
+        layout *l = fixture_layout(), *again;
+        struct state *old = fixture_state(store, "job", l, 1, 0, 1), *draft, *found;
+        struct state_identity id = old->id;
+        char file[STORE_FILE_NAME], temporary[STORE_FILE_NAME];
+        struct fault fault;
+
+        state_abort(old, 1);
+        cr_assert_eq(state_blob_stage(old, 1, 1, "old", 3), 0);
+        state_prepare(old, old->record);
+        state_decide(old, old->record, 0);
+        cr_assert_eq(
+                state_draft(store, &id, l, fixture_plan(l, 1, 0, LAYOUT_ALIGN), 1, &draft, &fault),
+                0);
+        fill(draft);
+        store_file_name(&id, 0, file);
+        store_temporary_name(file, temporary);
+        if (named)
+                cr_assert_eq(renameat(store->dir, temporary, store->dir, file), 0);
+        state_close(draft);
+        state_close(old);
+        store_close(store);
+        *ret_store = fixture_store(directory);
+        found = fixture_reopen(*ret_store, &again);
+        layout_free(l);
+        layout_free(again);
+        return found;
+}
+
+Test(draft, that_has_the_name_when_its_process_dies_gets_its_blobs)
+{
+        char *directory = fixture_directory();
+        struct store *store;
+        struct state *s = after_a_death(directory, &store, true);
+        size_t n;
+
+        check_values(s);
+        cr_assert_not_null(state_blob(s, 4, &n));
+        cr_assert_eq(memcmp(state_blob(s, 4, &n), "fourth", 6), 0);
+        cr_assert_null(state_blob(s, 1, &n));
+        state_drop(s);
+        cr_assert_eq(store_used(store), 0);
+        store_close(store);
+        fixture_remove(directory);
+}
+
+Test(draft, that_has_no_name_when_its_process_dies_leaves_nothing)
+{
+        char *directory = fixture_directory();
+        struct store *store;
+        struct state *s = after_a_death(directory, &store, false);
+        size_t n;
+
+        cr_assert_not_null(state_blob(s, 1, &n));
+        cr_assert_eq(memcmp(state_blob(s, 1, &n), "old", 3), 0);
+        cr_assert_null(state_blob(s, 4, &n));
+        state_drop(s);
+        cr_assert_eq(store_used(store), 0);
+        store_close(store);
         fixture_remove(directory);
 }
