@@ -217,7 +217,7 @@ static void windows_give(struct rank *rank)
 {
         if (rank->gather)
                 gather_leave(STEAL(rank->gather), rank->hold_groups);
-        stash_leave(STEAL(rank->stash), rank->rank);
+        stash_leave(STEAL(rank->stash), rank->rank, false);
         rank->stash_reserved = false;
         push_window_unref(STEAL(rank->window));
 }
@@ -590,7 +590,7 @@ void rank_leave(struct rank *rank, bool orderly)
         rank_release_all(rank);
         job->n_attached--;
         gather_leave(rank->gather, rank->hold_groups);
-        stash_leave(STEAL(rank->stash), rank->rank);
+        stash_leave(STEAL(rank->stash), rank->rank, true);
         if (job->n_attached == 0) {
                 reduce_vacate(job->reduce);
                 for_replicas (job, h)

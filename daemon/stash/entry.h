@@ -23,7 +23,7 @@ struct stash {
         struct job *job;
         uint32_t *ranks, n_ranks; /* a member is an index here */
         bool *here;               /* [member]: its rank is on this node */
-        bool *admitted;           /* [member]: it has a session */
+        uint32_t *admitted;       /* [member]: its sessions, also those that still attach */
         uint32_t *n_reads;        /* [member]: in this attempt */
         struct order order;
         uint32_t n_here;

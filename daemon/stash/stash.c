@@ -272,7 +272,7 @@ int stash_admit(struct job *job, uint32_t rank, const struct stash_needs *needs,
                 r = set_new(job, needs, &s, fault);
         if (r)
                 return r;
-        s->admitted[stash_member(s, rank)] = true;
+        s->admitted[stash_member(s, rank)]++;
         *ret = s;
         return 0;
 }
@@ -287,17 +287,10 @@ void stash_vacate(struct stash *s)
                 set_free(s);
 }
 
-void stash_leave(struct stash *s, uint32_t rank)
+/* The rank touches nothing any more. */
+static void member_leaves(struct stash *s, uint32_t member)
 {
-        uint32_t member, n_left = 0;
-
-        if (!s)
-                return;
-        member = stash_member(s, rank);
-        s->admitted[member] = false;
         s->n_reads[member] = 0;
-        for (uint32_t m = 0; m < s->n_ranks; m++)
-                n_left += s->admitted[m];
         list_for_each (&s->entries, item) {
                 struct stash_entry *e = CONTAINER_OF(item, struct stash_entry, link);
 
@@ -309,10 +302,23 @@ void stash_leave(struct stash *s, uint32_t rank)
         list_for_each (&s->entries, item) {
                 entry_settle(CONTAINER_OF(item, struct stash_entry, link));
         }
-        if (n_left == 0) {
+}
+
+void stash_leave(struct stash *s, uint32_t rank, bool entered)
+{
+        uint32_t member, n_left = 0;
+
+        if (!s)
+                return;
+        member = stash_member(s, rank);
+        s->admitted[member]--;
+        if (entered)
+                member_leaves(s, member);
+        for (uint32_t m = 0; m < s->n_ranks; m++)
+                n_left += entered && m == member ? 0 : s->admitted[m];
+        if (n_left == 0)
                 set_end(s, ZERO_EABORTED, "the ranks that stash have left");
-                stash_vacate(s);
-        }
+        stash_vacate(s);
 }
 
 const struct segment *stash_segment(const struct stash *s)

@@ -35,8 +35,9 @@ int stash_needs_new(uint32_t rank, uint32_t world_size, const uint32_t *ranks, s
  */
 int stash_admit(struct job *job, uint32_t rank, const struct stash_needs *needs, struct stash **ret,
                 struct fault *fault);
-/* The rank's session has ended.  s may be NULL. */
-void stash_leave(struct stash *s, uint32_t rank);
+/* A session that was admitted has ended; entered: it was the rank, which has had the set's memory.
+ * s may be NULL. */
+void stash_leave(struct stash *s, uint32_t rank, bool entered);
 const struct segment *stash_segment(const struct stash *s);
 /* Bytes of a place other than the host that the set still needs; 0 for s NULL. */
 uint64_t stash_lacks(const struct stash *s);

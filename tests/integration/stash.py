@@ -3,12 +3,14 @@
 import os
 import sys
 from random import Random
+from time import sleep
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from relay import Wires  # noqa: E402
 from stashes import MIB, read, stashing, used, write  # noqa: E402
+import wire  # noqa: E402
 
 
 @cases_of([[0], [0, 0], [0, 0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0, 2]])
@@ -427,6 +429,31 @@ def the_peak_counts_all_sets():
         step_all(ranks, sets=SETS)
         stash = c[0].job("job")["stash"]
         assert stash["used"] == 0 and stash["peak"] == 2 * (4096 + 8192), stash
+
+
+@case
+def a_rank_dies_while_its_stash_is_made():
+    """The kernel takes its time to zero the memory, and the rank's successor comes meanwhile: the stash is the successor's."""
+    layout = wire.layout_message([{"name": "g", "tensors": [{"name": "t", "shape": [8]}]}])
+    with Cluster(1) as c:
+        def attach(incarnation):
+            raw = wire.Raw(c[0].socket)
+            assert raw.hello("job", 0, 1, timeout_ms=60000)[0] == wire.OK
+            raw.send(wire.request(2, "attach", {1: layout, 2: 1, 3: 1, 4: 1, 5: 1, 6: incarnation, 11: wire.message({2: 1 << 30})}))
+            return raw
+        for incarnation in range(1, 5):
+            dies = attach(incarnation)
+            until(lambda: c[0].job("job"), what="the job")
+            sleep(0.1)
+            dies.close()
+        lives = attach(5)
+        assert lives.reply()[0] == wire.OK
+        for key in range(8):
+            for op in (1, 2):  # write, written
+                status, text, _ = lives.ask("stash", {1: op, 2: key, 4: MIB})
+                assert status == wire.OK, text
+        assert used(c, 1) == [8 * MIB]
+        lives.close()
 
 
 if __name__ == "__main__":
