@@ -65,14 +65,15 @@ int rank_all_reduce(struct rank *rank, const Zero__AllReduce *m, struct request 
         struct job *job = rank->job;
         struct numbers given = numbers_of(m);
         uint32_t done = job->reduced.attempt == job->attempt ? job->reduced.done : 0;
+        uint64_t next = (uint64_t)m->number + 1;
         int status = close_check(rank, m->attempt, NULL, fault);
 
         if (!status)
                 status = numbers_check(&given, fault);
-        if (!status && m->number + 1 < done)
+        if (!status && next < done)
                 status = fault_set(fault, ZERO_EORDER, "reduction %u is over: the next is %u",
                                    m->number, done);
-        if (!status && m->number + 1 == done) {
+        if (!status && next == done) {
                 reduced_answer(job, r);
                 return 0;
         }

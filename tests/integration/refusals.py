@@ -297,6 +297,21 @@ def calls_without_attach():
 
 
 @case
+def reductions_out_of_turn():
+    """The daemon answers none that has not been made: not even the number before the first."""
+    with Cluster(1) as c:
+        raw = wire.Raw(c[0].socket)
+        raw.hello("j", 0, 1)
+        status, text, fields = raw.ask("attach", {1: wire.layout_message(TWO), 2: 1, 3: 1, 4: 1, 5: 1})
+        assert status == wire.OK, text
+        attempt = wire.decode(fields[5][0])[2][0]
+        for number, expected in ((2**32 - 1, wire.EORDER), (1, wire.EORDER), (0, wire.OK), (0, wire.OK), (2**32 - 1, wire.EORDER)):
+            status, text, _ = raw.ask("all_reduce", {1: attempt, 2: number, 3: "loss", 4: 0, 5: 1.0})
+            assert status == expected, (number, status, text)
+        raw.close()
+
+
+@case
 def unknown_groups_and_ranges():
     with Cluster(2) as c:
         a, = c.ranks("j", TWO, [0], hold=2, push=2)
