@@ -14,7 +14,7 @@
 
 #include "proto/cleanup.h"
 
-enum { PIECES_IN_FLIGHT = 8, PULLS_WAITING = 4096, AHEAD_LOOKED_AT = 64 };
+enum { PIECES_IN_FLIGHT = 8, PULLS_WAITING = 4096, EARLY_MOST = 4096, AHEAD_LOOKED_AT = 64 };
 
 /* ---- what this node asks for -------------------------------------------------------- */
 
@@ -434,6 +434,61 @@ void entry_tell_done(const struct stash_entry *e)
         }
 }
 
+/* Nodes that need an entry no more, though no member here has begun to write it. */
+struct early {
+        struct list link; /* stash.early */
+        uint64_t key, done;
+};
+
+static void early_free(struct stash *s, struct early *early)
+{
+        list_remove(&early->link);
+        s->n_early--;
+        free(early);
+}
+
+static struct early *early_find(struct stash *s, uint64_t key)
+{
+        list_for_each (&s->early, item) {
+                struct early *early = CONTAINER_OF(item, struct early, link);
+
+                if (early->key == key)
+                        return early;
+        }
+        return NULL;
+}
+
+/* Without memory the entry stays until the attempt ends. */
+static void early_note(struct stash *s, uint64_t key, uint32_t node)
+{
+        struct early *early = early_find(s, key);
+
+        if (!early && s->n_early < EARLY_MOST && (early = calloc(1, sizeof *early))) {
+                early->key = key;
+                list_insert(&s->early, &early->link);
+                s->n_early++;
+        }
+        if (early)
+                early->done |= 1ull << node;
+}
+
+void entry_take_early(struct stash_entry *e)
+{
+        struct early *early = early_find(e->stash, e->key);
+
+        if (!early)
+                return;
+        e->done = early->done;
+        early_free(e->stash, early);
+}
+
+void early_forget(struct stash *s)
+{
+        list_for_each (&s->early, item) {
+                early_free(s, CONTAINER_OF(item, struct early, link));
+        }
+}
+
 void stash_done_message(struct job *job, uint32_t node, const Zero__StashDone *m)
 {
         struct stash *s = m->attempt == job->attempt && m->rank < job->world_size
@@ -441,6 +496,8 @@ void stash_done_message(struct job *job, uint32_t node, const Zero__StashDone *m
                                   : NULL;
         struct stash_entry *e = s ? entry_find(s, m->key) : NULL;
 
+        if (s && !e)
+                early_note(s, m->key, node);
         if (!e)
                 return;
         e->done |= 1ull << node;

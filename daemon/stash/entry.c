@@ -265,6 +265,7 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
         list_init(&e->waiting);
         list_init(&e->pieces);
         list_insert(&s->entries, &e->link);
+        entry_take_early(e);
         *ret = STEAL(e);
         return 0;
 }

@@ -36,7 +36,9 @@ struct stash {
                               * extent; n 0: they lie in pages */
         struct list entries; /* in the order of writing */
         struct list writes;  /* struct request.wait; they wait until entries have slid */
-        bool slides;         /* entries do now (slide.c) */
+        struct list early;   /* of other nodes that were faster than this one (assemble.c) */
+        uint32_t n_early;
+        bool slides; /* entries do now (slide.c) */
 };
 
 enum part { PART_NONE, PART_WRITING, PART_WRITTEN, PART_HELD, PART_DONE };
@@ -131,6 +133,9 @@ void pulls_refuse(struct job *job, bool all, int status, const char *text);
 void pulls_forget(struct job *job, uint32_t node);
 /* This node's members need the entry no more. */
 void entry_tell_done(const struct stash_entry *e);
+/* Other nodes may need the entry, which is new here, no more. */
+void entry_take_early(struct stash_entry *e);
+void early_forget(struct stash *s);
 
 /* ---- slide.c ---- */
 

@@ -122,6 +122,7 @@ static void set_free(struct stash *s)
         list_for_each (&s->entries, item) {
                 entry_free(CONTAINER_OF(item, struct stash_entry, link));
         }
+        early_forget(s);
         segment_free(&s->segment);
         pages_deinit(&s->pages);
         pages_deinit(&s->wholes);
@@ -238,6 +239,7 @@ static int set_new(struct job *job, const struct stash_needs *needs, struct stas
         list_insert(&job->stash->sets, &s->link);
         list_init(&s->entries);
         list_init(&s->writes);
+        list_init(&s->early);
         s->segment.fd = -1;
         s->job = job;
         s->n_ranks = needs->n_ranks;
@@ -343,6 +345,7 @@ void stash_provide(struct stash *s, struct segment *segment)
 
 void set_end(struct stash *s, int status, const char *text)
 {
+        early_forget(s);
         requests_end_all(&s->writes, status, text);
         list_for_each (&s->entries, item) {
                 CONTAINER_OF(item, struct stash_entry, link)->past =

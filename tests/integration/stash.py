@@ -432,6 +432,19 @@ def the_peak_counts_all_sets():
 
 
 @case
+def an_entry_that_nobody_reads_goes():
+    """A rank releases entries without reading them before the other has written its part: both nodes free them."""
+    with Cluster(2) as c:
+        ranks = stashing(c, [0, 1], [[0, 1]], bytes=8 * MIB, entry_bytes=MIB)
+        for seed in range(4):
+            for a in (ranks[1], ranks[0]):
+                for key in range(6):
+                    write([a], key, MIB, seed)
+                    a.do("stash_release", key=key, last=True)
+            until(lambda: used(c, 2) == [0, 0], what="the stash to be empty")
+
+
+@case
 def a_rank_dies_while_its_stash_is_made():
     """The kernel takes its time to zero the memory, and the rank's successor comes meanwhile: the stash is the successor's."""
     layout = wire.layout_message([{"name": "g", "tensors": [{"name": "t", "shape": [8]}]}])
