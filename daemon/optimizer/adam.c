@@ -6,6 +6,20 @@
 
 enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE, EMA_DECAY };
 
+/* base^n by squaring.  pow() may differ by an ulp between C libraries and CPUs, and owners on
+ * different machines must agree to the bit. */
+static double power(double base, uint64_t n)
+{
+        double result = 1.0;
+
+        for (; n; n >>= 1) {
+                if (n & 1)
+                        result *= base;
+                base *= base;
+        }
+        return result;
+}
+
 /* The relative error of beta^t grows with t, but beta^t shrinks faster: 1 - beta^t is accurate to a
  * few ulp of 1 / (1 - beta). */
 static struct update_scalars scalars(const double *x, uint64_t t, double grad_scale, double decay)
@@ -17,8 +31,8 @@ static struct update_scalars scalars(const double *x, uint64_t t, double grad_sc
                           .one_minus_beta1 = (float)(1.0 - x[BETA1]),
                           .beta2 = (float)x[BETA2],
                           .one_minus_beta2 = (float)(1.0 - x[BETA2]),
-                          .step_size = (float)(x[LR] / (1.0 - optimizer_power(x[BETA1], t))),
-                          .sqrt_bias2 = (float)sqrt(1.0 - optimizer_power(x[BETA2], t)),
+                          .step_size = (float)(x[LR] / (1.0 - power(x[BETA1], t))),
+                          .sqrt_bias2 = (float)sqrt(1.0 - power(x[BETA2], t)),
                           .eps = (float)x[EPS] },
         };
 }

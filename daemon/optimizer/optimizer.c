@@ -234,15 +234,3 @@ struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, dou
 {
         return table[set->optimizer]->scalars(set->value, t, grad_scale);
 }
-
-double optimizer_power(double base, uint64_t n)
-{
-        double result = 1.0;
-
-        for (; n; n >>= 1) {
-                if (n & 1)
-                        result *= base;
-                base *= base;
-        }
-        return result;
-}

@@ -87,10 +87,6 @@ const char *hyper_optimizer(const struct hyper_set *set);
 bool hyper_equal(const struct hyper_set *a, const struct hyper_set *b, char *text, size_t size);
 struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, double grad_scale);
 
-/* base^n by squaring.  pow() may differ by an ulp between C libraries and CPUs, and owners on
- * different machines must agree to the bit. */
-double optimizer_power(double base, uint64_t n);
-
 extern const struct optimizer optimizer_adam, optimizer_adamw, optimizer_lion, optimizer_sgd,
         optimizer_sgd_momentum, optimizer_adam_ema, optimizer_adamw_ema, optimizer_lion_ema,
         optimizer_sgd_ema, optimizer_sgd_momentum_ema;
