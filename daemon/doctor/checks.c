@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <linux/magic.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,23 @@ static bool read_number(const struct site *site, const char *path, uint64_t *ret
 }
 
 /* ---- files ------------------------------------------------------------------- */
+
+void finding_add(struct findings *f, const char *check, enum finding_state state,
+                 const char *advice, const char *format, ...)
+{
+        struct finding *item = &f->items[f->n];
+        va_list args;
+
+        if (f->n == FINDINGS_MAX)
+                return;
+        f->n++;
+        snprintf(item->check, sizeof item->check, "%s", check);
+        item->state = state;
+        item->advice = advice;
+        va_start(args, format);
+        vsnprintf(item->found, sizeof item->found, format, args);
+        va_end(args);
+}
 
 static void examine_key(const char *option, const char *path, struct findings *f)
 {

@@ -2,7 +2,6 @@
 #include "daemon/doctor/doctor.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,23 +19,6 @@ struct examination {
         doctor_done *done;
         void *arg;
 };
-
-void finding_add(struct findings *f, const char *check, enum finding_state state,
-                 const char *advice, const char *format, ...)
-{
-        struct finding *item = &f->items[f->n];
-        va_list args;
-
-        if (f->n == FINDINGS_MAX)
-                return;
-        f->n++;
-        snprintf(item->check, sizeof item->check, "%s", check);
-        item->state = state;
-        item->advice = advice;
-        va_start(args, format);
-        vsnprintf(item->found, sizeof item->found, format, args);
-        va_end(args);
-}
 
 static void examine_link(const struct engine *x, const struct site *site, uint32_t node,
                          struct findings *f)
