@@ -5,6 +5,11 @@
 
 #include "proto/cleanup.h"
 
+uint32_t fill_target_holder(const struct fill_target *f)
+{
+        return holder_of(&f->to, f->owner, f->copy);
+}
+
 static bool holder_valid(const struct placement *p, uint32_t owner, uint32_t copy)
 {
         return owner < p->n_owners && copy < p->copies;

@@ -20,11 +20,6 @@ enum { SETTLE_MS = 60000 };
 
 DEFINE_CLEANUP(struct partition *, partition_free)
 
-uint32_t fill_target_holder(const struct fill_target *f)
-{
-        return holder_of(&f->to, f->owner, f->copy);
-}
-
 /* ---- the end ----------------------------------------------------------------------------- */
 
 static void fill_target_free(struct fill_target *f)

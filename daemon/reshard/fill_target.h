@@ -71,6 +71,7 @@ struct fill_target {
 /* fill_order.c.  Checks what can be checked without the job.  *ret_layout belongs to the caller. */
 int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **ret_layout,
                            struct fault *fault);
+uint32_t fill_target_holder(const struct fill_target *f);
 /* Whether a fill of the job is in progress. */
 bool fill_target_of_job(const struct job *job);
 /* Joins the job on this node, or makes it; takes the layout over. */
@@ -84,7 +85,6 @@ void fill_target_ask(struct fill_target *f);
 void fill_target_forget_pulls(struct fill_target *f);
 
 /* fill_target.c */
-uint32_t fill_target_holder(const struct fill_target *f);
 /* A task, a transfer or a call has ended. */
 void fill_target_part_ended(struct fill_target *f);
 void fill_target_fail(struct fill_target *f, int status, const char *text);
