@@ -6,14 +6,6 @@
 
 /* ---- of clients ---- */
 
-int query_allowed(const struct session *session, const char *what, struct fault *fault)
-{
-        if (session->uid == 0 || session->uid == geteuid())
-                return 0;
-        return fault_set(fault, ZERO_EPERM, "only root and the user zerod runs as, %u, may %s",
-                         (unsigned)geteuid(), what);
-}
-
 static int jobs_query(struct pending_call *call, const char *what, const char *argument,
                       struct fault *fault)
 {
@@ -46,7 +38,7 @@ static int set_query(struct pending_call *call, const char *what, const char *ar
         struct status_config config;
         uint32_t i = 0;
         char name[64];
-        int r = query_allowed(call->session, "set options", fault);
+        int r = session_allowed(call->session, "set options", fault);
 
         if (r)
                 return r;

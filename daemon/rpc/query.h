@@ -28,9 +28,6 @@ typedef void question_answer(struct engine *x, struct job *job, uint32_t node,
 question_answer checkpoint_question, checksum_question, measure_question, examine_question,
         trace_question, drain_question, status_question;
 
-/* Whether the client may do what concerns the node and not one job: "change the owners". */
-int query_allowed(const struct session *session, const char *what, struct fault *fault);
-
 /* ---- checksum.c ---- */
 
 /* Combines the nodes' answers.  told: [node]; NULL: the node told nothing. */

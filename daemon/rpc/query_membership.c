@@ -65,7 +65,7 @@ static int wanted_start(struct pending_call *call, enum membership_kind kind, co
 {
         struct engine *x = call->session->rpc->x;
         CLEANUP(cleanup_free) struct wanted *w = calloc(1, sizeof *w);
-        int r = query_allowed(call->session, "change the owners", fault);
+        int r = session_allowed(call->session, "change the owners", fault);
 
         if (!w)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");

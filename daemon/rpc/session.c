@@ -24,6 +24,14 @@ void session_reply(struct session *s, const Zero__Reply *reply, const int *fds, 
                 conn_shutdown(s->conn);
 }
 
+int session_allowed(const struct session *s, const char *what, struct fault *fault)
+{
+        if (s->uid == 0 || s->uid == geteuid())
+                return 0;
+        return fault_set(fault, ZERO_EPERM, "only root and the user zerod runs as, %u, may %s",
+                         (unsigned)geteuid(), what);
+}
+
 /* ---- the end ---- */
 
 void rpc_gone(struct rpc *rpc)

@@ -427,7 +427,7 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
         if (kind->finish == drop_together && shut_has(x, argument))
                 r = shut_for_user(x, argument, call->session->uid, fault);
         else if (kind->privileged)
-                r = query_allowed(call->session, what, fault);
+                r = session_allowed(call->session, what, fault);
         else if (kind->of_job)
                 r = job_for_user(x, argument, call->session->uid, &job, fault);
         if (!r)
