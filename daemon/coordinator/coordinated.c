@@ -100,6 +100,15 @@ bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t retur
                coordinated_reserve(c, world_size) == 0;
 }
 
+const char *coordinated_untold(const struct coordinated *c)
+{
+        return c->state.may_be_there
+                       ? "to come up: the job may be there; else take another name, or see "
+                         "takeover in zeroctl(1)"
+                       : "to come up: the node may have steps that no other has; else drop the job "
+                         "and restore it from a checkpoint";
+}
+
 /* ---- the last decision, in messages --------------------------------------------------------- */
 
 void decision_fill(const struct coordinated *c, Zero__Decision *ret)

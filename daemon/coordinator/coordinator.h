@@ -55,6 +55,8 @@ void coordinated_unref(struct coordinated *c);
 bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t return_until_ms);
 /* Allocates `handed` and its messages for that many ranks.  -ENOMEM. */
 int coordinated_reserve(struct coordinated *c, uint32_t world_size);
+/* What the job waits for from nodes that have not said what they have. */
+const char *coordinated_untold(const struct coordinated *c);
 /* decision_fill() fills in the last decision; decision_last() returns NULL if there is none. */
 void decision_fill(const struct coordinated *c, Zero__Decision *ret);
 Zero__Decision *decision_last(const struct coordinated *c, Zero__Decision *ret);
@@ -95,8 +97,6 @@ void composings_free(struct engine *x);
 /* lateness.c */
 void coordinated_report(struct coordinated *c, uint32_t node, const Zero__Progress *p);
 void coordinated_tell(struct coordinated *c);
-/* What the job waits for from nodes that have not said what they have. */
-const char *coordinated_untold(const struct coordinated *c);
 
 /* moves.c.  False: the shards are in place, or the job is not there yet. */
 bool coordinated_moves(struct coordinated *c, struct move *ret);

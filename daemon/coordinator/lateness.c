@@ -29,15 +29,6 @@ static void summary_add(struct wait_lines *waits, const struct wait_line *line)
                 waits->lines[waits->n++] = *line;
 }
 
-const char *coordinated_untold(const struct coordinated *c)
-{
-        return c->state.may_be_there
-                       ? "to come up: the job may be there; else take another name, or see "
-                         "takeover in zeroctl(1)"
-                       : "to come up: the node may have steps that no other has; else drop the job "
-                         "and restore it from a checkpoint";
-}
-
 /* Nodes that are away, and other obstacles to the job. */
 static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
 {
