@@ -19,6 +19,14 @@ bool job_name_valid(const char *name)
         return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0' && name[0] != '.';
 }
 
+Zero__LinkMessage job_message(const char *job)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+
+        m.job = (char *)job;
+        return m;
+}
+
 struct job *job_find(struct engine *x, const char *name)
 {
         list_for_each (&x->jobs, item) {

@@ -73,6 +73,8 @@ struct job {
 
 enum { BASE_JOBS = 64 }; /* jobs of a user on one base, which count as one */
 
+/* A message of a job, still without a body. */
+Zero__LinkMessage job_message(const char *job);
 struct job *job_find(struct engine *x, const char *name);
 /* Makes an empty job; takes the layout over in any case.  NULL: out of memory. */
 struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,

@@ -128,14 +128,6 @@ void answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int sta
         fabric_send(x->fabric, node, &a);
 }
 
-Zero__LinkMessage job_message(const char *job)
-{
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
-
-        m.job = (char *)job;
-        return m;
-}
-
 void send_all(struct engine *x, const Zero__LinkMessage *m)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)

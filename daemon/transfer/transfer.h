@@ -58,8 +58,6 @@ void calls_down(struct engine *x, uint32_t node, const char *why);
 /* Answers m if it is a call. */
 void answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int status,
             const char *text);
-/* A message of a job, still without a body. */
-Zero__LinkMessage job_message(const char *job);
 /* To every node, this one too. */
 void send_all(struct engine *x, const Zero__LinkMessage *m);
 
