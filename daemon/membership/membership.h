@@ -84,13 +84,11 @@ bool membership_changing(const struct engine *x);
 /* ZERO_OK, or why the placement cannot change now: a job is being restored. */
 int membership_hindered(const struct engine *x, struct fault *fault);
 
-/* take_back.c */
 /*
  * A job cannot move: proposes the previous owners in a new epoch, repeatedly, until some other list
  * is chosen.
  */
 void membership_take_back(struct engine *x, const struct placement *before, const char *why);
-void membership_back_tick(struct engine *x);
 /* The daemon stops. */
 void membership_back_forget(struct engine *x);
 
