@@ -15,6 +15,8 @@
 enum { PLAN_NODES_MAX = 4096 }; /* more than a cluster may have: zeroctl simulate */
 enum { PLAN_PLANES = 7, PLAN_MOMENTS = 3, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
 
+/* ---- the model (plan_model.c, plan_family.c) ---- */
+
 struct plan_optimizer {
         const char *name;
         const char *moments[PLAN_MOMENTS]; /* NULL: it has no more */
@@ -22,8 +24,6 @@ struct plan_optimizer {
 /* NULL: there is none of that name. */
 const struct plan_optimizer *plan_optimizer(const char *name);
 const char *plan_optimizer_names(void);
-
-/* ---- the model (plan_model.c, plan_family.c) ---- */
 
 struct plan_model {
         const struct zero_layout *layout;

@@ -25,33 +25,7 @@ enum {
         OLD,
 };
 
-static const struct plan_optimizer optimizers[] = {
-        { "adamw", { "exp_avg", "exp_avg_sq" } },
-        { "adam", { "exp_avg", "exp_avg_sq" } },
-        { "lion", { "exp_avg" } },
-        { "sgd", { NULL } },
-        { "sgd-momentum", { "momentum_buffer" } },
-        { "adamw-ema", { "exp_avg", "exp_avg_sq", "ema" } },
-        { "adam-ema", { "exp_avg", "exp_avg_sq", "ema" } },
-        { "lion-ema", { "exp_avg", "ema" } },
-        { "sgd-ema", { "ema" } },
-        { "sgd-momentum-ema", { "momentum_buffer", "ema" } },
-};
-
 const char *const plan_bounds[PLAN_BOUNDS] = { "link", "update", "copy", "compute" };
-
-const struct plan_optimizer *plan_optimizer(const char *name)
-{
-        for (size_t i = 0; i < sizeof(optimizers) / sizeof(optimizers[0]); i++)
-                if (strcmp(optimizers[i].name, name) == 0)
-                        return &optimizers[i];
-        return NULL;
-}
-
-const char *plan_optimizer_names(void)
-{
-        return "adamw, adam, lion, sgd or sgd-momentum, or one of these with -ema";
-}
 
 #define STASH_MAX (INT64_C(1) << 50) /* bytes of a rank, as daemon/stash takes them */
 
@@ -141,7 +115,7 @@ static const struct plan_optimizer *group_optimizer(const struct work *w, uint32
 {
         if (w->c->optimizer)
                 return w->c->optimizer;
-        return w->m->optimizers ? w->m->optimizers[group] : &optimizers[0];
+        return w->m->optimizers ? w->m->optimizers[group] : plan_optimizer("adamw");
 }
 
 /* Elements of a part of the group that are trained, with the gaps behind their tensors. */

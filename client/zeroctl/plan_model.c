@@ -11,6 +11,32 @@
 
 enum { NAME_BYTES = 256 };
 
+static const struct plan_optimizer optimizers[] = {
+        { "adamw", { "exp_avg", "exp_avg_sq" } },
+        { "adam", { "exp_avg", "exp_avg_sq" } },
+        { "lion", { "exp_avg" } },
+        { "sgd", { NULL } },
+        { "sgd-momentum", { "momentum_buffer" } },
+        { "adamw-ema", { "exp_avg", "exp_avg_sq", "ema" } },
+        { "adam-ema", { "exp_avg", "exp_avg_sq", "ema" } },
+        { "lion-ema", { "exp_avg", "ema" } },
+        { "sgd-ema", { "ema" } },
+        { "sgd-momentum-ema", { "momentum_buffer", "ema" } },
+};
+
+const struct plan_optimizer *plan_optimizer(const char *name)
+{
+        for (size_t i = 0; i < sizeof(optimizers) / sizeof(optimizers[0]); i++)
+                if (strcmp(optimizers[i].name, name) == 0)
+                        return &optimizers[i];
+        return NULL;
+}
+
+const char *plan_optimizer_names(void)
+{
+        return "adamw, adam, lion, sgd or sgd-momentum, or one of these with -ema";
+}
+
 void plan_model_free(struct plan_model *m)
 {
         zero_layout_free(m->own);
