@@ -60,7 +60,8 @@ void table_add(struct table *t, enum paint paint, const char *format, ...)
         append(t, or_die(n < 0 ? NULL : text), paint);
 }
 
-unsigned text_width(const char *text)
+/* About how many columns a UTF-8 text takes on a terminal. */
+static unsigned text_width(const char *text)
 {
         unsigned n = 0;
 

@@ -30,8 +30,6 @@ void table_add(struct table *table, enum paint paint, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 /* Prints nothing if there is only the header. */
 void table_print(const struct table *table, FILE *out, bool colour);
-/* About how many columns a UTF-8 text takes on a terminal. */
-unsigned text_width(const char *text);
 /* The escape sequence that begins a paint, or ends it; "" without colour. */
 const char *paint_begin(enum paint paint, bool colour);
 const char *paint_end(enum paint paint, bool colour);

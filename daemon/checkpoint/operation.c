@@ -74,7 +74,8 @@ static uint32_t n_parts(const struct operation *op)
         return op->restore ? op->x->cluster->n_nodes : op->x->placement.n_owners;
 }
 
-uint32_t operation_node(const struct operation *op, uint32_t part)
+/* The node that has the part. */
+static uint32_t operation_node(const struct operation *op, uint32_t part)
 {
         return op->restore ? part : op->x->placement.node[part];
 }

@@ -11,8 +11,6 @@ struct checkpoints {
 };
 
 /* operation.c, for the phases */
-/* The node that has the part. */
-uint32_t operation_node(const struct operation *op, uint32_t part);
 int operation_new(struct engine *x, const struct order *order, bool restore, struct operation **ret,
                   struct fault *fault);
 /* Asks for the parts whose bit is set; then comes next(), or the operation fails. */

@@ -58,8 +58,6 @@ void job_decision_message(struct job *job, const Zero__Decision *d);
 
 /* ---- links ----------------------------------------------------------------------- */
 
-/* Tells all nodes which nodes this one reaches. */
-void links_tell(struct engine *x);
 void links_message(struct engine *x, uint32_t node, const Zero__Links *m);
 /* A link stands, or has gone down. */
 void links_up(struct engine *x, uint32_t node);

@@ -21,7 +21,8 @@ static uint64_t all_nodes(const struct engine *x)
         return n == 64 ? UINT64_MAX : (1ull << n) - 1;
 }
 
-void links_tell(struct engine *x)
+/* Tells all nodes which nodes this one reaches. */
+static void links_tell(struct engine *x)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Links links = ZERO__LINKS__INIT;

@@ -44,14 +44,16 @@ bool membership_votes(const struct engine *x)
         return x->membership->r.record.voter;
 }
 
-bool membership_changing(const struct engine *x)
+/* Whether a change is in progress: until it is decided, no job may be created. */
+static bool membership_changing(const struct engine *x)
 {
         const struct membership *v = x->membership;
 
         return v && (v->change || v->r.phase != PAXOS_IDLE || paxos_undecided(&v->r));
 }
 
-int membership_hindered(const struct engine *x, struct fault *fault)
+/* ZERO_OK, or why the placement cannot change now: a job is being restored. */
+static int membership_hindered(const struct engine *x, struct fault *fault)
 {
         if (loadings_any(x))
                 return fault_set(fault, ZERO_EBUSY, "a job is being restored on node %s: try again",

@@ -29,8 +29,6 @@ int close_check(const struct rank *rank, uint64_t attempt, const struct step_par
 int others_check(const struct rank *rank, bool reduces, const char *call, struct fault *fault);
 /* The rank waits for all ranks; what: of rank->waits. */
 void rank_wait(struct rank *rank, struct request *r, int what);
-/* The rank pushes nothing more in this attempt. */
-void rank_pushed_all(struct rank *rank);
 /* That attempt, if it is the current one, must not end without the gradient. */
 void rank_push_refused(struct rank *rank, uint64_t attempt);
 

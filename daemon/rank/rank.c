@@ -465,7 +465,8 @@ static void close_again(const struct job *job, struct request *r)
         request_end(r, ZERO_OK, NULL);
 }
 
-void rank_pushed_all(struct rank *rank)
+/* The rank pushes nothing more in this attempt. */
+static void rank_pushed_all(struct rank *rank)
 {
         struct rank_state *rank_state = rank_state_of(rank);
 

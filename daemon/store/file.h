@@ -162,8 +162,6 @@ int state_new(struct store *store, const char *file, struct state **ret);
 /* Frees a state, which may be half-built. */
 void state_free(struct state *state);
 int state_map_file(struct state *state, uint64_t bytes, struct fault *fault);
-/* Whether the file has no planes: they are on a GPU, or lost. */
-bool state_is_away(const struct state *state);
 /* Makes the serve plane, zeroed, on the GPU or in host memory as the other planes are. */
 int state_make_serve(struct state *state, const struct plan *plan, const char *job,
                      struct fault *fault);

@@ -74,7 +74,8 @@ int state_map_file(struct state *s, uint64_t bytes, struct fault *fault)
         return 0;
 }
 
-bool state_is_away(const struct state *s)
+/* Whether the file has no planes: they are on a GPU, or lost. */
+static bool state_is_away(const struct state *s)
 {
         return s->in->planes || s->in->lost;
 }

@@ -34,7 +34,7 @@ static void connections_less(struct connections *connections)
 
 /* ---- channels and addresses ---- */
 
-int channel_new(uv_loop_t *loop, struct channel **ret)
+static int channel_new(uv_loop_t *loop, struct channel **ret)
 {
         struct channel *channel = calloc(1, sizeof *channel);
         int r;
@@ -76,7 +76,8 @@ static uint16_t address_port(const struct sockaddr_storage *address)
                              : ((const struct sockaddr_in *)address)->sin_port);
 }
 
-void connection_address_text(const struct sockaddr_storage *address, char *ret, size_t size)
+/* "10.0.0.1:7000"; "?:0" for an unknown address. */
+static void connection_address_text(const struct sockaddr_storage *address, char *ret, size_t size)
 {
         char ip[INET6_ADDRSTRLEN] = "?";
         uv_ip_name((const struct sockaddr *)address, ip, sizeof ip);

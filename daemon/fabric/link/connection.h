@@ -69,9 +69,5 @@ int connection_dial(struct connections *connections, uint32_t node, enum channel
 /* Ends the connection by force.  Idempotent. */
 void connection_stop(struct connection *connection, const char *why);
 
-/* A channel whose tcp is initialised. */
-int channel_new(uv_loop_t *loop, struct channel **ret);
-/* "10.0.0.1:7000"; "?:0" for an unknown address. */
-void connection_address_text(const struct sockaddr_storage *address, char *ret, size_t size);
 /* -EINVAL unless the host is a numeric address. */
 int connection_parse_address(const char *host, uint16_t port, struct sockaddr_storage *ret);

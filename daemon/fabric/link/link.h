@@ -88,7 +88,6 @@ struct members_options {
         uint32_t dial_first, dial_last; /* back-off between dials: doubled from first to last */
         size_t queue_max;               /* bytes that may wait on one link */
 };
-extern const struct members_options members_default_options;
 
 /*
  * Listens and starts to dial at once.  The cluster must outlive the members.  After a

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-const struct members_options members_default_options = {
+static const struct members_options default_options = {
         .heartbeat = MEMBERS_HEARTBEAT_MS,
         .silence = MEMBERS_SILENCE_MS,
         .handshake = DOOR_HANDSHAKE_MS,
@@ -329,7 +329,7 @@ int members_new_with(uv_loop_t *loop, const struct cluster *cluster,
 int members_new(uv_loop_t *loop, const struct cluster *cluster, const struct members_events *events,
                 struct members **ret, struct fault *fault)
 {
-        return members_new_with(loop, cluster, &members_default_options, events, ret, fault);
+        return members_new_with(loop, cluster, &default_options, events, ret, fault);
 }
 
 static void on_redial_closed(uv_handle_t *handle)

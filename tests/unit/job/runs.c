@@ -107,7 +107,7 @@ static bool all_at(const enum place *places, uint32_t n, enum place place)
         return true;
 }
 
-struct recovery truth(const struct run *run, const enum place *places)
+static struct recovery truth(const struct run *run, const enum place *places)
 {
         struct standing s = run->before;
         uint64_t again = 0;

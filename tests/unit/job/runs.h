@@ -26,7 +26,6 @@ struct standing standing_of(const struct run *run, uint32_t holder, enum place p
 /* Calls recover() for holders in these places. */
 int recover_places(const struct run *run, const enum place *places, struct recovery *ret,
                    uint32_t *ret_odd);
-struct recovery truth(const struct run *run, const enum place *places);
 bool same_recovery(const struct recovery *a, const struct recovery *b);
 /* Checks that recover() finds the truth. */
 void check_truth(const struct run *run, const enum place *places);
