@@ -5,8 +5,6 @@
 #include "daemon/loop/service.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <systemd/sd-daemon.h>
@@ -78,23 +76,6 @@ void service_stopping(struct service *service)
 void service_stop_takes(uint64_t seconds)
 {
         sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%llu", (unsigned long long)seconds * 1000000);
-}
-
-void service_status(struct service *service, const char *format, ...)
-{
-        char text[256];
-        va_list args;
-
-        if (!service)
-                return;
-        va_start(args, format);
-        vsnprintf(text, sizeof(text), format, args);
-        va_end(args);
-        for (char *p = text; *p; p++) { /* a line feed would begin another assignment */
-                if (*p == '\n')
-                        *p = ' ';
-        }
-        sd_notifyf(0, "STATUS=%s", text);
 }
 
 int service_socket(void)

@@ -24,9 +24,6 @@ void service_reloading(struct service *service);
 void service_stopping(struct service *service);
 /* The stop may take this long from now on.  May be called when the service is closed. */
 void service_stop_takes(uint64_t seconds);
-/* One line for `systemctl status`. */
-void service_status(struct service *service, const char *format, ...)
-        __attribute__((format(printf, 2, 3)));
 
 /*
  * The listening unix stream socket that the service manager passed, or -1.  The caller owns the

@@ -27,10 +27,6 @@ void service_stop_takes(uint64_t seconds)
 {
 }
 
-void service_status(struct service *service, const char *format, ...)
-{
-}
-
 int service_socket(void)
 {
         return -1;

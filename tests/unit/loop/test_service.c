@@ -84,13 +84,6 @@ Test(service, tells_its_states)
         cr_assert_str_eq(heard(), "EXTEND_TIMEOUT_USEC=90000000");
 }
 
-Test(service, status_is_one_assignment)
-{
-        cr_assert_eq(service_new(&loop, &service), 0);
-        service_status(service, "%d jobs\nREADY=1", 2);
-        cr_assert_str_eq(heard(), "STATUS=2 jobs READY=1");
-}
-
 static void on_deadline(uv_timer_t *timer)
 {
         cr_assert(false, "the watchdog was not answered");
