@@ -101,16 +101,6 @@ bool window_release(struct window *w, uint32_t slab)
         return --w->slabs[slab].leases == 0;
 }
 
-void window_free_slab(struct window *w, uint32_t slab)
-{
-        struct slab *s = &w->slabs[slab];
-
-        assert(s->leases == 0 && s->readers == 0);
-        if (s->group != SLAB_NONE)
-                w->slab_of[s->group] = SLAB_NONE;
-        *s = (struct slab){ .group = SLAB_NONE, .touched = s->touched };
-}
-
 uint64_t window_offset(const struct window *w, uint32_t slab)
 {
         return slots_offset(w->slots, slab);

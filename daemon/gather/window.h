@@ -45,7 +45,6 @@ uint32_t window_take(struct window *w, uint32_t group, uint64_t bytes, uint32_t 
 void window_lease(struct window *w, uint32_t slab);
 /* Returns true with the last lease. */
 bool window_release(struct window *w, uint32_t slab);
-void window_free_slab(struct window *w, uint32_t slab);
 uint64_t window_offset(const struct window *w, uint32_t slab);
 /* Number of slabs that can be taken. */
 uint32_t window_available(const struct window *w);
