@@ -111,12 +111,6 @@ uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i)
         return (p->start[group] + i) % p->n_owners;
 }
 
-int partition_sole_owner(const struct partition *p, uint32_t group)
-{
-        assert(group < p->n_groups);
-        return p->slices[group] == 1 ? (int)p->start[group] : -1;
-}
-
 uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint32_t group,
                                uint64_t most)
 {

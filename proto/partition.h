@@ -39,8 +39,6 @@ uint32_t range_parts(uint64_t count, uint64_t most);
 struct range range_part(struct range whole, uint32_t part, uint32_t parts);
 /* The owner of the i-th slice in address order, i < slices[group]. */
 uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i);
-/* The one owner of the whole group, or -1 if there are several (or none). */
-int partition_sole_owner(const struct partition *p, uint32_t group);
 /* Parts that each slice of a group with elements comes in, of at most `most` bytes each. */
 uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint32_t group,
                                uint64_t most);

@@ -1,5 +1,4 @@
 """A headless Chromium, driven through chromedriver by the WebDriver protocol (https://www.w3.org/TR/webdriver2)."""
-import base64
 import contextlib
 import http.client
 import json
@@ -81,10 +80,6 @@ class Browser:
         """The size of the screen in pixels, and whether the person likes it dark."""
         self.developer("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self.developer("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-
-    def picture(self, path):
-        with open(path, "wb") as f:
-            f.write(base64.b64decode(self.developer("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
 
     def complaints(self):
         """What the console has said since the last call: errors, and what the policy forbade."""

@@ -35,7 +35,6 @@ SET_MAX = 256
 RANK_MAX = 4096
 BLOB_MAX = 8192
 FILE_MAX = 1024
-GROUP_ELEMENTS_MAX = 1 << 40
 
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
 BYTES = {"int8": 4, "uint8": 5, "fp8-e4m3": 6, "fp8-e5m2": 7, "bool": 8}  # kept in words of four

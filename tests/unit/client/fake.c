@@ -175,12 +175,6 @@ Zero__Request *fake_expect(struct fake *f, Zero__Request__BodyCase what)
         return f->request;
 }
 
-void fake_expect_bye(struct fake *f)
-{
-        fake_expect(f, ZERO__REQUEST__BODY_BYE);
-        MUST(!next_frame(f));
-}
-
 void fake_expect_end(struct fake *f)
 {
         if (next_frame(f)) {

@@ -83,8 +83,6 @@ Zero__Request *fake_expect(struct fake *fake, Zero__Request__BodyCase what);
 Zero__Request *fake_next(struct fake *fake);
 /* Checks that the client ends the connection now, without another request. */
 void fake_expect_end(struct fake *fake);
-/* Checks that the client leaves in order. */
-void fake_expect_bye(struct fake *fake);
 /* Takes all requests until the client ends the connection; returns their number. */
 unsigned fake_drain(struct fake *fake);
 void fake_hang_up(struct fake *fake);

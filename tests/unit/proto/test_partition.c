@@ -159,22 +159,6 @@ Test(partition, owners_hold_the_same_number_of_slices_give_or_take_one)
         for_all(slice_counts_are_balanced);
 }
 
-static void sole_owner_is_consistent(const layout *l, const struct partition *p)
-{
-        for (uint32_t g = 0; g < l->n_groups; g++) {
-                int sole = partition_sole_owner(p, g);
-                cr_assert_eq(sole >= 0, p->slices[g] == 1);
-                if (sole >= 0)
-                        cr_assert_eq(partition_range(p, g, (uint32_t)sole).count,
-                                     l->groups[g].elements);
-        }
-}
-
-Test(partition, a_sole_owner_holds_the_whole_group)
-{
-        for_all(sole_owner_is_consistent);
-}
-
 static void shares_add_up(const layout *l, const struct partition *p)
 {
         uint64_t sum = 0;
