@@ -91,7 +91,7 @@ static struct pages *pool_of(struct stash *s, bool whole)
         return whole && s->wholes.n ? &s->wholes : &s->pages;
 }
 
-void stash_give(struct stash *s, bool whole, struct block *b, void **at)
+static void stash_give(struct stash *s, bool whole, struct block *b, void **at)
 {
         if (!b->n)
                 return;
@@ -355,6 +355,34 @@ static void writes_advance(struct stash *s)
         }
 }
 
+static void entry_answer(struct stash_entry *e)
+{
+        const struct block *b = e->stash->others ? &e->whole : &e->own;
+
+        e->answered = true;
+        while (!list_empty(&e->waiting)) {
+                struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
+
+                e->parts[r->group] = PART_HELD;
+                r->result.stash.extents = b->extents;
+                r->result.stash.n = b->n;
+                r->result.stash.skip = r->result.stash.first = 0;
+                r->result.stash.bytes = e->bytes;
+                request_end(r, ZERO_OK, NULL);
+        }
+}
+
+/* Answers what can be answered, and gets what other nodes have. */
+static void entry_advance(struct stash_entry *e)
+{
+        if (e->past || e->slides || list_empty(&e->waiting) || entry_awaits(e) < e->stash->n_ranks)
+                return;
+        if (e->stash->others && !e->assembled)
+                entry_assemble(e);
+        else
+                entry_answer(e);
+}
+
 void entries_advance(struct stash *s)
 {
         list_for_each (&s->entries, item) {
@@ -392,33 +420,6 @@ int stash_written(struct stash *s, uint32_t rank, uint64_t key, struct fault *fa
 }
 
 /* ---- reading ------------------------------------------------------------------------ */
-
-static void entry_answer(struct stash_entry *e)
-{
-        const struct block *b = e->stash->others ? &e->whole : &e->own;
-
-        e->answered = true;
-        while (!list_empty(&e->waiting)) {
-                struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
-
-                e->parts[r->group] = PART_HELD;
-                r->result.stash.extents = b->extents;
-                r->result.stash.n = b->n;
-                r->result.stash.skip = r->result.stash.first = 0;
-                r->result.stash.bytes = e->bytes;
-                request_end(r, ZERO_OK, NULL);
-        }
-}
-
-void entry_advance(struct stash_entry *e)
-{
-        if (e->past || e->slides || list_empty(&e->waiting) || entry_awaits(e) < e->stash->n_ranks)
-                return;
-        if (e->stash->others && !e->assembled)
-                entry_assemble(e);
-        else
-                entry_answer(e);
-}
 
 static int read_describe(const struct request *r, struct wait_line *ret)
 {

@@ -77,8 +77,6 @@ uint64_t part_bytes(const struct stash_entry *e, uint32_t member);
 /* Where a member's part lies among the parts of this node. */
 uint64_t part_own(const struct stash_entry *e, uint32_t member);
 struct stash_entry *entry_find(const struct stash *s, uint64_t key);
-/* Answers what can be answered, and gets what other nodes have. */
-void entry_advance(struct stash_entry *e);
 /* All entries of the set, and writes that wait: memory is free, or a link is back. */
 void entries_advance(struct stash *s);
 /* Whether a member on this node writes or reads it. */
@@ -105,12 +103,9 @@ void entry_settle(struct stash_entry *e);
  * pages_take().  drop: wholes that nobody reads or waits for make room. */
 int stash_take(struct stash *s, bool whole, bool drop, uint64_t bytes, struct block *ret,
                void **ret_at);
-void stash_give(struct stash *s, bool whole, struct block *b, void **at);
 uint32_t stash_member(const struct stash *s, uint32_t rank);
 /* Differs between sets of different ranks. */
 uint64_t set_hash(const uint32_t *ranks, uint32_t n);
-/* All entries of a set end. */
-void set_end(struct stash *s, int status, const char *text);
 /* Frees the set if it has no ranks and no entries. */
 void stash_vacate(struct stash *s);
 

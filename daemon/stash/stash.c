@@ -279,6 +279,20 @@ int stash_admit(struct job *job, uint32_t rank, const struct stash_needs *needs,
         return 0;
 }
 
+/* All entries of a set end. */
+static void set_end(struct stash *s, int status, const char *text)
+{
+        early_forget(s);
+        requests_end_all(&s->writes, status, text);
+        list_for_each (&s->entries, item) {
+                CONTAINER_OF(item, struct stash_entry, link)->past =
+                        true; /* none gets another's memory */
+        }
+        list_for_each (&s->entries, item) {
+                entry_end(CONTAINER_OF(item, struct stash_entry, link), status, text);
+        }
+}
+
 void stash_vacate(struct stash *s)
 {
         bool any = false;
@@ -342,19 +356,6 @@ void stash_provide(struct stash *s, struct segment *segment)
 }
 
 /* ---- what the job and the node go through ----------------------------------------------- */
-
-void set_end(struct stash *s, int status, const char *text)
-{
-        early_forget(s);
-        requests_end_all(&s->writes, status, text);
-        list_for_each (&s->entries, item) {
-                CONTAINER_OF(item, struct stash_entry, link)->past =
-                        true; /* none gets another's memory */
-        }
-        list_for_each (&s->entries, item) {
-                entry_end(CONTAINER_OF(item, struct stash_entry, link), status, text);
-        }
-}
 
 /* decided: all ranks have ended the step, and touch nothing of it any more. */
 void stash_begin_attempt(struct job *job, bool decided)
