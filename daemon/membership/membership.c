@@ -44,8 +44,7 @@ bool membership_votes(const struct engine *x)
         return x->membership->r.record.voter;
 }
 
-/* Whether a change is in progress: until it is decided, no job may be created. */
-static bool membership_changing(const struct engine *x)
+bool membership_changing(const struct engine *x)
 {
         const struct membership *v = x->membership;
 

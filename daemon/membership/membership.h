@@ -79,6 +79,8 @@ const struct placement *membership_chosen(const struct engine *x);
 const struct placement *membership_undecided(const struct engine *x);
 /* Whether this node has a vote. */
 bool membership_votes(const struct engine *x);
+/* Whether a change is in progress: until it is decided, no job may be created. */
+bool membership_changing(const struct engine *x);
 
 /*
  * A job cannot move: proposes the previous owners in a new epoch, repeatedly, until some other list
