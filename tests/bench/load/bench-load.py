@@ -5,6 +5,7 @@ How fast `zeroctl import` loads a safetensors file that no cache has into the sh
 end.  Ratios are seconds of a limit over seconds of loading.
 
   direct   a direct read (O_DIRECT) of the same file; the aim is 0.9
+  large    the same into large pages: the most that the disk gives, where it does not merge requests of small pages
   smaller  the slower one of that and of loading the file when it is in the page cache: then the owner bounds, not the disk
 
 A 16-bit file is widened: its planes take three times its bytes.  A file's pages are dropped before it is read and before
@@ -85,26 +86,29 @@ def seconds(work, *rest):
     return time.monotonic() - begin
 
 
-def round_of(daemon, job, path, memory):
-    drop(path)
-    direct = seconds(read, path, memory, os.O_DIRECT)
-    drop(path)
-    load = seconds(daemon.ctl, "import", job, path)
-    read(path, memory)  # a load leaves nothing in the page cache
-    return {"direct": direct, "load": load, "cached": seconds(daemon.ctl, "import", job, path)}
+def round_of(daemon, job, path, small, large):
+    taken = {}
+    for name, work, *rest in (("direct", read, path, small, os.O_DIRECT), ("large", read, path, large, os.O_DIRECT),
+                              ("load", daemon.ctl, "import", job, path)):
+        drop(path)
+        taken[name] = seconds(work, *rest)
+    read(path, small)  # a load leaves nothing in the page cache
+    return {**taken, "cached": seconds(daemon.ctl, "import", job, path)}
 
 
 def rounds_of_types(options):
     rounds = {dtype: [] for dtype in TYPES}
     with tempfile.TemporaryDirectory(dir=options.directory) as d, Cluster(1) as c, \
-            contextlib.closing(mmap.mmap(-1, PIECE)) as memory:
+            contextlib.closing(mmap.mmap(-1, PIECE)) as small, \
+            contextlib.closing(mmap.mmap(-1, PIECE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)) as large:
+        large.madvise(mmap.MADV_HUGEPAGE)
         for dtype in TYPES:
             groups = layout(dtype, options.mib)
             c.ranks(dtype, groups, [0], hold=1, push=1, timeout_ms=300000)
             write(f"{d}/{dtype}", groups, dtype)
         for i in range(max(2, options.repeat) + 1):
             for dtype in TYPES:
-                r = round_of(c[0], dtype, f"{d}/{dtype}", memory)
+                r = round_of(c[0], dtype, f"{d}/{dtype}", small, large)
                 if i == 0:  # touches the planes
                     continue
                 rounds[dtype].append(r)
@@ -114,7 +118,8 @@ def rounds_of_types(options):
 
 
 def figures(dtype, rounds, options, output):
-    for limit, of in (("direct", lambda r: r["direct"]), ("smaller", lambda r: max(r["direct"], r["cached"]))):
+    for limit, of in (("direct", lambda r: r["direct"]), ("large", lambda r: r["large"]),
+                      ("smaller", lambda r: max(r["direct"], r["cached"]))):
         f = common.figure(f"load, {dtype}, {limit}", [of(r) / r["load"] for r in rounds], mib=options.mib,
                           **({"aim": AIM} if limit == "direct" else {}))
         output.add(f)
