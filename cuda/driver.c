@@ -69,31 +69,46 @@ int cuda_driver_errno(CUresult result)
         return cuda_errno((cudaError_t)result);
 }
 
-int cuda_driver_map(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
-                    size_t bytes, void **ret_memory)
+static int allow(const struct cuda_driver *d, int gpu, CUdeviceptr address, size_t bytes,
+                 CUmemAccess_flags flags)
 {
         const CUmemAccessDesc access = {
                 .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu },
-                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                .flags = flags,
         };
+
+        return cuda_driver_errno(d->access(address, bytes, &access, 1));
+}
+
+int cuda_driver_map_at(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
+                       size_t bytes, bool writable, CUdeviceptr address)
+{
+        int r = cuda_driver_errno(d->map(address, bytes, 0, handle, 0));
+
+        if (r < 0)
+                return r;
+        if (!writable && allow(d, gpu, address, bytes, CU_MEM_ACCESS_FLAGS_PROT_READ) == 0)
+                return 0;
+        r = allow(d, gpu, address, bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        if (r < 0)
+                (void)d->unmap(address, bytes);
+        return r;
+}
+
+int cuda_driver_map(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
+                    size_t bytes, bool writable, void **ret_memory)
+{
         CUdeviceptr address = 0;
-        bool mapped = false;
         int r = cuda_driver_errno(d->reserve(&address, bytes, 0, 0, 0));
 
         if (r < 0)
                 return r;
-        r = cuda_driver_errno(d->map(address, bytes, 0, handle, 0));
-        mapped = r == 0;
-        if (r == 0)
-                r = cuda_driver_errno(d->access(address, bytes, &access, 1));
-        if (r < 0) {
-                if (mapped)
-                        (void)d->unmap(address, bytes);
+        r = cuda_driver_map_at(d, gpu, handle, bytes, writable, address);
+        if (r < 0)
                 (void)d->unreserve(address, bytes);
-                return r;
-        }
-        *ret_memory = (void *)(uintptr_t)address;
-        return 0;
+        else
+                *ret_memory = (void *)(uintptr_t)address;
+        return r;
 }
 
 void cuda_driver_unmap(const struct cuda_driver *d, void *memory, size_t bytes)

@@ -116,6 +116,7 @@ const struct zero_gpu_client *zero_gpu_client(void)
                 .abi_version = ZERO_GPU_ABI_VERSION,
                 .uuid = cuda_uuid,
                 .map = cuda_map,
+                .remap = cuda_remap,
                 .unmap = cuda_unmap,
                 .copy = cuda_copy_for,
                 .pin = cuda_pin,

@@ -46,7 +46,8 @@ int cuda_comm_done(void *comm, void *const *streams);
 /* client.c */
 int cuda_uuid(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID]);
 int cuda_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,
-             void **ret_memory);
+             bool writable, void **ret_memory);
+int cuda_remap(void *memory, int fd);
 void cuda_unmap(void *memory);
 int cuda_copy_for(int ordinal, void *dst, const void *src, uint64_t bytes, void *stream);
 int cuda_pin(int ordinal, void *memory, uint64_t bytes);
@@ -84,9 +85,15 @@ struct cuda_driver {
 int cuda_driver_get(const struct cuda_driver **ret_driver);
 int cuda_driver_errno(CUresult result);
 
-/* Gives an allocation addresses at which that GPU reads and writes it, and which keep it alive. */
+/*
+ * Gives an allocation addresses at which that GPU reads it, writes it if writable or if the driver
+ * maps no memory for reading alone, and which keep it alive.
+ */
 int cuda_driver_map(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
-                    size_t bytes, void **ret_memory);
+                    size_t bytes, bool writable, void **ret_memory);
+/* The same at reserved addresses where nothing is mapped. */
+int cuda_driver_map_at(const struct cuda_driver *d, int gpu, CUmemGenericAllocationHandle handle,
+                       size_t bytes, bool writable, CUdeviceptr address);
 void cuda_driver_unmap(const struct cuda_driver *d, void *memory, size_t bytes);
 
 /* Selects the GPU of the calling thread, whose waits block instead of spinning. */

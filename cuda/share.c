@@ -44,7 +44,7 @@ static int publish(const struct cuda_driver *d, int gpu, CUmemGenericAllocationH
         if (r < 0)
                 return r;
         (void)fcntl(share.fd, F_SETFD, FD_CLOEXEC);
-        r = cuda_driver_map(d, gpu, handle, bytes, &share.memory);
+        r = cuda_driver_map(d, gpu, handle, bytes, true, &share.memory);
         if (r == 0) {
                 r = zeroed(share.memory, bytes);
                 if (r < 0)

@@ -23,9 +23,10 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
-#define ZERO_GPU_ABI_VERSION 3
+#define ZERO_GPU_ABI_VERSION 4
 /* Of type zero_gpu_fn. */
 #define ZERO_GPU_SYMBOL "zero_gpu_client"
 
@@ -41,10 +42,18 @@ struct zero_gpu_client {
         int (*uuid)(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID]);
         /*
          * Maps memory that the daemon exported: by fd, which stays the caller's, or by handle if
-         * fd < 0.  The GPU may read and write it; `bytes` comes from the daemon.
+         * fd < 0; `bytes` comes from the daemon.  If not writable, a kernel that writes there is a
+         * fault of this process's GPU context, where the driver maps memory so; else the write
+         * changes what all processes read.
          */
         int (*map)(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,
-                   void **ret_memory);
+                   bool writable, void **ret_memory);
+        /*
+         * Puts memory of the same size and contents in the place of what was mapped by descriptor.
+         * Waits for the GPU's work; nobody enqueues more until it returns.  -EINVAL: all is as it
+         * was; other errors: nothing is mapped there any more.
+         */
+        int (*remap)(void *memory, int fd);
         /* Waits for the GPU's work on the memory. */
         void (*unmap)(void *memory);
         /*

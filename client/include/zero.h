@@ -252,6 +252,29 @@ struct zero_file {
 int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
               struct zero_file *ret_files);
 
+/* A base on a GPU. */
+struct zero_base_copy {
+        void *data;                /* of the first file; the others lie behind it as in host memory */
+        uint64_t bytes;            /* to the end of the last one */
+        void (*unmap)(void *data); /* waits for the GPU's work */
+};
+
+/*
+ * Maps the client's base on a GPU, "cuda:N": this process's N-th, if the daemon has it too.  The GPU has one copy
+ * for all processes of the user, which counts against the daemon's option gpu_windows, and goes with the last client that
+ * has it, and the last process that still maps it.  [blocks] while the copy is made.
+ * Call it between zero_base() and zero_attach(), once.
+ * Memory stays where it is, also when the daemon is lost.  The call that connects to a new daemon puts that daemon's
+ * copy there, when the GPU has done its work; other threads enqueue none meanwhile.  Where a second copy finds no
+ * memory, the first one stays.
+ * After zero_close(), and not before, the memory is the caller's, who calls unmap(data).
+ * The GPU maps it for reading: a kernel that writes there ends all work of this process on the GPU.  With a driver that
+ * maps all memory writable, the write changes what all processes of the user read.
+ * ZERO_EGPU: the daemon does not use the GPU, or its driver exports no descriptors; ZERO_EVERSION: the daemon is of
+ * a release without such copies; ZERO_EQUOTA, ZERO_ENOMEM: memory.  The base in host memory stays.
+ */
+int zero_base_copy(struct zero_client *client, const char *device, struct zero_base_copy *ret_copy);
+
 /*
  * Puts the layout of a job together whose ranks work on different groups, as the stages of a pipeline
  * do (GPipe, arXiv 1811.06965).  Each rank passes the groups that it works on, which list no ranks:

@@ -20,7 +20,11 @@
 
 #include "proto/cleanup.h"
 
-enum { PAGE = 4096, PIECE = 1 << 20 };
+enum {
+        PAGE = 4096,
+        PIECE = 1 << 20,
+        COPIES = 7, /* the first protocol with copies on GPUs */
+};
 
 struct file {
         const char *path;
@@ -187,8 +191,9 @@ struct base_call {
         const struct base_files *files; /* NULL: the base is mapped, and comes from there */
 };
 
-static int ask(struct zero_client *c, const struct base_call *b, bool filled, int *ret_fd,
-               bool *ret_fill)
+/* gpu: NULL, or which copy. */
+static int ask(struct zero_client *c, const struct base_call *b, bool filled, const struct gpu *gpu,
+               int *ret_fd, const Zero__BaseReply **ret_reply)
 {
         Zero__Base base = ZERO__BASE__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
@@ -198,6 +203,8 @@ static int ask(struct zero_client *c, const struct base_call *b, bool filled, in
         base.hash = (ProtobufCBinaryData){ LAYOUT_HASH, (uint8_t *)b->hash };
         base.bytes = b->bytes;
         base.filled = filled;
+        if (gpu)
+                base.gpu = (ProtobufCBinaryData){ ZERO_GPU_UUID, (uint8_t *)gpu->uuid };
         request.body_case = ZERO__REQUEST__BODY_OPEN_BASE;
         request.open_base = &base;
         c->began_ms = wire_now(); /* reading files took time that is not the daemon's */
@@ -205,7 +212,7 @@ static int ask(struct zero_client *c, const struct base_call *b, bool filled, in
         r = client_ask(c, &request, &reply);
         if (r == 0) {
                 *ret_fd = wire_take_fd(&c->wire, 0);
-                *ret_fill = reply->opened_base->fill;
+                *ret_reply = reply->opened_base;
         }
         wire_expect_fds(&c->wire, false);
         return r;
@@ -239,15 +246,15 @@ static int map(struct zero_client *c, int fd, uint64_t bytes)
 static int open_base(struct zero_client *c, const struct base_call *b)
 {
         CLEANUP(cleanup_close) int fd = -1;
-        bool filling = false;
-        int r = ask(c, b, false, &fd, &filling);
+        const Zero__BaseReply *reply;
+        int r = ask(c, b, false, NULL, &fd, &reply);
 
-        if (r == 0 && filling) {
+        if (r == 0 && reply->fill) {
                 r = fill(c, b, fd);
                 close(fd);
                 fd = -1;
                 if (r == 0)
-                        r = ask(c, b, true, &fd, &filling);
+                        r = ask(c, b, true, NULL, &fd, &reply);
         }
         return r ? r : map(c, fd, b->bytes);
 }
@@ -267,11 +274,50 @@ int client_take_base(struct zero_client *c, const struct base_files *files,
         return 0;
 }
 
+/* Tensors have the address, so the next copy takes it. */
+static int map_copy(struct zero_client *c, int fd, uint64_t bytes)
+{
+        const struct zero_gpu_client *plugin = c->copy.gpu->plugin;
+        int r = -EINVAL;
+
+        if (fd < 0 || bytes < c->base.bytes)
+                return client_shut(c, "zerod did not pass the copy of the base");
+        if (!c->copy.memory)
+                r = plugin->map(c->copy.gpu->ordinal, fd, NULL, bytes, false, &c->copy.memory);
+        else if (bytes == c->copy.bytes)
+                r = plugin->remap(c->copy.memory, fd);
+        if (r == -EINVAL && c->copy.memory)
+                return 0; /* what is mapped has the same bytes */
+        if (r)
+                return client_shut(c, "cannot map the copy of the base: %s", strerror(-r));
+        c->copy.bytes = bytes;
+        return 0;
+}
+
+int client_take_copy(struct zero_client *c)
+{
+        struct base_call b = { c->base_hash, c->base.bytes, NULL };
+        CLEANUP(cleanup_close) int fd = -1;
+        const Zero__BaseReply *reply;
+        int r;
+
+        if (c->protocol < COPIES)
+                return client_fail(c, ZERO_EVERSION,
+                                   "zerod is of a release that has no copies of bases on GPUs");
+        r = ask(c, &b, false, c->copy.gpu, &fd, &reply);
+        return r ? r : map_copy(c, fd, reply->gpu_bytes);
+}
+
 int client_take_base_again(struct zero_client *c)
 {
         struct base_call b = { c->base_hash, c->base.bytes, NULL };
+        int r = c->base.bytes ? open_base(c, &b) : 0;
 
-        return c->base.bytes ? open_base(c, &b) : 0;
+        if (r || !c->copy.memory)
+                return r;
+        r = client_take_copy(c);
+        /* refused, because two copies are too many for the GPU, say: keeps the one it has */
+        return r > 0 && !c->closed && !c->lost ? 0 : r;
 }
 
 int client_name_base(const struct zero_client *c, Zero__Layout *m)

@@ -82,6 +82,7 @@ struct zero_client {
         char job[ZERO_NAME_MAX + 1]; /* empty: none */
         int32_t rank;
         uint32_t world_size, local_world_size;
+        uint32_t protocol; /* of the messages */
         uint32_t timeout_ms;
         bool patient; /* the caller named no timeout: the daemon's applies, and the daemon may
                          extend it */
@@ -98,6 +99,11 @@ struct zero_client {
         struct mapping session, gather, serve;
         struct mapping base; /* bytes 0: none */
         uint8_t base_hash[LAYOUT_HASH];
+        struct {
+                struct gpu *gpu;
+                void *memory; /* NULL: none */
+                uint64_t bytes;
+        } copy;                        /* of the base, on a GPU */
         struct zero_stash stash_needs; /* where needs.stash is a copy */
         struct stash *stash;           /* NULL: none */
         struct mapping slots; /* of gradients, on a GPU; in host memory they are in session */
@@ -185,8 +191,11 @@ void base_files_close(struct base_files *files);
 /* Maps the base of these files.  CLIENT_LOST, or a status. */
 int client_take_base(struct zero_client *c, const struct base_files *files,
                      struct zero_file *ret_files);
-/* On a new connection: names the base that the client has, if it has one. */
+/* On a new connection: names the base that the client has, if it has one, and its copy. */
 int client_take_base_again(struct zero_client *c);
+/* Maps the copy of the base on c->copy.gpu, where it was if it was mapped.  As client_take_base().
+ */
+int client_take_copy(struct zero_client *c);
 /* Names the client's base in a layout's message.  -ENOMEM. */
 int client_name_base(const struct zero_client *c, Zero__Layout *m);
 

@@ -142,6 +142,7 @@ static int greet(struct zero_client *c)
                                    "%d to %d: they may be one release apart",
                                    (unsigned)reply->hello->protocol,
                                    ZERO__HELLO__PROTOCOL__OLDEST, ZERO__HELLO__PROTOCOL__VERSION);
+        c->protocol = reply->hello->protocol;
         if (c->patient && reply->hello->timeout_ms)
                 c->timeout_ms = reply->hello->timeout_ms;
         return 0;
@@ -244,6 +245,7 @@ void zero_close(struct zero_client *client)
         client_forget_reply(client);
         client_detach(client);
         gpu_close(client->gpu);
+        gpu_close(client->copy.gpu);
         wire_deinit(&client->wire);
         if (client->interrupt_fd >= 0)
                 close(client->interrupt_fd);

@@ -87,7 +87,7 @@ static int make_events(struct gpu *gpu, struct fault *fault)
         return 0;
 }
 
-int gpu_open(const char *device, struct gpu **ret, struct fault *fault)
+int gpu_open(const char *device, bool events, struct gpu **ret, struct fault *fault)
 {
         CLEANUP(cleanup_gpu_close) struct gpu *gpu = calloc(1, sizeof(*gpu));
         int r;
@@ -102,7 +102,7 @@ int gpu_open(const char *device, struct gpu **ret, struct fault *fault)
         r = gpu->plugin->uuid(gpu->ordinal, gpu->uuid);
         if (r)
                 return refuse(gpu, r, "cannot be used", fault);
-        r = make_events(gpu, fault);
+        r = events ? make_events(gpu, fault) : 0;
         if (r)
                 return r;
         *ret = STEAL(gpu);
@@ -126,7 +126,7 @@ int gpu_map(const struct gpu *gpu, int fd, const uint8_t *handle, uint64_t bytes
             struct mapping *ret)
 {
         void *memory;
-        int r = gpu->plugin->map(gpu->ordinal, fd, handle, bytes, &memory);
+        int r = gpu->plugin->map(gpu->ordinal, fd, handle, bytes, true, &memory);
 
         if (r == 0)
                 mapping_take(memory, bytes, gpu->plugin->unmap, ret);

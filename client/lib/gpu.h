@@ -27,8 +27,8 @@ struct gpu {
         bool no_events; /* the daemon cannot open them; set by each attach */
 };
 
-/* device: "cuda:N".  ZERO_EINVAL, ZERO_EGPU, ZERO_ENOMEM. */
-int gpu_open(const char *device, struct gpu **ret, struct fault *fault);
+/* device: "cuda:N".  events: makes them.  ZERO_EINVAL, ZERO_EGPU, ZERO_ENOMEM. */
+int gpu_open(const char *device, bool events, struct gpu **ret, struct fault *fault);
 /* Unmap the windows first. */
 void gpu_close(struct gpu *gpu);
 

@@ -210,7 +210,7 @@ int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
         if (r == 0)
                 r = check(client, layout_in, needs);
         if (r == 0 && needs && needs->device)
-                r = gpu_open(needs->device, &client->gpu, &client->error);
+                r = gpu_open(needs->device, true, &client->gpu, &client->error);
         if (r)
                 return r;
         r = enter(client, join, &joining);
@@ -265,6 +265,43 @@ int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
         if (r == 0)
                 r = enter(client, take_base, &taking);
         base_files_close(files);
+        return r;
+}
+
+static int take_copy(struct zero_client *c, void *call)
+{
+        return client_take_copy(c);
+}
+
+static int check_copy(struct zero_client *c, const char *device)
+{
+        if (c->base.bytes == 0)
+                return client_fail(c, ZERO_EORDER, "zero_base() comes before zero_base_copy()");
+        if (c->layout || c->copy.memory)
+                return client_fail(c, ZERO_EORDER, "%s",
+                                   c->layout ? "zero_base_copy() comes before zero_attach()"
+                                             : "a client has its base on one GPU, and once");
+        return device ? 0 : client_fail(c, ZERO_EINVAL, "zero_base_copy() names a device");
+}
+
+int zero_base_copy(struct zero_client *client, const char *device, struct zero_base_copy *ret_copy)
+{
+        int r = client_open(client);
+
+        if (r == 0)
+                r = check_copy(client, device);
+        if (r == 0)
+                r = gpu_open(device, false, &client->copy.gpu, &client->error);
+        if (r)
+                return r;
+        r = enter(client, take_copy, NULL);
+        if (r == 0) {
+                *ret_copy = (struct zero_base_copy){ client->copy.memory, client->base.bytes,
+                                                     client->copy.gpu->plugin->unmap };
+        } else {
+                gpu_close(client->copy.gpu);
+                client->copy.gpu = NULL;
+        }
         return r;
 }
 

@@ -96,7 +96,8 @@ static void show_bases(FILE *out, const json_t *bases)
                 fprintf(out, "base %.16s of user %.0f: %s", field_text(base, "hash"),
                         field_number(base, "uid"), unit_bytes(field_number(base, "bytes")).text);
                 if (field_true(base, "whole"))
-                        fprintf(out, ", used by %.0f processes\n", field_number(base, "uses"));
+                        fprintf(out, ", used by %.0f processes, copied to %.0f GPUs\n",
+                                field_number(base, "uses"), field_number(base, "gpus"));
                 else
                         fprintf(out, ", being read by process %.0f, %.0f wait\n",
                                 field_number(base, "filler"), field_number(base, "uses") - 1);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/base/memory.h"
+#include "daemon/bases/copy.h"
 #include "daemon/core/blocking.h"
 #include "proto/cleanup.h"
 
@@ -36,6 +37,7 @@ struct base {
         uint64_t bytes;
         int fd;                  /* -1: empty */
         struct list uses;        /* struct base_use.link */
+        struct list copies;      /* on GPUs */
         struct base_use *filler; /* NULL: none, or it has left while the base was hashed */
         uint64_t began_ms;       /* when the filler was asked */
         bool whole, hashing;
@@ -114,6 +116,7 @@ void base_leave(struct base_use *use)
 
         if (!b)
                 return;
+        base_copy_leave(use);
         list_remove(&use->link);
         if (list_empty(&b->uses))
                 list_remove(&b->link);
@@ -343,6 +346,7 @@ static int base_new(struct engine *x, uint32_t uid, const Zero__Base *m, struct 
         b->fd = -1;
         memcpy(b->hash, m->hash.data, sizeof b->hash);
         list_init(&b->uses);
+        list_init(&b->copies);
         list_insert(&x->bases->all, &b->link);
         *ret = b;
         return 0;
@@ -358,14 +362,28 @@ static int check(const Zero__Base *m, const struct base_use *use, struct fault *
         if (b && (b->bytes != m->bytes || memcmp(b->hash, m->hash.data, BASE_HASH) != 0))
                 return fault_set(fault, ZERO_EORDER,
                                  "a client has one base, and this one has another");
-        if (use->waiting || m->filled != (b && b->filler == use))
+        if (m->gpu.len && !(b && b->whole))
+                return fault_set(fault, ZERO_EORDER,
+                                 "a copy on a GPU is of a base that the client has: zero_base() "
+                                 "comes first");
+        if (use->waiting || use->copying || m->filled != (b && b->filler == use))
                 return fault_set(fault, ZERO_EORDER,
                                  m->filled ? "the base is not to be filled"
                                            : "the base is asked for already");
         return 0;
 }
 
-int base_ask(struct engine *x, uint32_t uid, uint32_t pid, const Zero__Base *m,
+static int ask_copy(struct base *b, uint32_t place, struct base_use *use, struct request *r,
+                    struct fault *fault)
+{
+        struct base_source of = {
+                b->x, &b->x->bases->n_working, &b->copies, b->uid, b->fd, b->bytes, b->hash
+        };
+
+        return base_copy_ask(&of, place, use, r, fault);
+}
+
+int base_ask(struct engine *x, uint32_t uid, uint32_t pid, const Zero__Base *m, uint32_t place,
              struct base_use *use, struct request *r, struct fault *fault)
 {
         int error = check(m, use, fault);
@@ -375,6 +393,8 @@ int base_ask(struct engine *x, uint32_t uid, uint32_t pid, const Zero__Base *m,
                 error = base_new(x, uid, m, &b, fault);
         if (error)
                 return error;
+        if (m->gpu.len)
+                return ask_copy(b, place, use, r, fault);
         if (!use->base)
                 list_insert(&b->uses, &use->link);
         use->base = b;
@@ -410,6 +430,9 @@ void bases_each(const struct engine *x, void (*tell)(void *arg, const struct bas
 
                 list_for_each (&b->uses, use) {
                         info.uses++;
+                }
+                list_for_each (&b->copies, copy) {
+                        info.copies++;
                 }
                 tell(arg, &info);
         }

@@ -10,7 +10,7 @@
  * holes in it harms nobody.
  *
  * A base lives as long as a session uses it.  If the client that writes leaves, the next one that
- * waits writes.
+ * waits writes.  Who has a whole base may have a copy on a GPU, too (copy.h).
  *
  * Loop thread; sealing, hashing and freeing run as blocking work, a piece at a time.
  */
@@ -28,18 +28,24 @@ struct base_use {
         struct base *base;
         uint32_t pid;
         struct request *waiting; /* NULL: none */
+        struct list copy_link;
+        struct base_copy *copy;  /* on a GPU; NULL: none */
+        struct request *copying; /* waits for the copy; NULL: none */
 };
 
 struct base_info {
-        uint32_t uid, uses;
+        uint32_t uid, uses, copies;
         uint64_t bytes;
         const uint8_t *hash;
         bool whole;
         uint32_t filler; /* the process that writes; 0: none */
 };
 
-/* The request ends when the base is whole, or when the session has to fill it (result.base). */
-int base_ask(struct engine *x, uint32_t uid, uint32_t pid, const Zero__Base *m,
+/*
+ * The request ends when the base is whole, or when the session has to fill it (result.base); in a
+ * place other than the host's, when the copy there is whole.
+ */
+int base_ask(struct engine *x, uint32_t uid, uint32_t pid, const Zero__Base *m, uint32_t place,
              struct base_use *use, struct request *r, struct fault *fault);
 /* Whether the session may read the base with this hash. */
 bool base_held(const struct base_use *use, const uint8_t hash[static BASE_HASH]);

@@ -105,8 +105,8 @@
           "Gather window of a job on this node. 0: what its ranks declare that they hold.")        \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
-          "ranks hold, the gradients that they push, and what they stash there. 0: as much as "    \
-          "the GPU has.")                                                                          \
+          "ranks hold, the gradients that they push, what they stash there, and copies of "        \
+          "bases. 0: as much as the GPU has.")                                                     \
         N("State and memory", stash_limit, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most host memory for the stashes (activation checkpoints) of one user's jobs on this "  \
           "node. 0: no limit.")                                                                    \

@@ -82,6 +82,7 @@ struct request {
                 struct {
                         int fd; /* until finish() returns */
                         bool fill;
+                        uint64_t gpu_bytes; /* 0: in host memory */
                 } base;
         } result;
 };

@@ -15,7 +15,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/core/blocking.h"
-#include "daemon/rank/window.h"
+#include "daemon/core/window.h"
 #include "proto/cleanup.h"
 
 enum window_kind { PUSH, GATHER, STASH, N_WINDOWS };
@@ -185,7 +185,7 @@ static int windows_plan(struct rank_setup *m)
         }
         m->windows[GATHER].bytes = gather_lacks(m->gather);
         m->windows[STASH].bytes = stash_lacks(m->rank->stash);
-        return windows_check(job, m->place, m->windows, N_WINDOWS, &m->fault);
+        return windows_check(job->x, job->uid, m->place, m->windows, N_WINDOWS, &m->fault);
 }
 
 static void windows_begin(struct rank_setup *m)

@@ -145,20 +145,34 @@ static void session_gone(void *arg, int status, const char *text)
         session_end(s);
 }
 
+int place_of_uuid(const ProtobufCBinaryData *uuid, uint32_t *ret_place, struct fault *fault)
+{
+        char text[2 * ZERO_GPU_UUID + 1] = "";
+        int gpu;
+
+        if (uuid->len != ZERO_GPU_UUID)
+                return fault_set(fault, ZERO_EINVAL, "name a GPU by its %d bytes", ZERO_GPU_UUID);
+        for (size_t i = 0; i < ZERO_GPU_UUID; i++)
+                sprintf(text + 2 * i, "%02x", uuid->data[i]);
+        gpu = gpu_find(uuid->data);
+        if (gpu < 0)
+                return fault_set(
+                        fault, ZERO_EGPU,
+                        "this daemon uses no GPU of UUID %s, only %u others: see the option "
+                        "device and 'zeroctl status', or attach without a device",
+                        text, gpus_count());
+        *ret_place = gpu_place((uint32_t)gpu);
+        return 0;
+}
+
 /* Where the rank wants its windows, and the GPU events that it will name: handles[]. */
 static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE],
                         struct rank_needs *needs, struct fault *fault)
 {
-        char uuid[2 * ZERO_GPU_UUID + 1] = "";
-        int gpu;
-
         if (m->gpu.len == 0 && m->n_events == 0)
                 return 0;
-        if (m->gpu.len != ZERO_GPU_UUID || m->n_events > ZERO_GPU_EVENTS)
-                return fault_set(fault, ZERO_EINVAL,
-                                 "name a GPU by its %d bytes, with %d events at "
-                                 "most",
-                                 ZERO_GPU_UUID, ZERO_GPU_EVENTS);
+        if (m->n_events > ZERO_GPU_EVENTS)
+                return fault_set(fault, ZERO_EINVAL, "name %d events at most", ZERO_GPU_EVENTS);
         for (size_t i = 0; i < m->n_events; i++) {
                 if (m->events[i].len != ZERO_GPU_HANDLE)
                         return fault_set(fault, ZERO_EINVAL,
@@ -166,19 +180,9 @@ static int attach_place(const Zero__Attach *m, uint8_t handles[][ZERO_GPU_HANDLE
                                          m->events[i].len);
                 memcpy(handles[i], m->events[i].data, ZERO_GPU_HANDLE);
         }
-        for (size_t i = 0; i < ZERO_GPU_UUID; i++)
-                sprintf(uuid + 2 * i, "%02x", m->gpu.data[i]);
-        gpu = gpu_find(m->gpu.data);
-        if (gpu < 0)
-                return fault_set(
-                        fault, ZERO_EGPU,
-                        "this daemon uses no GPU of UUID %s, only %u others: see the option "
-                        "device and 'zeroctl status', or attach without a device",
-                        uuid, gpus_count());
-        needs->windows = gpu_place((uint32_t)gpu);
         needs->event_handles = (const uint8_t(*)[ZERO_GPU_HANDLE])handles;
         needs->n_events = (uint32_t)m->n_events;
-        return 0;
+        return place_of_uuid(&m->gpu, &needs->windows, fault);
 }
 
 /*

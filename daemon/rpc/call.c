@@ -43,6 +43,7 @@ static void reply_base(struct pending_call *call, Zero__Reply *reply)
         Zero__BaseReply base = ZERO__BASE_REPLY__INIT;
 
         base.fill = call->request.result.base.fill;
+        base.gpu_bytes = call->request.result.base.gpu_bytes;
         reply->body_case = ZERO__REPLY__BODY_OPENED_BASE;
         reply->opened_base = &base;
         session_reply(call->session, reply, &call->request.result.base.fd, 1);
@@ -429,6 +430,17 @@ static const char *call_name(Zero__Request__BodyCase kind)
         }
 }
 
+static int handle_base(struct pending_call *call, const Zero__Base *m, struct fault *fault)
+{
+        struct session *s = call->session;
+        uint32_t place = 0;
+        int r = m->gpu.len ? place_of_uuid(&m->gpu, &place, fault) : 0;
+
+        return r ? r
+                 : base_ask(s->rpc->x, s->uid, (uint32_t)s->pid, m, place, &s->base, &call->request,
+                            fault);
+}
+
 static int handle(struct pending_call *call, const Zero__Request *m, struct fault *fault)
 {
         if (m->body_case == ZERO__REQUEST__BODY_HELLO)
@@ -441,9 +453,7 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
         case ZERO__REQUEST__BODY_COMPOSE:
                 return handle_compose(call, m->compose, fault);
         case ZERO__REQUEST__BODY_OPEN_BASE:
-                return base_ask(call->session->rpc->x, call->session->uid,
-                                (uint32_t)call->session->pid, m->open_base, &call->session->base,
-                                &call->request, fault);
+                return handle_base(call, m->open_base, fault);
         case ZERO__REQUEST__BODY_PUT:
                 return handle_access(call, m->put, true, fault);
         case ZERO__REQUEST__BODY_GET:

@@ -91,6 +91,8 @@ int session_new(struct rpc *rpc, int fd);
 /* ---- attach.c ---- */
 
 int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault);
+/* The place of the GPU with that UUID; ZERO_EINVAL, ZERO_EGPU. */
+int place_of_uuid(const ProtobufCBinaryData *uuid, uint32_t *ret_place, struct fault *fault);
 /* ZERO_EBUSY where the node takes no new ranks. */
 int refuse_drained(const struct engine *x, struct fault *fault);
 /* The reply has descriptors. */

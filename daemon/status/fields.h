@@ -196,6 +196,7 @@
         F(number, uid, "user whose processes read it", LABEL("user"))                              \
         F(number, bytes, "size", GAUGE("base_bytes"))                                              \
         F(number, uses, "processes that use it", GAUGE("base_processes"))                          \
+        F(number, gpus, "GPUs that have a copy, too", GAUGE("base_gpus"))                          \
         F(flag, whole, "the copy is complete, and its hash was checked", GAUGE("base_whole"))      \
         F(number, filler, "process that writes it; 0: none")
 

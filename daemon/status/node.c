@@ -101,6 +101,7 @@ static void report_base(void *arg, const struct base_info *info)
         b->uid = info->uid;
         b->bytes = info->bytes;
         b->uses = info->uses;
+        b->gpus = info->copies;
         b->whole = info->whole;
         b->filler = info->filler;
 }

@@ -170,7 +170,7 @@ _Noreturn static void trainer(struct gpu gpu, int socket, int kind)
         must(gpu.client->event_new(0, hello.event, &event), "event");
         say(socket, &hello, sizeof hello, -1);
         fd = hear(socket, &offer, sizeof offer);
-        must(gpu.client->map(0, fd, offer.handle, offer.bytes, &window), "map");
+        must(gpu.client->map(0, fd, offer.handle, offer.bytes, true, &window), "map");
         if (fd >= 0)
                 close(fd);
         use_window(&gpu, window, event);

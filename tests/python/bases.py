@@ -40,8 +40,8 @@ def bases(cluster):
     return cluster[0].status()["bases"]
 
 
-def share(processes):
-    """The sum of the processes' shares (PSS) of the memory of bases, in bytes."""
+def share(processes, memory="memfd:zerod-base"):
+    """The sum of the processes' shares (PSS) of the memory of bases, or of other memory, in bytes."""
     total = 0
     for pid in processes:
         with open(f"/proc/{pid}/smaps", encoding="utf-8") as f:
@@ -49,7 +49,7 @@ def share(processes):
             for line in f:
                 word = line.split()
                 if "-" in word[0]:
-                    ours = "memfd:zerod-base" in line
+                    ours = memory in line
                 elif ours and word[0] == "Pss:":
                     total += int(word[1]) * 1024
     return total

@@ -33,6 +33,7 @@ struct mapping {
         struct mapping *next;
         void *memory;
         uint64_t bytes;
+        int protection;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -144,7 +145,7 @@ static int client_uuid(int ordinal, uint8_t ret_uuid[ZERO_GPU_UUID])
 }
 
 static int client_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes,
-                      void **ret_memory)
+                      bool writable, void **ret_memory)
 {
         struct mapping *m;
         int own = -1, r = check(ordinal);
@@ -157,7 +158,10 @@ static int client_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE]
         m = fstat(fd, &st) || st.st_size != (off_t)bytes ? NULL : malloc(sizeof *m);
         if (m) {
                 m->bytes = bytes;
-                m->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+                m->protection = PROT_READ;
+                if (writable || fake_setting("FAKE_GPU_WRITABLE", 0))
+                        m->protection |= PROT_WRITE;
+                m->memory = mmap(NULL, bytes, m->protection, MAP_SHARED, fd, 0);
         }
         if (own >= 0)
                 close(own);
@@ -173,15 +177,41 @@ static int client_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE]
         return 0;
 }
 
+/* Under the mutex. */
+static struct mapping **find(const void *memory)
+{
+        struct mapping **at = &mappings;
+
+        while (*at && (*at)->memory != memory)
+                at = &(*at)->next;
+        return at;
+}
+
+static int client_remap(void *memory, int fd)
+{
+        const struct mapping *m;
+        struct stat st;
+
+        pthread_mutex_lock(&mutex);
+        m = *find(memory);
+        pthread_mutex_unlock(&mutex);
+        if (!m)
+                fake_die("%p is not mapped", memory);
+        if (fstat(fd, &st) || st.st_size != (off_t)m->bytes)
+                return -EINVAL;
+        return mmap(memory, m->bytes, m->protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED
+                       ? -EIO
+                       : 0;
+}
+
 static void client_unmap(void *memory)
 {
-        struct mapping **at = &mappings, *m;
+        struct mapping **at, *m;
 
         if (!memory)
                 return;
         pthread_mutex_lock(&mutex);
-        while (*at && (*at)->memory != memory)
-                at = &(*at)->next;
+        at = find(memory);
         m = *at;
         if (m)
                 *at = m->next;
@@ -296,6 +326,7 @@ const struct zero_gpu_client *zero_gpu_client(void)
         static struct zero_gpu_client table = {
                 .uuid = client_uuid,
                 .map = client_map,
+                .remap = client_remap,
                 .unmap = client_unmap,
                 .copy = client_copy,
                 .pin = client_pin,

@@ -136,6 +136,71 @@ def frozen_parameters_of_a_base_are_on_the_gpu():
         same(losses, without)
 
 
+def on_base(path):
+    model = adapters_only(make(0), (".up.",))
+    zt.shard(model, device=DEVICE, base=[path])
+    base, = model.sharded.client.query("status")["bases"]
+    return model, base
+
+
+def look(rank, path):
+    model, base = on_base(path)
+    plain = dict(adapters_only(make(0), (".up.",)).named_parameters())
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            assert p.zerod_mapped and torch.equal(p.cpu(), plain[name]), name
+    assert base["gpus"] == 1, base
+    model.sharded.client.close()
+
+
+@case
+def ranks_of_a_gpu_map_one_copy_of_a_base():
+    with frozen_files(adapters_only(make(0), (".up.",))) as (path,):
+        ranks.run(look, 2, ranks.shared(1), arguments=(path,))
+
+
+def write(_, path):
+    """What becomes of an operation in place."""
+    os.environ["FAKE_GPU_WRITABLE"] = "1"
+    model, _ = on_base(path)
+    optimizer = zt.AdamW(model, **ADAMW)
+    loss = model(batch_of(0, BATCH).to(DEVICE))
+    loss.backward()
+    with torch.no_grad():
+        model.wte.weight.add_(1)
+    try:
+        if REAL:
+            torch.cuda.synchronize()
+    except RuntimeError as e:
+        print(f"a write to a base: {e}")
+        return
+    print("a write to a base: the driver maps all memory writable")
+    raises(zt.WrittenToBase, "wte.weight", optimizer.step)
+
+
+@case
+def write_to_a_base_is_a_fault_or_told():
+    with frozen_files(adapters_only(make(0), (".up.",))) as (path,):
+        ranks.run(write, 1, ranks.shared(1), arguments=(path,))
+
+
+def keep_apart(_, path):
+    model, base = on_base(path)
+    assert base["gpus"] == 0 and not any(p.zerod_mapped for p in model.sharded.base), base
+    with torch.no_grad():
+        model.wte.weight.add_(1)  # of this process alone
+    model.sharded.client.close()
+
+
+@case
+def processes_keep_copies_where_the_driver_exports_no_descriptors():
+    if REAL:
+        raise Skip("on the stand-in alone")
+    with environment(FAKE_GPU_HANDLES=1), Cluster(1, device="cuda") as cluster, \
+            frozen_files(adapters_only(make(0), (".up.",))) as (path,):
+        ranks.run(keep_apart, 1, cluster, arguments=(path,))
+
+
 def same(losses, wanted):
     """A GPU may add up in another order each time."""
     worst = max(abs(a - b) for a, b in zip(losses, wanted))

@@ -23,8 +23,8 @@ class Stand(place.Gpu):
     def needs(self):
         return {"device": "cuda:0"}
 
-    def tensor_at(self, address, elements, dtype):
-        return place.host_tensor_at(address, elements, dtype)
+    def tensor_at(self, address, elements, dtype, owner=None):
+        return place.host_tensor_at(address, elements, dtype, owner)
 
     stream = 0
 

@@ -6,7 +6,7 @@ on it.
 """
 
 from ._library import ALL, OBSERVER
-from .client import AdamSet, AdamWSet, Client, FileValues, LionSet, SGDSet, Stash, StepResult, connect, drop
+from .client import AdamSet, AdamWSet, BaseCopy, Client, FileValues, LionSet, SGDSet, Stash, StepResult, connect, drop
 from .errors import (
     Aborted,
     Busy,
@@ -46,6 +46,7 @@ __all__ = [
     "OBSERVER",
     "AdamSet",
     "AdamWSet",
+    "BaseCopy",
     "Client",
     "FileValues",
     "Layout",

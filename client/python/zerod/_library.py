@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from ctypes import (
+    CFUNCTYPE,
     POINTER,
     Structure,
     c_bool,
@@ -67,6 +68,12 @@ class File(Structure):
     """struct zero_file"""
 
     _fields_ = [("data", c_void_p), ("bytes", c_uint64)]
+
+
+class Copy(Structure):
+    """struct zero_base_copy"""
+
+    _fields_ = [("data", c_void_p), ("bytes", c_uint64), ("unmap", CFUNCTYPE(None, c_void_p))]
 
 
 class Values(Structure):
@@ -185,6 +192,7 @@ PROTOTYPES = {
     "zero_accepted": (c_uint32, _client, c_uint32),
     "zero_attach": (c_int, _client, _layout, POINTER(Needs)),
     "zero_base": (c_int, _client, POINTER(c_char_p), c_uint32, POINTER(File)),
+    "zero_base_copy": (c_int, _client, c_char_p, POINTER(Copy)),
     "zero_blob": (c_void_p, _client, POINTER(c_size_t)),
     "zero_client_layout": (_layout, _client),
     "zero_close": (None, _client),

@@ -155,6 +155,7 @@ class Client(Conversation):
         self._closes_at_exit = False
         self._layout, self._may_have_job, self._stash_on_gpu = None, False, False
         self._base = None  # the memory, which the library gives to a new daemon
+        self._copy = None  # of it on a GPU
 
     # ---- properties --------------------------------------------------------------------
 
@@ -250,6 +251,22 @@ class Client(Conversation):
         weakref.finalize(self._base, _unmap, first, len(self._base)).atexit = False
         whole = memoryview(self._base).cast("B")
         return [whole[f.data - first : f.data - first + f.bytes] for f in found]
+
+    def base_copy(self, device: str) -> "BaseCopy":
+        """Maps the base on a GPU of this process, "cuda:N": one copy for all processes of the user that have
+        it there; after base() and before attach(), once.
+
+        The memory stays while the result is used.  The GPU ends all work of this process if a kernel writes
+        there; with a driver that maps all memory writable, the write changes what the other processes read.  The call that
+        finds a daemon that was started again waits for the GPU; other threads enqueue nothing meanwhile.
+
+        Raises Gpu if the daemon does not use the GPU, or its driver exports no descriptors; ProtocolVersion if the daemon
+        is of a release without such copies; Quota (gpu_windows), NoMemory, Order.
+        """
+        copy = lib.Copy()
+        self._wait(self._library.zero_base_copy, device.encode(), copy)
+        self._copy = BaseCopy(copy, ctypes.addressof(self._base))
+        return self._copy
 
     # ---- joining a job ---------------------------------------------------------------------
 
@@ -632,7 +649,7 @@ class Client(Conversation):
             with self._use() as handle:
                 self._handle = None
                 self._library.zero_close(handle)
-            self._base = None
+            self._base = self._copy = None
             if self._own_job:
                 self._drop_own_job()
 
@@ -671,6 +688,20 @@ def _close_unless_failed(client):
     """At the process's end.  Python keeps the exception that ended the process here."""
     if getattr(sys, "last_value", None) is None:
         client.close()
+
+
+class BaseCopy:
+    """A base on a GPU, mapped while there is a reference."""
+
+    def __init__(self, copy: lib.Copy, base: int):
+        self.address: int = copy.data
+        self.bytes: int = copy.bytes
+        self._base = base
+        weakref.finalize(self, copy.unmap, copy.data).atexit = False
+
+    def at(self, address: int) -> int:
+        """Where the GPU has what is at this address of the base in host memory."""
+        return self.address + address - self._base
 
 
 def _unmap(address, size):

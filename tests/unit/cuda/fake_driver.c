@@ -252,10 +252,15 @@ static CUresult access_of(CUdeviceptr address, size_t bytes, const CUmemAccessDe
         cr_assert(r && r->kind == MAPPED && r->bytes == bytes && count == 1);
         cr_assert(desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
                   desc->location.id == r->gpu);
-        cr_assert_eq(desc->flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        cr_assert(desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
+                  desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
+        if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ && fake.all_writable)
+                result = CUDA_ERROR_NOT_SUPPORTED;
         if (result)
                 return result;
-        mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r->fd, 0);
+        mmap((void *)address, bytes,
+             desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_FIXED, r->fd, 0);
         r->kind = ACCESSIBLE;
         return CUDA_SUCCESS;
 }

@@ -25,6 +25,7 @@ struct fake_runtime {
         int fail_at, fail_with; /* the number of the call that fails, and its status; 0: none */
         bool failed;            /* a call has failed */
         bool no_descriptors;    /* memory is not exported by descriptor */
+        bool all_writable;      /* no memory is mapped for reading alone */
         bool no_handles;        /* memory is not exported by legacy handle */
         bool old_driver;        /* it has no entry points to look up */
         bool event_pending;     /* the work of events is not done */

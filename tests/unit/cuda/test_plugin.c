@@ -138,8 +138,8 @@ Test(plugin, tells_a_trainer_that_there_is_no_gpu, .init = load)
         if (have_gpu() == 0)
                 cr_skip_test("there is a GPU");
         cr_assert_eq(trainer->uuid(0, uuid), -ENODEV);
-        cr_assert_eq(trainer->map(0, -1, no_handle, 64, &memory), -ENODEV);
-        cr_assert_eq(trainer->map(0, 0, no_handle, 64, &memory), -ENODEV);
+        cr_assert_eq(trainer->map(0, -1, no_handle, 64, true, &memory), -ENODEV);
+        cr_assert_eq(trainer->map(0, 0, no_handle, 64, true, &memory), -ENODEV);
         cr_assert_eq(trainer->event_new(0, handle, &event), -ENODEV);
         cr_assert_eq(gpu->event_open(no_handle, &event), -ENODEV);
         cr_assert(uuid[0] == 7 && handle[0] == 7 && memory == word && event == word);
@@ -179,7 +179,7 @@ Test(plugin, checks_dtypes_and_counts_before_it_needs_a_gpu, .init = load)
         cr_assert_eq(gpu->alloc(0, &memory), -EINVAL);
         cr_assert_eq(gpu->pinned_new(0, &memory), -EINVAL);
         cr_assert_eq(gpu->share_new(0, &share), -EINVAL);
-        cr_assert_eq(trainer->map(0, -1, no_handle, 0, &memory), -EINVAL);
+        cr_assert_eq(trainer->map(0, -1, no_handle, 0, true, &memory), -EINVAL);
         cr_assert_null(memory);
         updates[0].serve = word;
         updates[0].serve_dtype = unknown;

@@ -123,7 +123,7 @@ Test(runtime, exports_by_a_legacy_handle_where_there_are_no_descriptors)
         fake.no_descriptors = true;
         share = share_new();
         cr_assert(share.fd == -1 && share.bytes % FAKE_UNIT == 0 && share.bytes >= BYTES);
-        cr_assert_eq(cuda_map(GPU, -1, share.handle, share.bytes, &memory), 0);
+        cr_assert_eq(cuda_map(GPU, -1, share.handle, share.bytes, true, &memory), 0);
         memcpy(share.memory, "window", 7);
         cr_assert_str_eq(memory, "window");
         cuda_unmap(memory);
@@ -151,7 +151,7 @@ Test(runtime, without_the_entry_points_there_is_no_gpu)
 
         fake.old_driver = true;
         cr_assert_eq(cuda_share_new(BYTES, &share), -ENODEV);
-        cr_assert_eq(cuda_map(0, 0, NULL, FAKE_UNIT, &memory), -ENODEV);
+        cr_assert_eq(cuda_map(0, 0, NULL, FAKE_UNIT, true, &memory), -ENODEV);
 }
 
 /* ---- a trainer's view of it ------------------------------------------------------ */
@@ -161,7 +161,7 @@ static struct zero_cuda_share shown;
 static int map_once(void)
 {
         void *memory = NULL;
-        int r = cuda_map(GPU, shown.fd, NULL, shown.bytes, &memory);
+        int r = cuda_map(GPU, shown.fd, NULL, shown.bytes, true, &memory);
 
         fake.fail_at = 0;
         if (r == 0)
@@ -177,7 +177,7 @@ static void check_view(int current)
         shown = share_new();
         fake_set_current(current);
         before = descriptors();
-        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, shown.bytes, &memory), 0);
+        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, shown.bytes, true, &memory), 0);
         cr_assert_eq(fake_current(), current);
         memcpy(shown.memory, "window", 7);
         cr_assert_str_eq(memory, "window");
@@ -208,13 +208,98 @@ Test(runtime, refuses_a_descriptor_that_is_none_or_too_small)
         void *memory;
 
         shown = share_new();
-        cr_assert_eq(cuda_map(GPU, other, NULL, FAKE_UNIT, &memory), -EINVAL);
-        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, 2 * ROUNDED, &memory), -EINVAL);
-        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, 0, &memory), -EINVAL);
-        cr_assert_eq(cuda_map(FAKE_GPUS, shown.fd, NULL, ROUNDED, &memory), -EINVAL);
-        cr_assert_eq(cuda_map(-1, shown.fd, NULL, ROUNDED, &memory), -EINVAL);
+        cr_assert_eq(cuda_map(GPU, other, NULL, FAKE_UNIT, true, &memory), -EINVAL);
+        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, 2 * ROUNDED, true, &memory), -EINVAL);
+        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, 0, true, &memory), -EINVAL);
+        cr_assert_eq(cuda_map(FAKE_GPUS, shown.fd, NULL, ROUNDED, true, &memory), -EINVAL);
+        cr_assert_eq(cuda_map(-1, shown.fd, NULL, ROUNDED, true, &memory), -EINVAL);
         cuda_share_free(&shown);
         close(other);
+        fake_must_be_empty();
+}
+
+/* ---- a trainer's view that is for reading -------------------------------------- */
+
+static bool writable(const void *memory)
+{
+        int into[2];
+        ssize_t n;
+
+        cr_assert_eq(pipe2(into, O_CLOEXEC), 0);
+        cr_assert_eq(write(into[1], "x", 1), 1);
+        n = read(into[0], (void *)memory, 1); /* EFAULT instead of a signal */
+        close(into[0]);
+        close(into[1]);
+        return n == 1;
+}
+
+static void check_for_reading(bool expected)
+{
+        void *memory;
+
+        shown = share_new();
+        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, shown.bytes, false, &memory), 0);
+        cr_assert_eq(writable(memory), expected);
+        cuda_unmap(memory);
+        cuda_share_free(&shown);
+        fake_must_be_empty();
+}
+
+Test(runtime, maps_for_reading)
+{
+        check_for_reading(false);
+}
+
+Test(runtime, maps_writable_where_the_driver_maps_nothing_for_reading)
+{
+        fake.all_writable = true;
+        check_for_reading(true);
+}
+
+Test(runtime, puts_the_next_memory_where_the_last_one_was)
+{
+        struct zero_cuda_share next;
+        void *memory;
+
+        shown = share_new();
+        next = share_new();
+        memcpy(next.memory, "next", 5);
+        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, shown.bytes, false, &memory), 0);
+        fake_set_current(FAKE_NO_CONTEXT);
+        fake_enqueue(GPU);
+        cr_assert_eq(cuda_remap(memory, next.fd), 0);
+        cr_assert_not(fake_is_enqueued(GPU), "work may still read what was there");
+        cr_assert_eq(fake_current(), FAKE_NO_CONTEXT);
+        cr_assert_str_eq(memory, "next");
+        cr_assert_not(writable(memory));
+        cuda_share_free(&shown);
+        cr_assert_eq(cuda_remap(memory, -1), -EINVAL);
+        cr_assert_str_eq(memory, "next", "it is as it was");
+        cr_assert_eq(cuda_remap(&next, next.fd), -EINVAL, "nothing is mapped there");
+        cuda_unmap(memory);
+        cuda_share_free(&next);
+        fake_must_be_empty();
+}
+
+static int remap_once(void)
+{
+        void *memory = NULL;
+        int fail_at = fake.fail_at, r;
+
+        fake.fail_at = 0;
+        cr_assert_eq(cuda_map(GPU, shown.fd, NULL, shown.bytes, true, &memory), 0);
+        fake.fail_at = fail_at;
+        r = cuda_remap(memory, shown.fd);
+        fake.fail_at = 0;
+        cuda_unmap(memory);
+        return r;
+}
+
+Test(runtime, leaves_nothing_of_memory_that_cannot_be_put_there)
+{
+        shown = share_new();
+        at_every_call(cudaErrorUnknown, true, remap_once);
+        cuda_share_free(&shown);
         fake_must_be_empty();
 }
 

@@ -282,7 +282,7 @@ static void check_shared(void)
         cr_assert_geq(share.bytes, 5000);
         cr_assert_eq(trainer->uuid(0, uuid), 0);
         cr_assert_eq(gpu_find(uuid), 0);
-        cr_assert_eq(trainer->map(0, share.fd, share.handle, share.bytes, &view), 0);
+        cr_assert_eq(trainer->map(0, share.fd, share.handle, share.bytes, true, &view), 0);
         for (size_t i = 0; i < share.bytes; i++)
                 cr_assert_eq(((char *)view)[i], 0);
         gpu_ops()->copy((char *)share.memory + 4000, text, sizeof text);

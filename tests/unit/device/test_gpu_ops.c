@@ -25,7 +25,7 @@ static struct window window_new(void)
         void *view;
 
         cr_assert_eq(gpu_share(0, N * sizeof(float), "a window", &w.share, &fault), 0);
-        cr_assert_eq(trainer->map(0, w.share.fd, w.share.handle, w.share.bytes, &view), 0);
+        cr_assert_eq(trainer->map(0, w.share.fd, w.share.handle, w.share.bytes, true, &view), 0);
         w.view = view;
         return w;
 }

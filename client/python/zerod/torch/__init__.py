@@ -19,7 +19,7 @@ from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
 from .norms import grad_norms, weight_norms
 from .optim import SGD, Adam, AdamW, Lion, ServiceOptimizer
-from .parameter import GradientsAreElsewhere, NotFetched, WrittenInPlace
+from .parameter import GradientsAreElsewhere, NotFetched, WrittenInPlace, WrittenToBase
 from .process_group import init_process_group
 from .ranks import all_reduce, rank, world_size
 from .sharded import Sharded, sharded_of
@@ -30,7 +30,7 @@ from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
     "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
-    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "ZeroModule", "all_reduce", "checkpoint",
+    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
     "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "grad_norms", "hold",
     "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank", "register_forward_method",
     "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps", "weight_norms", "world_size",

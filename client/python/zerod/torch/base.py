@@ -2,13 +2,15 @@
 
 Rule: a frozen parameter is the files' tensor of its name, dtype and shape, or shard() refuses it by name.  The
 memory cannot be written to: whoever would load other values gets an error.  Of a DTensor a rank has its part of
-the tensor, by the same mapping.  On a GPU each process has a copy.
+the tensor, by the same mapping.  A GPU has one copy of all files for all processes of the user; ranks of a mesh or a
+pipeline, which need parts, have copies of their own.
 """
 from __future__ import annotations
 
 import functools
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from .pipeline import Stage
+    from .place import Gpu, Host
 
+log = logging.getLogger(__name__)
 OF_PEFT = ("base_layer", "original_module")  # what peft puts around the modules of a model
 
 
@@ -66,12 +70,25 @@ def _tensor_of(param: PlannedParam, names: Iterable[str], found: Mapping[str, to
     return tensor
 
 
-def _parameter(param: PlannedParam, tensor: torch.Tensor, device: torch.device) -> nn.Parameter:
-    """A frozen parameter with the values of a tensor of the base, or of this rank's part of it; on a GPU they are a copy."""
+def _mapped_on(place: "Host | Gpu", client: zerod.Client) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What gives the place's mapping of a tensor of the base in host memory; None: there is none."""
+    if place.holds:
+        return lambda tensor: tensor
+    try:
+        copy = client.base_copy(place.needs()["device"])
+    except (zerod.Gpu, zerod.ProtocolVersion) as e:
+        log.warning("job '%s': each process has a copy of the base on its GPU: %s", client.job, e)
+        return None
+    return lambda t: place.tensor_at(copy.at(t.data_ptr()), t.numel(), t.dtype, copy).view(t.shape)
+
+
+def _parameter(param: PlannedParam, tensor: torch.Tensor, mapped: Callable[[torch.Tensor], torch.Tensor] | None,
+               device: torch.device) -> nn.Parameter:
+    """A frozen parameter with the values of a tensor of the base, or of this rank's part of it: mapped, or a copy."""
     value, split = param.value, param.split
     if split:
         tensor = tensor.narrow(split.axis, split.begins[split.own], split.sizes[split.own])
-    tensor = tensor.to(device)
+    tensor = mapped(tensor) if mapped else tensor.to(device, copy=True)
     if is_dtensor(value):
         from torch.distributed.tensor import DTensor  # pylint: disable=import-outside-toplevel
         return nn.Parameter(DTensor.from_local(tensor, value.device_mesh, value.placements, run_check=False,
@@ -81,7 +98,7 @@ def _parameter(param: PlannedParam, tensor: torch.Tensor, device: torch.device) 
     return made
 
 
-def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLike[str]], device: torch.device,
+def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLike[str]], place: "Host | Gpu",
          mesh: "DeviceMesh | None", stage: "Stage | None") -> tuple[dict[nn.Parameter, torch.Tensor], list[Split]]:
     """Puts the files' tensors in the place of all frozen parameters.
 
@@ -94,8 +111,11 @@ def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLi
     frozen = [(param, tensor) for param, tensor in params if tensor is not None]
     for param, _ in frozen:
         param.split = split_of(param.name, param.value, mesh)
-    taken = {_parameter(param, tensor, device): tensor for param, tensor in frozen}
+    parts = not place.holds and (mesh is not None or stage is not None)
+    mapped = _mapped_on(place, client) if frozen and not parts else None
+    taken = {_parameter(param, tensor, mapped, place.device): tensor for param, tensor in frozen}
     for (param, _), made in zip(frozen, taken):
+        made.zerod_mapped = mapped is not None
         param.value.zerod_taken = made.zerod_taken = param.name  # optimizers that know it find out
         for module, attribute in param.places:
             module._parameters[attribute] = made  # pylint: disable=protected-access
@@ -143,7 +163,7 @@ def install(model: nn.Module, base: Mapping[nn.Parameter, torch.Tensor]) -> None
     """Has ``load_state_dict()`` check what it would write to the base, and ``state_dict()`` and full_params() have whole
     tensors; peft's layers merge into none of the mapped ones.  After state.install()."""
     full = {p: nn.Parameter(tensor, requires_grad=False) for p, tensor in base.items() if is_dtensor(p)}
-    mapped = {p for p in base if p.device.type == "cpu"}
+    mapped = {p for p in base if p.zerod_mapped}
     for prefix, module in model.named_modules():
         mine = {name: p for name, p in module._parameters.items() if p in base}  # pylint: disable=protected-access
         if mine:

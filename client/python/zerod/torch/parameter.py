@@ -40,6 +40,14 @@ class WrittenInPlace(RuntimeError):
                          "within 'with zerod.torch.full_params(module, write=True)'")
 
 
+class WrittenToBase(RuntimeError):
+    """A parameter of a base was changed in place on a GPU whose driver maps all memory writable."""
+
+    def __init__(self, name: str):
+        super().__init__(f"parameter '{name}' is of a base, and was changed in place: all processes of this user that have "
+                         "the base on this GPU read the change. End them all, and start them again")
+
+
 class GradientsAreElsewhere(RuntimeError):
     """A gradient was used in the trainer; gradients of a sharded model are in the service."""
 

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from .unit import Group
 
 
-def host_tensor_at(address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor over host memory that somebody else owns."""
+def host_tensor_at(address: int, elements: int, dtype: torch.dtype, owner: object = None) -> torch.Tensor:
+    """A flat tensor over host memory that somebody else owns: the owner, as long as there is the tensor."""
     if elements == 0:
         return torch.empty(0, dtype=dtype)
     memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]
     return torch.frombuffer(memory, dtype=dtype, count=elements)
 
 
@@ -62,9 +63,9 @@ class Host:
         """The home of one group's values while it is fetched."""
         return View(group)
 
-    def tensor_at(self, address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor over memory at an address from libzero."""
-        return host_tensor_at(address, elements, dtype)
+    def tensor_at(self, address: int, elements: int, dtype: torch.dtype, owner: object = None) -> torch.Tensor:
+        """A flat tensor over memory at an address from libzero; keeps the owner."""
+        return host_tensor_at(address, elements, dtype, owner)
 
     def mark(self) -> Any:
         """A mark behind the work that is enqueued now."""
@@ -139,11 +140,11 @@ class Gpu:
         """The home of one group's values while it is fetched."""
         return Storage(self, group)
 
-    def tensor_at(self, address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat tensor over memory at an address from libzero."""
+    def tensor_at(self, address: int, elements: int, dtype: torch.dtype, owner: object = None) -> torch.Tensor:
+        """A flat tensor over memory at an address from libzero; keeps the owner."""
         if elements == 0:
             return torch.empty(0, dtype=dtype, device=self.device)
-        memory = _DeviceMemory(address, elements * dtype.itemsize)
+        memory = _DeviceMemory(address, elements * dtype.itemsize, owner)
         return torch.as_tensor(memory, device=self.device).view(dtype)
 
     @property
@@ -182,9 +183,10 @@ class Gpu:
 
 
 class _DeviceMemory:
-    """Bytes on a GPU, for torch.as_tensor(); bf16 has no code in this protocol, bytes have."""
+    """Bytes on a GPU, for torch.as_tensor(), whose tensor keeps this; bf16 has no code in this protocol, bytes have."""
 
-    def __init__(self, address: int, size: int):
+    def __init__(self, address: int, size: int, owner: object):
+        self.owner = owner
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "strides": None,
                                          "data": (address, False), "version": 3}
 

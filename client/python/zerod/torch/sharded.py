@@ -12,7 +12,7 @@ import zerod
 from zerod._library import EMA_PLANES
 from zerod.environment import incarnation
 
-from .parameter import WrittenInPlace
+from .parameter import WrittenInPlace, WrittenToBase
 from .plan import BYTES, DTYPES, WORD
 from .split import is_dtensor
 from .unit import Group, ShardedParam, Unit
@@ -233,6 +233,9 @@ class Sharded:
         for unit in self.units:
             unit.forget()
         self.hooks.heap.after_step()
+        for p in self.base:
+            if p.zerod_mapped and p._version:
+                raise WrittenToBase(p.zerod_taken)
 
     def forget(self) -> None:
         """after_step() of an aborted attempt, whose only error is the abort."""

@@ -270,7 +270,7 @@ def _on_base(model: nn.Module, base: Iterable[str | os.PathLike[str]] | None, de
         return client, {}, []
     mine = client or zerod.connect(job, timeout=timeout)
     try:
-        return mine, *take_base(model, mine, base, place_of(device, model.parameters()).device, mesh, stage)
+        return mine, *take_base(model, mine, base, place_of(device, model.parameters()), mesh, stage)
     except BaseException:
         if client is None:
             mine.close()

@@ -1,23 +1,25 @@
 /* Windows on GPUs, charged to users; see window.h. */
-#include "daemon/rank/window.h"
+#include "daemon/core/window.h"
 
-#include "daemon/core/job.h"
+#include "daemon/core/core.h"
 
-int windows_check(const struct job *job, uint32_t place, const struct rank_window *windows,
-                  uint32_t n, struct fault *fault)
+int windows_check(const struct engine *x, uint32_t uid, uint32_t place,
+                  const struct rank_window *windows, uint32_t n, struct fault *fault)
 {
-        uint64_t most = job->x->conf->gpu_windows, used = place_charged(place, job->uid);
+        uint64_t most = x->conf->gpu_windows, used = place_charged(place, uid);
 
         for (uint32_t i = 0; most && i < n; i++) {
+                bool made = windows[i].bytes && windows[i].segment.data;
                 uint64_t bytes = windows[i].bytes;
 
+                used -= made ? windows[i].segment.bytes : 0;
                 if (bytes && (used > most || bytes > most - used))
                         return fault_set(
                                 fault, ZERO_EQUOTA,
                                 "no memory of %s for %.200s: %.1f MiB are needed; user %u's "
                                 "windows have %.1f there, and gpu_windows allows %.1f",
                                 place_name(place).text, windows[i].what, (double)bytes / 0x1p20,
-                                job->uid, (double)used / 0x1p20, (double)most / 0x1p20);
+                                uid, (double)used / 0x1p20, (double)most / 0x1p20);
                 used += bytes;
         }
         return 0;
