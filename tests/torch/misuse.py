@@ -227,6 +227,12 @@ def unusual_parameters():
         model.head.weight = nn.Parameter(model.head.weight.detach().to(dtype), requires_grad=False)
         raises(TypeError, ["head.weight", str(dtype), "register_buffer"], zt.shard, model)
     raises(TypeError, ["'weight'", "UninitializedParameter"], zt.shard, nn.LazyLinear(3))
+    model = make()
+    model.head.weight.data = model.embed.weight.data
+    raises(ValueError, ["embed.weight", "head.weight", "share memory", "tie them"], zt.shard, model)
+    model.embed.requires_grad_(False)
+    model.head.requires_grad_(False)
+    zt.shard(model)  # what stays equal may be two parameters
 
 
 @case
@@ -282,7 +288,56 @@ def held_until_their_gradients():
     raises(zerod.TooManyHeld, ["blocks.", "as an argument", "stage 2"], lambda: model(torch.ones(2, 3, requires_grad=True) * 2).backward())
 
 
-@cases_of([renormed, gradients_within_full_params, held_until_their_gradients], "{0.__name__}")
+def backward_after_the_step():
+    model = make()
+    model.blocks[0].requires_grad_(False)
+    zt.shard(model, stage=2)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    old, frozen = loss_of(model, 0), model.blocks[0](torch.ones(2, WIDTH, requires_grad=True))
+    loss_of(model, 1).backward()
+    optimizer.step()
+    raises(RuntimeError, ["from before optimizer.step()", "run forward again"], old.backward)
+    optimizer.zero_grad()
+    frozen.sum().backward()  # the step has changed none of its parameters
+
+
+class KeepsAList(nn.Module):
+    """Computes with parameters that a list of its own has."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.kept = [self.linear.weight, self.linear.bias]
+
+    def forward(self, x):
+        return nn.functional.linear(x, *self.kept).sum()
+
+
+def computes_with_old_parameters():
+    model = KeepsAList()
+    calls = []
+    model.linear.weight.register_hook(calls.append)
+    zt.shard(model)
+    raises(RuntimeError, ["'linear.", "before shard()", "attribute"], lambda: model(torch.ones(2, 3)).backward())
+    assert not calls, "the hook is the sharded parameter's"
+    model.linear(torch.ones(2, 3)).sum().backward()
+    assert len(calls) == 1
+
+
+def left_out_of_its_group():
+    model = zt.shard(make(), stage=3)
+    optimizer = zt.AdamW(model, lr=1e-2)
+    del optimizer.param_groups[0]["params"][-1]
+    loss_of(model, 0).backward()
+    raises(RuntimeError, ["'head.weight'", "new optimizer", "add_param_group()"], optimizer.step)
+    model.zero_grad()
+    before = full(model)["head.weight"]
+    train(model, zt.AdamW(model, [p for n, p in model.named_parameters() if n != "head.weight"], lr=1e-2), 2)
+    assert torch.equal(before, full(model)["head.weight"])
+
+
+@cases_of([renormed, gradients_within_full_params, held_until_their_gradients, backward_after_the_step,
+           computes_with_old_parameters, left_out_of_its_group], "{0.__name__}")
 def what_the_package_does_not_do_is_refused(what):
     in_rank(what, nodes=2)  # of a job's only owner fp32 parameters take no place of a window
 

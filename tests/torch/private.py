@@ -31,7 +31,7 @@ PACKAGE = os.path.join(ranks.CLIENT, "zerod")
 PRIVATE = {
     "sys": (sys, ["_getframe"]),
     "torch": (torch, ["_C"]),
-    "torch._C": (torch._C, ["_autograd", "_current_graph_task_id"]),
+    "torch._C": (torch._C, ["_autograd", "_current_graph_task_id", "_functorch"]),
     "torch._C._autograd": (torch._C._autograd, ["_top_saved_tensors_default_hooks"]),
     "autograd": (torch.autograd.Variable, ["_execution_engine"]),
     "checkpoints of autograd": (inspect.getsource(torch.utils.checkpoint), ["_checkpoint_hook", "_recomputation_hook"]),

@@ -9,6 +9,7 @@ import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
 from harness import case, cases_of  # noqa: E402
 
 import copy  # noqa: E402
+import inspect  # noqa: E402
 import types  # noqa: E402
 
 import torch  # noqa: E402
@@ -413,6 +414,65 @@ def several_forwards(model, step):
 @cases_of([1, 3], "stage{}")
 def several_forwards_before_backward(stage):
     in_rank(lambda: same(stage, {}, backward=several_forwards))
+
+
+def chosen(model, step):
+    """A backward pass to some parameters alone."""
+    loss = loss_of(model, step)
+    loss.backward(inputs=[model.blocks[1].up.weight, *model.head.parameters()])
+    return loss.detach()
+
+
+def gradients_by_name(model):
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(loss_of(model, 0), list(model.parameters()), allow_unused=True)
+    return {n: g for (n, _), g in zip(model.named_parameters(), gradients)}
+
+
+def gradients_of_chosen_parameters(stage):
+    want, model = gradients_by_name(make()), zt.shard(make(), stage=stage)
+    for name, gradient in gradients_by_name(model).items():
+        torch.testing.assert_close(gradient, want[name], msg=name)
+    assert not model.sharded.has_gradients and (stage < 3 or not fetched(model))
+    unused = zt.shard(make(), stage=stage, job="unused")
+    raises(RuntimeError, "not have been used", torch.autograd.grad, loss_of(model, 0), [unused.head.weight])
+    unused.sharded.client.close()
+
+
+@cases_of([1, 3], "stage{}")
+def parameters_may_be_the_inputs_of_autograd(stage):
+    in_rank(gradients_of_chosen_parameters, stage)
+    if "has_torch_function" in inspect.getsource(torch.autograd.backward):  # PyTorch 2.6 asks nobody
+        in_rank(lambda: same(stage, {}, backward=chosen))
+
+
+def by_row(model):
+    return torch.func.vmap(model)(torch.arange(12).view(4, 1, 3) % 11)
+
+
+def vmapped(model, step):
+    loss = by_row(model).square().mean() + loss_of(model, step)
+    loss.backward()
+    return loss.detach()
+
+
+@case
+def vmap_trains_as_on_the_plain_model():
+    in_rank(lambda: same(2, {}, backward=vmapped))
+
+
+def vmapped_at_stage3():
+    model = zt.shard(make(), stage=3)
+    with torch.no_grad():
+        torch.testing.assert_close(by_row(model), by_row(make()))
+    raises(NotImplementedError, ["torch.func", "stage 1 or 2", "no_grad()"], by_row, model)
+    raises(NotImplementedError, "torch.func", torch.func.jacrev(model.blocks[0]), torch.ones(2, WIDTH))
+    assert not fetched(model)
+
+
+@case
+def vmap_at_stage3_is_for_inference():
+    in_rank(vmapped_at_stage3)
 
 
 @case

@@ -27,6 +27,7 @@ from .twin import override
 from .unit import ShardedParam, Unit
 
 if TYPE_CHECKING:
+    from .attempt import Attempt
     from .sharded import Sharded
 
 
@@ -79,11 +80,11 @@ def inputs_of_its_own(value: Any, seen: dict[int, torch.Tensor]) -> Any:
 
 
 class Call:
-    """One call of a unit's forward.  attempt: the number of its attempt.
+    """One call of a unit's forward.  attempt: the number of its attempt.  version: of the parameters.
     tells_its_end: gradients of its inputs will show the end of its backward."""
 
-    def __init__(self, attempt: int) -> None:
-        self.attempt = attempt
+    def __init__(self, attempt: "Attempt") -> None:
+        self.attempt, self.version = attempt.number, attempt.version
         self.tells_its_end = False
 
 
@@ -149,7 +150,6 @@ class Hooks:
         """Registers for the gradients of parameters that were gathered for the first time."""
         for p in unit.params:
             if p.trainable:
-                p.gathered.requires_grad_(True)  # only then has it a gradient
                 p.gathered.register_post_accumulate_grad_hook(
                     functools.partial(self._gradient, unit, p))
                 p.follow_requires_grad()
@@ -179,12 +179,15 @@ class Hooks:
 
     @torch.compiler.disable
     def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
+        if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
+            raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
+                                      "pass no hook would tell of: use stage 1 or 2, or torch.no_grad() around the transform")
         if self.depth == 0 and graph_task() == -1:
             self.begin_pass()
         self.fetch(unit, self.forward_order if graph_task() == -1 else None)
         self.depth += 1
         unit.depth += 1
-        call = unit.call = Call(self.sharded.attempt.number)
+        call = unit.call = Call(self.sharded.attempt)
         for module, hook in unit.inner.items() if torch.is_grad_enabled() else ():  # else modules run faster without hooks
             module._forward_hooks[id(unit)] = hook
         if torch.is_grad_enabled() and not unit.is_root and not self.holds:
@@ -332,6 +335,9 @@ class Hooks:
         if call.attempt != self.sharded.attempt.number:
             raise RuntimeError("the backward pass of a forward pass whose step was aborted since: "
                                "repeat the step from its beginning after zerod.Aborted")
+        if call.version != self.sharded.attempt.version and any(p.placeholder.requires_grad for p in unit.params):
+            raise RuntimeError(f"the backward pass of a forward pass of '{unit.name or '(root)'}' from before "
+                               "optimizer.step(), which changed the parameters: run forward again after the step")
         self._expect_end()
         unit.calls.add(call)
         if unit in self.in_backward and unit.fetched and unit.shown:

@@ -543,7 +543,7 @@ class LayerByLayer:
             hooks.fetch(unit)
             if at and calls[at - 1] is not unit:
                 hooks.prefetch(calls[at - 1])
-            unit.call = Call(sharded.attempt.number)
+            unit.call = Call(sharded.attempt)
             for i in range(len(runs)):
                 gradients.part = i
                 runs[i].backward()

@@ -188,6 +188,13 @@ class ServiceOptimizer(torch.optim.Optimizer):
         if not self._is_mine():
             raise RuntimeError("a newer optimizer of the same model has taken over from this one")
 
+    def _check_groups(self) -> None:
+        """Raises for parameters that left the groups behind the optimizer's back: their gradients are pushed already."""
+        changed = self._optimized() ^ (self.sharded.optimized or set())
+        if changed:
+            raise RuntimeError(f"param_groups lost or gained parameter '{min(p.name for p in changed)}': to leave parameters "
+                               "out call zero_grad() and make a new optimizer, and use add_param_group() to add some")
+
     def _assign_sets(self) -> None:
         """Tells the service which tensor uses which group, where that differs; the first rank that has it does."""
         for index, group in enumerate(self.param_groups):
@@ -239,6 +246,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_mine()
+        self._check_groups()
         sharded, pending = self.sharded, self.sharded.pending
         sets = [self.set_of(g) for g in self.param_groups]
         try:
@@ -257,7 +265,10 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing to do after a step.  Gradients that no step has used are discarded in the
-        service: all ranks must then call it, for it waits for them."""
+        service: all ranks must then call it, for it waits for them.
+
+        set_to_none: False does the same: a parameter without a gradient in a step is not updated, where torch
+        updates it with zeros."""
         del set_to_none
         if self.sharded.has_gradients:
             self.sharded.barrier()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
     from .unit import ShardedParam
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zerod")
 
+GRAPHS = (torch.autograd.backward, torch.autograd.grad)
 READS_MEMORY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist, torch.Tensor.__dlpack__)
 
 
@@ -104,6 +106,8 @@ class Placeholder(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in GRAPHS:  # placeholders stand in no graph: as inputs= they would get no gradient
+            args, kwargs = tree_map_only(Placeholder, functools.partial(_in_graph, func), (args, kwargs))
         if func not in READS_MEMORY and all(issubclass(t, Placeholder) for t in types):
             try:
                 with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access
@@ -208,6 +212,13 @@ def _detached(param: "ShardedParam") -> Placeholder:
     return self
 
 
+def _in_graph(func: Any, placeholder: Placeholder) -> torch.Tensor:
+    """The tensor that stands in the graph for a parameter, if forward has used it."""
+    param = placeholder.zerod_param
+    there = param.gathered if func is torch.autograd.backward else param.shown
+    return placeholder if there is None or placeholder is not param.placeholder else there
+
+
 def _placeholders(values: Any) -> list[Placeholder]:
     leaves = torch.utils._pytree.tree_leaves(values)  # pylint: disable=protected-access
     return [v for v in leaves if isinstance(v, Placeholder)]
@@ -235,8 +246,7 @@ def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
             copies[placeholder] = copy if placeholder is param.placeholder else copy.detach()
         return copies[placeholder]
 
-    args, kwargs = torch.utils._pytree.tree_map_only(  # pylint: disable=protected-access
-        Placeholder, copy_of, (args, kwargs))
+    args, kwargs = tree_map_only(Placeholder, copy_of, (args, kwargs))
     result = func(*args, **kwargs)
     if func in (torch.Tensor.numpy, torch.Tensor.__array__):
         result.setflags(write=False)

@@ -74,6 +74,7 @@ def find_params(model: nn.Module, apart: Container[nn.Parameter] = ()) -> list[P
             p.places.append((module, attribute))
     for p in found.values():
         check_param(p)
+    check_memory(found.values())
     return list(found.values())
 
 
@@ -108,6 +109,17 @@ def check_param(p: PlannedParam) -> None:
     if p.value.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"parameter '{p.name}' is on {p.value.device}; zerod serves host memory "
                          "and CUDA devices: shard the model there or on the meta device")
+
+
+def check_memory(params: Iterable[PlannedParam]) -> None:
+    """ValueError for two parameters over one memory: the service would train them apart."""
+    seen: dict[int, PlannedParam] = {}
+    for p in params:
+        address = 0 if is_dtensor(p.value) or not p.value.numel() else p.value.data_ptr()
+        other = seen.setdefault(address, p)
+        if address and other is not p and (p.value.requires_grad or other.value.requires_grad):
+            raise ValueError(f"parameters '{other.name}' and '{p.name}' share memory and are two parameters: tie them as one, "
+                             "a.weight = b.weight, or give one of them a clone() before shard()")
 
 
 def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:

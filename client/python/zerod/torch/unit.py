@@ -200,6 +200,8 @@ class Unit:
     def has_memory_of(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is one of the unit's gathered parameters, or a view of one."""
         tensor = getattr(tensor, "_local_tensor", tensor)
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # pylint: disable=protected-access  # of vmap, say
+            tensor = torch._C._functorch.get_unwrapped(tensor)  # pylint: disable=protected-access
         if tensor.layout is not torch.strided or tensor.device != self.sharded.place.device:
             return False
         return tensor.untyped_storage().data_ptr() in self.memory

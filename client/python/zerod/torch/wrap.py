@@ -221,6 +221,17 @@ def _grad_dtype(planned: list[PlannedUnit]) -> torch.dtype:
     return torch.bfloat16 if trained == {torch.bfloat16} else torch.float32
 
 
+def _refuse_gradients(taken: nn.Parameter, name: str) -> None:
+    """Has a model that still computes with a parameter of before shard(), as from a list, raise in backward."""
+    def refuse(_gradient: torch.Tensor) -> None:
+        raise RuntimeError(f"parameter '{name}' is used as it was before shard(), and would not be trained: the model keeps "
+                           "it somewhere besides its attribute, as in a list; use the module's attribute in forward")
+
+    if taken.requires_grad:
+        taken._backward_hooks = None  # pylint: disable=protected-access  # the user's dict is the gathered parameter's
+        taken.register_hook(refuse)
+
+
 def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
                   init_fn: Callable[[nn.Module], None] | None) -> None:
     """Writes first values, group by group, and puts placeholders into the model.
@@ -239,6 +250,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
                 sharded.write_part(param, "master", local_of(value))
             param.put_in_place(param.placeholder)
             p.value.zerod_taken = param.name  # _check_optimizer() looks for it
+            _refuse_gradients(p.value, param.name)
             p.value = None
     if first:
         sharded.barrier()
