@@ -584,10 +584,11 @@ struct zero_stash {
  * Writes this rank's part of an entry; src is the whole entry of that many bytes, at least 1. [blocks]  With
  * needs.device src may be in host memory or on that GPU: the GPU copies the part when the stream comes to
  * it (sync NULL: the default stream), and src stays as it is until then.  The call waits for the stream in the
- * first step alone, for the hash, or if src is host memory that is not pinned.  On a GPU the daemon may have to move entries together first,
- * and waits for ranks that use one of them.  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how
- * many bytes the stash needs; nothing was written.  ZERO_ECONFLICT if another rank of the set has written
- * another number of bytes, or, in the first step, other bytes.
+ * first step alone, for the hash, or if src is host memory that is not pinned.  Without room it waits for ranks that have not
+ * released what this rank has; on a GPU the daemon may also have to move entries together, and waits for ranks that use one of
+ * them.  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how many bytes the stash needs;
+ * nothing was written.  ZERO_ECONFLICT if another rank of the set has written another number of bytes, or, in the first step,
+ * other bytes.
  */
 int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes,
                      struct zero_sync *sync);

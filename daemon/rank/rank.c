@@ -147,15 +147,19 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
 
 /*
  * Reads and writes overtake messages that wait for the GPU, so that it does not run out of work,
- * unless those use the same entry.
+ * unless those use the same entry, or a write has no room before them.
  */
 int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
 {
         bool told = m->op == ZERO__STASH__OP__WRITTEN || m->op == ZERO__STASH__OP__RELEASE;
+        int status;
 
         if (told ? ordered_waits(rank, m->event) : ordered_uses(rank, m))
                 return ordered_add(rank, ORDERED_STASH, &m->base, told ? m->event : 0, r, fault);
-        return rank_stash_now(rank, m, r, fault);
+        status = rank_stash_now(rank, m, r, fault);
+        if (status == ZERO_EWINDOW && ordered_stashes(rank))
+                return ordered_add(rank, ORDERED_STASH, &m->base, 0, r, fault);
+        return status;
 }
 
 int rank_stash_now(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)

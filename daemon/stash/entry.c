@@ -233,7 +233,20 @@ static void entries_slid(struct stash *s)
         stash_vacate(s);
 }
 
-/* *ret NULL: there is room once entries have slid together. */
+/* Whether memory comes back without the member: it has released an entry for the last time, and
+ * others have not yet, or somebody still touches one of the past. */
+static bool others_release(const struct stash *s, uint32_t member)
+{
+        list_for_each ((struct list *)&s->entries, item) {
+                const struct stash_entry *e = CONTAINER_OF(item, struct stash_entry, link);
+
+                if (e->past || e->parts[member] == PART_DONE)
+                        return true;
+        }
+        return false;
+}
+
+/* *ret NULL: there is room once entries have slid together, or others have released theirs. */
 static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes,
                      struct stash_entry **ret, struct fault *fault)
 {
@@ -258,7 +271,8 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
                 r = stash_take(s, false, true, own, &e->own, &e->own_at);
         }
         *ret = NULL;
-        if (r == -ENOSPC && stash_slide(s, own, entries_slid))
+        if (r == -ENOSPC &&
+            (stash_slide(s, own, entries_slid) || others_release(s, stash_member(s, rank))))
                 return 0;
         if (r)
                 return no_room(s, bytes, r, fault);
@@ -292,11 +306,45 @@ static int write_check(const struct stash_entry *e, uint32_t rank, uint64_t byte
         return 0;
 }
 
+/* Names who keeps an entry that the writer has released for the last time. */
+static bool describe_release(const struct stash_entry *e, uint32_t writer, struct wait_line *ret)
+{
+        const struct stash *s = e->stash;
+        uint32_t m = 0;
+
+        if (e->past || e->parts[writer] != PART_DONE)
+                return false;
+        while (m < s->n_ranks && !(s->here[m] && e->parts[m] != PART_DONE))
+                m++;
+        if (m < s->n_ranks)
+                snprintf(ret->who, sizeof ret->who, "rank %u", s->ranks[m]);
+        else
+                snprintf(ret->who, sizeof ret->who, "ranks of other nodes");
+        snprintf(ret->what, sizeof ret->what,
+                 "to release entry %llu of the stash, whose memory a write needs",
+                 (unsigned long long)e->key);
+        return true;
+}
+
+static int write_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct stash *s = r->subject;
+        int status = job_describe(s->job, ret);
+
+        ret->until_ms = 0;
+        list_for_each ((struct list *)&s->entries, item) {
+                if (describe_release(CONTAINER_OF(item, struct stash_entry, link), r->group, ret))
+                        return status;
+        }
+        slide_describe(s, ret);
+        return status;
+}
+
 /* A write that waits keeps what it asks for where its answer goes later. */
 static void write_wait(struct stash *s, uint32_t member, uint64_t key, uint64_t bytes,
                        uint64_t hash, struct request *r)
 {
-        r->describe = slide_describe;
+        r->describe = write_describe;
         r->subject = s;
         r->group = member;
         r->result.stash.skip = key;

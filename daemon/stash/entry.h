@@ -35,7 +35,7 @@ struct stash {
         struct pages wholes; /* slots for entries put together, in a place where a block is one
                               * extent; n 0: they lie in pages */
         struct list entries; /* in the order of writing */
-        struct list writes;  /* struct request.wait; they wait until entries have slid */
+        struct list writes;  /* struct request.wait; they wait for room */
         struct list early;   /* of other nodes that were faster than this one (assemble.c) */
         uint32_t n_early;
         bool slides; /* entries do now (slide.c) */
@@ -137,5 +137,5 @@ void early_forget(struct stash *s);
 /* Whether a part that is one extent has to wait only for entries to slide together; has them begin,
  * if nobody is in the way.  Then they slide, and are busy, until done() ends that. */
 bool stash_slide(struct stash *s, uint64_t bytes, void (*done)(struct stash *s));
-/* struct request.describe of a write that waits for that. */
-int slide_describe(const struct request *r, struct wait_line *ret);
+/* Names whom a write that waits for that waits for. */
+void slide_describe(const struct stash *s, struct wait_line *ret);

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/core/progress.h"
 #include "proto/cleanup.h"
 
 struct slide {
@@ -151,12 +150,8 @@ bool stash_slide(struct stash *s, uint64_t bytes, void (*done)(struct stash *s))
         return true;
 }
 
-int slide_describe(const struct request *r, struct wait_line *ret)
+void slide_describe(const struct stash *s, struct wait_line *ret)
 {
-        const struct stash *s = r->subject;
-        int status = job_describe(s->job, ret);
-
-        ret->until_ms = 0;
         snprintf(ret->who, sizeof ret->who, "the set of rank %u", s->ranks[0]);
         snprintf(ret->what, sizeof ret->what, "to move entries of the stash together");
         list_for_each ((struct list *)&s->entries, item) {
@@ -170,8 +165,7 @@ int slide_describe(const struct request *r, struct wait_line *ret)
                                  "to %s entry %llu of the stash, which keeps free memory apart",
                                  e->parts[m] == PART_HELD ? "release" : "write",
                                  (unsigned long long)e->key);
-                        return status;
+                        return;
                 }
         }
-        return status;
 }

@@ -6,7 +6,7 @@ from random import Random
 from time import sleep
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
+from cluster import SETS, SLOW, Cluster, expect, finish_all, small_layout, step_all, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from relay import Wires  # noqa: E402
 from stashes import MIB, read, stashing, used, write  # noqa: E402
@@ -242,6 +242,40 @@ def a_full_stash_says_what_the_step_needs():
         for key, size in enumerate(sizes):
             write([b], key, size, seed=key)
         b.refused("EWINDOW", "stash_write", "no room", key=3, bytes=5000)
+
+
+def ahead(c, **settings):
+    """Rank 0 has released all that fits into the stash, rank 1 nothing, and rank 0 writes the next micro-batch."""
+    size = 128 << 10
+    ranks = stashing(c, [0, 0], [[0, 1]], bytes=2 * size, **settings)
+    for key in (0, 1):
+        write(ranks, key, size, seed=key)
+    for key in (1, 0):
+        for r in ranks:
+            r.do("stash_read", key=key, seed=key)
+        ranks[0].do("stash_release", key=key, last=True)
+    ranks[0].start("stash_write", key=2, bytes=size, seed=2)
+    return size, ranks
+
+
+@case
+def a_write_waits_for_ranks_that_are_behind():
+    """A stash for one micro-batch serves the next."""
+    with Cluster(1) as c:
+        size, (a, b) = ahead(c)
+        assert not a.ready(1)
+        for key in (1, 0):
+            b.do("stash_release", key=key, last=True)
+        a.good(a.finish())
+        b.do("stash_write", key=2, bytes=size, seed=2)
+        read([a, b], 2, size, seed=2)
+
+
+@case
+def a_write_that_waits_names_who_is_behind():
+    with Cluster(1) as c:
+        _, (a, _) = ahead(c, timeout_ms=1500 * SLOW)
+        expect(a.finish(), "EDEADLINE", "rank 1", "to release entry 0")
 
 
 @cases_of([[0, 0], [0, 1]])
