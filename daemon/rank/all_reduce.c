@@ -16,7 +16,7 @@
 struct given {
         struct job *job;
         uint32_t rank;
-        struct request *r; /* compared, not used */
+        uint64_t session, call; /* who waits for it: rank.session, rank.n_closing */
 };
 
 static void numbers_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
@@ -25,8 +25,8 @@ static void numbers_answered(void *arg, int status, const char *text, const Zero
         struct rank *rank = g->rank < g->job->world_size ? g->job->ranks[g->rank].session : NULL;
 
         /* a coordinator that was lost begins a new attempt when it is back */
-        if (status != ZERO_OK && status != ZERO_EPEER && !g->job->dead && rank &&
-            rank->closing == g->r)
+        if (status != ZERO_OK && status != ZERO_EPEER && !g->job->dead && rank && rank->closing &&
+            rank->session == g->session && rank->n_closing == g->call)
                 request_end(STEAL(rank->closing), status, "%s", text);
         job_unref(g->job);
         free(g);
@@ -41,13 +41,13 @@ static int numbers_send(struct rank *rank, const Zero__AllReduce *of, struct req
 
         if (!g)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        *g = (struct given){ .job = rank->job, .rank = rank->rank, .r = r };
         numbers.rank = rank->rank;
         numbers.of = (Zero__AllReduce *)of;
         m.body_case = ZERO__LINK_MESSAGE__BODY_NUMBERS;
         m.numbers = &numbers;
         job_ref(rank->job);
         rank_wait(rank, r, WAITS_REDUCED);
+        *g = (struct given){ rank->job, rank->rank, rank->session, rank->n_closing };
         call_send(rank->x, rank->job->coordinator, &m, CALL_MS, numbers_answered, g);
         return 0;
 }

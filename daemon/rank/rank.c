@@ -291,6 +291,7 @@ void rank_wait(struct rank *rank, struct request *r, int what)
 {
         rank->waits = what;
         rank->closing = r;
+        rank->n_closing++;
         r->subject = rank;
         r->describe = close_describe;
         r->forget = close_forget;

@@ -74,6 +74,7 @@ struct rank {
         struct request *attaching; /* waits in zero_attach() */
         struct request *closing;   /* waits for other ranks, in the call that `waits` names */
         enum { WAITS_STEP, WAITS_NORM, WAITS_REDUCED, WAITS_NORMS } waits;
+        uint64_t n_closing;    /* such calls so far */
         struct norms *norms;   /* of gradients, on their way; or NULL */
         uint32_t last_pushed;  /* group */
         uint64_t active_ms;    /* loop time when its last call began or ended */
