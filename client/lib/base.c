@@ -282,11 +282,15 @@ static int map_copy(struct zero_client *c, int fd, uint64_t bytes)
 
         if (fd < 0 || bytes < c->base.bytes)
                 return client_shut(c, "zerod did not pass the copy of the base");
-        if (!c->copy.memory)
+        if (!c->copy.memory) {
                 r = plugin->map(c->copy.gpu->ordinal, fd, NULL, bytes, false, &c->copy.memory);
-        else if (bytes == c->copy.bytes)
+                if (r)
+                        return client_fail(c, r == -ENOMEM ? ZERO_ENOMEM : ZERO_EGPU,
+                                           "cannot map the copy of the base: %s", strerror(-r));
+        } else if (bytes == c->copy.bytes) {
                 r = plugin->remap(c->copy.memory, fd);
-        if (r == -EINVAL && c->copy.memory)
+        }
+        if (r == -EINVAL)
                 return 0; /* what is mapped has the same bytes */
         if (r)
                 return client_shut(c, "cannot map the copy of the base: %s", strerror(-r));

@@ -77,10 +77,9 @@ ssize_t file_reader_read(struct file_reader *r, uint8_t *to, size_t bytes, uint6
         window_await(r, w);
         if (bytes > READER_WINDOW - skip)
                 bytes = READER_WINDOW - skip;
-        if (w->cached || w->bytes < 0) /* an error is one of direct reads, or comes again */
+        /* an error is one of direct reads, or comes again; so does the end of the file */
+        if (w->cached || w->bytes <= (int64_t)skip)
                 return pread(r->fd, to, bytes, (off_t)at);
-        if (w->bytes <= (int64_t)skip)
-                return 0;
         if (bytes > (uint64_t)w->bytes - skip)
                 bytes = (uint64_t)w->bytes - skip;
         memcpy(to, w->memory + skip, bytes);

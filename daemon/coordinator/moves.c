@@ -121,7 +121,7 @@ static void rest_waits(const struct coordinated *c, struct wait_line *ret)
 static bool standing_waits(const struct coordinated *c, struct wait_line *ret)
 {
         for (uint32_t n = 0; n < c->x->cluster->n_nodes; n++)
-                if (c->state.nodes[n] == NODE_ASKED) {
+                if (c->state.nodes[n] == NODE_ASKED || c->state.nodes[n] == NODE_AGAIN) {
                         wait_for(c, n, "to say what it has of the job", ret);
                         return true;
                 } else if (c->state.settled && !c->state.whole &&

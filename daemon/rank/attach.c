@@ -318,7 +318,7 @@ static void rank_joined(void *arg, int status, const char *text, const Zero__Lin
         }
         if (status == ZERO_EPEER)
                 return; /* the join is sent again when the coordinator is up, until the deadline */
-        if (status == ZERO_EABORTED) /* the job was not created, since its owners change */
+        if (status == ZERO_EABORTED && rank->attaching) /* no job yet, since owners change */
                 rank_join(rank);
         else if (status != ZERO_OK)
                 attach_refused(rank, status, text);

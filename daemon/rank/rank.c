@@ -147,7 +147,8 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
 
 /*
  * Reads and writes overtake messages that wait for the GPU, so that it does not run out of work,
- * unless those use the same entry, or a write has no room before them.
+ * unless those use the same entry, or a write has no room before them: what it waits for may be
+ * theirs.
  */
 int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
 {
@@ -177,7 +178,8 @@ int rank_stash_now(struct rank *rank, const Zero__Stash *m, struct request *r, s
                 stash_aware(rank->stash, rank->rank);
         switch (m->op) {
         case ZERO__STASH__OP__WRITE:
-                return stash_write(rank->stash, rank->rank, m->key, m->bytes, m->hash, r, fault);
+                return stash_write(rank->stash, rank->rank, m->key, m->bytes, m->hash,
+                                   !ordered_stashes(rank), r, fault);
         case ZERO__STASH__OP__READ:
                 return stash_read(rank->stash, rank->rank, m->key, r, fault);
         case ZERO__STASH__OP__WRITTEN:

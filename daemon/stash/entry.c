@@ -246,12 +246,30 @@ static bool others_release(const struct stash *s, uint32_t member)
         return false;
 }
 
-/* *ret NULL: there is room once entries have slid together, or others have released theirs. */
-static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes,
+/*
+ * Whether a write has to leave memory to ranks that are behind: where entries are put together in
+ * the same pages, they could read nothing more, and so release nothing.
+ */
+static bool takes_theirs(const struct stash *s, uint64_t own)
+{
+        if (!s->others || s->wholes.n)
+                return false;
+        own = pages_round(&s->pages, own);
+        list_for_each ((struct list *)&s->entries, item) {
+                own += pages_round(&s->pages, part_own(CONTAINER_OF(item, struct stash_entry, link),
+                                                       s->n_ranks));
+        }
+        return own > set_parts_bytes(s);
+}
+
+/* *ret NULL: there is room once entries have slid together, or others have released theirs.
+ * Without `waits` that is ZERO_EWINDOW, too. */
+static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, bool waits,
                      struct stash_entry **ret, struct fault *fault)
 {
         CLEANUP(cleanup_free)
         struct stash_entry *e = calloc(1, sizeof *e + s->n_ranks * sizeof e->parts[0]);
+        bool behind = others_release(s, stash_member(s, rank));
         uint64_t own = 0;
         int r = -ENOMEM;
 
@@ -268,11 +286,12 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
                 e->first_rank = rank;
                 own = part_own(e, s->n_ranks);
                 own = own ? own : 1; /* a node whose parts are all empty has a unit all the same */
-                r = stash_take(s, false, true, own, &e->own, &e->own_at);
+                r = behind && takes_theirs(s, own)
+                            ? -ENOSPC
+                            : stash_take(s, false, true, own, &e->own, &e->own_at);
         }
         *ret = NULL;
-        if (r == -ENOSPC &&
-            (stash_slide(s, own, entries_slid) || others_release(s, stash_member(s, rank))))
+        if (r == -ENOSPC && waits && (stash_slide(s, own, entries_slid) || behind))
                 return 0;
         if (r)
                 return no_room(s, bytes, r, fault);
@@ -354,7 +373,7 @@ static void write_wait(struct stash *s, uint32_t member, uint64_t key, uint64_t 
 }
 
 int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, uint64_t hash,
-                struct request *r, struct fault *fault)
+                bool waits, struct request *r, struct fault *fault)
 {
         uint32_t member = stash_member(s, rank);
         struct stash_entry *e = NULL;
@@ -366,7 +385,7 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
         if (!s->slides) {
                 e = entry_find(s, key);
                 status = e ? write_check(e, rank, bytes, hash, fault)
-                           : entry_new(s, rank, key, bytes, &e, fault);
+                           : entry_new(s, rank, key, bytes, waits, &e, fault);
         }
         if (status)
                 return status;
@@ -395,7 +414,7 @@ static void writes_advance(struct stash *s)
 
                 list_remove(&r->wait);
                 status = stash_write(s, s->ranks[r->group], r->result.stash.skip,
-                                     r->result.stash.bytes, r->result.stash.first, r, &fault);
+                                     r->result.stash.bytes, r->result.stash.first, true, r, &fault);
                 if (status)
                         request_end(r, status, "%s", fault.text);
                 else if (s->writes.prev == &r->wait)

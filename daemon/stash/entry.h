@@ -106,6 +106,8 @@ int stash_take(struct stash *s, bool whole, bool drop, uint64_t bytes, struct bl
 uint32_t stash_member(const struct stash *s, uint32_t rank);
 /* Differs between sets of different ranks. */
 uint64_t set_hash(const uint32_t *ranks, uint32_t n);
+/* What the parts of this node's members may take, beside wholes. */
+uint64_t set_parts_bytes(const struct stash *s);
 /* Frees the set if it has no ranks and no entries. */
 void stash_vacate(struct stash *s);
 

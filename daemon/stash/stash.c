@@ -157,7 +157,7 @@ enum { WHOLES = 2, SLOT_ALIGN = 4096 };
  * Entries of ranks of one node lie here whole.  Of others their parts do, and beside them two whole
  * entries: the one that is read, and what is read next.
  */
-static uint64_t parts_bytes(const struct stash *s)
+uint64_t set_parts_bytes(const struct stash *s)
 {
         uint64_t unit = pages_unit(s->bytes), entries = s->bytes / s->entry_bytes + 1;
 
@@ -166,7 +166,8 @@ static uint64_t parts_bytes(const struct stash *s)
 
 static uint64_t set_bytes(const struct stash *s)
 {
-        return parts_bytes(s) + (s->others ? WHOLES * (s->entry_bytes + pages_unit(s->bytes)) : 0);
+        return set_parts_bytes(s) +
+               (s->others ? WHOLES * (s->entry_bytes + pages_unit(s->bytes)) : 0);
 }
 
 static uint64_t user_bytes(const struct engine *x, uint32_t uid)
@@ -220,7 +221,7 @@ static int set_memory(struct stash *s, struct fault *fault)
 static int set_memory_away(struct stash *s, struct fault *fault)
 {
         uint64_t slot = (s->entry_bytes + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
-        int r = pages_init(&s->pages, parts_bytes(s));
+        int r = pages_init(&s->pages, set_parts_bytes(s));
 
         s->pages.contiguous = true;
         if (r == 0 && s->others)

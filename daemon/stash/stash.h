@@ -48,11 +48,11 @@ void stash_aware(struct stash *s, uint32_t rank);
 
 /*
  * The calls of a rank in the job's current attempt.  A write and a read end r with r->result.stash:
- * the write at once, the read when the whole is here.  hash: of all bytes; 0: they are not
- * compared.
+ * the write when there is room, the read when the whole is here.  hash: of all bytes; 0: they are
+ * not compared.  waits: otherwise a write without room is ZERO_EWINDOW also where room comes.
  */
 int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, uint64_t hash,
-                struct request *r, struct fault *fault);
+                bool waits, struct request *r, struct fault *fault);
 int stash_written(struct stash *s, uint32_t rank, uint64_t key, struct fault *fault);
 int stash_read(struct stash *s, uint32_t rank, uint64_t key, struct request *r,
                struct fault *fault);

@@ -36,7 +36,7 @@ undrain_node() {
         [ -e "$drained" ] || fail "node $node is drained: zeroctl undrain $node"
         ask undrain "$node" || fail "$answer"
         # ranks need no shards on their node, and those of the job's other nodes, which may be there already, would
-        # be refused while the owners change
+        # wait while the owners change
         say "node $node takes ranks again; zeroctl add-node $node gives it shards"
 }
 

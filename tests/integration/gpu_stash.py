@@ -79,16 +79,16 @@ def a_use_ends_when_its_event_is_done(place):
         assert replies[1002][0] == wire.OK and offset_of(replies[1003]) == first
 
 
-@case
-def a_write_of_an_aborted_attempt_keeps_its_memory():
-    """The GPU still writes there: the next attempt gets other memory until the event is done."""
+@cases_of([4, 1], "{}_units")
+def a_write_of_an_aborted_attempt_keeps_its_memory(units):
+    """The GPU still writes there: the next attempt gets other memory until the event is done, or waits for that."""
     attach = {1: wire.layout_message(LAYOUTS["fp32"]), 2: 1, 3: 1, 4: 1, 5: 1}
     event = Event()
     with gpus() as c:
         raw, other, heir = (wire.Raw(c[0].socket, timeout=60 * SLOW) for _ in range(3))
         for r, rank in ((raw, 0), (other, 1), (heir, 1)):
             r.hello("job", rank, 2, timeout_ms=60000 * SLOW)
-        raw.send(wire.request(100, "attach", {**attach, 9: GPU_0, 10: [event.handle], 11: wire.message({2: 4 * UNIT})}))
+        raw.send(wire.request(100, "attach", {**attach, 9: GPU_0, 10: [event.handle], 11: wire.message({2: units * UNIT})}))
         assert other.ask("attach", {**attach, 7: 1})[0] == wire.OK
         status, text, told = raw.reply()
         assert status == wire.OK, text
@@ -100,6 +100,13 @@ def a_write_of_an_aborted_attempt_keeps_its_memory():
         until(lambda: heir.ask("attach", {**attach, 7: 1})[0] == wire.OK, what="the lost rank's successor")
         told = until(lambda: raw.ask("stash", {1: READ, 2: 99, 3: attempt})[2].get(8), what="the abort")
         following = wire.decode(told[0])[2][0]
+        if units == 1:
+            raw.send(wire.request(2000, "stash", {1: WRITE, 2: 5, 3: following, 4: UNIT}))
+            assert raw_is_silent(raw), "the memory is in use"
+            event.done_at(1)
+            replies = {r[2][1][0]: r for r in (raw.reply(), raw.reply())}
+            assert offset_of(replies[2000]) == first, replies
+            return
         second = raw.ask("stash", {1: WRITE, 2: 5, 3: following, 4: UNIT})
         assert following > attempt and offset_of(second) != first, "memory that the GPU writes to"
         assert used(c, 1) == [2 * UNIT]

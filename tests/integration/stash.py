@@ -244,38 +244,37 @@ def a_full_stash_says_what_the_step_needs():
         b.refused("EWINDOW", "stash_write", "no room", key=3, bytes=5000)
 
 
-def ahead(c, **settings):
-    """Rank 0 has released all that fits into the stash, rank 1 nothing, and rank 0 writes the next micro-batch."""
+def ahead(c, placement, **settings):
+    """Rank 0 has released all that fits into the stash, the others nothing, and rank 0 writes the next micro-batch."""
     size = 128 << 10
-    ranks = stashing(c, [0, 0], [[0, 1]], bytes=2 * size, **settings)
-    for key in (0, 1):
+    ranks = stashing(c, placement, [list(range(len(placement)))], bytes=4 * size, entry_bytes=size, **settings)
+    for key in range(4):
         write(ranks, key, size, seed=key)
-    for key in (1, 0):
-        for r in ranks:
-            r.do("stash_read", key=key, seed=key)
+    for key in (3, 2, 1, 0):
+        ranks[0].do("stash_read", key=key, seed=key)
         ranks[0].do("stash_release", key=key, last=True)
-    ranks[0].start("stash_write", key=2, bytes=size, seed=2)
+    ranks[0].start("stash_write", key=4, bytes=size, seed=4)
     return size, ranks
 
 
-@case
-def a_write_waits_for_ranks_that_are_behind():
-    """A stash for one micro-batch serves the next."""
-    with Cluster(1) as c:
-        size, (a, b) = ahead(c)
-        assert not a.ready(1)
-        for key in (1, 0):
-            b.do("stash_release", key=key, last=True)
-        a.good(a.finish())
-        b.do("stash_write", key=2, bytes=size, seed=2)
-        read([a, b], 2, size, seed=2)
+@cases_of([[0, 0], [0, 1], [0, 0, 1, 1]])
+def a_write_waits_for_ranks_that_are_behind(placement):
+    """A stash for one micro-batch serves the next, and those behind find the memory that they read with."""
+    with Cluster(max(placement) + 1) as c:
+        size, ranks = ahead(c, placement)
+        assert not ranks[0].ready(1)
+        for key in (3, 2, 1, 0):
+            read(ranks[1:], key, size, seed=key)
+        ranks[0].good(ranks[0].finish())
+        write(ranks[1:], 4, size, seed=4)
+        read(ranks, 4, size, seed=4)
 
 
-@case
-def a_write_that_waits_names_who_is_behind():
-    with Cluster(1) as c:
-        _, (a, _) = ahead(c, timeout_ms=1500 * SLOW)
-        expect(a.finish(), "EDEADLINE", "rank 1", "to release entry 0")
+@cases_of([[0, 0], [0, 1]])
+def a_write_that_waits_names_who_is_behind(placement):
+    with Cluster(max(placement) + 1) as c:
+        _, ranks = ahead(c, placement, timeout_ms=1500 * SLOW)
+        expect(ranks[0].finish(), "EDEADLINE", "ranks of other nodes" if placement[1] else "rank 1", "to release entry 0")
 
 
 @cases_of([[0, 0], [0, 1]])

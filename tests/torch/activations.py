@@ -307,7 +307,7 @@ def interrupted(_rank):
     used.append(stash_of(model)["used"])
     loss = model(batch_of(1, SIZE))  # no backward
     optimizer.step()
-    raises(RuntimeError, ["step is over", "aborted"], loss.backward)
+    raises(RuntimeError, ["from before optimizer.step()"], loss.backward)
     del loss
     with torch.no_grad():
         model(batch_of(0, SIZE))

@@ -88,6 +88,28 @@ def adapters_on_frozen_layers():
     in_rank(lambda: same(3, {"blocks": 9}, prepare=prepare), nodes=2)
 
 
+class Recurrent(nn.Module):
+    """torch's recurrent modules keep their parameters in a list besides, and compute with that."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cells = kind(WIDTH, WIDTH, num_layers=2, batch_first=True)
+
+    def forward(self, x):
+        return x + self.cells(x)[0]
+
+
+@cases_of([nn.LSTM, nn.GRU])
+def recurrent_modules(kind):
+    def prepare(model):
+        torch.manual_seed(1)
+        for i in range(len(model.blocks)):
+            model.blocks[i] = Recurrent(kind)
+        model.blocks[1].requires_grad_(False)
+        return model
+    in_rank(lambda: same(3, {"blocks": 3}, prepare=prepare))
+
+
 def freeze(model):
     model.embed.weight.requires_grad_(False)
     model.blocks[1].up.weight.requires_grad_(False)

@@ -519,8 +519,8 @@ class Client(Conversation):
     ) -> None:
         """Writes this rank's part of an entry; buffer: the whole entry, contiguous, at least one byte; or an
         address of `size` bytes, which the caller vouches for, in host memory or on attach()'s device.  Each
-        rank of the set writes each key once a step, and the same bytes.  What is stashed ends with step()
-        and with Aborted.  stream: with a device, the GPU copies when it comes to what is on the stream now,
+        rank of the set writes each key once a step, and the same bytes.  Without room it waits for ranks that
+        have not released what this rank has.  What is stashed ends with step() and with Aborted.  stream: with a device, the GPU copies when it comes to what is on the stream now,
         and the bytes stay as they are until then; None: the default stream.
 
         Raises Window with the bytes that the stash needs, and nothing was written; Order for a key
@@ -582,7 +582,8 @@ class Client(Conversation):
     def put_file(self, fd: int, values: Sequence[FileValues]) -> None:
         """Copies runs of values out of a file, as put() does from memory; fd: open for reading.  The library reads
         the file, in the order of the runs, a piece at a time, while the service takes earlier pieces in: this process
-        holds a few MiB.  Runs in the order of the file are read ahead.
+        has 12 MiB of the file in memory at most.  What the page cache does not have is read around it, ahead if runs are in
+        the order of the file.
 
         All runs are checked before the first value is written; after an error some values may be written.
         Raises Conflict if the file is shorter, or becomes so meanwhile, InputOutput if it cannot be read, and as put()."""

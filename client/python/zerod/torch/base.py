@@ -70,7 +70,11 @@ def _tensor_of(param: PlannedParam, names: Iterable[str], found: Mapping[str, to
     return tensor
 
 
-def _mapped_on(place: "Host | Gpu", client: zerod.Client) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def no_mapping(_tensor: torch.Tensor) -> None:
+    """Each process has a copy."""
+
+
+def _mapped_on(place: "Host | Gpu", client: zerod.Client) -> Callable[[torch.Tensor], torch.Tensor | None]:
     """What gives the place's mapping of a tensor of the base in host memory; None: there is none."""
     if place.holds:
         return lambda tensor: tensor
@@ -78,23 +82,32 @@ def _mapped_on(place: "Host | Gpu", client: zerod.Client) -> Callable[[torch.Ten
         copy = client.base_copy(place.needs()["device"])
     except (zerod.Gpu, zerod.ProtocolVersion) as e:
         log.warning("job '%s': each process has a copy of the base on its GPU: %s", client.job, e)
-        return None
-    return lambda t: place.tensor_at(copy.at(t.data_ptr()), t.numel(), t.dtype, copy).view(t.shape)
+        return no_mapping
+
+    def on_gpu(tensor: torch.Tensor) -> torch.Tensor | None:
+        address = copy.at(tensor.data_ptr())
+        if tensor.element_size() == 1 and address % 16:  # kernels load 16 bytes at once, and files align elements alone
+            return None
+        return place.tensor_at(address, tensor.numel(), tensor.dtype, copy).view(tensor.shape)
+    return on_gpu
 
 
-def _parameter(param: PlannedParam, tensor: torch.Tensor, mapped: Callable[[torch.Tensor], torch.Tensor] | None,
+def _parameter(param: PlannedParam, tensor: torch.Tensor, mapped: Callable[[torch.Tensor], torch.Tensor | None],
                device: torch.device) -> nn.Parameter:
     """A frozen parameter with the values of a tensor of the base, or of this rank's part of it: mapped, or a copy."""
     value, split = param.value, param.split
     if split:
         tensor = tensor.narrow(split.axis, split.begins[split.own], split.sizes[split.own])
-    tensor = mapped(tensor) if mapped else tensor.to(device, copy=True)
+    there = mapped(tensor)
+    tensor = tensor.to(device, copy=True) if there is None else there
     if is_dtensor(value):
         from torch.distributed.tensor import DTensor  # pylint: disable=import-outside-toplevel
-        return nn.Parameter(DTensor.from_local(tensor, value.device_mesh, value.placements, run_check=False,
+        made = nn.Parameter(DTensor.from_local(tensor, value.device_mesh, value.placements, run_check=False,
                                                shape=value.shape, stride=value.stride()), requires_grad=False)
-    made = torch.Tensor._make_subclass(type(value), tensor, False)  # pylint: disable=protected-access
-    made.__dict__.update(vars(value))
+    else:
+        made = torch.Tensor._make_subclass(type(value), tensor, False)  # pylint: disable=protected-access
+        made.__dict__.update(vars(value))
+    made.zerod_mapped = there is not None
     return made
 
 
@@ -112,10 +125,9 @@ def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLi
     for param, _ in frozen:
         param.split = split_of(param.name, param.value, mesh)
     parts = not place.holds and (mesh is not None or stage is not None)
-    mapped = _mapped_on(place, client) if frozen and not parts else None
+    mapped = _mapped_on(place, client) if frozen and not parts else no_mapping
     taken = {_parameter(param, tensor, mapped, place.device): tensor for param, tensor in frozen}
     for (param, _), made in zip(frozen, taken):
-        made.zerod_mapped = mapped is not None
         param.value.zerod_taken = made.zerod_taken = param.name  # optimizers that know it find out
         for module, attribute in param.places:
             module._parameters[attribute] = made  # pylint: disable=protected-access

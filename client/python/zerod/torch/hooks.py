@@ -181,7 +181,7 @@ class Hooks:
     def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
         if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
-                                      "pass no hook would tell of: use stage 1 or 2, or torch.no_grad() around the transform")
+                                      "pass no hook would tell of: use stage 1 or 2, or for vmap without training torch.no_grad() around vmap()")
         if self.depth == 0 and graph_task() == -1:
             self.begin_pass()
         self.fetch(unit, self.forward_order if graph_task() == -1 else None)
@@ -335,9 +335,11 @@ class Hooks:
         if call.attempt != self.sharded.attempt.number:
             raise RuntimeError("the backward pass of a forward pass whose step was aborted since: "
                                "repeat the step from its beginning after zerod.Aborted")
-        if call.version != self.sharded.attempt.version and any(p.placeholder.requires_grad for p in unit.params):
+        updated = self.sharded.optimized
+        if call.version != self.sharded.attempt.version and any(
+                p.placeholder.requires_grad and (updated is None or p in updated) for p in unit.params):
             raise RuntimeError(f"the backward pass of a forward pass of '{unit.name or '(root)'}' from before "
-                               "optimizer.step(), which changed the parameters: run forward again after the step")
+                               "optimizer.step(), which may have changed the parameters: run forward again after the step")
         self._expect_end()
         unit.calls.add(call)
         if unit in self.in_backward and unit.fetched and unit.shown:

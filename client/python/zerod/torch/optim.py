@@ -212,6 +212,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         """Tells owners by which values this step will be made: they update eager groups as soon as their gradients
         are complete.  step() then raises zerod.Conflict if a value has changed."""
         self._check_mine()
+        self._check_groups()
         pending = self.sharded.pending
         if pending.loss_scale != 1.0:
             raise RuntimeError("eager blocks are updated before an overflow is known: train without a GradScaler, or "

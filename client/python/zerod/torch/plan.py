@@ -115,7 +115,7 @@ def check_memory(params: Iterable[PlannedParam]) -> None:
     """ValueError for two parameters over one memory: the service would train them apart."""
     seen: dict[int, PlannedParam] = {}
     for p in params:
-        address = 0 if is_dtensor(p.value) or not p.value.numel() else p.value.data_ptr()
+        address = 0 if is_dtensor(p.value) or p.value.is_meta or not p.value.numel() else p.value.data_ptr()
         other = seen.setdefault(address, p)
         if address and other is not p and (p.value.requires_grad or other.value.requires_grad):
             raise ValueError(f"parameters '{other.name}' and '{p.name}' share memory and are two parameters: tie them as one, "

@@ -361,15 +361,17 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     before peft and those in `tied`, too), dtypes and shapes.  They are no group: all ranks and jobs of the user on this
     node that name files of the same contents read one copy, and a job goes on with its own contents alone.  A
     parameter that `mesh` divides is this rank's part of the mapped tensor.  Stages of a pipeline all name the files of
-    the whole model, and each node has all of them in memory.  On a GPU each process has a copy of its parameters
-    there, beside the node's copy in host memory.  Nothing can be written to mapped memory: peft's merge raises RuntimeError
-    (merge a copy.deepcopy()), and any other operation in place on such a parameter ends the process by SIGSEGV.  On a GPU it
-    changes this process's copy alone, which neither other ranks nor a process in its place have.
+    the whole model, and each node has all of them in memory.  A GPU has one copy of the files for all processes of
+    the user there, beside the node's copy in host memory; with `mesh` or `pipeline`, with a driver that exports no
+    descriptors, or with a daemon of the release before, each process has a copy of its own.  Nothing can be written to mapped
+    memory: peft's merge raises RuntimeError (merge a copy.deepcopy()), and any other operation in place on such a parameter ends
+    the process by SIGSEGV in host memory, and is a fault of the process's GPU context on a GPU.  Where the driver maps all
+    memory writable, optimizer.step() raises WrittenToBase.  A write to a copy of its own changes that process alone.
     Files of :func:`save_safetensors` and :func:`save_checkpoint` have the other parameters alone.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; CheckpointError for files of
-    a base that are broken; zerod.Error of the service, such as LayoutMismatch with the first difference between ranks, or Gpu for the
-    device.
+    a base that are broken; zerod.Error of the service, such as LayoutMismatch with the first difference between ranks, Gpu for the
+    device, or Quota (gpu_windows) and NoMemory where the GPU has no room for the base.
     """
     given, model = model, uncompiled(model)
     if "_zerod_sharded" in model.__dict__:
