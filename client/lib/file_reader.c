@@ -72,8 +72,10 @@ ssize_t file_reader_read(struct file_reader *r, uint8_t *to, size_t bytes, uint6
         if (r->direct < 0 || at >= r->end)
                 return pread(r->fd, to, bytes, (off_t)at);
         w = window_start(r, window);
-        for (uint32_t i = 1; i < READER_WINDOWS && window + i * READER_WINDOW < r->end; i++)
-                window_start(r, window + i * READER_WINDOW);
+        if (window - r->last <= READER_WINDOW) /* goes on there, or in the next one */
+                for (uint32_t i = 1; i < READER_WINDOWS && window + i * READER_WINDOW < r->end; i++)
+                        window_start(r, window + i * READER_WINDOW);
+        r->last = window;
         window_await(r, w);
         if (bytes > READER_WINDOW - skip)
                 bytes = READER_WINDOW - skip;
@@ -110,7 +112,9 @@ static int direct_open(struct file_reader *r)
 
 void file_reader_open(struct file_reader *ret, int fd, uint64_t end)
 {
-        *ret = (struct file_reader){ .fd = fd, .direct = -1, .end = end, .memory = MAP_FAILED };
+        *ret = (struct file_reader){
+                .fd = fd, .direct = -1, .end = end, .last = UINT64_MAX / 2, .memory = MAP_FAILED
+        };
         if (end < READER_WINDOW || direct_open(ret)) {
                 file_reader_close(ret);
                 /* the kernel reads ahead, in large folios */

@@ -1,5 +1,5 @@
 /*
- * file_reader.h - reads a file from front to back, ahead of who takes it.
+ * file_reader.h - reads a file, and ahead of who takes it from front to back.
  *
  * What the page cache does not have goes around it, in windows: while one is taken, the disk writes
  * the next one into memory in large pages, each in one request.  Reading through the page cache
@@ -26,7 +26,8 @@ struct reader_window {
 struct file_reader {
         int fd;     /* the caller's */
         int direct; /* the same file, open for direct reads; -1: all goes through the page cache */
-        uint64_t end; /* of what is read */
+        uint64_t end;  /* of what is read */
+        uint64_t last; /* the window that was read last */
         aio_context_t aio;
         uint8_t *memory;
         struct reader_window windows[READER_WINDOWS];

@@ -122,3 +122,21 @@ Test(file_reader, takes_no_pages_of_the_page_cache)
         close(fd);
         free(data);
 }
+
+Test(file_reader, reads_ahead_of_who_goes_on_and_not_after_a_jump)
+{
+        int fd = file_of_data();
+        struct file_reader r;
+
+        file_reader_open(&r, fd, SIZE);
+        if (r.direct < 0)
+                cr_skip_test("the file system of /var/tmp has no direct reads");
+        expect(&r, 0, STEP);
+        expect(&r, 4 * (uint64_t)READER_WINDOW, STEP);
+        cr_assert_neq(r.windows[5 % READER_WINDOWS].at, 5 * (uint64_t)READER_WINDOW);
+        expect(&r, 4 * (uint64_t)READER_WINDOW + STEP, STEP);
+        cr_assert_eq(r.windows[5 % READER_WINDOWS].at, 5 * (uint64_t)READER_WINDOW);
+        file_reader_close(&r);
+        close(fd);
+        free(data);
+}
