@@ -404,7 +404,7 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
         return 0;
 }
 
-/* In their order, until one has to wait again. */
+/* One after the other, until one has to wait again: that is the last one then. */
 static void writes_advance(struct stash *s)
 {
         while (!s->slides && !list_empty(&s->writes)) {

@@ -182,6 +182,15 @@ def ends_having_said_so(daemon, *others):
         assert peer(d, daemon)["goodbye"] == "stopped", (d.name, peer(d, daemon))
 
 
+def comes_back(c, training):
+    """Node n1 starts again, and training ends as if nothing had been."""
+    c[1].start()
+    c.wait_up()
+    training.goes_on()
+    last, _ = training.end()
+    as_undisturbed(c, [0, 1], last)
+
+
 @case
 def stop_during_a_change_of_owners_is_told():
     with Cluster(3, owners=2, drain_ms=120000 * SLOW) as c:
@@ -199,11 +208,7 @@ def stop_during_a_change_of_owners_is_told():
         assert c[1].alive(), "the stop did not wait for the step in flight"
         ranks[0].go_on()
         ends_having_said_so(c[1], c[0], c[2])
-        c[1].start()
-        c.wait_up()
-        training.goes_on()
-        last, _ = training.end()
-        as_undisturbed(c, [0, 1], last)
+        comes_back(c, training)
 
 
 @case
@@ -220,11 +225,7 @@ def stop_is_told_to_a_node_that_comes_back_meanwhile():
         c.wait_up()
         ranks[0].go_on()
         ends_having_said_so(c[1], c[0], c[2])
-        c[1].start()
-        c.wait_up()
-        training.goes_on()
-        last, _ = training.end()
-        as_undisturbed(c, [0, 1], last)
+        comes_back(c, training)
 
 
 @cases_of(["coordinator", "other"])

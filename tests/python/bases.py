@@ -86,9 +86,9 @@ client.close()
 """
 
 
-def start(cluster, job, rank, world, path):
+def start(cluster, job, rank, world, path, program=RANK):
     environment = {**os.environ, "PYTHONPATH": PACKAGE, "ZEROD_LIBRARY": LIBRARY, "ZEROD_SOCKET": cluster[0].socket}
-    process = spawn([sys.executable, "-B", "-c", RANK, job, str(rank), str(world), path], env=environment,
+    process = spawn([sys.executable, "-B", "-c", program, job, str(rank), str(world), path], env=environment,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     cluster.others.append(process)
     return process

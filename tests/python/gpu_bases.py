@@ -7,14 +7,12 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 
-from common import LIBRARY, PACKAGE, SETS, raises, small_layout, zerod
-from bases import EINVAL, EORDER, MIB, PAGE, ask, bases, connect, files, in_child, share
-from cluster import REPLY_S, spawn, until
+from common import SETS, raises, small_layout, zerod
+from bases import EINVAL, EORDER, MIB, PAGE, ask, bases, connect, files, in_child, share, start
+from cluster import REPLY_S, until
 from fake_gpu import environment
 from gpu_ranks import GPU_0, gpus
 from harness import case, cases, cases_of, main
@@ -77,20 +75,12 @@ client.close()
 """
 
 
-def start(cluster, job, rank, world, path):
-    variables = {**os.environ, "PYTHONPATH": PACKAGE, "ZEROD_LIBRARY": LIBRARY, "ZEROD_SOCKET": cluster[0].socket}
-    process = spawn([sys.executable, "-B", "-c", RANK, job, str(rank), str(world), path], env=variables,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    cluster.others.append(process)
-    return process
-
-
 @case
 def forty_processes_hold_one_copy():
     size = 64 * MIB
     with gpus() as c, files(os.urandom(size)) as (path,):
-        processes = [start(c, "ranks", rank, 8, path) for rank in range(8)]
-        processes += [start(c, f"lora{i}", 0, 1, path) for i in range(32)]
+        processes = [start(c, "ranks", rank, 8, path, RANK) for rank in range(8)]
+        processes += [start(c, f"lora{i}", 0, 1, path, RANK) for i in range(32)]
         for process in processes:
             assert process.stdout.readline() == "there\n"
         held = share([c[0].process.pid] + [p.pid for p in processes], "memfd:zerod-fake-gpu")
