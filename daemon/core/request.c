@@ -69,7 +69,7 @@ void requests_expire(struct requests *requests, uint64_t now_ms)
 
                 list_remove(&mark.deadline);
                 list_insert(r->deadline.next, &mark.deadline);
-                if (r->deadline_ms <= now_ms)
+                if (r->deadline_ms <= now_ms && !r->borrowed)
                         request_expire(r, now_ms);
         }
         list_remove(&mark.deadline);

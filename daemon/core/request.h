@@ -45,6 +45,9 @@ struct request {
          * set the deadline itself, and the wait ends with it. */
         void (*prolong)(struct request *r, uint64_t ms);
         bool gone; /* the session has ended: finish() replies nothing */
+        /* Workers that use the client's memory, which is the client's again with the answer: the
+         * deadline waits for them. */
+        uint32_t borrowed;
         struct {
                 const struct job *job;      /* NULL: traces leave the request out */
                 uint32_t what, rank, group; /* enum wait_for; group: NO_GROUP if none */

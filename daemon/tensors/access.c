@@ -9,6 +9,7 @@
 #include "daemon/tensors/access.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <sodium.h>
 #include <string.h>
@@ -54,26 +55,22 @@ void put_values_unref(struct put_values *v)
         v->tensors->spare = v;
 }
 
-static int put_values_new(struct tensors *tensors, struct push_window *window, uint64_t at,
-                          size_t bytes, struct put_values **ret, struct fault *fault)
+static int put_values_new(struct access *a)
 {
-        struct put_values *v;
+        size_t bytes = a->count * values_size(a->job, a->tensor, a->plane, a->dtype);
+        struct tensors *tensors = a->job->x->tensors;
+        struct put_values *v = values_alloc(tensors, a->window);
 
-        if (window->puts >= PUTS_MAX)
-                return fault_set(fault, ZERO_EBUSY,
-                                 "this client already has %d puts in progress: try again",
-                                 PUTS_MAX);
-        v = values_alloc(tensors, window);
         if (!v)
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                return -ENOMEM;
         v->references = 1;
         v->tensors = tensors;
-        v->window = window;
-        memcpy(v->data, (char *)window->segment.data + at, bytes);
+        v->window = a->window;
+        memcpy(v->data, (char *)a->window->segment.data + a->at, bytes);
         tensors->put_lately = true;
-        window->puts++;
-        window->references++;
-        *ret = v;
+        a->window->puts++;
+        a->window->references++;
+        a->values = v;
         return 0;
 }
 
@@ -88,8 +85,9 @@ static void access_end(struct access *a)
                 request_end(r, a->status, "%s", a->text);
         }
         list_remove(&a->link);
-        put_values_unref(a->values);
         a->window->gets -= !a->put;
+        a->window->puts -= a->put && !a->values;
+        put_values_unref(a->values);
         push_window_unref(a->window);
         job_unref(a->job);
         free(a);
@@ -166,7 +164,7 @@ static void access_fail(struct job *job, int status, const char *text)
 /* Address of a part's values from its first element on. */
 static void *part_place(const struct access *a, uint64_t first)
 {
-        char *values = a->put ? a->values->data : (char *)a->window->segment.data + a->at;
+        char *values = a->values ? a->values->data : (char *)a->window->segment.data + a->at;
 
         return plane_is_single(a->plane)
                        ? values
@@ -191,6 +189,25 @@ static void local_part_end(struct work *w, int status)
                 part_got(w);
         work_free(w);
         access_written(a, status, text);
+}
+
+static void borrowed_end(struct work *w, int status)
+{
+        if (w->access->request)
+                w->access->request->borrowed--;
+        local_part_end(w, status);
+}
+
+/* Values that a client has given up may be others now. */
+static void borrowed_begin(struct work *w)
+{
+        if (!w->access->request) {
+                local_part_end(w, 0);
+                return;
+        }
+        w->access->request->borrowed++;
+        w->end = borrowed_end;
+        work_submit(w);
 }
 
 static void remote_get_end(struct ask *ask, int status)
@@ -292,7 +309,7 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         }
         work_name_put(w, job->x->cluster->self, a->id);
         if (h) {
-                w->begin = work_submit;
+                w->begin = a->put && !a->values ? borrowed_begin : work_submit;
                 w->end = local_part_end;
                 work_start(w);
         } else if (a->put) {
@@ -394,6 +411,32 @@ static int put_set_check(const struct job *job, const struct push_window *window
         return 0;
 }
 
+/*
+ * Whether the values can stay in the client's memory: one holder takes each of them, here, so that
+ * nobody notices if they change.
+ */
+static bool borrows(const struct access *a)
+{
+        const struct job *job = a->job;
+        const struct placement *placement = &job->placement;
+
+        if (plane_is_single(a->plane) || placement_holders(placement) > placement->n_owners ||
+            a->at % values_size(job, a->tensor, a->plane, a->dtype))
+                return false;
+        for (uint32_t i = 0; i < placement->n_owners; i++)
+                if (part_range(a, i).count > 0 && !replica_find(job, i))
+                        return false;
+        return true;
+}
+
+static int puts_check(const struct push_window *window, struct fault *fault)
+{
+        if (window->puts < PUTS_MAX)
+                return 0;
+        return fault_set(fault, ZERO_EBUSY,
+                         "this client already has %d puts in progress: try again", PUTS_MAX);
+}
+
 int gets_check(const struct push_window *window, struct fault *fault)
 {
         if (window->gets < GETS_MAX)
@@ -405,30 +448,19 @@ int gets_check(const struct push_window *window, struct fault *fault)
 int access_start(struct job *job, struct push_window *window, const Zero__Access *m, bool put,
                  uint64_t timeout_ms, struct request *r, struct fault *fault)
 {
-        struct put_values *values = NULL;
         struct access *a;
         int status = access_check(job, m, put, window->transfer_bytes, fault);
 
         if (!status && put)
                 status = m->plane == ZERO_PLANE_SET ? put_set_check(job, window, fault)
                                                     : put_check(job, fault);
-        if (!status && put)
-                status = put_values_new(
-                        job->x->tensors, window, m->at,
-                        m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype),
-                        &values, fault);
-        if (!status && !put)
-                status = gets_check(window, fault);
-        if (status)
-                return status;
-        a = calloc(1, sizeof *a);
-        if (!a) {
-                put_values_unref(values);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
+        if (!status)
+                status = put ? puts_check(window, fault) : gets_check(window, fault);
+        a = status ? NULL : malloc(sizeof *a);
+        if (!a)
+                return status ? status : fault_set(fault, ZERO_ENOMEM, "out of memory");
         *a = (struct access){ .job = job,
                               .window = window,
-                              .values = values,
                               .request = r,
                               .put = put,
                               .id = ++job->x->tensors->last_put,
@@ -439,8 +471,13 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                               .count = m->count,
                               .at = m->at,
                               .timeout_ms = timeout_ms };
+        if (put && !borrows(a) && put_values_new(a)) {
+                free(a);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
         window->references++;
         window->gets += !put;
+        window->puts += put && !a->values;
         job_ref(job);
         r->subject = a;
         r->describe = access_describe;

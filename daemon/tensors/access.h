@@ -37,7 +37,7 @@ struct access {
         struct list link; /* tensors.accesses */
         struct job *job;
         struct push_window *window;
-        struct put_values *values; /* NULL: a get */
+        struct put_values *values; /* NULL: a get, or a put from the client's memory */
         struct request *request;   /* NULL once the request has ended */
         bool put;
         uint64_t id; /* of a put, for other nodes */

@@ -298,7 +298,7 @@ static struct access *put_find(struct engine *x, uint64_t id)
         list_for_each (&x->tensors->accesses, item) {
                 struct access *a = CONTAINER_OF(item, struct access, link);
 
-                if (a->put && a->id == id)
+                if (a->values && a->id == id)
                         return a;
         }
         return NULL;

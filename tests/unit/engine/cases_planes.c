@@ -70,7 +70,7 @@ static void client_begin(struct client *c, bool put, uint32_t tensor, enum zero_
         r = access_start(job, c->window, &m, put, 10000, &c->request, &fault);
         if (r)
                 request_end(&c->request, r, "%s", fault.text);
-        if (put) /* the values at the time of the call count */
+        if (put && job->placement.copies > 1) /* a client that breaks its promise */
                 memset(c->window->segment.data, 0xff, c->window->transfer_bytes);
 }
 
@@ -79,6 +79,8 @@ static int client_access(struct client *c, bool put, uint32_t tensor, enum zero_
 {
         client_begin(c, put, tensor, plane, first, count);
         net_wait(c->net, client_done, c, "a plane");
+        if (put) /* the memory is the client's again */
+                memset(c->window->segment.data, 0xff, c->window->transfer_bytes);
         return c->status;
 }
 
@@ -479,7 +481,7 @@ static bool all_prepared(const struct session *s)
         return true;
 }
 
-enum { GETS = 4 }; /* of a client at once, by daemon/tensors/access.c */
+enum { GETS = 4 }; /* of a client at once, by daemon/tensors/access.h */
 
 static bool requests_ended(void *arg)
 {
@@ -491,54 +493,56 @@ static bool accesses_ended(void *arg)
         return tensors_module.idle(arg);
 }
 
-/* An owner is busy for longer than a client waits.  The late values must not be written to the
- * client's memory, which the next put may use; and a client may have only GETS such gets. */
-static void a_late_get_leaves_the_clients_memory_alone(uint32_t node)
+/* An owner is busy for longer than a client waits.  Late values must not be written to the client's
+ * memory, which the next put may use, nor read from there; and a client may have only GETS such
+ * gets. */
+static void late_accesses_leave_the_clients_memory_alone(uint32_t node)
 {
         struct training t = training_default();
         Zero__Access m = ZERO__ACCESS__INIT;
-        struct client c, gets[GETS];
+        struct client c, late[GETS + 1];
         struct fault fault;
         struct session s;
         struct engine *x;
-        float value, same;
+        float value, same, *memory;
 
         t.net = (struct net_options){ .nodes = 2, .owners = 1 };
         session_open(&s, &t);
         session_attach(&s);
         client_open(&c, &s.net, node);
         x = &s.net.nodes[node].x;
+        memory = c.window->segment.data;
         get(&c, 0, ZERO_PLANE_MASTER, 0, 1, &value, sizeof value);
         net_own(net_job(&s.net, 0, "zoo"))->updating = true;
         m.plane = ZERO_PLANE_MASTER;
         m.count = 1;
-        for (int i = 0; i < GETS; i++) {
-                gets[i].request = (struct request){ .finish = client_finish };
-                request_begin(&x->requests, &gets[i].request, uv_now(x->loop), 1);
-                CHECK(access_start(net_job(&s.net, node, "zoo"), c.window, &m, false, 10000,
-                                   &gets[i].request, &fault) == 0);
+        for (int i = 0; i <= GETS; i++) {
+                memory[0] = value + 1;
+                late[i].request = (struct request){ .finish = client_finish };
+                request_begin(&x->requests, &late[i].request, uv_now(x->loop), 1);
+                CHECK(access_start(net_job(&s.net, node, "zoo"), c.window, &m, i == GETS, 10000,
+                                   &late[i].request, &fault) == 0);
         }
         CHECK(client_access(&c, false, 0, ZERO_PLANE_MASTER, 0, 1) == ZERO_EBUSY, "%s", c.text);
         net_wait(&s.net, requests_ended, x, "the deadline");
-        for (int i = 0; i < GETS; i++)
-                CHECK(gets[i].status == ZERO_EDEADLINE, "%s", gets[i].text);
-        memset(c.window->segment.data, 0xff, c.window->transfer_bytes);
+        for (int i = 0; i <= GETS; i++)
+                CHECK(late[i].status == ZERO_EDEADLINE, "%s", late[i].text);
+        memset(memory, 0xff, c.window->transfer_bytes);
         net_own(net_job(&s.net, 0, "zoo"))->updating = false;
         shard_settled(net_job(&s.net, 0, "zoo"));
         net_wait(&s.net, accesses_ended, x, "the late answers");
         for (uint64_t i = 0; i < c.window->transfer_bytes; i++)
-                CHECK(((uint8_t *)c.window->segment.data)[i] == 0xff, "byte %llu",
-                      (unsigned long long)i);
+                CHECK(((uint8_t *)memory)[i] == 0xff, "byte %llu", (unsigned long long)i);
         get(&c, 0, ZERO_PLANE_MASTER, 0, 1, &same, sizeof same);
-        CHECK(same == value);
+        CHECK(same == value || same == value + 1, "%g", (double)same);
         client_close(&c);
         session_close(&s);
 }
 
-static void a_late_get(void)
+static void late_accesses(void)
 {
-        a_late_get_leaves_the_clients_memory_alone(0);
-        a_late_get_leaves_the_clients_memory_alone(1);
+        late_accesses_leave_the_clients_memory_alone(0);
+        late_accesses_leave_the_clients_memory_alone(1);
 }
 
 /* A trainable tensor that only the node's owner holds. */
@@ -637,7 +641,7 @@ static void a_put_that_waited_is_not_undone_with_an_update_ahead(void)
 }
 
 const struct test_case plane_cases[] = {
-        { "a-late-get-leaves-the-clients-memory-alone", a_late_get },
+        { "late-accesses-leave-the-clients-memory-alone", late_accesses },
         { "a-set-is-not-put-between-vote-and-decision-behind-a-restart",
           a_set_is_not_put_between_vote_and_decision_behind_a_restart },
         { "planes-over-owners", planes_over_owners },

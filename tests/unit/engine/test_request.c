@@ -242,3 +242,18 @@ Test(request, a_long_description_is_cut)
         request_end(&c.request, ZERO_EIO, "%0600d", 7);
         cr_assert_eq(strlen(c.text), sizeof c.text - 1);
 }
+
+Test(request, a_deadline_waits_for_workers_that_use_the_clients_memory)
+{
+        struct requests all;
+        struct call c;
+
+        requests_init(&all);
+        begin(&all, &c, 1000);
+        c.request.borrowed = 1;
+        requests_expire(&all, 5000);
+        cr_assert_eq(c.forgotten, 0);
+        c.request.borrowed = 0;
+        requests_expire(&all, 5000);
+        cr_assert_eq(c.status, ZERO_EDEADLINE);
+}
