@@ -87,28 +87,41 @@ static struct mapping work_map(const struct work *w, enum zero_plane plane)
         return state_map(state, plane, (struct range){ at, w->count });
 }
 
+/* Reads the client's memory once: serve is what master rounds to, whatever the client writes there.
+ * serve: NULL, or the values go there too. */
+static void put_copy(const struct work *w, void *plane, void *serve)
+{
+        enum zero_dtype served = w->job->layout->groups[w->group].dtype;
+        enum zero_dtype dtype = w->dtype ? (enum zero_dtype)w->dtype : ZERO_FP32;
+        const struct device_ops *ops = w->job->x->ops;
+        const void *from = w->buffer;
+
+        if (serve && served == dtype) {
+                ops->copy(serve, from, w->count * dtype_size(dtype));
+                from = serve;
+        }
+        ops->cast(ZERO_FP32, plane, dtype, from, w->count);
+        if (serve && served != dtype)
+                ops->cast(served, serve, ZERO_FP32, plane, w->count);
+}
+
 static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
         enum update_rule rule = optimizer_of(job->layout, w->group)->rule;
+        bool master = w->put && w->plane == ZERO_PLANE_MASTER;
         struct mapping plane = work_map(w, w->plane), serve = { NULL }, ema = { NULL };
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
-        enum zero_dtype dtype = job->layout->groups[w->group].dtype;
         const struct device_ops *ops = w->job->x->ops;
 
-        if (w->put && w->dtype)
-                ops->cast(ZERO_FP32, plane.at, (enum zero_dtype)w->dtype, w->buffer, w->count);
-        else if (w->put)
-                ops->copy(plane.at, w->buffer, bytes);
+        if (master && layout_group_served(&job->layout->groups[w->group]))
+                serve = work_map(w, ZERO_PLANE_SERVE);
+        if (w->put)
+                put_copy(w, plane.at, serve.at);
         else
                 ops->copy(w->buffer, plane.at, bytes);
-        if (w->put && w->plane == ZERO_PLANE_MASTER &&
-            layout_group_served(&job->layout->groups[w->group])) {
-                serve = work_map(w, ZERO_PLANE_SERVE);
-                ops->cast(dtype, serve.at, ZERO_FP32, plane.at, w->count);
-        }
-        if (w->put && w->plane == ZERO_PLANE_MASTER && !job->layout->tensors[w->tensor].frozen &&
-            update_has_ema(rule) && w->replica->state->tensor_step[w->tensor] == 0) {
+        if (master && !job->layout->tensors[w->tensor].frozen && update_has_ema(rule) &&
+            w->replica->state->tensor_step[w->tensor] == 0) {
                 ema = work_map(w, (enum zero_plane)(ZERO_PLANE_MASTER + update_planes(rule) - 1));
                 ops->copy(ema.at, plane.at, bytes);
         }
