@@ -643,10 +643,11 @@ struct zero_values {
  * progress.  The client reads the file by its descriptor, in the order of the runs, a piece at a
  * time, while the service takes earlier pieces in and widens 16-bit values exactly: the client has
  * 20 MiB of the file in memory at most, the service 8.  What the page cache does not have is read
- * around it, ahead if runs are in the order of the file, by a thread that ends with the call.  All
- * runs are checked before the first value is written.  After an error some values may be written;
- * the text names the tensor.  ZERO_ECONFLICT: the file is shorter, or becomes so meanwhile;
- * ZERO_EIO: it cannot be read.
+ * around it, ahead if runs are in the order of the file, by a thread that ends with the call, or when
+ * a disk that does not answer does.  All runs are checked before the first value is written.  After
+ * an error some values may be written; the text names the tensor.  ZERO_ECONFLICT: the file is
+ * shorter, or becomes so meanwhile; ZERO_EIO: it cannot be read; ZERO_EDEADLINE: the disk, or the
+ * service, does not answer.
  */
 int zero_put_file(struct zero_client *client, int fd, const struct zero_values *values, uint32_t n);
 

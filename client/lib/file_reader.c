@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -27,27 +29,64 @@ static void uncache(const uint8_t *memory, size_t bytes)
 #endif
 }
 
+static void reader_free(struct file_reader *r)
+{
+        if (r->memory != MAP_FAILED)
+                munmap(r->memory, MEMORY + LARGE_PAGE);
+        if (r->plain >= 0)
+                close(r->plain);
+        if (r->direct >= 0)
+                close(r->direct);
+        if (r->arrived >= 0)
+                close(r->arrived);
+        free(r);
+}
+
+static ssize_t read_cached(const struct file_reader *r, void *to, size_t bytes, uint64_t at)
+{
+        struct iovec one = { to, bytes };
+
+        return preadv2(r->plain, &one, 1, (off_t)at, RWF_NOWAIT);
+}
+
 /* ---- the thread ------------------------------------------------------------ */
 
 /* Whether the page cache has a random byte of the window, and so most likely all. */
-static bool is_cached(const struct file_reader *r, uint64_t at)
+static bool is_cached(const struct file_reader *r, uint64_t at, uint64_t bytes)
 {
-        uint64_t there = r->end - at < READER_WINDOW ? r->end - at : READER_WINDOW;
         struct timespec now;
         char byte;
-        struct iovec one = { &byte, 1 };
 
         clock_gettime(CLOCK_MONOTONIC, &now);
-        return preadv2(r->cached, &one, 1, (off_t)(at + (uint64_t)now.tv_nsec % there),
-                       RWF_NOWAIT) == 1;
+        return read_cached(r, &byte, 1, at + (uint64_t)now.tv_nsec % bytes) == 1;
 }
 
 static void window_read(const struct file_reader *r, struct reader_window *w)
 {
-        w->bytes = 0;
-        w->cached = is_cached(r, w->at);
-        if (!w->cached)
-                w->bytes = pread(r->direct, w->memory, READER_WINDOW, (off_t)w->at);
+        uint64_t left = r->end - w->at;
+        ssize_t bytes = left < READER_WINDOW ? (ssize_t)left : READER_WINDOW, n = 0, more = 0;
+
+        w->cached = !w->again && is_cached(r, w->at, (uint64_t)bytes);
+        if (w->cached)
+                return;
+        if (r->direct >= 0)
+                n = pread(r->direct, w->memory, READER_WINDOW, (off_t)w->at);
+        n = n < 0 ? 0 : n;
+        if (n < bytes) /* an error of direct reads, or one that comes again, as the end does */
+                more = pread(r->plain, w->memory + n, (size_t)(bytes - n), (off_t)w->at + n);
+        w->bytes = more < 0 && n == 0 ? -errno : n + (more < 0 ? 0 : more);
+}
+
+/* The last one frees the reader.  The caller holds the mutex. */
+static void reader_leave(struct file_reader *r)
+{
+        bool last = r->closing;
+
+        r->closing = true;
+        pthread_cond_signal(&r->changed);
+        pthread_mutex_unlock(&r->mutex);
+        if (last)
+                reader_free(r);
 }
 
 static void *reader_main(void *arg)
@@ -64,69 +103,92 @@ static void *reader_main(void *arg)
                 window_read(r, r->queue[r->read % READER_WINDOWS]);
                 pthread_mutex_lock(&r->mutex);
                 r->read++;
-                pthread_cond_signal(&r->changed);
+                eventfd_write(r->arrived, 1);
         }
-        pthread_mutex_unlock(&r->mutex);
+        reader_leave(r);
         return NULL;
 }
 
 /* Signals are the caller's. */
 static int reader_start(struct file_reader *r)
 {
+        pthread_attr_t detached;
+        pthread_t thread;
         sigset_t all, old;
         int error;
 
+        pthread_attr_init(&detached);
+        pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &old);
-        error = pthread_create(&r->thread, NULL, reader_main, r);
+        error = pthread_create(&thread, &detached, reader_main, r);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
+        pthread_attr_destroy(&detached);
         return -error;
 }
 
 /* ---- the caller ------------------------------------------------------------ */
 
-static void window_await(struct file_reader *r, const struct reader_window *w)
+static bool has_arrived(struct file_reader *r, const struct reader_window *w)
+{
+        bool there;
+
+        pthread_mutex_lock(&r->mutex);
+        there = r->read >= w->asked;
+        pthread_mutex_unlock(&r->mutex);
+        return there;
+}
+
+static void window_queue(struct file_reader *r, struct reader_window *w)
 {
         pthread_mutex_lock(&r->mutex);
-        while (r->read < w->asked)
-                pthread_cond_wait(&r->changed, &r->mutex);
+        r->queue[r->asked++ % READER_WINDOWS] = w;
+        w->asked = r->asked;
+        pthread_cond_signal(&r->changed);
         pthread_mutex_unlock(&r->mutex);
 }
 
-static struct reader_window *window_ask(struct file_reader *r, uint64_t at)
+/* Whether the window is there now; else the thread reads it, as soon as it has read what lies in
+ * its memory. */
+static bool window_ask(struct file_reader *r, uint64_t at)
 {
         struct reader_window *w = &r->windows[at / READER_WINDOW % READER_WINDOWS];
 
+        if (!has_arrived(r, w))
+                return false;
         if (w->at == at)
-                return w;
-        window_await(r, w);
+                return true;
         w->at = at;
-        w->asked = r->asked + 1;
-        pthread_mutex_lock(&r->mutex);
-        r->queue[r->asked++ % READER_WINDOWS] = w;
-        pthread_cond_signal(&r->changed);
-        pthread_mutex_unlock(&r->mutex);
-        return w;
+        w->again = false;
+        window_queue(r, w);
+        return false;
 }
 
-ssize_t file_reader_read(struct file_reader *r, uint8_t *to, size_t bytes, uint64_t at)
+static ssize_t fail(int error)
 {
-        uint64_t skip = at % READER_WINDOW, window = at - skip;
-        struct reader_window *w;
+        errno = error;
+        return -1;
+}
 
-        if (r->direct < 0 || at >= r->end)
-                return pread(r->fd, to, bytes, (off_t)at);
-        w = window_ask(r, window);
-        if (window - r->last <= READER_WINDOW) /* goes on there, or in the next one */
-                for (uint32_t i = 1; i < READER_WINDOWS && window + i * READER_WINDOW < r->end; i++)
-                        window_ask(r, window + i * READER_WINDOW);
-        r->last = window;
-        window_await(r, w);
+static ssize_t window_take(struct file_reader *r, struct reader_window *w, uint8_t *to,
+                           size_t bytes, uint64_t skip)
+{
+        ssize_t n;
+
         if (bytes > READER_WINDOW - skip)
                 bytes = READER_WINDOW - skip;
-        /* an error is one of direct reads, or comes again; so does the end of the file */
-        if (w->cached || w->bytes <= (int64_t)skip)
-                return pread(r->cached, to, bytes, (off_t)at);
+        if (w->cached) {
+                n = read_cached(r, to, bytes, w->at + skip);
+                if (n >= 0)
+                        return n;
+                w->again = true;
+                window_queue(r, w);
+                return fail(EAGAIN);
+        }
+        if (w->bytes < 0)
+                return fail((int)-w->bytes);
+        if (w->bytes <= (int64_t)skip)
+                return 0;
         if (bytes > (uint64_t)w->bytes - skip)
                 bytes = (uint64_t)w->bytes - skip;
         memcpy(to, w->memory + skip, bytes);
@@ -134,69 +196,92 @@ ssize_t file_reader_read(struct file_reader *r, uint8_t *to, size_t bytes, uint6
         return (ssize_t)bytes;
 }
 
-/* 0, or -errno. */
-static int direct_open(struct file_reader *r)
+ssize_t file_reader_read(struct file_reader *r, uint8_t *to, size_t bytes, uint64_t at)
+{
+        uint64_t skip = at % READER_WINDOW, window = at - skip;
+        eventfd_t arrived;
+        bool there;
+
+        if (at >= r->end)
+                return 0;
+        (void)eventfd_read(r->arrived, &arrived); /* before the looks: what comes then is told */
+        there = window_ask(r, window);
+        if (window - r->last <= READER_WINDOW) /* goes on there, or in the next one */
+                for (uint32_t i = 1; i < READER_WINDOWS && window + i * READER_WINDOW < r->end; i++)
+                        window_ask(r, window + i * READER_WINDOW);
+        if (!there)
+                return fail(EAGAIN);
+        r->last = window;
+        return window_take(r, &r->windows[window / READER_WINDOW % READER_WINDOWS], to, bytes,
+                           skip);
+}
+
+/* The thread may outlive the caller's descriptor, whose flags stay. */
+static int open_again(struct file_reader *r, int fd)
 {
         char path[40];
-        uint8_t *memory;
-        int error;
 
-        snprintf(path, sizeof path, "/proc/self/fd/%d", r->fd); /* the caller's flags stay */
-        r->direct = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-        r->cached = open(path, O_RDONLY | O_CLOEXEC);
-        if (r->direct < 0 || r->cached < 0)
-                return -errno;
-        /* or the kernel reads ahead, and finds all that follows in the page cache again */
-        (void)posix_fadvise(r->cached, 0, 0, POSIX_FADV_RANDOM);
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        r->direct = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
+        r->plain = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (r->plain < 0) { /* no /proc, say */
+                r->plain = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+                return r->plain < 0 ? -errno : 0;
+        }
+        /* else the kernel reads ahead, and all that follows is found in the page cache again */
+        (void)posix_fadvise(r->plain, 0, 0,
+                            r->direct < 0 ? POSIX_FADV_SEQUENTIAL : POSIX_FADV_RANDOM);
+        return 0;
+}
+
+static int memory_open(struct file_reader *r)
+{
+        uint8_t *memory;
+
         r->memory = mmap(NULL, MEMORY + LARGE_PAGE, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (r->memory == MAP_FAILED)
+        r->arrived = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (r->memory == MAP_FAILED || r->arrived < 0)
                 return -errno;
         memory = r->memory + (-(uintptr_t)r->memory & (LARGE_PAGE - 1));
         (void)madvise(memory, MEMORY, MADV_HUGEPAGE);
         for (uint32_t i = 0; i < READER_WINDOWS; i++)
                 r->windows[i] = (struct reader_window){ .memory = memory + i * READER_WINDOW,
                                                         .at = UINT64_MAX };
-        error = reader_start(r);
-        r->running = !error;
-        return error;
+        return 0;
 }
 
-void file_reader_open(struct file_reader *ret, int fd, uint64_t end)
+int file_reader_open(int fd, uint64_t end, struct file_reader **ret)
 {
-        *ret = (struct file_reader){ .fd = fd,
-                                     .direct = -1,
-                                     .cached = -1,
-                                     .end = end,
-                                     .last = UINT64_MAX / 2,
-                                     .memory = MAP_FAILED };
-        pthread_mutex_init(&ret->mutex, NULL);
-        pthread_cond_init(&ret->changed, NULL);
-        if (end < READER_WINDOW || direct_open(ret)) {
-                file_reader_close(ret);
-                /* the kernel reads ahead, in large folios */
-                (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-        }
+        struct file_reader *r = malloc(sizeof *r);
+        int error;
+
+        if (!r)
+                return -ENOMEM;
+        *r = (struct file_reader){ .plain = -1,
+                                   .direct = -1,
+                                   .arrived = -1,
+                                   .end = end,
+                                   .last = UINT64_MAX / 2,
+                                   .memory = MAP_FAILED };
+        pthread_mutex_init(&r->mutex, NULL);
+        pthread_cond_init(&r->changed, NULL);
+        error = open_again(r, fd);
+        if (!error)
+                error = memory_open(r);
+        if (!error)
+                error = reader_start(r);
+        if (error)
+                reader_free(r);
+        else
+                *ret = r;
+        return error;
 }
 
 void file_reader_close(struct file_reader *r)
 {
-        int error = errno;
-
+        if (!r)
+                return;
         pthread_mutex_lock(&r->mutex);
-        r->closing = true;
-        pthread_cond_signal(&r->changed);
-        pthread_mutex_unlock(&r->mutex);
-        if (r->running)
-                pthread_join(r->thread, NULL);
-        r->running = false;
-        if (r->memory != MAP_FAILED)
-                munmap(r->memory, MEMORY + LARGE_PAGE);
-        if (r->direct >= 0)
-                close(r->direct);
-        if (r->cached >= 0)
-                close(r->cached);
-        r->memory = MAP_FAILED;
-        r->direct = r->cached = -1;
-        errno = error;
+        reader_leave(r);
 }

@@ -137,31 +137,42 @@ static int too_short(struct zero_client *c, const char *name)
                            "tensor '%.200s': the file is shorter than its values need", name);
 }
 
+static int read_failed(struct zero_client *c, const char *tensor, int error)
+{
+        if (error == ECANCELED)
+                return client_shut(c, "a call was interrupted");
+        return client_fail(c, error == ETIMEDOUT ? ZERO_EDEADLINE : ZERO_EIO,
+                           "tensor '%.200s': reading the file: %s", tensor,
+                           error == ETIMEDOUT ? "the disk does not answer" : strerror(error));
+}
+
 static int read_piece(struct zero_client *c, const struct access *piece, struct source *from,
                       uint8_t *slot)
 {
         size_t size = piece->count * piece->element,
                there = size < from->bytes ? size : from->bytes;
         const char *name = c->layout->tensors[piece->tensor].name;
+        int64_t deadline_ms = client_deadline(c);
+        int r = wire_sleep(c->interrupt_fd, wire_now());
 
         memset(slot + there, 0, size - there);
-        while (there > 0) {
+        while (r == 0 && there > 0) {
                 ssize_t n = file_reader_read(from->file, slot, there, from->at);
 
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n < 0)
-                        return client_fail(c, ZERO_EIO, "tensor '%.200s': reading the file: %s",
-                                           name, strerror(errno));
                 if (n == 0)
                         return too_short(c, name);
+                if (n < 0) {
+                        r = errno == EAGAIN ? wire_wait_for(from->file->arrived, c->interrupt_fd,
+                                                            deadline_ms)
+                                            : -errno;
+                        continue;
+                }
                 slot += n;
                 there -= (size_t)n;
                 from->at += (uint64_t)n;
                 from->bytes -= (uint64_t)n;
         }
-        return wire_sleep(c->interrupt_fd, wire_now()) ? client_shut(c, "a call was interrupted")
-                                                       : 0;
+        return r ? read_failed(c, name, -r) : 0;
 }
 
 /* Waits for the slot, fills it and hands it to the daemon. */
@@ -326,7 +337,7 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
         struct access access = { .count = 0 };
         uint64_t end = INT64_MAX, used = 0;
         int r = client_begin(client);
-        struct file_reader file;
+        struct file_reader *file = NULL;
         struct stat st;
 
         if (r == 0 && (fd < 0 || (n > 0 && !values)))
@@ -339,11 +350,13 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
                 if (from.at + from.bytes > used)
                         used = from.at + from.bytes;
         }
-        if (r)
+        if (r || n == 0)
                 return r;
-        file_reader_open(&file, fd, end < INT64_MAX ? used : 0);
-        r = put_runs(client, &use, &file, values, n);
-        file_reader_close(&file);
+        r = file_reader_open(fd, used, &file);
+        if (r)
+                return client_fail(client, ZERO_EIO, "reading the file: %s", strerror(-r));
+        r = put_runs(client, &use, file, values, n);
+        file_reader_close(file);
         return put_end(client, &use, r);
 }
 

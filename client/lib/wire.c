@@ -203,6 +203,14 @@ int wire_wait(struct wire *w, int interrupt_fd, int64_t deadline_ms)
         return wait_for(p, deadline_ms);
 }
 
+int wire_wait_for(int fd, int interrupt_fd, int64_t deadline_ms)
+{
+        struct pollfd p[2] = { { .fd = fd, .events = POLLIN },
+                               { .fd = interrupt_fd, .events = POLLIN } };
+
+        return wait_for(p, deadline_ms);
+}
+
 int wire_nap(int interrupt_fd, int64_t us)
 {
         const struct timespec t = { .tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000 };

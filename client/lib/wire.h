@@ -1,6 +1,6 @@
 /*
  * Frames and descriptors over one unix stream socket; the contents of frames are the owner's
- * business.  Only wire_wait(), wire_sleep() and wire_nap() block.
+ * business.  Only wire_wait(), wire_wait_for(), wire_sleep() and wire_nap() block.
  *
  * Descriptors are kept only while the owner expects some, and else closed at
  * once, so that a peer cannot fill the process's descriptor table.
@@ -49,6 +49,8 @@ int wire_next(struct wire *w, const uint8_t **ret_payload, size_t *ret_size);
 /* Waits until the socket can be read, or written if something is left to send.  deadline_ms is
  * on wire_now()'s clock.  0, -ETIMEDOUT, -ECANCELED: interrupt_fd can be read, -errno. */
 int wire_wait(struct wire *w, int interrupt_fd, int64_t deadline_ms);
+/* The same for another descriptor that is to be read. */
+int wire_wait_for(int fd, int interrupt_fd, int64_t deadline_ms);
 /* Sleeps until then.  0, -ECANCELED: interrupt_fd can be read. */
 int wire_sleep(int interrupt_fd, int64_t until_ms);
 /* Sleeps for at most so many microseconds.  As wire_sleep(). */

@@ -1,5 +1,8 @@
 /* zero_put(), zero_put_file() and zero_get(): pieces, slots, ranges, planes. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/syscall.h>
 
 #include "fake.h"
 
@@ -281,6 +284,75 @@ Test(state, runs_are_checked_before_the_first_is_put)
         cr_assert_eq(zero_put_file(c, fd, NULL, 0), ZERO_OK);
         fake_close(&f, c);
         close(fd);
+}
+
+/* Of libzero: a disk that does not answer while it is held. */
+static pthread_mutex_t disk = PTHREAD_MUTEX_INITIALIZER;
+
+__attribute__((visibility("default"))) ssize_t pread(int fd, void *to, size_t bytes, off_t at)
+{
+        ssize_t n;
+
+        pthread_mutex_lock(&disk);
+        n = syscall(SYS_pread64, fd, to, bytes, at);
+        pthread_mutex_unlock(&disk);
+        return n;
+}
+
+/* The page cache does not have the file. */
+static int put_from_a_held_disk(struct zero_client *c)
+{
+        struct zero_values run = { H0, ZERO_PLANE_MASTER, ZERO_FP32, 0, 3000, 0 };
+        char path[] = "/var/tmp/zerod-test-XXXXXX";
+        static const char data[12000];
+        int fd = mkstemp(path), status;
+
+        cr_assert(fd >= 0 && unlink(path) == 0);
+        cr_assert_eq(write(fd, data, sizeof(data)), (ssize_t)sizeof(data));
+        cr_assert(fsync(fd) == 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+        pthread_mutex_lock(&disk);
+        status = zero_put_file(c, fd, &run, 1);
+        pthread_mutex_unlock(&disk);
+        close(fd);
+        return status;
+}
+
+Test(state, a_disk_that_does_not_answer_ends_the_call_by_its_deadline)
+{
+        struct zero_layout *l = fake_layout();
+        struct zero_needs needs = fake_needs(1);
+        struct zero_options options;
+        struct zero_client *c;
+
+        fake_start(&f, fake_only_begin);
+        options = fake_options(&f);
+        options.timeout_ms = 10;
+        cr_assert_eq(zero_connect(&options, &c), ZERO_OK);
+        cr_assert_eq(zero_attach(c, l, &needs), ZERO_OK);
+        zero_layout_free(l);
+        cr_assert_eq(put_from_a_held_disk(c), ZERO_EDEADLINE);
+        cr_assert(strstr(zero_error(c), "'h.0.w': reading the file: the disk"), "%s",
+                  zero_error(c));
+        fake_close(&f, c);
+}
+
+static void *interrupter(void *c)
+{
+        usleep(50000);
+        zero_interrupt(c);
+        return NULL;
+}
+
+Test(state, a_wait_for_a_disk_can_be_interrupted)
+{
+        struct zero_client *c = fake_open(&f, fake_only_begin, 1);
+        pthread_t thread;
+
+        cr_assert_eq(pthread_create(&thread, NULL, interrupter, c), 0);
+        cr_assert_eq(put_from_a_held_disk(c), ZERO_ECLOSED);
+        cr_assert(strstr(zero_error(c), "interrupted"), "%s", zero_error(c));
+        pthread_join(thread, NULL);
+        fake_close(&f, c);
 }
 
 /* The daemon is lost with pieces under way. */
