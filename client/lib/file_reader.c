@@ -192,7 +192,8 @@ static ssize_t window_take(struct file_reader *r, struct reader_window *w, uint8
         if (bytes > (uint64_t)w->bytes - skip)
                 bytes = (uint64_t)w->bytes - skip;
         memcpy(to, w->memory + skip, bytes);
-        uncache(w->memory + skip, bytes);
+        if (r->direct >= 0)
+                uncache(w->memory + skip, bytes);
         return (ssize_t)bytes;
 }
 
@@ -216,7 +217,8 @@ ssize_t file_reader_read(struct file_reader *r, uint8_t *to, size_t bytes, uint6
                            skip);
 }
 
-/* The thread may outlive the caller's descriptor, whose flags stay. */
+/* The thread may outlive the caller's descriptor, whose flags stay.  Who has read a header by that
+ * descriptor has made the kernel read ahead there, into the page cache, and on and on. */
 static int open_again(struct file_reader *r, int fd)
 {
         char path[40];
@@ -228,9 +230,8 @@ static int open_again(struct file_reader *r, int fd)
                 r->plain = fcntl(fd, F_DUPFD_CLOEXEC, 0);
                 return r->plain < 0 ? -errno : 0;
         }
-        /* else the kernel reads ahead, and all that follows is found in the page cache again */
-        (void)posix_fadvise(r->plain, 0, 0,
-                            r->direct < 0 ? POSIX_FADV_SEQUENTIAL : POSIX_FADV_RANDOM);
+        if (r->direct < 0)
+                (void)posix_fadvise(r->plain, 0, 0, POSIX_FADV_SEQUENTIAL);
         return 0;
 }
 

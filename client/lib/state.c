@@ -354,7 +354,10 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
                 return r;
         r = file_reader_open(fd, used, &file);
         if (r)
-                return client_fail(client, ZERO_EIO, "reading the file: %s", strerror(-r));
+                return client_fail(client, ZERO_EIO, "reading the file: %s",
+                                   r == -EAGAIN ? "no thread for it: this user has as many "
+                                                  "processes as RLIMIT_NPROC allows"
+                                                : strerror(-r));
         r = put_runs(client, &use, file, values, n);
         file_reader_close(file);
         return put_end(client, &use, r);

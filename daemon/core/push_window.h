@@ -11,7 +11,8 @@ struct push_window {
         uint32_t references;
         struct segment segment; /* a transfer area, then the slots unless they lie apart */
         uint64_t transfer_bytes;
-        uint32_t puts;        /* puts in progress, each with a copy; at most PUTS_MAX */
+        uint32_t puts;        /* puts in progress, and copies of their values on their way; at most
+                                 PUTS_MAX */
         uint32_t gets;        /* gets in progress; at most GETS_MAX */
         struct segment apart; /* the slots, in another place; bytes 0: none */
         struct slots *slots;  /* NULL for observers */

@@ -9,7 +9,6 @@
 #include "daemon/tensors/access.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <sodium.h>
 #include <string.h>
@@ -55,14 +54,14 @@ void put_values_unref(struct put_values *v)
         v->tensors->spare = v;
 }
 
-static int put_values_new(struct access *a)
+static bool put_values_new(struct access *a)
 {
         size_t bytes = a->count * values_size(a->job, a->tensor, a->plane, a->dtype);
         struct tensors *tensors = a->job->x->tensors;
         struct put_values *v = values_alloc(tensors, a->window);
 
         if (!v)
-                return -ENOMEM;
+                return false;
         v->references = 1;
         v->tensors = tensors;
         v->window = a->window;
@@ -71,7 +70,7 @@ static int put_values_new(struct access *a)
         a->window->puts++;
         a->window->references++;
         a->values = v;
-        return 0;
+        return true;
 }
 
 /* ---- the client's side ------------------------------------------------------------- */
@@ -471,7 +470,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                               .count = m->count,
                               .at = m->at,
                               .timeout_ms = timeout_ms };
-        if (put && !borrows(a) && put_values_new(a)) {
+        if (put && !borrows(a) && !put_values_new(a)) {
                 free(a);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }

@@ -20,8 +20,8 @@ struct tensors {
 };
 
 /*
- * The values of a put, copied when the call comes: the client may write to its memory meanwhile,
- * and owner and mirror must get the same.
+ * The values of a put that other nodes or a mirror take, copied when the call comes: the client may
+ * write to its memory meanwhile, and owner and mirror must get the same.
  */
 struct put_values {
         uint32_t references;

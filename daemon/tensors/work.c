@@ -87,8 +87,8 @@ static struct mapping work_map(const struct work *w, enum zero_plane plane)
         return state_map(state, plane, (struct range){ at, w->count });
 }
 
-/* Reads the client's memory once: serve is what master rounds to, whatever the client writes there.
- * serve: NULL, or the values go there too. */
+/* Reads the client's memory once: master and serve are of the same values, whatever the client
+ * writes there meanwhile.  serve: NULL, or the values go there too. */
 static void put_copy(const struct work *w, void *plane, void *serve)
 {
         enum zero_dtype served = w->job->layout->groups[w->group].dtype;

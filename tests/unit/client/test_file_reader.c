@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "client/lib/file_reader.h"
@@ -44,6 +45,18 @@ ssize_t pread(int fd, void *to, size_t bytes, off_t at)
         return n;
 }
 
+static enum { CACHE_OF_THE_KERNEL, CACHE_OF_NOTHING, CACHE_OF_SINGLE_BYTES } cache;
+
+ssize_t preadv2(int fd, const struct iovec *to, int n, off_t at, int flags)
+{
+        if (cache == CACHE_OF_SINGLE_BYTES && to->iov_len == 1)
+                return pread(fd, to->iov_base, 1, at);
+        if (cache == CACHE_OF_THE_KERNEL)
+                return syscall(SYS_preadv2, fd, to, n, at, 0L, flags);
+        errno = EAGAIN;
+        return -1;
+}
+
 static struct file_reader *reader_of(int fd, uint64_t end)
 {
         struct file_reader *r = NULL;
@@ -57,8 +70,9 @@ static ssize_t read_some(struct file_reader *r, size_t bytes, uint64_t at)
         struct pollfd arrived = { .fd = r->arrived, .events = POLLIN };
         ssize_t n;
 
-        while ((n = file_reader_read(r, read_to, bytes, at)) < 0 && errno == EAGAIN)
-                cr_assert_eq(poll(&arrived, 1, 30000), 1);
+        /* once for each window that comes ahead, and twice where the page cache dropped one */
+        for (int i = 0; (n = file_reader_read(r, read_to, bytes, at)) < 0 && errno == EAGAIN; i++)
+                cr_assert(i < 3 * READER_WINDOWS && poll(&arrived, 1, 30000) == 1);
         return n;
 }
 
@@ -112,6 +126,12 @@ Test(file_reader, bytes_that_the_page_cache_has_in_part)
         expect_all(fd);
 }
 
+Test(file_reader, bytes_that_the_page_cache_drops_meanwhile)
+{
+        cache = CACHE_OF_SINGLE_BYTES;
+        expect_all(file_of_data());
+}
+
 Test(file_reader, bytes_of_a_file_without_direct_reads)
 {
         int file = file_of_data(), fd = memfd_create("data", MFD_CLOEXEC);
@@ -152,9 +172,11 @@ Test(file_reader, what_cannot_be_read_is_an_error)
 Test(file_reader, a_disk_that_does_not_answer_holds_nobody_up)
 {
         int fd = file_of_data();
-        struct file_reader *r = reader_of(fd, SIZE);
+        struct file_reader *r;
 
+        cache = CACHE_OF_NOTHING;
         pthread_mutex_lock(&disk);
+        r = reader_of(fd, SIZE);
         for (int i = 0; i < 3; i++) {
                 cr_assert_eq(file_reader_read(r, read_to, 1, 0), -1);
                 cr_assert_eq(errno, EAGAIN);
@@ -177,14 +199,15 @@ Test(file_reader, takes_no_pages_of_the_page_cache)
                 cr_skip_test("the file system of /var/tmp has no direct reads");
         cr_assert_eq(fcntl(fd, F_SETFL, 0), 0);
         r = reader_of(fd, SIZE);
-        expect(r, 0, STEP);
-        expect(r, 4 * (uint64_t)READER_WINDOW, STEP);
+        for (uint64_t at = 0; at < SIZE; at += STEP)
+                expect(r, at, STEP);
         file_reader_close(r);
         map = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, fd, 0);
         cr_assert_eq(mincore(map, SIZE, in_memory), 0);
         for (size_t i = 0; i < sizeof in_memory; i++)
                 n += in_memory[i] & 1;
-        cr_assert_lt(n, READER_WINDOW / PAGE, "%zu pages", n);
+        /* a look whether a window is cached may bring a few */
+        cr_assert_lt(n, READER_WINDOW / PAGE / 2, "%zu pages", n);
         munmap(map, SIZE);
         close(fd);
         free(data);

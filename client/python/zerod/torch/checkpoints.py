@@ -208,7 +208,7 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
     """Loads parameters and persistent buffers from safetensors files; all ranks call it.
 
     Each rank writes a part of the parameters to the service, about equal and cut at whole parameters, or where ranks have
-    different ones, those that it is the first to have: straight out of the file, of which it holds a few MiB, or 64 MiB
+    different ones, those that it is the first to have: straight out of the file, of which it holds 20 MiB, or 64 MiB
     of a parameter that a mesh divides and of a type other than fp32, bf16, fp16 and the model's bytes.  Each rank reads
     the headers and its buffers, and so must see the files.  Begins when all ranks have called, and returns when all is
     written.  Everything is checked first: an error loads nothing.
