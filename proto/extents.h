@@ -6,6 +6,9 @@
 
 #include <stdint.h>
 
+/* Of a stash, and so of an entry.  Sums of entries and their parts stay far below 2^64. */
+#define STASH_BYTES_MAX (UINT64_C(1) << 50)
+
 struct extent {
         uint64_t offset,
                 bytes; /* in the segment; whole pages, except in what extents_cut() makes */

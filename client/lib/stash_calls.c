@@ -123,9 +123,10 @@ int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, 
 
         if (r)
                 return r;
-        if (!src)
-                return client_fail(client, ZERO_EINVAL, "entry %llu has no bytes",
-                                   (unsigned long long)key);
+        if (!src || bytes == 0 || bytes > STASH_BYTES_MAX) /* they are read before zerod is asked */
+                return client_fail(client, ZERO_EINVAL,
+                                   "entry %llu of a stash has 1 to 2^50 bytes, not %llu",
+                                   (unsigned long long)key, src ? (unsigned long long)bytes : 0);
         request_init(client, ZERO__STASH__OP__WRITE, key, &stash, &request);
         stash.bytes = bytes;
         sync = sync ? sync : &done;

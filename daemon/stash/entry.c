@@ -379,9 +379,10 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
         struct stash_entry *e = NULL;
         int status = 0;
 
-        if (bytes == 0)
-                return fault_set(fault, ZERO_EINVAL, "entry %llu has no bytes",
-                                 (unsigned long long)key);
+        if (bytes == 0 || bytes > STASH_BYTES_MAX)
+                return fault_set(fault, ZERO_EINVAL,
+                                 "entry %llu of a stash has 1 to 2^50 bytes, not %llu",
+                                 (unsigned long long)key, (unsigned long long)bytes);
         if (!s->slides) {
                 e = entry_find(s, key);
                 status = e ? write_check(e, rank, bytes, hash, fault)

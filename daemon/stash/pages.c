@@ -87,9 +87,10 @@ static uint32_t pages_gather(struct pages *p, uint32_t wanted, struct extent *re
 
 int pages_take(struct pages *p, uint64_t bytes, struct block *ret)
 {
-        uint64_t wanted = pages_round(p, bytes) / p->unit;
+        uint64_t wanted = bytes / p->unit + (bytes % p->unit != 0);
         uint32_t at;
 
+        assert(bytes > 0);
         if (wanted > p->n - p->used)
                 return -ENOSPC;
         at = pages_find(p, p->at, (uint32_t)wanted);

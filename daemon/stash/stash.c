@@ -17,7 +17,7 @@ int stash_needs_new(uint32_t rank, uint32_t world_size, const uint32_t *ranks, s
 {
         bool member = n == 0;
 
-        if (bytes == 0 || bytes > 1ull << 50 || entry_bytes > bytes)
+        if (bytes == 0 || bytes > STASH_BYTES_MAX || entry_bytes > bytes)
                 return fault_set(fault, ZERO_EINVAL,
                                  "a stash has 1 to 2^50 bytes, and no entry has more: not %" PRIu64
                                  " bytes with entries of %" PRIu64,
@@ -161,6 +161,7 @@ uint64_t set_parts_bytes(const struct stash *s)
 {
         uint64_t unit = pages_unit(s->bytes), entries = s->bytes / s->entry_bytes + 1;
 
+        entries = entries < PAGES_UNITS ? entries : PAGES_UNITS; /* each takes a unit at least */
         return s->others ? (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit : s->bytes;
 }
 

@@ -1,6 +1,6 @@
 /*
  * Replays a corpus: every file given, and every file of every directory given, goes to the
- * fuzz target once.  Fails if there was nothing to replay.
+ * fuzz target once, and so does each of its variants.  Fails if there was nothing to replay.
  *
  * Rule: each input lies in memory of exactly its size, so that the address sanitizer sees a
  * read beyond its end.
@@ -15,7 +15,26 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static int replayed;
+static int replayed, variants;
+
+/* Variant `number` of an input, counted from 0, in memory that the caller frees; NULL: there are no
+ * more.  A fuzz target that knows variants has a function of its own. */
+__attribute__((weak)) uint8_t *fuzz_variant(const uint8_t *data, size_t size, size_t number,
+                                            size_t *ret_size)
+{
+        return NULL;
+}
+
+static void replay_variants(const uint8_t *data, size_t size)
+{
+        size_t number = 0, n;
+
+        for (uint8_t *v; (v = fuzz_variant(data, size, number, &n)); number++) {
+                LLVMFuzzerTestOneInput(v, n);
+                free(v);
+        }
+        variants += (int)number;
+}
 
 static int replay(const char *path, size_t size)
 {
@@ -25,6 +44,7 @@ static int replay(const char *path, size_t size)
 
         if (file && data && fread(data, 1, size, file) == size) {
                 LLVMFuzzerTestOneInput(data, size);
+                replay_variants(data, size);
                 replayed++;
                 r = 0;
         } else {
@@ -50,6 +70,6 @@ int main(int argc, char **argv)
                         return 1;
                 }
         }
-        printf("%d inputs replayed\n", replayed);
+        printf("%d inputs and %d variants replayed\n", replayed, variants);
         return replayed > 0 ? 0 : 1;
 }

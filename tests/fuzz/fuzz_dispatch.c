@@ -4,6 +4,9 @@
  * length (little-endian) and so many bytes each; what is left goes out as it stands.  An attempt
  * or version of 0 in a request stands for the current one, which an input cannot know.
  *
+ * A variant of an input (driver.c, or libFuzzer's mutation) has one number of one request at a
+ * boundary.
+ *
  * A node of its own runs in this process, with one job of three small groups.  What must hold:
  * no input ends it, the session goes when its client does, and the job goes on.
  */
@@ -23,11 +26,17 @@
 #include "daemon/membership/membership.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
+#include "tests/fuzz/boundary.h"
 #include "tests/support/fabric_inproc.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { TURNS_MAX = 1000, JOBS_MAX = 3 };
+uint8_t *fuzz_variant(const uint8_t *data, size_t size, size_t number, size_t *ret_size);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed);
+/* libFuzzer's own; where inputs are replayed there is none */
+__attribute__((weak)) size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
+
+enum { TURNS_MAX = 1000, JOBS_MAX = 3, VARIANTS = 1000 };
 enum prelude { PRELUDE_NOTHING, PRELUDE_HELLO, PRELUDE_OBSERVER, PRELUDE_RANK };
 
 /* One node, made at the first input and kept. */
@@ -290,22 +299,88 @@ static void say_input_frame(int fd, const uint8_t *p, size_t n)
                 zero__request__free_unpacked(m, NULL);
 }
 
+/* The next frame of an input; false: what is left is none. */
+static bool next_frame(const uint8_t **data, size_t *size, const uint8_t **ret, size_t *ret_n)
+{
+        size_t n = *size < 2 ? 0 : (*data)[0] + ((size_t)(*data)[1] << 8);
+
+        if (*size < 2 || n > *size - 2)
+                return false;
+        *ret = *data + 2;
+        *ret_n = n;
+        *data += 2 + n;
+        *size -= 2 + n;
+        return true;
+}
+
 static void say_input(int fd, const uint8_t *data, size_t size)
 {
-        while (size >= 2) {
-                size_t n = data[0] + ((size_t)data[1] << 8);
+        const uint8_t *frame;
+        size_t n;
 
-                if (n > size - 2)
-                        break;
-                say_input_frame(fd, data + 2, n);
-                data += 2 + n;
-                size -= 2 + n;
-        }
+        while (next_frame(&data, &size, &frame, &n))
+                say_input_frame(fd, frame, n);
         say(fd, data, size);
         for (int i = 0; i < 20; i++) {
                 uv_run(&node.loop, UV_RUN_NOWAIT);
                 hear(fd);
         }
+}
+
+/* ---- variants of an input ---- */
+
+/* The input, with m in place of the frame that ends before `rest`; NULL: m is too large for a
+ * frame. */
+static uint8_t *replace_frame(const uint8_t *data, const uint8_t *frame, const uint8_t *rest,
+                              size_t left, const Zero__Request *m, size_t *ret_size)
+{
+        size_t before = (size_t)(frame - 2 - data), n = zero__request__get_packed_size(m);
+        uint8_t *variant = n <= UINT16_MAX ? malloc(before + 2 + n + left) : NULL;
+
+        if (!variant)
+                return NULL;
+        memcpy(variant, data, before);
+        variant[before] = (uint8_t)n;
+        variant[before + 1] = (uint8_t)(n >> 8);
+        zero__request__pack(m, variant + before + 2);
+        memcpy(variant + before + 2 + n, rest, left);
+        *ret_size = before + 2 + n + left;
+        return variant;
+}
+
+uint8_t *fuzz_variant(const uint8_t *data, size_t size, size_t number, size_t *ret_size)
+{
+        const uint8_t *at = data + 1, *frame;
+        size_t left = size ? size - 1 : 0, n;
+
+        while (next_frame(&at, &left, &frame, &n)) {
+                Zero__Request *m = zero__request__unpack(NULL, n, frame);
+                uint8_t *variant = NULL;
+                bool found = m && boundary_set(&m->base, &number);
+
+                if (found)
+                        variant = replace_frame(data, frame, at, left, m, ret_size);
+                if (m)
+                        zero__request__free_unpacked(m, NULL);
+                if (found)
+                        return variant;
+        }
+        return NULL;
+}
+
+/* Every fourth mutation is a variant. */
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed)
+{
+        size_t n;
+        uint8_t *v = seed % 4 ? NULL : fuzz_variant(data, size, seed / 4 % VARIANTS, &n);
+
+        if (v && n <= most) {
+                memcpy(data, v, n);
+                free(v);
+                return n;
+        }
+        free(v);
+        return LLVMFuzzerMutate ? LLVMFuzzerMutate(data, size, most) : size;
 }
 
 /* ---- behind an input ---- */

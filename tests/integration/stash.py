@@ -211,7 +211,7 @@ def order_is_checked():
         a, b = stashing(c, [0, 0], [[0, 1]], bytes=MIB)
         a.refused("EORDER", "stash_read", "rank 0", "7", key=7)
         a.refused("ENOTHELD", "stash_release", "7", key=7)
-        a.refused("EINVAL", "stash_write", "no bytes", key=7, bytes=0)
+        a.refused("EINVAL", "stash_write", "1 to 2^50 bytes", key=7, bytes=0)
         write([a, b], 7, 1000)
         a.refused("EORDER", "stash_write", "rank 0", "already", key=7, bytes=1000)
         a.do("stash_read", key=7)

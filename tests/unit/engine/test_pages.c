@@ -82,6 +82,19 @@ Test(pages, random)
 
 /* Where a block must be one piece, one that fits no gap is refused; slots are apart from the rest.
  */
+Test(pages, more_than_there_ever_is)
+{
+        const uint64_t sizes[] = { 9 * 4096, UINT32_MAX, 1ull << 50, UINT64_MAX - 63, UINT64_MAX };
+        struct block b = { 0 };
+        struct pages p;
+
+        cr_assert_eq(pages_init(&p, 8 * 4096), 0);
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+                cr_assert_eq(pages_take(&p, sizes[i], &b), -ENOSPC);
+        cr_assert(p.used == 0 && !b.extents);
+        pages_deinit(&p);
+}
+
 Test(pages, contiguous)
 {
         struct block blocks[8] = { 0 }, large = { 0 };
