@@ -3,12 +3,14 @@
  *
  * A request waits, suspended, until the loop has published a snapshot.  Each answer ends its
  * connection, so VISIT_MS bounds a connection whatever its client does: send a byte now and then,
- * or read none.  At most VISITS are open; more wait in the socket's queue.
+ * or read none.  At most VISITS are open, and VISITS_ADDRESS from one address.  A new one ends the
+ * oldest that has sent no whole request: connections that say nothing keep no probe out.
  */
 #include "daemon/http/http.h"
 
 #include <errno.h>
 #include <microhttpd.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -22,7 +24,14 @@
 #include "daemon/http/listen.h"
 #include "proto/cleanup.h"
 
-enum { VISITS = 64, VISIT_MS = 10000, IDLE_S = 5, LATE_MS = 2000, SWEEP_MS = 100 };
+enum {
+        VISITS = 64,
+        VISITS_ADDRESS = 16,
+        VISIT_MS = 10000,
+        IDLE_S = 5,
+        LATE_MS = 2000,
+        SWEEP_MS = 100
+};
 enum { REQUEST_BYTES = 16 << 10 };
 
 struct http {
@@ -40,7 +49,7 @@ struct http {
         /* The thread's own. */
         struct MHD_Daemon *server;
         struct list visits, waiting; /* the oldest first */
-        unsigned n_visits;
+        unsigned n_visits;           /* with those that were shut down and are not gone */
         struct snapshot *latest[SNAPSHOT_KINDS];
 };
 
@@ -50,6 +59,8 @@ struct visit {
         struct http *http;
         int fd;
         uint64_t since_ms;
+        struct in6_addr address; /* zeros: a unix socket's */
+        bool asked, ended;       /* a whole request has come; it was shut down */
 };
 
 struct call {
@@ -174,6 +185,12 @@ static const char *header(struct MHD_Connection *connection, const char *name)
         return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
 }
 
+static struct visit *visit_of(struct MHD_Connection *connection)
+{
+        return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)
+                ->socket_context;
+}
+
 static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *connection,
                                   const char *method, const char *path, struct call **ret)
 {
@@ -197,6 +214,8 @@ static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *conn
         uv_mutex_unlock(&http->token_lock);
         status = http_route(&rules, &request, &what, &text);
         explicit_bzero(token, sizeof token);
+        if (visit_of(connection))
+                visit_of(connection)->asked = true;
         if (status != 200)
                 return give_text(connection, status, text);
         if (!parameters_good(connection, what))
@@ -235,6 +254,56 @@ static void on_request_over(void *arg, struct MHD_Connection *connection, void *
 
 /* ---- connections ---- */
 
+static struct in6_addr address_of(struct MHD_Connection *connection)
+{
+        const struct sockaddr *from =
+                MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)
+                        ->client_addr;
+        struct in6_addr address = { 0 };
+
+        if (from && from->sa_family == AF_INET6)
+                address = ((const struct sockaddr_in6 *)from)->sin6_addr;
+        else if (from && from->sa_family == AF_INET)
+                memcpy(&address, &((const struct sockaddr_in *)from)->sin_addr,
+                       sizeof(struct in_addr));
+        return address;
+}
+
+static void visit_end(struct visit *v)
+{
+        v->ended = true;
+        shutdown(v->fd, SHUT_RDWR);
+}
+
+/* of: the address; NULL: any.  *ret_first: which of the others goes before them. */
+static unsigned visits_count(struct http *http, const struct visit *next, const struct in6_addr *of,
+                             struct visit **ret_first)
+{
+        struct visit *first = NULL;
+        unsigned n = 0;
+
+        list_for_each (&http->visits, item) {
+                struct visit *v = CONTAINER_OF(item, struct visit, link);
+
+                if (v->ended || (of && memcmp(of, &v->address, sizeof *of) != 0))
+                        continue;
+                if (v != next && (!first || (first->asked && !v->asked)))
+                        first = v;
+                n++;
+        }
+        *ret_first = first;
+        return n;
+}
+
+static void visits_make_room(struct http *http, const struct visit *next)
+{
+        struct visit *first;
+
+        if (visits_count(http, next, &next->address, &first) > VISITS_ADDRESS ||
+            visits_count(http, next, NULL, &first) > VISITS)
+                visit_end(first);
+}
+
 static void visit_begin(struct http *http, struct MHD_Connection *connection, void **ret)
 {
         const union MHD_ConnectionInfo *fd =
@@ -248,9 +317,11 @@ static void visit_begin(struct http *http, struct MHD_Connection *connection, vo
         v->http = http;
         v->fd = fd->connect_fd;
         v->since_ms = snapshot_now();
+        v->address = address_of(connection);
         list_insert(&http->visits, &v->link);
         http->n_visits++;
         *ret = v;
+        visits_make_room(http, v);
 }
 
 static void on_visit(void *arg, struct MHD_Connection *connection, void **context,
@@ -273,11 +344,11 @@ static void on_visit(void *arg, struct MHD_Connection *connection, void **contex
 static void visits_sweep(struct http *http, uint64_t now)
 {
         list_for_each (&http->visits, item) {
-                const struct visit *v = CONTAINER_OF(item, struct visit, link);
+                struct visit *v = CONTAINER_OF(item, struct visit, link);
 
                 if (now - v->since_ms < VISIT_MS)
                         return;
-                shutdown(v->fd, SHUT_RDWR);
+                visit_end(v);
         }
 }
 
@@ -385,7 +456,7 @@ static struct MHD_Daemon *server_new(struct http *http)
         return MHD_start_daemon(
                 MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, http,
                 MHD_OPTION_LISTEN_SOCKET, http->socket, MHD_OPTION_CONNECTION_LIMIT,
-                (unsigned)VISITS, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+                (unsigned)(2 * VISITS), MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)REQUEST_BYTES,
                 MHD_OPTION_NOTIFY_CONNECTION, on_visit, http, MHD_OPTION_NOTIFY_COMPLETED,
                 on_request_over, http, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);

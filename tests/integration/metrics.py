@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, Cluster, Daemon, descriptors, finish_all, small_layout, spawn, until  # noqa: E402
-from harness import Skip, case, main  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 from ports import free_ports  # noqa: E402
 from web import get, request  # noqa: E402
 import wire  # noqa: E402
@@ -547,6 +548,50 @@ def slow_clients_hold_nobody_up():
             thread.join()
             for s in slow:
                 s.close()
+
+
+def from_address(place, address, data=b""):
+    host, port = place.rsplit(":", 1)
+    s = socket.create_connection((host, int(port)), 60, (address, 0))
+    s.sendall(data)
+    return s
+
+
+@cases_of(["silent", "deaf"])
+def connections_that_stay_keep_no_probe_out(how):
+    """They say nothing, or do not read the answer; each that is cut off comes again, from the probe's address or others."""
+    data = b"" if how == "silent" else b"GET /metrics HTTP/1.1\r\nHost: n0\r\n\r\n"
+    with cluster() as c:
+        place, ended = c[0].options["http"], threading.Event()
+        train(c)
+
+        def stay(number):
+            while not ended.is_set():
+                with from_address(place, f"127.0.0.{1 + number % 9}", data) as s:
+                    s.settimeout(0.5)
+                    while not ended.is_set():
+                        try:
+                            if not data and not s.recv(1):
+                                break
+                            ended.wait(0.5)
+                            s.send(b"")
+                        except socket.timeout:
+                            pass
+                        except OSError:
+                            break
+        held = [threading.Thread(target=stay, args=(n,)) for n in range(150)]
+        for thread in held:
+            thread.start()
+        try:
+            end = time.monotonic() + 120  # a server that waits for them to idle takes 5 s a probe
+            for probe in range(100):
+                assert request(place, "/healthz")[0] == 200
+                assert time.monotonic() < end, f"{probe} probes of 100 were answered"
+        finally:
+            ended.set()
+            for thread in held:
+                thread.join()
+        until(lambda: request(place, "/healthz")[0] == 200, what="an answer when they are gone")
 
 
 if __name__ == "__main__":

@@ -196,8 +196,17 @@ def ports_agree():
 @case
 def probes_ask_what_zerod_answers():
     routes = re.findall(r'\{ "(/\w*)", HTTP_', read("daemon/http/request.c"))
-    for probe, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+    for probe, path in (("startupProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert daemon()[probe]["httpGet"] == {"path": path, "port": "http"} and path in routes
+
+
+@case
+def the_probe_that_restarts_zerod_is_not_on_the_network():
+    liveness = daemon()["livenessProbe"]
+    program, option, seconds, subcommand = liveness["exec"]["command"]
+    assert (program, option) == ("zeroctl", "--timeout") and int(seconds) < liveness["timeoutSeconds"]
+    assert os.path.exists(os.path.join(ROOT, "client/zeroctl", f"{subcommand}.c"))
+    assert re.search(r"^ +socket = (\S+)$", read("deploy/kubernetes/config.yaml"), re.MULTILINE)[1] in read("client/lib/connect.c")
 
 
 @case
