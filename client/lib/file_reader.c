@@ -61,20 +61,32 @@ static bool is_cached(const struct file_reader *r, uint64_t at, uint64_t bytes)
         return read_cached(r, &byte, 1, at + (uint64_t)now.tv_nsec % bytes) == 1;
 }
 
+/* Through the page cache, until the window is full, the file ends or the disk fails. */
+static void window_complete(const struct file_reader *r, struct reader_window *w, uint64_t wanted)
+{
+        ssize_t n = 1;
+
+        while (w->bytes < wanted && n > 0) {
+                n = pread(r->plain, w->memory + w->bytes, wanted - w->bytes,
+                          (off_t)(w->at + w->bytes));
+                w->bytes += n > 0 ? (uint64_t)n : 0;
+        }
+        w->error = n < 0 ? errno : 0;
+}
+
 static void window_read(const struct file_reader *r, struct reader_window *w)
 {
-        uint64_t left = r->end - w->at;
-        ssize_t bytes = left < READER_WINDOW ? (ssize_t)left : READER_WINDOW, n = 0, more = 0;
+        uint64_t left = r->end - w->at, bytes = left < READER_WINDOW ? left : READER_WINDOW;
+        ssize_t n = 0;
 
-        w->cached = !w->again && is_cached(r, w->at, (uint64_t)bytes);
+        w->cached = !w->again && is_cached(r, w->at, bytes);
         if (w->cached)
                 return;
         if (r->direct >= 0)
                 n = pread(r->direct, w->memory, READER_WINDOW, (off_t)w->at);
-        n = n < 0 ? 0 : n;
-        if (n < bytes) /* an error of direct reads, or one that comes again, as the end does */
-                more = pread(r->plain, w->memory + n, (size_t)(bytes - n), (off_t)w->at + n);
-        w->bytes = more < 0 && n == 0 ? -errno : n + (more < 0 ? 0 : more);
+        w->bytes = n > 0 ? (uint64_t)n : 0;
+        /* an error of direct reads, or one that comes again, as the end does */
+        window_complete(r, w, bytes);
 }
 
 /* The last one frees the reader.  The caller holds the mutex. */
@@ -185,12 +197,10 @@ static ssize_t window_take(struct file_reader *r, struct reader_window *w, uint8
                 window_queue(r, w);
                 return fail(EAGAIN);
         }
-        if (w->bytes < 0)
-                return fail((int)-w->bytes);
-        if (w->bytes <= (int64_t)skip)
-                return 0;
-        if (bytes > (uint64_t)w->bytes - skip)
-                bytes = (uint64_t)w->bytes - skip;
+        if (w->bytes <= skip)
+                return w->error ? fail(w->error) : 0;
+        if (bytes > w->bytes - skip)
+                bytes = w->bytes - skip;
         memcpy(to, w->memory + skip, bytes);
         if (r->direct >= 0)
                 uncache(w->memory + skip, bytes);

@@ -20,7 +20,8 @@ struct reader_window {
         uint8_t *memory;
         uint64_t at;    /* in the file; UINT64_MAX: the window is empty */
         uint64_t asked; /* the thread has read it when it has read so many */
-        int64_t bytes;  /* that are in memory, or -errno */
+        uint64_t bytes; /* that are in memory */
+        int error;      /* behind them; 0: the file ends there, or the window */
         bool cached;    /* the page cache has it, and memory does not */
         bool again;     /* the page cache does not have it after all */
 };

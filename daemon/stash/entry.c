@@ -405,7 +405,7 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
         return 0;
 }
 
-/* One after the other, until one has to wait again: that is the last one then. */
+/* One after the other, until one has to wait again: that one stays the first. */
 static void writes_advance(struct stash *s)
 {
         while (!s->slides && !list_empty(&s->writes)) {
@@ -416,10 +416,13 @@ static void writes_advance(struct stash *s)
                 list_remove(&r->wait);
                 status = stash_write(s, s->ranks[r->group], r->result.stash.skip,
                                      r->result.stash.bytes, r->result.stash.first, true, r, &fault);
-                if (status)
+                if (status) {
                         request_end(r, status, "%s", fault.text);
-                else if (s->writes.prev == &r->wait)
+                } else if (s->writes.prev == &r->wait) {
+                        list_remove(&r->wait);
+                        list_insert(s->writes.next, &r->wait);
                         return;
+                }
         }
 }
 

@@ -270,6 +270,33 @@ def a_write_waits_for_ranks_that_are_behind(placement):
         read(ranks, 4, size, seed=4)
 
 
+def writes_wait(c, n):
+    until(lambda: len(c[0].ctl("trace", "job")["nodes"][0]["waits"]) == n, what=f"{n} writes to wait")
+
+
+@case
+def writes_that_wait_keep_their_order():
+    """A small one does not take, again and again, what a large one before it waits for."""
+    size = 128 << 10
+    with Cluster() as c:
+        ranks = stashing(c, [0, 0, 0], [[0, 1, 2]], bytes=4 * size, entry_bytes=2 * size)
+        for key in range(4):
+            write(ranks, key, size, seed=key)
+        for a in ranks[:2]:
+            for key in (3, 2, 1, 0):
+                a.do("stash_read", key=key, seed=key)
+                a.do("stash_release", key=key, last=True)
+        ranks[0].start("stash_write", key=4, bytes=2 * size, seed=4)
+        writes_wait(c, 1)
+        ranks[1].start("stash_write", key=5, bytes=size, seed=5)
+        writes_wait(c, 2)
+        for key in (3, 2):
+            read(ranks[2:], key, size, seed=key)
+        ranks[0].good(ranks[0].finish())
+        read(ranks[2:], 1, size, seed=1)
+        ranks[1].good(ranks[1].finish())
+
+
 @cases_of([[0, 0], [0, 1]])
 def a_write_that_waits_names_who_is_behind(placement):
     with Cluster(max(placement) + 1) as c:

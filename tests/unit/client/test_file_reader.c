@@ -34,13 +34,22 @@ static int file_of_data(void)
 
 /* Of the process: holds the thread's reads back. */
 static pthread_mutex_t disk = PTHREAD_MUTEX_INITIALIZER;
+/* The disk has nothing from here on; a read that begins before comes back short. */
+static off_t broken_from = INT64_MAX;
 
 ssize_t pread(int fd, void *to, size_t bytes, off_t at)
 {
         ssize_t n;
 
         pthread_mutex_lock(&disk);
-        n = syscall(SYS_pread64, fd, to, bytes, at);
+        if (at >= broken_from) {
+                errno = EIO;
+                n = -1;
+        } else {
+                if ((off_t)bytes > broken_from - at)
+                        bytes = (size_t)(broken_from - at);
+                n = syscall(SYS_pread64, fd, to, bytes, at);
+        }
         pthread_mutex_unlock(&disk);
         return n;
 }
@@ -166,6 +175,21 @@ Test(file_reader, what_cannot_be_read_is_an_error)
         cr_assert_eq(read_some(r, 1, 0), -1);
         cr_assert_eq(errno, ESPIPE);
         file_reader_close(r);
+}
+
+Test(file_reader, an_error_behind_what_could_be_read_is_no_end)
+{
+        int fd = file_of_data();
+        struct file_reader *r = reader_of(fd, SIZE);
+
+        cache = CACHE_OF_NOTHING;
+        broken_from = READER_WINDOW + 8192;
+        cr_assert_eq(read_some(r, 100, READER_WINDOW + 8192 - 10), 10);
+        cr_assert_eq(read_some(r, 100, READER_WINDOW + 8192), -1);
+        cr_assert_eq(errno, EIO);
+        file_reader_close(r);
+        close(fd);
+        free(data);
 }
 
 /* Neither a read nor the end waits; the thread takes what it needs with it. */
