@@ -45,17 +45,32 @@ static int32_t decode(const uint8_t *p, size_t *ret_length)
         return c;
 }
 
+/* Malformed, a control character, or one that breaks a line or turns the order of others around, so
+ * that a name looks like another text. */
+static bool unprintable(int32_t c)
+{
+        return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
+               (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+}
+
 bool text_printable(const char *s)
 {
         const uint8_t *p = (const uint8_t *)s;
-        size_t length;
+        size_t length = 1;
 
-        for (; *p; p += length) {
-                int32_t c = decode(p, &length);
-                if (c < 0x20 || (c >= 0x7f && c < 0xa0))
+        for (; *p; p += length)
+                if (unprintable(decode(p, &length)))
                         return false;
-        }
         return true;
+}
+
+void text_scrub(char *s)
+{
+        uint8_t *p = (uint8_t *)s;
+
+        for (size_t length = 1; *p; p += length, length = 1)
+                if (unprintable(decode(p, &length)))
+                        memset(p, '?', length);
 }
 
 void text_trim(char *s)

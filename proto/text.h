@@ -17,8 +17,11 @@ struct text_quote {
         char text[TEXT_QUOTE];
 };
 
-/* True if s is UTF-8 without control characters (C0, DEL, C1). */
+/* True if s is UTF-8 without control characters (C0, DEL, C1), line separators and those that
+ * change the direction of text. */
 bool text_printable(const char *s);
+/* Puts '?' in place of each byte of what is not printable. */
+void text_scrub(char *s);
 /* Drops a character at the end of s that lost its last bytes when s was cut. */
 void text_trim(char *s);
 /* A name in single quotes, shortened so that several fit into one sentence. */

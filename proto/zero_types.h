@@ -137,7 +137,8 @@ enum zero_reduction {
 };
 
 enum zero_limits {
-        ZERO_NAME_MAX = 255,     /* bytes of a job, group or tensor name */
+        ZERO_NAME_MAX = 255,     /* bytes of a group or tensor name */
+        ZERO_JOB_MAX = 200,      /* bytes of a job's name, by which files and directories are named */
         ZERO_OPTIMIZER_MAX = 31, /* bytes of an optimizer's name */
         ZERO_DIM_MAX = 8,        /* dimensions of a tensor */
         ZERO_GROUP_MAX = 65536,  /* groups of a layout */

@@ -161,7 +161,7 @@ const char *zero_layout_error(const struct zero_layout *layout);
 
 struct zero_options {
         const char *socket;        /* NULL: $ZEROD_SOCKET, else the default place */
-        const char *job;           /* at most ZERO_NAME_MAX bytes of [A-Za-z0-9._-]; NULL: no job */
+        const char *job;           /* at most ZERO_JOB_MAX bytes of [A-Za-z0-9._-]; NULL: no job */
         int32_t rank;              /* 0 to world_size - 1, or ZERO_OBSERVER */
         uint32_t world_size;
         uint32_t local_world_size; /* ranks on this node; 0: world_size */

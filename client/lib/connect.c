@@ -93,7 +93,7 @@ static bool job_name_valid(const char *name)
         size_t n = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
                                 "0123456789._-");
 
-        return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0';
+        return n > 0 && n <= ZERO_JOB_MAX && name[n] == '\0';
 }
 
 static int check_options(const struct zero_options *o)
@@ -102,7 +102,7 @@ static int check_options(const struct zero_options *o)
                 return refuse(ZERO_EINVAL, "zero_connect() needs options");
         if (o->job && !job_name_valid(o->job))
                 return refuse(ZERO_EINVAL, "a job's name is 1 to %d of A-Z a-z 0-9 . _ -",
-                              ZERO_NAME_MAX);
+                              ZERO_JOB_MAX);
         if (!o->job || o->rank == ZERO_OBSERVER)
                 return 0;
         if (o->world_size < 1 || o->world_size > ZERO_RANK_MAX)

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/text.h"
+
 enum { PATIENCE_S = 60 };
 
 void ctl_error(const char *format, ...)
@@ -15,12 +17,11 @@ void ctl_error(const char *format, ...)
         va_start(arguments, format);
         vsnprintf(text, sizeof(text), format, arguments);
         va_end(arguments);
-        for (char *p = text; *p; p++)
-                *p = (unsigned char)*p < ' ' || *p == 0x7f ? '?' : *p;
+        text_scrub(text);
         fprintf(stderr, "zeroctl: %s\n", text);
 }
 
-/* Other users choose names: control characters (C0, DEL, C1) must not reach the terminal. */
+/* Other users choose names: control characters must not reach the terminal. */
 static void scrub_text(json_t *value)
 {
         char *text = strdup(json_string_value(value));
@@ -29,15 +30,7 @@ static void scrub_text(json_t *value)
                 ctl_error("out of memory");
                 exit(CTL_FAILED);
         }
-        for (char *p = text; *p; p++) {
-                bool c1 = p[0] == '\xc2' && (unsigned char)p[1] >= 0x80 &&
-                          (unsigned char)p[1] <= 0x9f;
-
-                if ((unsigned char)*p < ' ' || *p == 0x7f)
-                        *p = '?';
-                if (c1)
-                        p[0] = p[1] = '?';
-        }
+        text_scrub(text);
         json_string_set(value, text);
         free(text);
 }

@@ -3,8 +3,9 @@
  *
  * A request waits, suspended, until the loop has published a snapshot.  Each answer ends its
  * connection, so VISIT_MS bounds a connection whatever its client does: send a byte now and then,
- * or read none.  At most VISITS are open, and VISITS_ADDRESS from one address.  A new one ends the
- * oldest that has sent no whole request: connections that say nothing keep no probe out.
+ * or read none.  Where more than VISITS are open, or VISITS_ADDRESS from one address, that bound is
+ * CROWD_MS: connections that say nothing keep no probe out.  At most VISITS_MOST are open; more
+ * wait in the socket's queue.
  */
 #include "daemon/http/http.h"
 
@@ -24,14 +25,8 @@
 #include "daemon/http/listen.h"
 #include "proto/cleanup.h"
 
-enum {
-        VISITS = 64,
-        VISITS_ADDRESS = 16,
-        VISIT_MS = 10000,
-        IDLE_S = 5,
-        LATE_MS = 2000,
-        SWEEP_MS = 100
-};
+enum { VISITS = 48, VISITS_ADDRESS = 16, VISITS_MOST = 96, CROWD_MS = 250, VISIT_MS = 10000 };
+enum { IDLE_S = 5, LATE_MS = 2000, SWEEP_MS = 100 };
 enum { REQUEST_BYTES = 16 << 10 };
 
 struct http {
@@ -60,7 +55,7 @@ struct visit {
         int fd;
         uint64_t since_ms;
         struct in6_addr address; /* zeros: a unix socket's */
-        bool asked, ended;       /* a whole request has come; it was shut down */
+        bool ended;              /* it was shut down */
 };
 
 struct call {
@@ -185,12 +180,6 @@ static const char *header(struct MHD_Connection *connection, const char *name)
         return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
 }
 
-static struct visit *visit_of(struct MHD_Connection *connection)
-{
-        return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)
-                ->socket_context;
-}
-
 static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *connection,
                                   const char *method, const char *path, struct call **ret)
 {
@@ -214,8 +203,6 @@ static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *conn
         uv_mutex_unlock(&http->token_lock);
         status = http_route(&rules, &request, &what, &text);
         explicit_bzero(token, sizeof token);
-        if (visit_of(connection))
-                visit_of(connection)->asked = true;
         if (status != 200)
                 return give_text(connection, status, text);
         if (!parameters_good(connection, what))
@@ -269,41 +256,6 @@ static struct in6_addr address_of(struct MHD_Connection *connection)
         return address;
 }
 
-static void visit_end(struct visit *v)
-{
-        v->ended = true;
-        shutdown(v->fd, SHUT_RDWR);
-}
-
-/* of: the address; NULL: any.  *ret_first: which of the others goes before them. */
-static unsigned visits_count(struct http *http, const struct visit *next, const struct in6_addr *of,
-                             struct visit **ret_first)
-{
-        struct visit *first = NULL;
-        unsigned n = 0;
-
-        list_for_each (&http->visits, item) {
-                struct visit *v = CONTAINER_OF(item, struct visit, link);
-
-                if (v->ended || (of && memcmp(of, &v->address, sizeof *of) != 0))
-                        continue;
-                if (v != next && (!first || (first->asked && !v->asked)))
-                        first = v;
-                n++;
-        }
-        *ret_first = first;
-        return n;
-}
-
-static void visits_make_room(struct http *http, const struct visit *next)
-{
-        struct visit *first;
-
-        if (visits_count(http, next, &next->address, &first) > VISITS_ADDRESS ||
-            visits_count(http, next, NULL, &first) > VISITS)
-                visit_end(first);
-}
-
 static void visit_begin(struct http *http, struct MHD_Connection *connection, void **ret)
 {
         const union MHD_ConnectionInfo *fd =
@@ -321,7 +273,6 @@ static void visit_begin(struct http *http, struct MHD_Connection *connection, vo
         list_insert(&http->visits, &v->link);
         http->n_visits++;
         *ret = v;
-        visits_make_room(http, v);
 }
 
 static void on_visit(void *arg, struct MHD_Connection *connection, void **context,
@@ -341,14 +292,31 @@ static void on_visit(void *arg, struct MHD_Connection *connection, void **contex
         *context = NULL;
 }
 
+static bool crowded(struct http *http, const struct visit *by)
+{
+        unsigned all = 0, its = 0;
+
+        list_for_each (&http->visits, item) {
+                const struct visit *v = CONTAINER_OF(item, struct visit, link);
+
+                all += !v->ended;
+                its += !v->ended && memcmp(&v->address, &by->address, sizeof v->address) == 0;
+        }
+        return all > VISITS || its > VISITS_ADDRESS;
+}
+
 static void visits_sweep(struct http *http, uint64_t now)
 {
         list_for_each (&http->visits, item) {
                 struct visit *v = CONTAINER_OF(item, struct visit, link);
+                uint64_t age = now - v->since_ms;
 
-                if (now - v->since_ms < VISIT_MS)
+                if (age < CROWD_MS)
                         return;
-                visit_end(v);
+                if (v->ended || (age < VISIT_MS && !crowded(http, v)))
+                        continue;
+                v->ended = true;
+                shutdown(v->fd, SHUT_RDWR);
         }
 }
 
@@ -456,7 +424,7 @@ static struct MHD_Daemon *server_new(struct http *http)
         return MHD_start_daemon(
                 MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, http,
                 MHD_OPTION_LISTEN_SOCKET, http->socket, MHD_OPTION_CONNECTION_LIMIT,
-                (unsigned)(2 * VISITS), MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+                (unsigned)VISITS_MOST, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)REQUEST_BYTES,
                 MHD_OPTION_NOTIFY_CONNECTION, on_visit, http, MHD_OPTION_NOTIFY_COMPLETED,
                 on_request_over, http, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);

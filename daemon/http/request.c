@@ -40,34 +40,35 @@ static bool token_shown(const char *authorization, const uint8_t token[static TO
                n == TOKEN && sodium_memcmp(shown, token, TOKEN) == 0;
 }
 
-/* host: without port and brackets. */
-static bool host_is_ours(const char *host, const char *node)
+/* host: without port and brackets (RFC 9110, section 7.2). */
+static bool host_is_ours(const char *host, bool bracket, const char *node)
 {
         uint8_t address[sizeof(struct in6_addr)];
 
+        if (bracket)
+                return inet_pton(AF_INET6, host, address) == 1;
         return strcasecmp(host, "localhost") == 0 || strcasecmp(host, node) == 0 ||
-               inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
+               inet_pton(AF_INET, host, address) == 1;
 }
 
 static bool host_allowed(const char *header, const char *node)
 {
         char host[256];
         bool bracket = header && header[0] == '[';
-        const char *end;
+        const char *end, *port;
 
         if (!header)
                 return false;
         header += bracket;
-        end = strchr(header, bracket ? ']' : ':');
-        if (!end && bracket)
+        end = header + strcspn(header, bracket ? "]" : ":");
+        port = end + (bracket && *end);
+        if ((bracket && !*end) || (size_t)(end - header) >= sizeof host)
                 return false;
-        if (!end)
-                end = header + strlen(header);
-        if ((size_t)(end - header) >= sizeof host)
+        if (*port && (*port != ':' || strspn(port + 1, "0123456789") != strlen(port + 1)))
                 return false;
         memcpy(host, header, (size_t)(end - header));
         host[end - header] = '\0';
-        return host_is_ours(host, node);
+        return host_is_ours(host, bracket, node);
 }
 
 /* Browsers name no origin when a page reads from its own server, so an origin is another's. */

@@ -354,7 +354,8 @@ def hosts_and_origins():
         for host in (place, "localhost", "localhost:1", "n0", "n0:7680", "[::1]:7680", "10.1.2.3"):
             assert request(place, "/metrics", Host=host)[0] == 200, host
         for host in ("example.org", f"example.org:{place.rsplit(':', 1)[1]}", "127.0.0.1.example.org", "n0.example.org",
-                     "[::1", "", "x" * 300, "127.0.0.1@example.org"):
+                     "[::1", "", "x" * 300, "127.0.0.1@example.org", "[::1]x", "[127.0.0.1]", "[localhost]", "n0:7680:1", "n0:x", "::1",
+                     "localhost:80 ,example.org"):
             assert request(place, "/metrics", Host=host)[0] in (400, 403), host
         for headers in ({"Origin": "http://example.org"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"},
                         {"Sec_Fetch_Site": "same-site"}):

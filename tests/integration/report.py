@@ -124,7 +124,7 @@ def without_a_daemon_there_is_the_log():
 @case
 def a_job_with_the_longest_name():
     with Cluster(2) as c:
-        trained(c, "j" * 255)
+        trained(c, "j" * 200)
         files = report(c[0], f"{c.directory}/r.tar.zst", "--log", c[0].log_path)
         assert files["missing.txt"] == b"" and json.loads(files[f"trace-{'j' * 120}-0.json"])["traceEvents"], files.keys()
 

@@ -100,7 +100,7 @@ def choices_for_a_lost_rank():
 @case
 def limits():
     told = dict(re.findall(r"ZERO_(\w+_MAX) = (\d+)", text_of(TYPES)))
-    for name in ("NAME_MAX", "DIM_MAX", "SET_MAX", "RANK_MAX", "BLOB_MAX", "VALUES_MAX"):
+    for name in ("NAME_MAX", "JOB_MAX", "DIM_MAX", "SET_MAX", "RANK_MAX", "BLOB_MAX", "VALUES_MAX"):
         assert getattr(_library, name) == int(told[name]), name
     assert "ZERO_ALL UINT32_MAX" in text_of(HEADER) and _library.ALL == 2**32 - 1
     assert "ZERO_OBSERVER (-1)" in text_of(HEADER) and _library.OBSERVER == -1

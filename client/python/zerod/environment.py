@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ._library import ALL, NAME_MAX, RANK_MAX
+from ._library import ALL, JOB_MAX, RANK_MAX
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE")
@@ -181,7 +181,7 @@ def incarnation(environment: Mapping[str, str] | None = None) -> int:
 
 def _clean(text):
     """Text as part of a job's name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[: NAME_MAX // 2]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[: JOB_MAX // 2]
 
 
 def job(environment: Mapping[str, str] | None = None) -> str | None:

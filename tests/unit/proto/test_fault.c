@@ -88,6 +88,29 @@ Test(text, control_characters_are_not_printable)
         cr_assert(!text_printable("\xc2\x9f"));
 }
 
+Test(text, what_breaks_lines_or_turns_text_around_is_not_printable)
+{
+        static const char *const misleading[] = {
+                "a\xd8\x9c",     "a\xe2\x80\x8e", "a\xe2\x80\x8f", "a\xe2\x80\xa8", "a\xe2\x80\xa9",
+                "a\xe2\x80\xaa", "a\xe2\x80\xae", "a\xe2\x81\xa6", "a\xe2\x81\xa9",
+        };
+
+        for (size_t i = 0; i < sizeof misleading / sizeof misleading[0]; i++)
+                cr_assert(!text_printable(misleading[i]), "%zu", i);
+        cr_assert(
+                text_printable("\xe2\x80\x8d \xe2\x80\xa7 \xe2\x80\xaf \xe2\x81\xa5 \xe2\x81\xaa"));
+}
+
+Test(text, scrubbed_text_is_printable)
+{
+        char s[] = "a\n\xc2\x85\xe2\x80\xae"
+                   "b\xff\xc3\xa9\xe2\x80";
+
+        text_scrub(s);
+        cr_assert_str_eq(s, "a???"
+                            "???b?\xc3\xa9??");
+}
+
 Test(text, malformed_utf8_is_not_printable)
 {
         static const char *const malformed[] = {
