@@ -1,9 +1,12 @@
 /*
- * Splits a double into what it adds to the bins of an exact_sum.  Plain functions without CUDA: the
- * kernel runs them on the GPU, and a unit test compares them with exact_sum_add() on the CPU.
+ * An exact sum of doubles while they are of about one size: a window of an exact_sum, 128 bits of
+ * two's complement from one bin on.  It takes every double whose own bits begin in its first two
+ * bins, so that sums on both sides of a bin's bound stay in it; a thousand of them at least.  What
+ * does not go in begins a window of its own, and the old one is added to the bins.
  *
- * Terms are added as unsigned integers that wrap.  A term is below 2^32, so bins and terms take
- * 2^31 of them; EXACT_TERMS neighbouring bins take any double.
+ * Plain functions without CUDA: the kernel runs them on the GPU, and a unit test compares them with
+ * exact_sum_add() on the CPU.  Parts are added as unsigned integers that wrap.  A part is below
+ * 2^32, so bins take 2^31 of them.
  */
 #pragma once
 
@@ -19,43 +22,56 @@
 #define EXACT_FUNCTION static inline
 #endif
 
-enum { EXACT_TERMS = 3 };
+enum { EXACT_PARTS = 4 };
 
-struct exact_terms {
-        unsigned bin; /* of term[0] */
-        uint64_t term[EXACT_TERMS];
+struct exact_window {
+        unsigned bin; /* of its lowest bits */
+        __int128 sum;
 };
 
-/* x is finite. */
-EXACT_FUNCTION struct exact_terms exact_terms_of(double x)
+/* What the window adds to bin w->bin + i, for i < EXACT_PARTS. */
+EXACT_FUNCTION uint64_t exact_window_part(const struct exact_window *w, int i)
 {
-        const uint64_t low32 = 0xffffffff, hidden = (uint64_t)1 << 52;
-        struct exact_terms t;
-        uint64_t bits, mantissa, low, sign;
-        unsigned exponent, shift;
+        __int128 rest = w->sum >> 32 * i;
+
+        return i + 1 < EXACT_PARTS ? (uint32_t)rest : (uint64_t)rest; /* the last has the sign */
+}
+
+/* Beyond 2^126, where one more double might not fit. */
+EXACT_FUNCTION bool exact_window_full(const struct exact_window *w)
+{
+        int64_t high = (int64_t)(w->sum >> 64);
+
+        return high >> 62 != high >> 63;
+}
+
+EXACT_FUNCTION __int128 exact_shifted(int64_t x, unsigned by)
+{
+        return (__int128)((unsigned __int128)x << by);
+}
+
+/* x is finite.  false: the window stays as it is, and *ret_other has x alone. */
+EXACT_FUNCTION bool exact_window_add(struct exact_window *w, double x,
+                                     struct exact_window *ret_other)
+{
+        const uint64_t hidden = (uint64_t)1 << 52;
+        unsigned exponent, shift, distance;
+        uint64_t bits;
+        int64_t mantissa;
 
         memcpy(&bits, &x, sizeof(bits));
         exponent = (unsigned)(bits >> 52) & 0x7ff;
-        mantissa = (bits & (hidden - 1)) | (exponent ? hidden : 0);
+        mantissa = (int64_t)((bits & (hidden - 1)) | (exponent ? hidden : 0));
+        mantissa = bits >> 63 ? -mantissa : mantissa;
         shift = exponent ? exponent - 1 : 0;
-        t.bin = shift / 32;
-        shift %= 32;
-        low = mantissa << shift;
-        sign = 0 - (bits >> 63); /* all ones: negative */
-        t.term[0] = ((low & low32) ^ sign) - sign;
-        t.term[1] = ((low >> 32) ^ sign) - sign;
-        t.term[2] = ((mantissa >> 32 >> (32 - shift)) ^ sign) - sign;
-        return t;
-}
-
-/* Adds t to sum if the terms have the same bins, or t is 0. */
-EXACT_FUNCTION bool exact_terms_join(struct exact_terms *sum, const struct exact_terms *t)
-{
-        if (!(t->term[0] | t->term[1] | t->term[2]))
+        distance = shift - 32 * w->bin; /* wraps where x begins below the window */
+        if (mantissa == 0)
                 return true;
-        if (t->bin != sum->bin)
-                return false;
-        for (int i = 0; i < EXACT_TERMS; i++)
-                sum->term[i] += t->term[i];
-        return true;
+        if (distance < 64 && !exact_window_full(w)) {
+                w->sum += exact_shifted(mantissa, distance);
+                return true;
+        }
+        ret_other->bin = shift / 32;
+        ret_other->sum = exact_shifted(mantissa, shift % 32);
+        return false;
 }

@@ -83,7 +83,7 @@ static __device__ inline void narrow(fp16 *to, float x)
         to->bits = fp16_of_fp32(x);
 }
 
-/* x = each of its elements as it crosses the wire: rounded once. */
+/* x = each of its elements as it crosses the wire: rounded once; for fp32 as they are. */
 template <unsigned N> static __device__ inline void round_to(zero_dtype wire, float (&x)[N])
 {
         if (wire == ZERO_BF16)
@@ -262,6 +262,12 @@ static inline bool all_aligned(const sources &src)
                 if (!all_aligned(static_cast<const char *>(src.address[i])))
                         return false;
         return true;
+}
+
+/* What the sum of k sources is rounded to; one source in the wire's dtype needs no rounding. */
+static inline zero_dtype rounding(zero_dtype wire, zero_dtype from, size_t k)
+{
+        return k == 1 && from == wire ? ZERO_FP32 : wire;
 }
 
 static inline bool is_dtype(zero_dtype dtype)

@@ -9,8 +9,8 @@
  * of each of them.  Lanes without an element add 0, which changes no sum of squares.
  *
  * The blocks' doubles are added exactly.  The first thread of the four keeps what it has added up
- * in registers while they are of about one size (the usual case), else passes it to bins of
- * the thread block, which at the end go to those in memory.
+ * in registers while they are of about one size (exact.h; the usual case), else passes it to bins
+ * of the thread block, which at the end go to those in memory.
  */
 #include "cuda/exact.h"
 #include "cuda/kernel.cuh"
@@ -91,27 +91,26 @@ static __device__ inline double block_squares(const float (&y)[ROUNDS][OWN])
 
 using atomic_bin = unsigned long long;
 
-static __device__ inline void pass_on(atomic_bin *bins, const struct exact_terms &terms)
+static __device__ inline void pass_on(atomic_bin *bins, const struct exact_window &run)
 {
 #pragma unroll
-        for (unsigned i = 0; i < EXACT_TERMS; i++)
-                if (terms.term[i])
-                        atomicAdd(bins + terms.bin + i, terms.term[i]);
+        for (int i = 0; i < EXACT_PARTS; i++)
+                if (exact_window_part(&run, i))
+                        atomicAdd(bins + run.bin + i, exact_window_part(&run, i));
 }
 
 /* false: there is no such sum. */
-static __device__ inline bool add_block(double sum, double scale, struct exact_terms &run,
+static __device__ inline bool add_block(double sum, double scale, struct exact_window &run,
                                         atomic_bin *bins)
 {
         double value = sum * scale;
-        struct exact_terms terms;
+        struct exact_window other;
 
         if (!isfinite(value) || !isfinite(sum))
                 return false;
-        terms = exact_terms_of(value);
-        if (!exact_terms_join(&run, &terms)) {
+        if (!exact_window_add(&run, value, &other)) {
                 pass_on(bins, run);
-                run = terms;
+                run = other;
         }
         return true;
 }
@@ -127,7 +126,8 @@ static_assert(SOURCES >= ZERO_CUDA_SUM_MAX, "room for any piece");
 struct piece {
         float *acc;
         size_t n;
-        unsigned source, k; /* the first of its k sources */
+        unsigned source, k;  /* the first of its k sources */
+        zero_dtype rounding; /* of their sum */
         bool first, aligned;
 };
 
@@ -153,8 +153,7 @@ static __device__ inline place_in_block place_in(const piece &p, size_t tile)
 /* The new values of the accumulator, stored if there is one; without sources the old ones. */
 template <typename T>
 static __device__ inline void reduce_piece_at(const piece &p, const void *const *src,
-                                              zero_dtype wire, const place_in_block &at,
-                                              float (&y)[ROUNDS][OWN])
+                                              const place_in_block &at, float (&y)[ROUNDS][OWN])
 {
         if (p.k == 0) {
                 load_rounds(y, p.acc, at, 0);
@@ -166,7 +165,7 @@ static __device__ inline void reduce_piece_at(const piece &p, const void *const 
                 add_rounds(y, static_cast<const T *>(src[j]), at);
 #pragma unroll
         for (unsigned r = 0; r < ROUNDS; r++)
-                round_to(wire, y[r]);
+                round_to(p.rounding, y[r]);
         if (!p.first)
                 add_rounds(y, p.acc, at);
         if (p.acc)
@@ -177,12 +176,11 @@ static __device__ inline void reduce_piece_at(const piece &p, const void *const 
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS, RESIDENT)
-        reduce_kernel(const __grid_constant__ reduce_table t, zero_dtype wire, double scale,
-                      zero_cuda_norm *norm)
+        reduce_kernel(const __grid_constant__ reduce_table t, double scale, zero_cuda_norm *norm)
 {
         __shared__ atomic_bin bins[EXACT_SUM_BINS];
         size_t warp = static_cast<size_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
-        struct exact_terms run = {};
+        struct exact_window run = {};
 
         if (threadIdx.x < EXACT_SUM_BINS)
                 bins[threadIdx.x] = 0;
@@ -195,7 +193,7 @@ static __global__ void __launch_bounds__(THREADS, RESIDENT)
                           float y[ROUNDS][OWN];
                           double sum;
 
-                          reduce_piece_at<T>(p, t.sources + p.source, wire, at, y);
+                          reduce_piece_at<T>(p, t.sources + p.source, at, y);
                           if (!norm)
                                   return;
                           sum = block_squares(y);
@@ -217,18 +215,23 @@ static bool has_room(const reduce_table &t, const struct reduce_piece &p)
         return t.tiles.pieces < ZERO_CUDA_PIECES && t.n_sources + p.k <= SOURCES;
 }
 
-static void table_add(reduce_table &t, const struct reduce_piece &p, bool normed)
+static void table_add(reduce_table &t, const zero_cuda_reduce &a, const struct reduce_piece &p)
 {
         bool aligned = all_aligned(p.acc);
 
-        if (p.n == 0 || (p.k == 0 && !normed))
+        if (p.n == 0 || (p.k == 0 && !a.norm))
                 return;
         for (size_t j = 0; j < p.k; j++) {
                 aligned = aligned && all_aligned(static_cast<const char *>(p.src[j]));
                 t.sources[t.n_sources + j] = p.src[j];
         }
-        t.pieces[t.tiles.pieces] = { p.acc,   p.n,    t.n_sources, static_cast<unsigned>(p.k),
-                                     p.first, aligned };
+        t.pieces[t.tiles.pieces] = { p.acc,
+                                     p.n,
+                                     t.n_sources,
+                                     static_cast<unsigned>(p.k),
+                                     rounding(a.wire, a.from, p.k),
+                                     p.first,
+                                     aligned };
         deal_add(t.tiles, tiles(p.n, PER_WARP));
         t.n_sources += static_cast<unsigned>(p.k);
 }
@@ -254,10 +257,10 @@ int cuda_reduce(const zero_cuda_reduce *reduce, void *stream)
         for (size_t i = 0; i < a.n_pieces && r == 0;) {
                 t.tiles.pieces = t.n_sources = 0;
                 while (i < a.n_pieces && has_room(t, a.pieces[i]))
-                        table_add(t, a.pieces[i++], a.norm);
+                        table_add(t, a, a.pieces[i++]);
                 r = with_type(a.from, nullptr, [&](auto *x) {
                         return launch(reduce_kernel<element_of<decltype(x)>>,
-                                      tiles(deal_tiles(t.tiles), WARPS), stream, t, a.wire, a.scale,
+                                      tiles(deal_tiles(t.tiles), WARPS), stream, t, a.scale,
                                       a.norm);
                 });
         }

@@ -96,8 +96,8 @@ static __device__ inline void load_gradient(const update_piece &a, float (&grad)
 }
 
 struct table_piece {
-        update_piece a;
-        bool aligned; /* all of its addresses */
+        update_piece a; /* wire: what the sum is rounded to */
+        bool aligned;   /* all of its addresses */
 };
 
 struct update_table {
@@ -157,6 +157,7 @@ static void table_add(update_table &t, const update_piece &a)
         for (unsigned j = 0; j < a.k; j++)
                 aligned = aligned && all_aligned(static_cast<const char *>(a.grad[j]));
         t.piece[t.tiles.pieces] = { a, aligned };
+        t.piece[t.tiles.pieces].a.wire = rounding(a.wire, a.from, a.k);
         deal_add(t.tiles, tiles(a.n));
 }
 

@@ -182,6 +182,8 @@ static void check_fused(struct run *r)
         for (int from = 0; from < DTYPES; from++)
                 for (uint32_t k = 1; k <= UPDATE_SOURCES; k++)
                         check_fused_of(r, dtypes[k % DTYPES], dtypes[from], k);
+        for (int wire = 0; wire < DTYPES; wire++)
+                check_fused_of(r, dtypes[wire], dtypes[wire], 1);
         check_fused_of(r, ZERO_BF16, ZERO_FP32, 2);
         check_fused_of(r, ZERO_FP32, ZERO_BF16, 2);
 }
@@ -194,6 +196,18 @@ static void make_finite(struct run *r, struct twin *t)
         for (size_t i = 0; i < r->n; i++) {
                 float x = ldexpf((float)(dice(&r->state) % 1000),
                                  (int)(dice(&r->state) % (2 * (unsigned)spread)) - spread);
+
+                host_scalar_ops.cast(t->dtype, (char *)t->host + i * dtype_size(t->dtype),
+                                     ZERO_FP32, &x, 1);
+        }
+        gpu_move(r->gpu, t->gpu, t->host, r->n * dtype_size(t->dtype));
+}
+
+/* The root of their mean square is `size`; of either sign. */
+static void make_sized(struct run *r, struct twin *t, double size)
+{
+        for (size_t i = 0; i < r->n; i++) {
+                float x = (float)(size * sqrt(3) * ldexp((double)(int32_t)dice(&r->state), -31));
 
                 host_scalar_ops.cast(t->dtype, (char *)t->host + i * dtype_size(t->dtype),
                                      ZERO_FP32, &x, 1);
@@ -220,6 +234,7 @@ struct reduction {
         size_t k;
         bool first, norm, finite; /* finite: the values; else any bits */
         bool kept;                /* else there is only a norm; first */
+        double size;              /* not 0: the values', which are finite then */
 };
 
 static void check_norms(struct run *r, const struct exact_sum *host, bool finite,
@@ -249,7 +264,9 @@ static void check_reduction(struct run *r, struct reduction c)
                 enum zero_dtype dtype = i < c.k ? c.from : ZERO_FP32;
 
                 t[i] = i % 2 ? aligned_array(r, dtype) : array(r, dtype);
-                if (c.finite)
+                if (c.size > 0)
+                        make_sized(r, &t[i], c.size);
+                else if (c.finite)
                         make_finite(r, &t[i]);
                 if (i == c.k)
                         break;
@@ -293,6 +310,23 @@ static void check_reduce(struct run *r)
                                                        .first = true,
                                                        .norm = true,
                                                        .finite = way & 2 });
+}
+
+/* One contribution that crosses the wire as it is, of all sizes that gradients have.  At 4.92e-6
+ * half of the blocks' sums of squares, scaled, lie on each side of a bin's bound. */
+static void check_sizes(struct run *r)
+{
+        static const double rms[] = { 0.7, 1e-4, 1e-5, 4.92e-6, 1e-6 };
+
+        for (size_t i = 0; i < sizeof rms / sizeof rms[0]; i++)
+                for (int d = 0; d < DTYPES; d++)
+                        check_reduction(r, (struct reduction){ .wire = dtypes[d],
+                                                               .from = dtypes[d],
+                                                               .k = 1,
+                                                               .first = i % 2,
+                                                               .norm = true,
+                                                               .kept = true,
+                                                               .size = rms[i] });
 }
 
 /* Zeroes with one NaN or infinity, at an end or within: the norm says so. */
@@ -432,7 +466,7 @@ int main(int argc, char *argv[])
 {
         void (*const checks[])(struct run *) = { check_cast,   check_sum,       check_updates,
                                                  check_reduce, check_nonfinite, check_bytes,
-                                                 check_fused,  check_many };
+                                                 check_fused,  check_many,      check_sizes };
         struct gpu gpu;
         size_t done = 0;
 

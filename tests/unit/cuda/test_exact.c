@@ -34,26 +34,24 @@ static double one_size(void)
         return ldexp(1 + ldexp((double)(bits() >> 12), -52), 12);
 }
 
-static void pass_on(uint64_t *bins, const struct exact_terms *t)
+static void pass_on(uint64_t *bins, const struct exact_window *w)
 {
-        for (int i = 0; i < EXACT_TERMS; i++)
-                bins[t->bin + (unsigned)i] += t->term[i];
+        for (int i = 0; i < EXACT_PARTS; i++)
+                bins[w->bin + (unsigned)i] += exact_window_part(w, i);
 }
 
 /* Adds as a thread of the kernel does; returns how often it had to flush its registers. */
 static int add_up(const double *x, int n, struct exact_sum *ret_sum)
 {
-        struct exact_terms run = { 0 };
+        struct exact_window run = { 0 }, other;
         uint64_t bins[EXACT_SUM_BINS] = { 0 };
         int passed = 0;
 
         for (int i = 0; i < n; i++) {
-                struct exact_terms t = exact_terms_of(x[i]);
-
-                if (exact_terms_join(&run, &t))
+                if (exact_window_add(&run, x[i], &other))
                         continue;
                 pass_on(bins, &run);
-                run = t;
+                run = other;
                 passed++;
         }
         pass_on(bins, &run);
@@ -75,7 +73,7 @@ static void agrees(const double *x, int n)
         cr_assert_arr_eq(gpu.bin, host.bin, sizeof(host.bin), "%d doubles from %a", n, x[0]);
 }
 
-Test(exact, terms_of_every_exponent_and_sign_are_the_hosts)
+Test(exact, every_exponent_and_sign_is_the_hosts)
 {
         for (int exponent = -1074; exponent < 1024; exponent++)
                 for (int sign = -1; sign <= 1; sign += 2) {
@@ -104,13 +102,63 @@ Test(exact, sum_of_many_is_the_hosts)
         agrees(x, N);
 }
 
+/* The sum of squares of a block of gradients, n of them, with that root of their mean square. */
+static double block_of(double rms, int n)
+{
+        double sum = 0;
+
+        for (int i = 0; i < n; i++) {
+                double x = 0; /* normal, nearly */
+
+                for (int j = 0; j < 12; j++)
+                        x += ldexp((double)(bits() >> 11), -53) - 0.5;
+                sum += x * rms * x * rms;
+        }
+        return sum;
+}
+
+/* All sizes that gradients have; at 2.7e-6 half of the sums lie on each side of a bin's bound. */
 Test(exact, sums_of_one_size_stay_in_registers)
+{
+        static const double rms[] = { 0.7, 1e-2, 1e-4, 1e-5, 2.7e-6, 1e-6, 1e-7 };
+        static double x[N / 16];
+        const int n = sizeof(x) / sizeof(x[0]);
+        struct exact_sum sum;
+
+        for (size_t r = 0; r < sizeof(rms) / sizeof(rms[0]); r++) {
+                int passed;
+
+                for (int i = 0; i < n; i++)
+                        x[i] = i % 8 ? block_of(rms[r], i % 16 ? 128 : 32) : 0.0;
+                agrees(x, n);
+                passed = add_up(x, n, &sum);
+                cr_assert_leq(passed, 2, "%d of %d sums at %g", passed, n, rms[r]);
+        }
+}
+
+/* The first two bins of a window: sums that differ by up to 2^32. */
+Test(exact, sums_in_two_neighbouring_bins_stay_in_registers)
 {
         static double x[N];
         struct exact_sum sum;
 
         for (int i = 0; i < N; i++)
-                x[i] = i % 2 ? 0.0 : one_size();
+                x[i] = ldexp(one_size(), i % 33);
         agrees(x, N);
         cr_assert_leq(add_up(x, N, &sum), 2);
+}
+
+/* The largest that go in, after one that the window begins with: a thousand fill it. */
+Test(exact, full_window_is_passed_on)
+{
+        enum { EACH = 2000 };
+        static double x[N];
+        struct exact_sum sum;
+
+        for (int sign = -1; sign <= 1; sign += 2) {
+                for (int i = 0; i < N; i++)
+                        x[i] = sign * (i % EACH ? ldexp(2 - 0x1p-52, 33) : 0x1p-30);
+                agrees(x, N);
+                cr_assert_eq(add_up(x, N, &sum), 2 * N / EACH);
+        }
 }
