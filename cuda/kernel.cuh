@@ -133,7 +133,7 @@ static __device__ inline void store(T *to, const float (&x)[N], whole)
 #pragma unroll
                 for (unsigned j = 0; j < QUAD; j++)
                         narrow(&q.element[j], x[i + j]);
-                *reinterpret_cast<quad<T> *>(to + place(i)) = q;
+                store_aligned(to + place(i), q);
         }
 }
 

@@ -1,10 +1,11 @@
 /*
- * What only a GPU can do, for the kernels: conversions by one instruction, and launches.  With
- * another file in its place (tests/support/emulated) the kernels run on a CPU.
+ * What only a GPU can do, for the kernels: conversions and stores by one instruction, and launches.
+ * With another file in its place (tests/support/emulated) the kernels run on a CPU.
  */
 #pragma once
 
 #include <stdint.h>
+#include <string.h>
 
 #include "cuda/errors.h"
 
@@ -34,6 +35,27 @@ static __device__ inline uint16_t fp16_of_fp32(float x)
 
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
         return bits;
+}
+
+/*
+ * 8 or 16 bytes, aligned to as many, by one instruction.  nvcc splits an assignment into elements
+ * where the address comes from a table.
+ */
+template <typename Q> static __device__ inline void store_aligned(void *to, const Q &q)
+{
+        size_t address = __cvta_generic_to_global(to);
+        uint32_t word[sizeof(q) / sizeof(uint32_t)];
+
+        static_assert(sizeof(q) == 8 || sizeof(q) == 16, "one instruction stores it");
+        memcpy(word, &q, sizeof(q));
+        if constexpr (sizeof(q) == 16)
+                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+                             "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                             : "memory");
+        else
+                asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(word[0]),
+                             "r"(word[1])
+                             : "memory");
 }
 
 /* Launches the kernel with that many blocks, or as many as the GPU runs at once. */

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 extern "C" {
@@ -46,6 +47,14 @@ static inline uint16_t bf16_of_fp32(float x)
 static inline uint16_t fp16_of_fp32(float x)
 {
         return dtype_fp16_from_fp32(x);
+}
+
+/* As on a GPU, a wrong alignment is an error. */
+template <typename Q> static inline void store_aligned(void *to, const Q &q)
+{
+        if (reinterpret_cast<uintptr_t>(to) % sizeof(q))
+                abort();
+        memcpy(to, &q, sizeof(q));
 }
 
 static inline float __uint_as_float(unsigned bits)

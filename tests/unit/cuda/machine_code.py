@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What nvcc makes of the kernels: a table of registers and of accesses to memory, and what must hold of them.
+
+usage: machine_code.py NVCC SOURCE... -- ARGUMENT...; the arguments are those that nvcc builds the plugin with
+
+Rule: no kernel has a stack or spills a register.  A quad that is all there is one access.  The path for parts of a
+quad has four accesses in its place, so a kernel with more than four for each wide one splits whole quads.
+PTX and the words of ptxas tell this without a GPU.
+
+Columns: registers of a thread; blocks of 256 threads that fit a multiprocessor; loads, then stores, of 16 bytes (a
+quad in fp32), 8 bytes (a quad in half precision), 4 and 2 bytes (one element).
+Exit status: 0, or 1 with a sentence for each kernel that breaks the rule.
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+THREADS, QUAD = 256, 4
+REGISTERS, RESIDENT, UNIT = 65536, 2048, 8  # of a multiprocessor: registers, threads; registers come in units
+RULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../daemon/device/rules.h")
+WIDTHS = (16, 8, 4, 2)
+ACCESS = re.compile(r"\b(ld|st)(?:\.volatile|\.weak)?\.global(?:\.nc|\.c[agsv]|\.wb)?(?:\.v([24]))?\.[a-z](16|32|64)\b")
+ENTRY = re.compile(r"\.entry (\w+)\(")
+FIGURES = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                     r"(\d+) bytes spill loads.*?Used (\d+) registers", re.S)
+
+
+def kernels_of(ptx):
+    """Mangled name -> how often each (operation, bytes) stands in the kernel.  A single number of 8 bytes does not count."""
+    _, *parts = ENTRY.split(ptx)
+    found = {}
+    for name, body in zip(parts[::2], parts[1::2]):
+        counts = found[name] = {(operation, width): 0 for operation in ("ld", "st") for width in WIDTHS}
+        for operation, many, bits in ACCESS.findall(body):
+            width = int(many or 1) * int(bits) // 8
+            if many or width < 8:
+                counts[operation, width] = counts.get((operation, width), 0) + 1
+    return found
+
+
+def compile_one(nvcc, source, arguments):
+    """(architecture, mangled name) -> (registers, bytes of stack and spills, accesses)."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = subprocess.run([nvcc, *arguments, "-Xptxas", "-v", "--keep", "--keep-dir", directory, "-c", source,
+                              "-o", os.path.join(directory, "object")], capture_output=True, text=True, check=False)
+        if run.returncode:
+            sys.exit(f"{source} is not compiled:\n{run.stdout}{run.stderr}")
+        accesses = {}
+        for name in os.listdir(directory):
+            if name.endswith(".ptx"):
+                with open(os.path.join(directory, name), encoding="ascii") as file:
+                    text = file.read()
+                accesses |= {(re.search(r"^\.target (\w+)", text, re.M)[1], k): v for k, v in kernels_of(text).items()}
+    figures = {(target, name): (int(registers), sum(map(int, bytes_)))
+               for name, target, *bytes_, registers in FIGURES.findall(run.stdout + run.stderr)}
+    if not accesses or accesses.keys() != figures.keys():
+        sys.exit(f"{source}: kernels of the PTX and of ptxas differ: {sorted(accesses)}, {sorted(figures)}")
+    return {key: (*figures[key], accesses[key]) for key in accesses}
+
+
+def name_of(mangled):
+    """The kernel's name, and the type or the rule that its template has."""
+    name, argument = re.match(r"_Z\d+(\w+?)_kernelI(?:L?\d+)?(\w+?)E", mangled).groups()
+    if argument.startswith("update_rule"):
+        with open(RULES, encoding="ascii") as file:
+            argument = re.findall(r"X\((\w+), \w+, \d", file.read())[int(argument[len("update_rule"):])].lower()
+    return f"{name} {'fp32' if argument == 'f' else argument}"
+
+
+def blocks(registers):
+    each = -(-registers // UNIT) * UNIT * THREADS
+    return min(REGISTERS // each, RESIDENT // THREADS)
+
+
+def faults(kernel, spilt, accesses):
+    if spilt:
+        yield f"{kernel} has {spilt} bytes of stack and spills"
+    for operation, what in (("ld", "loads"), ("st", "stores")):
+        for size in (4, 2):
+            wide, single = accesses[operation, QUAD * size], accesses[operation, size]
+            if single > QUAD * wide:
+                yield f"{kernel} {what} elements of {size} bytes one at a time: {single} times, and {wide} whole quads"
+
+
+def main():
+    split = sys.argv.index("--")
+    nvcc, *sources = sys.argv[1:split]
+    print(subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1])
+    columns = " ".join(f"{width:4}" for width in WIDTHS)
+    print(f"{'kernel':24} {'target':6} registers blocks   {columns}   {columns}")
+    wrong = []
+    for source in sources:
+        for (target, mangled), (registers, spilt, accesses) in sorted(compile_one(nvcc, source, sys.argv[split + 1:]).items()):
+            kernel = name_of(mangled)
+            counts = [" ".join(f"{accesses[operation, width]:4}" for width in WIDTHS) for operation in ("ld", "st")]
+            print(f"{kernel:24} {target:6} {registers:9} {blocks(registers):6}   {'   '.join(counts)}")
+            wrong += faults(f"{kernel} for {target}", spilt, accesses)
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
