@@ -6,7 +6,6 @@ usage: adamw.py PLUGIN [--quick]; lines of JSON.  The ratio is torch's time over
 torch's keeps no copy in half precision; ours is measured with and without writing one.  Before, one
 step of both from the same state is compared.
 """
-import ctypes
 import json
 import statistics
 import sys
@@ -14,60 +13,23 @@ import time
 
 import torch
 
+import plugin
+
 PLUGIN = sys.argv[1]
 QUICK = "--quick" in sys.argv
-ABI, FP32, BF16 = 6, 1, 2
-GRADS = 3
-LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.1
-# As in cuda/zero_cuda.h; what is not called here is only counted.
-TABLE = ["device_count", "device_info", "use", "alloc", "free", "memory", "share_new", "share_free",
-         "pinned_new", "pinned_free", "gpu_of", "event_open", "event_done", "event_free", "stream_new",
-         "stream_wait", "stream_free", "adamw"]
-
-
-class Update(ctypes.Structure):
-    """struct zero_cuda_adamw"""
-    _fields_ = [*((name, ctypes.c_float) for name in (
-        "grad_scale", "decay", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size", "sqrt_bias2", "eps")),
-        ("n", ctypes.c_size_t), *((name, ctypes.c_void_p) for name in ("p", "m", "v")), ("grad", ctypes.c_void_p * GRADS),
-        ("k", ctypes.c_uint32), ("grad_dtype", ctypes.c_int), ("wire", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("out_p", "out_m", "out_v", "serve")), ("serve_dtype", ctypes.c_int)]
-
-
-class Table(ctypes.Structure):
-    _fields_ = [("abi_version", ctypes.c_uint32), *((name, ctypes.c_void_p) for name in TABLE)]
-
-
-def plugin_adamw():
-    library = ctypes.CDLL(PLUGIN)
-    library.zero_cuda_plugin.restype = ctypes.POINTER(Table)
-    table = library.zero_cuda_plugin().contents
-    assert table.abi_version == ABI, f"the plugin has version {table.abi_version}, this script knows {ABI}"
-    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Update), ctypes.c_size_t, ctypes.c_void_p)(table.adamw)
+LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.1
 
 
 class Ours:
     def __init__(self, tensors, gradients, serve):
-        self.call, self.step_number, self.keep = plugin_adamw(), 0, []
-        updates = []
-        for p, g in zip(tensors, gradients):
-            m, v = torch.zeros_like(p), torch.zeros_like(p)
-            s = torch.empty_like(p, dtype=torch.bfloat16) if serve else None
-            self.keep.append((p, g, m, v, s))
-            addresses = [t.data_ptr() for t in (p, m, v, p, m, v)]
-            updates.append(Update(n=p.numel(), grad=(g.data_ptr(),), k=1, grad_dtype=FP32, wire=FP32, serve_dtype=BF16, serve=s.data_ptr() if serve else None, **dict(
-                zip(("p", "m", "v", "out_p", "out_m", "out_v"), addresses))))
-        self.updates = (Update * len(updates))(*updates)
+        self.keep = [(p, torch.zeros_like(p), torch.zeros_like(p), g, torch.empty_like(p, dtype=torch.bfloat16) if serve else None)
+                     for p, g in zip(tensors, gradients)]
+        self.adamw = plugin.AdamW(plugin.load(PLUGIN), [
+            (p.numel(), [t.data_ptr() for t in (p, m, v)], g.data_ptr(), s.data_ptr() if serve else None)
+            for p, m, v, g, s in self.keep], LR, BETAS, EPS, DECAY)
 
     def step(self):
-        self.step_number += 1
-        t, stream = self.step_number, torch.cuda.current_stream().cuda_stream
-        for u in self.updates:
-            u.grad_scale, u.decay, u.eps = 1, 1 - LR * DECAY, EPS
-            u.one_minus_beta1, u.beta2, u.one_minus_beta2 = 1 - BETA1, BETA2, 1 - BETA2
-            u.step_size, u.sqrt_bias2 = LR / (1 - BETA1 ** t), (1 - BETA2 ** t) ** 0.5
-        status = self.call(self.updates, len(self.updates), stream)
-        assert status == 0, status
+        self.adamw.step(torch.cuda.current_stream().cuda_stream)
 
 
 def random_tensors(shapes, seed):
@@ -79,7 +41,7 @@ def torchs(tensors, gradients):
     for p, g in zip(tensors, gradients):
         p.requires_grad_(True)
         p.grad = g
-    return torch.optim.AdamW(tensors, lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY, fused=True)
+    return torch.optim.AdamW(tensors, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=True)
 
 
 def compare(shapes):

@@ -3,11 +3,10 @@
 import ctypes
 import os
 import re
-import subprocess
-import tempfile
 
 from common import PACKAGE, ROOT, zerod
-from harness import Skip, case, cases_of, main
+from c_compiler import check_layout
+from harness import case, cases_of, main
 from zerod import _library, errors
 
 TYPES = os.path.join(ROOT, "proto", "zero_types.h")
@@ -111,36 +110,10 @@ def fields_of(name):
     return [field for field, _ in STRUCTS[name]._fields_ if (name, field) != ("zero_set", "values")]
 
 
-def program(names):
-    """A C program that prints the size of each struct, and offset and size of each field."""
-    lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "zero.h"', "int main(void) {"]
-    for name in names:
-        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
-        for field in fields_of(name):
-            lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}),'
-                         f" sizeof(((struct {name} *)0)->{field}));")
-    return "\n".join([*lines, "return 0; }"])
-
-
 @cases_of(STRUCTS)
 def layout_in_memory_of(name):
     """ctypes lays the struct out as the C compiler does."""
-    with tempfile.TemporaryDirectory() as directory:
-        source, exe = os.path.join(directory, "sizes.c"), os.path.join(directory, "sizes")
-        with open(source, "w", encoding="ascii") as f:
-            f.write(program([name]))
-        try:
-            subprocess.run([os.environ.get("CC", "cc"), "-I" + os.path.dirname(HEADER), "-I" + os.path.dirname(TYPES),
-                            source, "-o", exe], check=True)
-        except FileNotFoundError:
-            raise Skip("there is no C compiler") from None
-        told = subprocess.run([exe], capture_output=True, text=True, check=True).stdout.splitlines()
-    struct = STRUCTS[name]
-    known = [f"{name} {ctypes.sizeof(struct)}"]
-    for field in fields_of(name):
-        place = getattr(struct, field)
-        known.append(f"{name}.{field} {place.offset} {place.size}")
-    assert told == known, f"{told} is not {known}"
+    check_layout(name, STRUCTS[name], fields_of(name), HEADER, [os.path.dirname(TYPES)])
 
 
 def declarations():
