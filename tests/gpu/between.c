@@ -11,7 +11,7 @@
 
 #include "tests/gpu/gpu.h"
 
-enum { GPUS_MAX = 64, ROUNDS = 15, LARGE = 64 << 20, LARGE_QUICK = 1 << 20, WAIT_S = 60 };
+enum { GPUS_MAX = 64, ROUNDS = 15, LARGE = 64 << 20, LARGE_SMALL = 1 << 20, WAIT_S = 60 };
 
 static struct gpu gpu;
 static const struct zero_cuda_plugin *ops;
@@ -174,7 +174,7 @@ static int compare(const void *a, const void *b)
 
 static void measure(void *comm)
 {
-        int rounds = gpu.quick ? 3 : ROUNDS;
+        int rounds = gpu.small ? 3 : ROUNDS;
         double ratio[ROUNDS], nccl[ROUNDS], copies[ROUNDS], begin;
 
         broadcast(comm, 0, large);
@@ -216,7 +216,7 @@ static void start(int argc, char *argv[])
         must(ops->device_count(&count), "count of GPUs");
         n_gpus = count < GPUS_MAX ? (uint32_t)count : GPUS_MAX;
         printf("NCCL %d, %u GPUs\n", version, n_gpus);
-        large = gpu.quick ? LARGE_QUICK : LARGE;
+        large = gpu.small ? LARGE_SMALL : LARGE;
         wanted = malloc(large);
         came = malloc(large);
         if (!wanted || !came)

@@ -4,6 +4,7 @@
  *
  * A round enqueues as much of the one and of the other as keeps the GPU busy for some
  * milliseconds, and waits once for each, so that what a launch and a wait cost is not seen.
+ * Arrays are larger than a GPU's caches, with --quick too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,14 +16,18 @@
 enum { ROUNDS = 11, MAX_SOURCES = 8 };
 
 #define ELEMENTS ((size_t)128 << 20) /* a gigabyte moves in some tenths of a millisecond */
-#define QUICK_ELEMENTS ((size_t)64 << 10)
+#define SMALL_ELEMENTS ((size_t)64 << 10)
+/* Half of the blocks of numbers() have a sum of squares below 2^-30 then, a bound of a bin, as
+ * gradients with a root mean square of 2.7e-6 do. */
+#define BETWEEN_BINS (0x1p-30 / 74.5)
 
 struct bench {
         struct gpu gpu;
         size_t n; /* elements of every array */
         float *p, *m, *v, *grad;
         float *zeroes;           /* four arrays */
-        void *half[MAX_SOURCES]; /* bf16 */
+        float *unchanged;        /* numbers() that no subject writes */
+        void *half[MAX_SOURCES]; /* bf16; only the first one is written */
         struct zero_cuda_norm *norm;
 };
 
@@ -119,8 +124,8 @@ static int sum_8(const struct bench *b)
         return sum_of(b, 8);
 }
 
-/* k sources in bf16; with k == 0 the norm of what is there. */
-static int reduce_into(const struct bench *b, float *acc, size_t k, bool first, bool norm)
+/* k sources in bf16; with k == 0 the norm of what is there.  scale 0: no norm. */
+static int reduce_into(const struct bench *b, float *acc, size_t k, bool first, double scale)
 {
         const void *sources[MAX_SOURCES];
         const struct reduce_piece piece = {
@@ -131,8 +136,8 @@ static int reduce_into(const struct bench *b, float *acc, size_t k, bool first, 
                 .n_pieces = 1,
                 .wire = ZERO_BF16,
                 .from = ZERO_BF16,
-                .scale = 1,
-                .norm = norm ? b->norm : NULL,
+                .scale = scale,
+                .norm = scale > 0 ? b->norm : NULL,
         };
 
         for (size_t i = 0; i < k; i++)
@@ -140,25 +145,20 @@ static int reduce_into(const struct bench *b, float *acc, size_t k, bool first, 
         return b->gpu.ops->reduce(&r, b->gpu.stream);
 }
 
-static int reduce_of(const struct bench *b, size_t k, bool first, bool norm)
-{
-        return reduce_into(b, b->grad, k, first, norm);
-}
-
 static int measure_1(const struct bench *b)
 {
-        return reduce_into(b, NULL, 1, true, true);
+        return reduce_into(b, NULL, 1, true, 1);
 }
 
 static int measure_3(const struct bench *b)
 {
-        return reduce_into(b, NULL, 3, true, true);
+        return reduce_into(b, NULL, 3, true, 1);
 }
 
 /* What a step does of a contribution: the sum is written, or it is deferred. */
 static int step_written(const struct bench *b)
 {
-        int r = reduce_of(b, 1, true, true);
+        int r = reduce_into(b, b->grad, 1, true, 1);
 
         return r ? r : adamw_serve(b);
 }
@@ -172,32 +172,45 @@ static int step_deferred(const struct bench *b)
 
 static int norm(const struct bench *b)
 {
-        return reduce_of(b, 0, false, true);
+        return reduce_into(b, b->grad, 0, false, 1);
+}
+
+static int norm_between(const struct bench *b)
+{
+        return reduce_into(b, b->unchanged, 0, false, BETWEEN_BINS);
 }
 
 static int accumulate(const struct bench *b)
 {
-        return reduce_of(b, 1, false, false);
+        return reduce_into(b, b->grad, 1, false, 0);
 }
 
 static int accumulate_norm(const struct bench *b)
 {
-        return reduce_of(b, 1, false, true);
+        return reduce_into(b, b->grad, 1, false, 1);
 }
 
 static int reduce_1(const struct bench *b)
 {
-        return reduce_of(b, 1, true, true);
+        return reduce_into(b, b->grad, 1, true, 1);
+}
+
+static int reduce_1_between(const struct bench *b)
+{
+        struct bench other = *b;
+
+        other.half[0] = b->half[1];
+        return reduce_into(&other, b->grad, 1, true, BETWEEN_BINS);
 }
 
 static int reduce_2(const struct bench *b)
 {
-        return reduce_of(b, 2, true, true);
+        return reduce_into(b, b->grad, 2, true, 1);
 }
 
 static int reduce_8(const struct bench *b)
 {
-        return reduce_of(b, 8, true, true);
+        return reduce_into(b, b->grad, 8, true, 1);
 }
 
 static int zero(const struct bench *b)
@@ -219,6 +232,7 @@ static const struct subject subjects[] = {
         { "sum of 2 in bf16 to fp32", sum_2, 8 },
         { "sum of 8 in bf16 to fp32", sum_8, 20 },
         { "reduce 1 in bf16, and norm", reduce_1, 6 },
+        { "reduce 1 in bf16, and norm at an RMS of 2.7e-6", reduce_1_between, 6 },
         { "reduce 2 in bf16, and norm", reduce_2, 8 },
         { "reduce 8 in bf16, and norm", reduce_8, 20 },
         { "accumulate bf16 in fp32", accumulate, 10 },
@@ -226,6 +240,7 @@ static const struct subject subjects[] = {
         { "cast fp32 to bf16", cast_down, 6 },
         { "cast bf16 to fp32", cast_up, 6 },
         { "norm of fp32", norm, 4 },
+        { "norm of fp32 at an RMS of 2.7e-6", norm_between, 4 },
         { "zero", zero, 4 },
 };
 
@@ -240,7 +255,7 @@ static double now(void)
 /* Gigabytes a second.  Each round moves as many bytes, whatever the subject. */
 static double speed(const struct bench *b, const struct subject *s)
 {
-        int times = b->gpu.quick ? 2 : (int)(800 / s->bytes);
+        int times = b->gpu.small ? 2 : (int)(800 / s->bytes);
         double start;
 
         must(s->enqueue(b), s->name);
@@ -261,7 +276,7 @@ static int compare(const void *a, const void *b)
 
 static void measure(const struct bench *b, const struct subject *s)
 {
-        int rounds = b->gpu.quick ? 3 : ROUNDS;
+        int rounds = b->gpu.small ? 3 : ROUNDS;
         double ratio[ROUNDS], own[ROUNDS], copies[ROUNDS];
 
         for (int i = 0; i < rounds; i++) {
@@ -308,9 +323,9 @@ static void *numbers(const struct bench *b, size_t bytes)
 /* All arrays together take no more than half of what is free. */
 static size_t elements(const struct gpu *gpu)
 {
-        const size_t each = 8 * sizeof(float) + MAX_SOURCES * sizeof(uint16_t);
+        const size_t each = 9 * sizeof(float) + MAX_SOURCES * sizeof(uint16_t);
         uint64_t left, total;
-        size_t n = gpu->quick ? QUICK_ELEMENTS : ELEMENTS;
+        size_t n = gpu->small ? SMALL_ELEMENTS : ELEMENTS;
 
         must(gpu->ops->memory(&left, &total), "memory");
         return left / 2 / each < n ? left / 2 / each / 64 * 64 : n; /* all arrays are aligned */
@@ -329,6 +344,7 @@ int main(int argc, char *argv[])
         b.grad = numbers(&b, b.n * sizeof(float));
         for (int i = 0; i < MAX_SOURCES; i++)
                 b.half[i] = numbers(&b, b.n * sizeof(uint16_t));
+        b.unchanged = numbers(&b, b.n * sizeof(float));
         b.zeroes = zeroed(&b, 4 * b.n * sizeof(float));
         b.norm = zeroed(&b, sizeof *b.norm);
         for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)

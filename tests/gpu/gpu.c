@@ -32,12 +32,14 @@ void must(int r, const char *what)
 
 void gpu_load(int argc, char *argv[], struct gpu *ret_gpu)
 {
+        bool small = argc == 3 && strcmp(argv[2], "--small") == 0;
+        bool quick = small || (argc == 3 && strcmp(argv[2], "--quick") == 0);
         void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
         zero_cuda_plugin_fn *get;
         zero_gpu_fn *get_client;
 
-        if (argc < 2)
-                die("usage: %s PLUGIN [--quick]", argv[0]);
+        if (argc < 2 || (argc > 2 && !quick))
+                die("usage: %s PLUGIN [--quick | --small]", argv[0]);
         if (!library)
                 die("%s", dlerror());
         *(void **)&get = dlsym(library, ZERO_CUDA_PLUGIN_SYMBOL);
@@ -45,7 +47,8 @@ void gpu_load(int argc, char *argv[], struct gpu *ret_gpu)
         if (!get || !get_client)
                 die("%s is no plugin of zerod's", argv[1]);
         *ret_gpu = (struct gpu){ .ops = get(), .client = get_client() };
-        ret_gpu->quick = argc > 2 && strcmp(argv[2], "--quick") == 0;
+        ret_gpu->quick = quick;
+        ret_gpu->small = small;
         if (ret_gpu->ops->abi_version != ZERO_CUDA_ABI_VERSION ||
             ret_gpu->client->abi_version != ZERO_GPU_ABI_VERSION)
                 die("%s is of another version", argv[1]);

@@ -1,9 +1,11 @@
 /*
  * What the programs for a real GPU share: the plugin's tables, and memory on both sides.
  *
- * A program is called NAME PLUGIN [--quick].  It exits 77 where there is no GPU, and 1 with a
- * sentence at the first thing that is wrong.  It goes by the plugin's tables alone, so that it
- * runs by the fake plugins too, which shows that the program itself is right.
+ * A program is called NAME PLUGIN [--quick | --small].  --quick leaves checks out; what it measures
+ * stays of full size.  --small is for stand-ins, where figures say nothing.  It exits 77 where
+ * there is no GPU, and 1 with a sentence at the first thing that is wrong.  It goes by the plugin's
+ * tables alone, so that it runs by the fake plugins too, which shows that the program itself is
+ * right.
  */
 #pragma once
 
@@ -17,7 +19,8 @@ struct gpu {
         const struct zero_cuda_plugin *ops;
         const struct zero_gpu_client *client;
         void *stream;
-        bool quick; /* few and small: shows that it runs */
+        bool quick; /* few checks: shows that it runs */
+        bool small; /* few and small figures too */
 };
 
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
