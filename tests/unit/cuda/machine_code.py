@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """What nvcc makes of the kernels: a table of registers and of accesses to memory, and what must hold of them.
 
-usage: machine_code.py NVCC SOURCE... -- ARGUMENT...; the arguments are those that nvcc builds the plugin with
+usage: machine_code.py NVCC RESULTS SOURCE... -- ARGUMENT...; the arguments are those that nvcc builds the plugin with
 
 Rule: no kernel has a stack or spills a register.  A quad that is all there is one access.  The path for parts of a
 quad has four accesses in its place, so a kernel with more than four for each wide one splits whole quads.
-PTX and the words of ptxas tell this without a GPU.
+PTX and the words of ptxas tell this without a GPU.  RESULTS, a file in Markdown, has the same table if it names this
+version of nvcc.
 
-Columns: registers of a thread; blocks of 256 threads that fit a multiprocessor; loads, then stores, of 16 bytes (a
-quad in fp32), 8 bytes (a quad in half precision), 4 and 2 bytes (one element).
-Exit status: 0, or 1 with a sentence for each kernel that breaks the rule.
+Columns: registers of a thread; blocks of 256 threads that fit a multiprocessor; loads and stores of 16 bytes (a quad in
+fp32), 8 bytes (a quad in half precision), 4 and 2 bytes (one element).  a / b: of the architectures in turn.
+Exit status: 0, or 1 with a sentence for each thing that is wrong.
 """
 import os
 import re
@@ -84,20 +85,39 @@ def faults(kernel, spilt, accesses):
                 yield f"{kernel} {what} elements of {size} bytes one at a time: {single} times, and {wide} whole quads"
 
 
+def both(values):
+    """One if all are the same."""
+    return " / ".join(dict.fromkeys(map(str, values)))
+
+
+def table(kernels):
+    """kernels: name -> [(registers, bytes of stack and spills, accesses) of each architecture]."""
+    counts = ", ".join(map(str, WIDTHS))
+    yield f"| kernel | registers | blocks | loads of {counts} | stores |"
+    yield "|---|---|---|---|---|"
+    for name, found in kernels.items():
+        accesses = (both(" ".join(str(a[operation, width]) for width in WIDTHS) for *_, a in found) for operation in ("ld", "st"))
+        yield f"| {name} | {both(f[0] for f in found)} | {both(blocks(f[0]) for f in found)} | {' | '.join(accesses)} |"
+
+
 def main():
     split = sys.argv.index("--")
-    nvcc, *sources = sys.argv[1:split]
-    print(subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1])
-    columns = " ".join(f"{width:4}" for width in WIDTHS)
-    print(f"{'kernel':24} {'target':6} registers blocks   {columns}   {columns}")
-    wrong = []
+    nvcc, results, *sources = sys.argv[1:split]
+    version = re.search(r"V[\d.]+", subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout)[0]
+    kernels, wrong = {}, []
     for source in sources:
-        for (target, mangled), (registers, spilt, accesses) in sorted(compile_one(nvcc, source, sys.argv[split + 1:]).items()):
-            kernel = name_of(mangled)
-            counts = [" ".join(f"{accesses[operation, width]:4}" for width in WIDTHS) for operation in ("ld", "st")]
-            print(f"{kernel:24} {target:6} {registers:9} {blocks(registers):6}   {'   '.join(counts)}")
-            wrong += faults(f"{kernel} for {target}", spilt, accesses)
-    print(*wrong, sep="\n", end="\n" if wrong else "")
+        for (target, mangled), found in sorted(compile_one(nvcc, source, sys.argv[split + 1:]).items()):
+            kernels.setdefault(name_of(mangled), []).append(found)
+            wrong += faults(f"{name_of(mangled)} for {target}", *found[1:])
+    rows = [*table(kernels)]
+    print(f"nvcc {version}", *rows, "", sep="\n")
+    with open(results, encoding="utf-8") as file:
+        told = file.read()
+    if version not in told:
+        print(f"{results} is of another nvcc")
+    elif any(row not in told for row in rows):
+        wrong.append(f"{results} has another table: put this one there, and look at what it says beside it")
+    print(*wrong, sep="\n")
     return 1 if wrong else 0
 
 
