@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """The plugin's fused AdamW against torch.optim.AdamW(fused=True), on tensors of the same sizes.
 
-usage: adamw.py PLUGIN; lines of JSON.  The ratio is torch's time over ours: above 1 is faster.
+usage: adamw.py PLUGIN [--small]; lines of JSON.  The ratio is torch's time over ours: above 1 is faster.
+--small is for a stand-in: tensors are in its pinned memory, and figures say nothing.
 
 torch's keeps no copy in half precision; ours is measured with and without writing one.  Before, three
 steps of both from the same state are compared.
 """
+import ctypes
 import json
+import math
 import statistics
 import sys
 import time
@@ -15,26 +18,42 @@ import torch
 
 import plugin
 
-PLUGIN = sys.argv[1]
-TIMES, ROUNDS = 20, 11
+TABLE, SMALL = plugin.load(sys.argv[1]), "--small" in sys.argv
+STREAM = TABLE.new_stream() if SMALL else torch.cuda.current_stream().cuda_stream
+TIMES, ROUNDS = (2, 3) if SMALL else (20, 11)
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.1
+
+
+def new(shape, dtype=torch.float32):
+    if not SMALL:
+        return torch.empty(shape, dtype=dtype, device="cuda")
+    n = math.prod(shape)
+    memory = (ctypes.c_float * n).from_address(TABLE.new_pinned(4 * n))
+    return torch.frombuffer(memory, dtype=dtype, count=n).view(shape)
+
+
+def wait():
+    if SMALL:
+        assert TABLE.stream_wait(STREAM) == 0
+    else:
+        torch.cuda.synchronize()
 
 
 class Ours:
     def __init__(self, tensors, gradients, serve):
-        self.keep = [(p, torch.zeros_like(p), torch.zeros_like(p), g, torch.empty_like(p, dtype=torch.bfloat16) if serve else None)
+        self.keep = [(p, new(p.shape).zero_(), new(p.shape).zero_(), g, new(p.shape, torch.bfloat16) if serve else None)
                      for p, g in zip(tensors, gradients)]
-        self.adamw = plugin.AdamW(plugin.load(PLUGIN), [
+        self.adamw = plugin.AdamW(TABLE, [
             (p.numel(), [t.data_ptr() for t in (p, m, v)], g.data_ptr(), s.data_ptr() if serve else None)
             for p, m, v, g, s in self.keep], LR, BETAS, EPS, DECAY)
 
     def step(self):
-        self.adamw.step(torch.cuda.current_stream().cuda_stream)
+        self.adamw.step(STREAM)
 
 
 def random_tensors(shapes, seed):
-    chance = torch.Generator(device="cuda").manual_seed(seed)
-    return [torch.randn(s, generator=chance, device="cuda") for s in shapes]
+    chance = torch.Generator(device="cpu" if SMALL else "cuda").manual_seed(seed)
+    return [new(s).normal_(generator=chance) for s in shapes]
 
 
 def torchs(tensors, gradients):
@@ -50,7 +69,7 @@ def compare(shapes):
     for _ in range(3):
         ours.step()
         reference.step()
-    torch.cuda.synchronize()
+    wait()
     # roundings, of which those above 1 are as large as they are
     worst = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in zip(mine, (t.detach() for t in theirs)))
     assert worst < 1e-6, f"after three steps parameters differ by {worst}"
@@ -59,11 +78,11 @@ def compare(shapes):
 
 def seconds(step):
     step()
-    torch.cuda.synchronize()
+    wait()
     begin = time.monotonic()
     for _ in range(TIMES):
         step()
-    torch.cuda.synchronize()
+    wait()
     return (time.monotonic() - begin) / TIMES
 
 
@@ -83,14 +102,13 @@ def measure(name, shapes, serve):
 
 
 def main():
-    one = [(1 << 27,)]
-    # of a GPT with 24 blocks, 1024 wide
-    block = [(3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096), (1024,), (1024,), (4096,)]
-    many = block * 24
+    width, blocks = (32, 2) if SMALL else (1024, 24)  # of a GPT
+    one = [(1 << (10 if SMALL else 27),)]
+    block = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width), (width,), (width,), (4 * width,)]
     compare(block)
     measure("adamw of one tensor", one, False)
     measure("adamw of one tensor, and serve in bf16", one, True)
-    measure("adamw of many tensors, in one call", many, False)
+    measure("adamw of many tensors, in one call", block * blocks, False)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,8 @@ class Piece(ctypes.Structure):
 CALLED = {
     "use": (c_int, c_int),
     "pinned_new": (c_int, c_size_t, POINTER(c_void_p)),
-    "pinned_free": (None, c_void_p),
     "stream_new": (c_int, POINTER(c_void_p)),
     "stream_wait": (c_int, c_void_p),
-    "stream_free": (None, c_void_p),
     "update": (c_int, POINTER(Piece), c_size_t, c_void_p),
 }
 
@@ -48,6 +46,17 @@ CALLED = {
 class Table(ctypes.Structure):
     _fields_ = [("abi_version", c_uint32),
                 *((name, ctypes.CFUNCTYPE(*CALLED[name]) if name in CALLED else c_void_p) for name in FUNCTIONS)]
+
+    def new_stream(self):
+        stream = c_void_p()
+        assert self.use(0) == 0 and self.stream_new(stream) == 0
+        return stream.value
+
+    def new_pinned(self, size):
+        """The address of so many bytes."""
+        memory = c_void_p()
+        assert self.pinned_new(size, memory) == 0
+        return memory.value
 
 
 def load(path):

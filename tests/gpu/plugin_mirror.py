@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """The plugin's table in Python agrees with the headers, and a step by it is AdamW's; on the stand-in for a GPU."""
 import ctypes
+import json
 import os
 import random
+import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -11,7 +13,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
 
 from c_compiler import check_layout, values  # noqa: E402
 import fake_gpu  # noqa: E402
-from harness import case, cases_of, main  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 import plugin  # noqa: E402
 
 HEADER, FOLDERS = "cuda/zero_cuda.h", [ROOT, os.path.join(ROOT, "proto")]
@@ -47,16 +49,13 @@ def expected(p, g):
 
 @case
 def steps_are_those_of_adamw():
-    table, stream, chance = plugin.load(fake_gpu.plugin()), ctypes.c_void_p(), random.Random(1)
-    assert table.use(0) == 0 and table.stream_new(stream) == 0
-    memory = [ctypes.c_void_p() for _ in range(5)]  # p, m, v, the gradient, what is served
-    for block in memory:
-        assert table.pinned_new(4 * N, block) == 0
-    p, m, v, g = ((ctypes.c_float * N).from_address(block.value) for block in memory[:4])
-    served = (ctypes.c_uint16 * N).from_address(memory[4].value)
+    table, chance = plugin.load(fake_gpu.plugin()), random.Random(1)
+    stream, addresses = table.new_stream(), [table.new_pinned(4 * N) for _ in range(5)]
+    p, m, v, g = ((ctypes.c_float * N).from_address(address) for address in addresses[:4])
+    served = (ctypes.c_uint16 * N).from_address(addresses[4])
     for i in range(N):
         p[i], m[i], v[i], g[i] = chance.gauss(0, 1), 0, 0, chance.gauss(0, 1)
-    begin, addresses = list(p), [block.value for block in memory]
+    begin = list(p)
     adamw = plugin.AdamW(table, [(N, addresses[:3], addresses[3], addresses[4])], LR, BETAS, EPS, DECAY)
     for _ in range(STEPS):
         adamw.step(stream)
@@ -65,9 +64,16 @@ def steps_are_those_of_adamw():
         assert abs(p[i] - expected(begin[i], g[i])) < 1e-6, f"{p[i]} is not {expected(begin[i], g[i])}"
         copy = ctypes.c_float.from_buffer(ctypes.c_uint32(served[i] << 16)).value
         assert abs(copy - p[i]) <= abs(p[i]) / 256, f"{copy} is served for {p[i]}"
-    for block in memory:
-        table.pinned_free(block)
-    table.stream_free(stream)
+
+
+@case
+def adamw_beside_pytorchs():
+    python = os.environ.get("TESTS_PYTHON")
+    if not python:
+        raise Skip("no Python with PyTorch: set TESTS_PYTHON")
+    told = subprocess.run([python, "-B", os.path.join(HERE, "adamw.py"), fake_gpu.plugin(), "--small"], check=True,
+                          capture_output=True, text=True).stdout
+    assert [json.loads(line)["elements"] > 0 for line in told.splitlines()] == [True] * 3, told
 
 
 if __name__ == "__main__":
