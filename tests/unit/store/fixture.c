@@ -122,14 +122,14 @@ static uint32_t set_of(const char *optimizer)
         return set;
 }
 
-static void add(layout *l, const char *name, uint64_t elements, bool frozen)
+static void add(layout *l, uint64_t part, const char *name, uint64_t elements, bool frozen)
 {
         char text[32];
         uint32_t index;
         struct layout_tensor t = { .name = strcpy(text, name),
                                    .group = l->n_groups - 1,
                                    .ndim = 1,
-                                   .shape = { elements },
+                                   .shape = { (elements + part - 1) / part },
                                    .frozen = frozen,
                                    .set = set_of(l->groups[l->n_groups - 1].optimizer),
                                    .init = ZERO_INIT_NORMAL,
@@ -138,7 +138,8 @@ static void add(layout *l, const char *name, uint64_t elements, bool frozen)
         assert(layout_add_tensor(l, &t, &index, NULL) == 0);
 }
 
-layout *fixture_layout(void)
+/* Tensors have a `part`-th of their elements, rounded up. */
+static layout *make_layout(uint64_t part)
 {
         layout *l = NULL;
         uint32_t group;
@@ -146,29 +147,39 @@ layout *fixture_layout(void)
         assert(layout_new(&l) == 0);
         assert(layout_add_group(l, "a", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "adamw", NULL) == 0);
-        add(l, "a.0", 300, false);
-        add(l, "a.1", 1, false);
-        add(l, "a.2", 200, true);
-        add(l, "a.3", 130, false);
+        add(l, part, "a.0", 300, false);
+        add(l, part, "a.1", 1, false);
+        add(l, part, "a.2", 200, true);
+        add(l, part, "a.3", 130, false);
         assert(layout_add_group(l, "b", ZERO_FP32, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "adamw", NULL) == 0);
-        add(l, "b.0", 0, false);
-        add(l, "b.1", 257, false);
+        add(l, part, "b.0", 0, false);
+        add(l, part, "b.1", 257, false);
         assert(layout_add_group(l, "c", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "lion", NULL) == 0);
-        add(l, "c.0", 150, false);
+        add(l, part, "c.0", 150, false);
         assert(layout_add_group(l, "d", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "sgd", NULL) == 0);
-        add(l, "d.0", 150, false);
+        add(l, part, "d.0", 150, false);
         assert(layout_add_group(l, "e", ZERO_FP32, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "sgd-momentum", NULL) == 0);
-        add(l, "e.0", 150, false);
+        add(l, part, "e.0", 150, false);
         assert(layout_add_group(l, "f", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "adam", NULL) == 0);
-        add(l, "f.0", 150, false);
+        add(l, part, "f.0", 150, false);
         assert(layout_add_group(l, "g", ZERO_BF16, NULL, 0, 0, &group, NULL) == 0);
         assert(layout_set_optimizer(l, group, "adamw-ema", NULL) == 0);
-        add(l, "g.0", 150, false);
+        add(l, part, "g.0", 150, false);
         assert(layout_check(l, NULL) == 0);
         return l;
+}
+
+layout *fixture_layout(void)
+{
+        return make_layout(1);
+}
+
+layout *fixture_small_layout(void)
+{
+        return make_layout(4);
 }

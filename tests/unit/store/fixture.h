@@ -22,3 +22,5 @@ const char *fixture_only_file(struct store *store);
 /* A small layout: several chunks at LAYOUT_ALIGN elements each, gaps, a frozen tensor between
  * trainable ones, an empty tensor, two groups of different dtypes. */
 layout *fixture_layout(void);
+/* The same with a quarter of the elements. */
+layout *fixture_small_layout(void);

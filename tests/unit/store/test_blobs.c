@@ -18,6 +18,7 @@
 #include "daemon/store/file.h"
 #include "daemon/store/directory.h"
 #include "fixture.h"
+#include "stores.h"
 #include "trace.h"
 
 enum { RANKS = 3, KILLS = 150, LIMIT_NS = 1000000 };
@@ -360,86 +361,80 @@ Test(blobs, at_random_instants_a_kill_leaves_what_belongs_to_the_decision)
 }
 
 /* An attempt that is aborted after the vote, and one that is decided. */
-static void run_traced(void)
+static void run_attempts(void)
 {
-        trace_me();
         for (uint32_t r = 0; r < RANKS; r++)
-                if (blob_stage(s, r))
-                        _exit(1);
+                cr_assert_eq(blob_stage(s, r), 0);
         state_prepare(s, s->record);
         state_abort(s, s->record->attempt + 1);
         for (uint32_t r = 0; r < RANKS; r++)
-                if (blob_stage(s, r))
-                        _exit(1);
+                cr_assert_eq(blob_stage(s, r), 0);
         decide(s);
         state_finish(s);
-        _exit(0);
 }
 
-struct look {
+struct sight {
         struct store *store; /* where the successor lives */
         char blobs[STORE_FILE_NAME];
         uint8_t *before;
-        size_t record_bytes;
         uint64_t instants;
 };
 
 static void write_file(int dir, const char *name, const void *data, size_t size)
 {
-        int fd = openat(dir, name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        int fd = openat(dir, name, O_WRONLY | O_CREAT, 0600);
 
         cr_assert(fd >= 0 && write(fd, data, size) == (ssize_t)size);
         close(fd);
 }
 
-/* A process that died now, and its successor. */
-static void succeed(const struct look *look)
+/* The successor of a process that died now. */
+static void succeed(const struct sight *t)
 {
         layout *stored = NULL;
 
-        write_file(look->store->dir, s->in->file, s->in->map, s->in->map_bytes);
-        write_file(look->store->dir, look->blobs, s->in->blobs.map, s->in->blobs.bytes);
-        struct state *after = fixture_reopen(look->store, &stored);
+        write_file(t->store->dir, s->in->file, s->in->map, s->in->map_bytes);
+        write_file(t->store->dir, t->blobs, s->in->blobs.map, s->in->blobs.bytes);
+        struct state *after = fixture_reopen(t->store, &stored);
         for (uint32_t r = 0; r < RANKS; r++)
                 cr_assert(blob_is(after, r, after->record->decided_attempt), "rank %u at %lu", r,
-                          (unsigned long)look->instants);
+                          (unsigned long)t->instants);
         state_close(after);
         layout_free(stored);
 }
 
-static void look_at(struct look *look)
+static void look(void *arg)
 {
-        const uint8_t *record = (const uint8_t *)s->in->copies[0];
+        struct sight *t = arg;
+        uint8_t *blobs = t->before + s->in->map_bytes;
 
-        if (memcmp(look->before, record, look->record_bytes) == 0 &&
-            memcmp(look->before + look->record_bytes, s->in->blobs.map, s->in->blobs.bytes) == 0)
+        if (memcmp(t->before, s->in->map, s->in->map_bytes) == 0 &&
+            memcmp(blobs, s->in->blobs.map, s->in->blobs.bytes) == 0)
                 return;
-        memcpy(look->before, record, look->record_bytes);
-        memcpy(look->before + look->record_bytes, s->in->blobs.map, s->in->blobs.bytes);
-        look->instants++;
-        succeed(look);
+        memcpy(t->before, s->in->map, s->in->map_bytes);
+        memcpy(blobs, s->in->blobs.map, s->in->blobs.bytes);
+        t->instants++;
+        succeed(t);
 }
 
-Test(blobs, at_every_instruction_a_kill_leaves_what_belongs_to_the_decision, .timeout = 120)
+Test(blobs, at_every_store_a_kill_leaves_what_belongs_to_the_decision)
 {
         char *other = fixture_directory();
-        struct look look = { .store = fixture_store(other) };
+        struct sight t = { .store = fixture_store(other) };
 
         attempt(RANKS);
         attempt(RANKS);
-        reopen(); /* the mapping that the traced process shares */
-        store_blobs_name(s->in->file, look.blobs);
-        look.record_bytes = (size_t)((uint8_t *)s->in->steps[0] - (uint8_t *)s->in->copies[0]);
-        look.before = calloc(1, look.record_bytes + s->in->blobs.bytes);
-        pid_t pid = fork();
-        if (pid == 0)
-                run_traced();
-        if (!trace_begun(pid))
-                cr_skip_test("processes cannot be traced here");
-        while (trace_step(pid))
-                look_at(&look);
-        cr_assert_gt(look.instants, 50, "%lu", (unsigned long)look.instants);
-        free(look.before);
-        store_close(look.store);
+        reopen(); /* with room for the blobs that are to come */
+        store_blobs_name(s->in->file, t.blobs);
+        t.before = calloc(1, s->in->map_bytes + s->in->blobs.bytes);
+        struct iovec files[] = { { s->in->map, s->in->map_bytes },
+                                 { s->in->blobs.map, s->in->blobs.bytes } };
+        if (!stores_watch(files, 2, look, &t))
+                cr_skip_test("stores can be watched on x86-64 alone");
+        run_attempts();
+        stores_end();
+        cr_assert_gt(t.instants, 50, "%lu", (unsigned long)t.instants);
+        free(t.before);
+        store_close(t.store);
         fixture_remove(other);
 }

@@ -39,23 +39,13 @@ bool trace_begun(pid_t pid)
         return WIFSTOPPED(wait_for(pid));
 }
 
-static bool go_on(pid_t pid, enum __ptrace_request until)
+bool trace_call(pid_t pid)
 {
-        if (ptrace(until, pid, NULL, NULL))
+        if (ptrace(PTRACE_SYSCALL, pid, NULL, NULL))
                 abort();
         int status = wait_for(pid);
         assert(WIFSTOPPED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
         return WIFSTOPPED(status);
-}
-
-bool trace_step(pid_t pid)
-{
-        return go_on(pid, PTRACE_SINGLESTEP);
-}
-
-bool trace_call(pid_t pid)
-{
-        return go_on(pid, PTRACE_SYSCALL);
 }
 
 void trace_kill(pid_t pid)

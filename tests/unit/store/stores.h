@@ -1,0 +1,14 @@
+/* Looks at memory before and after every instruction that stores to it: what a process killed there
+ * leaves.  Other instructions cost nothing, however many there are. */
+#pragma once
+
+#include <stdbool.h>
+#include <sys/uio.h>
+
+enum { STORES_PARTS = 2 };
+
+/* From now on this thread's stores to the parts (whole pages, at most STORES_PARTS) call look(arg)
+ * before and after.  look() only reads them.  False: this machine cannot do it. */
+bool stores_watch(const struct iovec *parts, int n, void (*look)(void *arg), void *arg);
+/* Calls look() once more, and no longer. */
+void stores_end(void);
