@@ -186,7 +186,9 @@ main() {
         packages_install "${sets[@]}" || exit 1
         find_python
         work=$(mktemp -d "$(memory_directory)/zerod-tests.XXXXXX") || exit 1
-        mkdir -m 0700 "$work/tmp" "$work/run"
+        mkdir -m 0700 "$work/run"
+        mkdir -m 0711 "$work/tmp" # tests have processes of other users
+        chmod 0711 "$work"
         # with it Criterion names what it skips
         export CRITERION_VERBOSITY_LEVEL=1
         export TESTS_RUN=$$-$RANDOM TMPDIR=$work/tmp XDG_RUNTIME_DIR=$work/run

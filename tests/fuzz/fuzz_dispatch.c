@@ -28,6 +28,7 @@
 #include "proto/cleanup.h"
 #include "tests/fuzz/boundary.h"
 #include "tests/support/fabric_inproc.h"
+#include "tests/support/temporary.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -47,7 +48,7 @@ static struct {
         struct engine x;
         struct inproc_net *net;
         struct rpc *rpc;
-        char directory[64];
+        char directory[256];
         Zero__Layout *layout;
         bool up;
 } node;
@@ -128,8 +129,7 @@ static void node_start(void)
         int r = sodium_init() < 0, door[2];
 
         log_set_level(LOG_LEVEL_ERROR - 1);
-        strcpy(node.directory, "/dev/shm/zerod-fuzz-XXXXXX");
-        r = r || !mkdtemp(node.directory);
+        r = r || !temporary_directory(node.directory, sizeof(node.directory));
         atexit(delete_directory);
         node_describe();
         node.layout = make_layout();

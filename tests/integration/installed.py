@@ -28,7 +28,7 @@ def installed():
     meson = shutil.which("meson")
     if not meson or not os.path.exists(f"{tree}/build.ninja"):
         raise Skip("needs meson and a build tree")
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         done = subprocess.run([meson, "install", "-C", tree, "--no-rebuild", "--destdir", f"{directory}/root"],
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=REPLY_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

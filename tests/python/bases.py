@@ -23,7 +23,7 @@ EINVAL, EORDER, ECONFLICT = (_kind.code for _kind in (zerod.errors.Invalid, zero
 @contextlib.contextmanager
 def files(*contents):
     """Paths of files with these contents, which anybody may read."""
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         os.chmod(directory, 0o755)
         paths = [os.path.join(directory, f"{i}.bin") for i in range(len(contents))]
         for path, content in zip(paths, contents):

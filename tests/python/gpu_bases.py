@@ -158,7 +158,7 @@ def copy_stays_where_the_next_daemon_has_no_memory_for_another():
 @contextlib.contextmanager
 def gated(**options):
     """A cluster that makes no memory for export while the file that is passed, too, exists."""
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         gate = os.path.join(directory, "gate")
         with gpus(daemon={"FAKE_GPU_GATE": gate}, **options) as c:
             with open(gate, "w", encoding="utf-8"):

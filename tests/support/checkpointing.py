@@ -11,7 +11,7 @@ class Place:
     """A directory for checkpoints, deleted at the end of the block."""
 
     def __enter__(self):
-        self.path = tempfile.mkdtemp(prefix="zerod-ckpt-", dir="/dev/shm")
+        self.path = tempfile.mkdtemp(prefix="zerod-ckpt-")
         return self.path
 
     def __exit__(self, *_):

@@ -23,6 +23,7 @@ REPLY_S = 120 * SLOW
 # default options of every daemon: "NAME=VALUE ..."
 OPTIONS = dict(o.split("=", 1) for o in os.environ.get("TESTS_OPTIONS", "").split())
 PR_SET_PDEATHSIG = 1
+tempfile.tempdir = os.environ.get("TMPDIR", "/dev/shm")  # states and checkpoints lie in memory
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -308,7 +309,7 @@ class Cluster:
 
     def __init__(self, nodes=1, owners=0, start=True, per_node=None, network=None, **options):
         self.network = network
-        self.directory = tempfile.mkdtemp(prefix="zerod-test-", dir="/dev/shm")
+        self.directory = tempfile.mkdtemp(prefix="zerod-test-")
         os.chmod(self.directory, 0o755)
         self.actors, self.others, self.unclean, self.daemons = [], [], [], []
         try:

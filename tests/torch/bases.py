@@ -114,7 +114,7 @@ def adapt(_, path):
 
 @case
 def adapters_of_peft_find_the_names_before_peft():
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         ranks.run(adapt, 1, ranks.shared(1), arguments=(os.path.join(directory, "base.safetensors"),))
 
 
@@ -207,7 +207,7 @@ def refuse(_, path, other):
 
 @case
 def refusals_name_the_parameter():
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         ranks.run(refuse, 1, ranks.shared(1), arguments=(f"{directory}/a.safetensors", f"{directory}/b.safetensors"))
 
 
@@ -238,7 +238,7 @@ def hostile(_, path, words):
 @cases_of(HOSTILE)
 def hostile_file(name):
     content, words = HOSTILE[name]
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         path = os.path.join(directory, "base.safetensors")
         with open(path, "wb") as f:
             f.write(content)

@@ -33,7 +33,7 @@ def near(mine, theirs):
 
 @contextlib.contextmanager
 def directory():
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as path:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as path:
         yield path
 
 

@@ -44,7 +44,7 @@ def save(path, tensors):
 @contextlib.contextmanager
 def frozen_files(*models):
     """Paths of files with the frozen parameters of each model."""
-    with tempfile.TemporaryDirectory(prefix="zerod-test-", dir="/dev/shm") as directory:
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
         paths = [os.path.join(directory, f"{i}.safetensors") for i in range(len(models))]
         for path, model in zip(paths, models):
             save(path, {n: p for n, p in model.named_parameters() if not p.requires_grad})

@@ -14,6 +14,7 @@
 
 #include "proto/cleanup.h"
 #include "proto/slots.h"
+#include "tests/support/temporary.h"
 
 enum { FAKE_FDS = 4 };
 
@@ -38,12 +39,9 @@ static void listen_at(struct fake *f)
 
 void fake_start(struct fake *f, void (*script)(struct fake *fake))
 {
-        const char *place = getenv("TMPDIR");
-
         *f = (struct fake){ .fd = -1, .script = script, .data = f->data };
         f->job = (struct fake_job){ .version = 7, .attempt = 20, .gather_bytes = FAKE_GATHER };
-        snprintf(f->directory, sizeof(f->directory), "%s/zero-test-XXXXXX", place ? place : "/tmp");
-        MUST(mkdtemp(f->directory));
+        MUST(temporary_directory(f->directory, sizeof(f->directory)));
         snprintf(f->path, sizeof(f->path), "%s/sock", f->directory);
         frame_reader_init(&f->reader, 64 << 20);
         listen_at(f);

@@ -9,11 +9,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char directory[] = "/tmp/zerod-conf-XXXXXX";
+#include "tests/support/temporary.h"
+
+static char directory[256];
 
 void files_setup(void)
 {
-        cr_assert(mkdtemp(directory));
+        cr_assert(temporary_directory(directory, sizeof(directory)));
         for (char **e = environ; *e;) {
                 char name[64];
 
@@ -38,7 +40,7 @@ void files_teardown(void)
 
 const char *files_write(const char *name, const void *data, size_t size, mode_t mode)
 {
-        static char paths[4][128];
+        static char paths[4][320];
         static int next;
         char *path = paths[next++ % 4];
         int fd;

@@ -13,6 +13,7 @@
 #include "cases.h"
 #include "check.h"
 #include "net.h"
+#include "tests/support/temporary.h"
 
 static bool wanted(const char *name, int argc, char **argv)
 {
@@ -49,7 +50,7 @@ int main(int argc, char **argv)
         int status = 0;
         pid_t child;
 
-        CHECK(mkdtemp(net_home));
+        CHECK(temporary_directory(net_home, sizeof(net_home)));
         child = fork();
         CHECK(child >= 0);
         if (child == 0) {

@@ -12,7 +12,7 @@
 #include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 
-char net_home[] = "/dev/shm/zerod-test-XXXXXX";
+char net_home[NET_HOME];
 
 /* ---- start ---- */
 

@@ -7,7 +7,7 @@
 #include "daemon/engine/engine.h"
 #include "tests/support/fabric_inproc.h"
 
-enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000 };
+enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000, NET_HOME = 112 };
 
 struct net_options {
         uint32_t nodes;
@@ -29,7 +29,7 @@ struct net_node {
         struct conf conf;
         struct cluster cluster;
         struct engine x;
-        char directory[128];
+        char directory[NET_HOME + 20];
         uint32_t up; /* nodes that it sees */
         bool closed;
 };
@@ -40,12 +40,12 @@ struct net {
         bool late;
         struct net_options options;
         struct inproc_net *inproc;
-        char root[64];
+        char root[NET_HOME + 8];
         struct net_node nodes[NET_NODES_MAX];
 };
 
 /* The directory of all nets, made and deleted by main(). */
-extern char net_home[];
+extern char net_home[NET_HOME];
 void directory_delete(const char *path);
 
 void net_open(struct net *net, const struct net_options *options);

@@ -8,10 +8,11 @@
 #include <unistd.h>
 
 #include "daemon/doctor/doctor.h"
+#include "tests/support/temporary.h"
 
 #define GIB (UINT64_C(1) << 30)
 
-static char root[] = "/tmp/zerod-test-doctor-XXXXXX";
+static char root[256];
 static char nowhere[] = "";
 static struct conf conf;
 static struct site site;
@@ -23,7 +24,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 
 static void begin(void)
 {
-        cr_assert(mkdtemp(root));
+        cr_assert(temporary_directory(root, sizeof(root)));
         conf = (struct conf){ .state_dir = root,
                               .membership_dir = root,
                               .checkpoint_dir = nowhere,

@@ -8,15 +8,16 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "tests/support/temporary.h"
 #include "toy.h"
 
 char *fixture_directory(void)
 {
-        char path[] = "/dev/shm/zerod-test-XXXXXX";
-        char *made = mkdtemp(path);
+        char path[256];
+        bool made = temporary_directory(path, sizeof(path));
 
         assert(made);
-        return strdup(made);
+        return strdup(path);
 }
 
 void fixture_remove(char *directory)
