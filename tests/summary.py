@@ -5,11 +5,13 @@ usage: summary.py TREE REPORTS COUNTS LOG...
 
 TREE is the tree's name, REPORTS the directory of the sanitizers' reports, each LOG a
 testlog.json of meson (if absent, none of its tests ran).  Prints a line for each suite, of each failed
-test's output the end and what stands before each "[FAIL]", and the skipped tests; writes "passed failed skipped"
-to COUNTS.
+test's output the end and what stands before each "[FAIL]", the skipped tests, and the tests that came near
+their limit; writes "passed failed skipped" to COUNTS.
 
 Rule: a test that prints Criterion's summary counts as the tests in it, any other as one; a test that
-meson calls failed counts as at least one failure, whatever its summary says.
+meson calls failed counts as at least one failure, whatever its summary says.  A limit ends what hangs: it is
+at least ten times what the test takes on a quiet machine.  run.sh allows three times the limit, so it names what took
+more than a third of it.  That is no failure: the machine may be busy.
 """
 import json
 import os
@@ -21,6 +23,7 @@ SKIPPED = re.compile(r"^\[SKIP\] *(.*)$", re.M)
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 TAIL = 60  # lines: of an output, and of what a failed case says
 MOST = 300  # lines, after which no further case is shown
+NEAR = 3  # a part of the limit
 
 
 class Suite:
@@ -35,6 +38,18 @@ def read(path):
     with open(path, encoding="utf-8", errors="replace") as log:
         for line in log:
             yield json.loads(line)
+
+
+def limits(log):
+    """Seconds that meson.build allows each test of a log's build tree."""
+    path = os.path.join(os.path.dirname(log), "..", "meson-info", "intro-tests.json")
+    with open(path, encoding="utf-8") as tests:
+        return {f"{suite} / {test['name']}": test["timeout"] for test in json.load(tests) for suite in test["suite"]}
+
+
+def near_limit(test, limit):
+    took = test.get("duration") or 0
+    return [f"{test['name']}: {took:.0f} s of {limit} s"] if limit and took > limit / NEAR else []
 
 
 def names_of(name):
@@ -94,9 +109,11 @@ def show_reports(tree, directory):
 
 
 def main(tree, reports, counts, *logs):
-    suites, skipped = {}, []
+    suites, skipped, near = {}, [], []
     for log in logs:
+        allowed = limits(log)
         for test in read(log):
+            limit = allowed.get(test["name"], 0)
             suite_name, test["name"] = names_of(test["name"])
             suite = suites.setdefault(suite_name, Suite())
             passed, failed, names = count(test)
@@ -105,12 +122,15 @@ def main(tree, reports, counts, *logs):
             suite.skipped += len(names)
             suite.seconds += test.get("duration") or 0
             skipped += names
+            near += near_limit(test, limit)
             if failed:
                 show_failure(tree, suite_name, test)
     for name, s in sorted(suites.items()):
         print(f"{tree:8} {name:14} {s.passed:5} passed {s.failed:4} failed {s.skipped:4} skipped {s.seconds:8.1f} s")
     for name in skipped:
         print(f"{tree:8} skipped {name}")
+    for name in near:
+        print(f"{tree:8} near its limit {name}")
     found = show_reports(tree, reports)
     with open(counts, "w", encoding="utf-8") as out:
         print(sum(s.passed for s in suites.values()), sum(s.failed for s in suites.values()) + found,

@@ -277,7 +277,7 @@ Test(cluster, missing_keys)
         REFUSED("key_next_file: set key_file too");
 }
 
-Test(cluster, a_pipe_does_not_hang, .timeout = 10)
+Test(cluster, a_pipe_does_not_hang)
 {
         char path[256];
 

@@ -54,7 +54,7 @@ static void end(void)
         gpus_close();
 }
 
-TestSuite(event_wait, .init = begin, .fini = end, .timeout = 60);
+TestSuite(event_wait, .init = begin, .fini = end);
 
 static void record(uint32_t index, const char *delay_ms)
 {
@@ -164,7 +164,7 @@ static void close_all(void *arg, int status)
 }
 
 /* The callback ends the last session and closes everything. */
-Test(event_wait_end, may_be_closed_by_who_is_told, .init = begin, .timeout = 60)
+Test(event_wait_end, may_be_closed_by_who_is_told, .init = begin)
 {
         record(0, "0");
         cr_assert_eq(event_wait(waits, events, 0, uv_now(&loop) + LONG_MS, close_all, NULL, &fault),
@@ -174,7 +174,7 @@ Test(event_wait_end, may_be_closed_by_who_is_told, .init = begin, .timeout = 60)
         cr_assert_eq(uv_loop_close(&loop), 0);
 }
 
-Test(event_wait_end, tells_nobody_once_its_events_are_dropped, .init = begin, .timeout = 60)
+Test(event_wait_end, tells_nobody_once_its_events_are_dropped, .init = begin)
 {
         record(0, "0");
         record(1, "3600000");
@@ -187,7 +187,7 @@ Test(event_wait_end, tells_nobody_once_its_events_are_dropped, .init = begin, .t
 }
 
 /* The work was done before, but the loop has not come to it. */
-Test(event_wait_end, tells_nobody_what_was_done_before_the_drop, .init = begin, .timeout = 60)
+Test(event_wait_end, tells_nobody_what_was_done_before_the_drop, .init = begin)
 {
         struct pollfd seen = { .events = POLLIN };
 

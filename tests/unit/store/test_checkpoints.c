@@ -113,8 +113,7 @@ static bool killed_at(struct scene *s, uint32_t n)
 }
 
 /* Only system calls change files. */
-Test(checkpoints, a_writer_killed_anywhere_leaves_the_older_one_or_the_newer_or_both,
-     .timeout = 120)
+Test(checkpoints, a_writer_killed_anywhere_leaves_the_older_one_or_the_newer_or_both)
 {
         bool killed = true, older_alone = false, both = false, newer_alone = false;
         char newer_path[256];

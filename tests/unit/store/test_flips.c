@@ -65,7 +65,7 @@ static void end(void)
         fixture_remove(reference_directory);
 }
 
-TestSuite(flips, .init = begin, .fini = end, .timeout = 120);
+TestSuite(flips, .init = begin, .fini = end);
 
 /* ---- files ---- */
 
