@@ -7,8 +7,10 @@
 
 enum { STORES_PARTS = 2 };
 
+/* Whether this CPU can. */
+bool stores_can(void);
 /* From now on this thread's stores to the parts (whole pages, at most STORES_PARTS) call look(arg)
- * before and after.  look() only reads them.  False: this machine cannot do it. */
-bool stores_watch(const struct iovec *parts, int n, void (*look)(void *arg), void *arg);
+ * before and after.  look() only reads them. */
+void stores_watch(const struct iovec *parts, int n, void (*look)(void *arg), void *arg);
 /* Calls look() once more, and no longer. */
 void stores_end(void);

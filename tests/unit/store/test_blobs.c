@@ -419,6 +419,10 @@ static void look(void *arg)
 
 Test(blobs, at_every_store_a_kill_leaves_what_belongs_to_the_decision)
 {
+        if (!stores_can()) {
+                end(); /* Criterion does not, after a test that is skipped */
+                cr_skip_test("stores can be watched on x86-64 alone");
+        }
         char *other = fixture_directory();
         struct sight t = { .store = fixture_store(other) };
 
@@ -429,8 +433,7 @@ Test(blobs, at_every_store_a_kill_leaves_what_belongs_to_the_decision)
         t.before = calloc(1, s->in->map_bytes + s->in->blobs.bytes);
         struct iovec files[] = { { s->in->map, s->in->map_bytes },
                                  { s->in->blobs.map, s->in->blobs.bytes } };
-        if (!stores_watch(files, 2, look, &t))
-                cr_skip_test("stores can be watched on x86-64 alone");
+        stores_watch(files, 2, look, &t);
         run_attempts();
         stores_end();
         cr_assert_gt(t.instants, 50, "%lu", (unsigned long)t.instants);

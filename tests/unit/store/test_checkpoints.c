@@ -103,8 +103,11 @@ static bool killed_at(struct scene *s, uint32_t n)
                 trace_me();
                 write_next(s);
         }
-        if (!trace_begun(pid))
+        if (!trace_begun(pid)) {
+                close_states(s);
+                scene_deinit(s);
                 cr_skip_test("processes cannot be traced here");
+        }
         for (uint32_t i = 0; i < n; i++)
                 if (!trace_call(pid))
                         return false;
