@@ -10,7 +10,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, SLOW, Cluster, crash_points, end_process, expect, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, SLOW, WAIT, Cluster, crash_points, end_process, expect, finish_all, small_layout, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
@@ -173,10 +173,10 @@ def norms_of_tensors_before_the_step():
 def a_push_has_no_deadline_before_its_step():
     """Between its first push and the step a trainer may take longer than the timeout of a call."""
     with gpus() as c:
-        a, = attach(c, [0], "bf16", grad="bf16", reduce="bf16", timeout_ms=3000 * SLOW)
+        a, = attach(c, [0], "bf16", grad="bf16", reduce="bf16", timeout_ms=3000 * WAIT)
         push(a, 0)
         until(lambda: deferred(c) == [GROUPS], what="the norms")
-        time.sleep(3.5 * SLOW)
+        time.sleep(3.5 * WAIT)
         assert step_by_hand([a])[0]["version"] == 1
         push(a, 1)
         assert step_by_hand([a])[0]["version"] == 2

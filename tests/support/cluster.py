@@ -23,7 +23,8 @@ REPLY_S = 120 * SLOW
 # default options of every daemon: "NAME=VALUE ..."
 OPTIONS = dict(o.split("=", 1) for o in os.environ.get("TESTS_OPTIONS", "").split())
 PR_SET_PDEATHSIG = 1
-tempfile.tempdir = os.environ.get("TMPDIR", "/dev/shm")  # states and checkpoints lie in memory
+if not tempfile.gettempdir().startswith("/dev/shm/"):
+    tempfile.tempdir = "/dev/shm"  # states and checkpoints lie in memory
 libc = ctypes.CDLL(None, use_errno=True)
 
 

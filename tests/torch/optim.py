@@ -3,6 +3,7 @@
 import copy
 import os
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
@@ -533,7 +534,7 @@ def resumes_exactly(dtype):
         train(model, optimizer, 2, begin=2)
         return between, model.state_dict(), optimizer.state_dict()["state"]
     # files, not pipes, carry tensors of one process to another
-    path = f"/dev/shm/zerod-test-resume-{os.getpid()}"
+    path = f"{tempfile.gettempdir()}/zerod-test-resume"
     try:
         ranks.run(lambda r: torch.save(run(r), path), 1, ranks.shared())
 
