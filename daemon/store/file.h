@@ -135,6 +135,7 @@ struct state_inside {
         size_t map_bytes, file_bytes; /* on a GPU the mapping ends where the hole begins */
         struct planes *planes;        /* on a GPU (planes.h); NULL: in the file, or lost */
         bool lost;
+        bool *mixed; /* [group]: chunks of the shard, which is on a GPU, differ in version */
         uint32_t n_undo;
         float *master, *grad, *old;        /* in the file's mapping, or on a GPU */
         float *moments[OPTIMIZER_MOMENTS]; /* the same; a plane that no group has is empty */
@@ -203,6 +204,12 @@ void tables_init(struct state *state, const layout *l);
 /* Checks the tensors' words and reads them into the working copies.  After record_load(). */
 int tables_load(struct state *state, struct fault *fault);
 void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t version);
+/* Of all chunks that have one. */
+void tables_set_versions(struct state *state, uint64_t version);
+/* Before planes come to a GPU: finds shards whose chunks differ in version. */
+void tables_find_mixed(struct state *state);
+/* After planes were on a GPU: gives every chunk of the file its version. */
+void tables_spread_versions(struct state *state);
 /* Write the side that does not count, and return its number. */
 uint32_t tables_raise_steps(struct state *state);
 uint32_t tables_write_present(struct state *state);

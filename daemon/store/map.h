@@ -36,8 +36,14 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
 void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
                        const struct device_ops *ops);
 
-/* A chunk's version; UINT64_MAX if its word is damaged. */
+/* A chunk's version; UINT64_MAX if its word is damaged.  Only for chunks with a version. */
 uint64_t state_chunk_version(const struct state *state, uint32_t chunk);
+/*
+ * How many chunks of a shard have versions, from the first on.  In host memory, all.  On a GPU the
+ * first one's version is that of the whole shard, because nothing there outlives the process.  But
+ * a shard that came to the GPU in the middle of an update has all until that update ends.
+ */
+uint32_t state_chunks(const struct state *state, uint32_t group);
 /* A chunk's values, contiguous in each plane: master, then moments. */
 struct undo_values {
         const float *planes[UPDATE_PLANES];
@@ -63,9 +69,12 @@ struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_
 void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version);
 /* Keeps the old values of an eager group that a GPU is about to update. */
 void undo_keep(const struct state *state, uint32_t group);
-/* Brings a chunk to `version` without an update: no value of it changes, or a GPU has changed them.
- */
+/* Puts them back, and the shard on a GPU at `version`. */
+void undo_back(struct state *state, uint32_t group, uint64_t version);
+/* Brings a chunk to `version` without an update: no value of it changes. */
 void undo_skip(struct state *state, uint32_t chunk, uint64_t version);
+/* A GPU has brought all of a shard to `version`. */
+void state_updated(struct state *state, uint32_t group, uint64_t version);
 /* Copies a chunk's current values to the slot of thread `slot`, which must not be updating a chunk.
  * They stay readable until that thread's next call. */
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk);

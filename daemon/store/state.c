@@ -312,6 +312,8 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                 planes_park(s);
                 return r;
         }
+        if (s->in->planes)
+                tables_find_mixed(s);
         undo_all(s);
         blobs_settle(s);
         puts_settle(s);
@@ -342,6 +344,8 @@ void state_close(struct state *state)
         if (!state)
                 return;
         store_give(state->in->store, state->plan->serve_bytes);
+        if (state->in->planes)
+                tables_spread_versions(state);
         planes_park(state);
         state_free(state);
 }
@@ -411,6 +415,7 @@ int state_move(struct state *state, uint32_t place, struct fault *fault)
         }
         if (state->plan->serve_bytes)
                 segment_free(&serve);
+        tables_find_mixed(state);
         planes_load(state, &places);
         return 0;
 }

@@ -44,8 +44,9 @@ static void write_word(uint64_t *words, uint32_t table, uint32_t index, uint64_t
 int tables_new(struct state *state)
 {
         state->in->numbers = calloc(2 * (size_t)state->n_tensors + 1, sizeof(*state->in->numbers));
+        state->in->mixed = calloc((size_t)state->plan->n_groups + 1, sizeof(*state->in->mixed));
         state->present = calloc((size_t)state->n_tensors + 1, 1);
-        if (!state->in->numbers || !state->present)
+        if (!state->in->numbers || !state->in->mixed || !state->present)
                 return -ENOMEM;
         state->tensor_step = step(state);
         state->tensor_set = set(state);
@@ -55,6 +56,7 @@ int tables_new(struct state *state)
 void tables_free(struct state *state)
 {
         free(state->in->numbers);
+        free(state->in->mixed);
         free(state->present);
 }
 
@@ -65,8 +67,7 @@ void tables_init(struct state *state, const layout *l)
                 write_word(state->in->presents[0], SEAL_PRESENTS, t, 0);
                 state_put_set(state, t, l->tensors[t].set);
         }
-        for (uint32_t c = 0; c < state->plan->n_chunks; c++)
-                tables_set_chunk_version(state, c, 0);
+        tables_set_versions(state, 0);
 }
 
 /* ---- loading ---- */
@@ -177,4 +178,52 @@ uint64_t state_chunk_version(const struct state *state, uint32_t chunk)
 void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t version)
 {
         write_word(state->in->versions, SEAL_VERSIONS, chunk, version);
+}
+
+uint32_t state_chunks(const struct state *state, uint32_t group)
+{
+        uint32_t n = state->plan->shards[group].n_chunks;
+
+        return n && state->in->planes && !state->in->mixed[group] ? 1 : n;
+}
+
+void tables_set_versions(struct state *state, uint64_t version)
+{
+        for (uint32_t g = 0; g < state->plan->n_groups; g++)
+                for (uint32_t i = 0; i < state_chunks(state, g); i++)
+                        tables_set_chunk_version(state, state->plan->shards[g].first_chunk + i,
+                                                 version);
+}
+
+void state_updated(struct state *state, uint32_t group, uint64_t version)
+{
+        state->in->mixed[group] = false;
+        tables_set_chunk_version(state, state->plan->shards[group].first_chunk, version);
+}
+
+static bool is_mixed(const struct state *s, const struct plan_shard *shard)
+{
+        uint32_t end = shard->first_chunk + shard->n_chunks;
+
+        for (uint32_t c = shard->first_chunk + 1; c < end; c++)
+                if (state_chunk_version(s, c) != state_chunk_version(s, c - 1))
+                        return true;
+        return false;
+}
+
+void tables_find_mixed(struct state *state)
+{
+        for (uint32_t g = 0; g < state->plan->n_groups; g++)
+                state->in->mixed[g] = is_mixed(state, &state->plan->shards[g]);
+}
+
+void tables_spread_versions(struct state *state)
+{
+        for (uint32_t g = 0; g < state->plan->n_groups; g++) {
+                const struct plan_shard *shard = &state->plan->shards[g];
+
+                for (uint32_t i = state_chunks(state, g); i < shard->n_chunks; i++)
+                        tables_set_chunk_version(state, shard->first_chunk + i,
+                                                 state_chunk_version(state, shard->first_chunk));
+        }
 }

@@ -211,14 +211,12 @@ static void go_back(struct state *state, uint32_t chunk, uint64_t version)
 
 void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
 {
-        if (!state->in->planes)
-                begin(state, slot, chunk, version);
+        begin(state, slot, chunk, version);
         go_back(state, chunk, version);
-        if (!state->in->planes)
-                hold(state, slot, 0);
+        hold(state, slot, 0);
 }
 
-void undo_keep(const struct state *state, uint32_t group)
+static void copy_old_shard(const struct state *state, uint32_t group, bool back)
 {
         const struct plan_shard *shard = &state->plan->shards[group];
         const struct plan_segment *s = &state->plan->segments[shard->first_segment];
@@ -232,9 +230,23 @@ void undo_keep(const struct state *state, uint32_t group)
                                                    .master = s->master + done,
                                                    .moment = s->moment + done };
 
-                        copy_old(state, &part, false);
+                        copy_old(state, &part, back);
                         done += part.n;
                 }
+}
+
+void undo_keep(const struct state *state, uint32_t group)
+{
+        copy_old_shard(state, group, false);
+}
+
+void undo_back(struct state *state, uint32_t group, uint64_t version)
+{
+        /* an update that has begun before its decision is no reason for a shard to be mixed */
+        assert(state_chunks(state, group) == 1);
+        copy_old_shard(state, group, true);
+        crash_point(CRASH_AHEAD_UNDONE);
+        state_updated(state, group, version);
 }
 
 void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
@@ -284,9 +296,19 @@ static void put_back(struct state *s, uint32_t slot, uint32_t to)
 /* The record has not decided to update: no chunk may be ahead. */
 static void put_back_ahead(struct state *s)
 {
-        for (uint32_t c = 0; c < s->plan->n_chunks; c++)
-                if (state_chunk_version(s, c) != s->record->version)
-                        go_back(s, c, s->record->version);
+        uint64_t version = s->record->version;
+
+        for (uint32_t g = 0; g < s->plan->n_groups; g++)
+                for (uint32_t i = 0; i < state_chunks(s, g); i++) {
+                        uint32_t chunk = s->plan->shards[g].first_chunk + i;
+
+                        if (state_chunk_version(s, chunk) == version)
+                                continue;
+                        if (s->in->planes)
+                                undo_back(s, g, version);
+                        else
+                                go_back(s, chunk, version);
+                }
 }
 
 static bool is_updating(const struct state *s)
@@ -338,7 +360,8 @@ static bool slot_is_wrong(const struct state *s, uint32_t slot)
 
 int undo_check(const struct state *state, struct fault *fault)
 {
-        for (uint32_t c = 0; c < state->plan->n_chunks; c++) {
+        /* the table of a lost state is that of no moment */
+        for (uint32_t c = 0; c < state->plan->n_chunks && !state->in->lost; c++) {
                 uint64_t ahead = state_chunk_version(state, c) - state->record->version;
 
                 if (ahead > 1 || (ahead == 1 && !may_change(state, c, state->record->version + 1)))

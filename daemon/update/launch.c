@@ -4,8 +4,8 @@
  * A piece is a contiguous range of one tensor that is still at the old version; its served
  * parameters are written with it.  A piece is a whole segment, except in a state that came to
  * the device in the middle of an update.  Pieces are launched together and waited for together.
- * Nothing here outlives the process, so there are no undo slots; chunks count as updated when the
- * whole range is done.
+ * Nothing here outlives the process, so there are no undo slots, and a shard counts as updated when
+ * all of it is done.  So the work here grows with tensors, not with their elements.
  */
 #include "daemon/update/launch.h"
 
@@ -114,6 +114,17 @@ static void run_add(struct launch *l, struct run part)
         *r = part;
 }
 
+static void shard_add(struct launch *l)
+{
+        const struct plan_shard *shard = run_shard(l);
+        const struct plan_segment *s = &l->replica->state->plan->segments[shard->first_segment];
+
+        for (uint32_t i = 0; i < shard->n_segments; i++, s++)
+                if (s->moment != UINT64_MAX)
+                        run_add(l, (struct run){ s->tensor, s->in_group, s->master, s->moment,
+                                                 s->count });
+}
+
 /* Adds the chunk's elements, tensor by tensor. */
 static void chunk_add(struct launch *l, struct plan_chunk c)
 {
@@ -151,20 +162,26 @@ static void shard_unmap(struct launch *l)
         state_unmap(&l->served);
 }
 
-void launch_chunks(const struct replica *h, const struct update_scalars *scalars,
-                   const uint8_t *present, const struct node_gradient *node_gradient, bool serve,
-                   uint32_t first, uint32_t end, uint64_t version)
+void launch_group(const struct replica *h, const struct update_scalars *scalars,
+                  const uint8_t *present, const struct node_gradient *node_gradient, bool serve,
+                  uint32_t group, uint64_t version)
 {
         const struct plan *plan = h->state->plan;
+        const struct plan_shard *shard = &plan->shards[group];
+        uint32_t chunks = state_chunks(h->state, group);
         struct launch l = { .replica = h,
                             .scalars = scalars,
                             .present = present,
                             .node_gradient = node_gradient,
                             .serve = serve,
-                            .group = plan_chunk(plan, first).group };
+                            .group = group };
 
+        if (chunks == 1 && state_chunk_version(h->state, shard->first_chunk) == version)
+                return;
         shard_map(&l);
-        for (uint32_t c = first; c < end; c++)
+        if (chunks == 1)
+                shard_add(&l);
+        for (uint32_t c = shard->first_chunk; chunks > 1 && c < shard->first_chunk + chunks; c++)
                 if (state_chunk_version(h->state, c) != version)
                         chunk_add(&l, plan_chunk(plan, c));
         run_end(&l);
@@ -172,7 +189,5 @@ void launch_chunks(const struct replica *h, const struct update_scalars *scalars
         place_updated(h->state->id.place);
         shard_unmap(&l);
         crash_point(CRASH_UPDATE_CHUNK);
-        for (uint32_t c = first; c < end; c++)
-                if (state_chunk_version(h->state, c) != version)
-                        undo_skip(h->state, c, version);
+        state_updated(h->state, group, version);
 }

@@ -195,11 +195,16 @@ static void device_update(const struct update_task *t)
         const struct update_group *g = &u->groups[t->group];
         bool lead = t->aim == AIM_LEAD;
 
+        if (t->aim == AIM_UNDO) {
+                if (state_chunk_version(h->state, t->first) != t->version)
+                        undo_back(h->state, t->group, t->version);
+                return;
+        }
         if (lead)
                 undo_keep(h->state, t->group);
-        launch_chunks(h, u->scalars, lead ? u->present : h->state->present,
-                      g->deferred ? deferred_node_gradient(g->deferred) : NULL, !lead, t->first,
-                      t->end, t->version);
+        launch_group(h, u->scalars, lead ? u->present : h->state->present,
+                     g->deferred ? deferred_node_gradient(g->deferred) : NULL, !lead, t->group,
+                     t->version);
         if (g->ahead && !lead)
                 state_serve_group(h->state, h->job->layout, t->group, h->job->x->ops);
 }
@@ -208,7 +213,7 @@ static void update_run(struct offload_task *task, uint32_t worker)
 {
         const struct update_task *t = CONTAINER_OF(task, struct update_task, task);
 
-        if (!state_in_file(t->replica->state) && t->aim != AIM_UNDO) {
+        if (!state_in_file(t->replica->state)) {
                 device_update(t);
                 return;
         }

@@ -73,3 +73,8 @@ void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t ver
 void undo_keep(const struct state *state, uint32_t group)
 {
 }
+
+void undo_back(struct state *state, uint32_t group, uint64_t version)
+{
+        abort();
+}

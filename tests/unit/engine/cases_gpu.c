@@ -79,6 +79,30 @@ static void a_single_owner_and_ranks_on_a_gpu(void)
         same_in_every_place(t, "one rank");
 }
 
+/* The work of a step does not grow with a group's elements, whatever becomes of the step. */
+static void nothing_walks_over_the_chunks_of_a_state_on_a_gpu(void)
+{
+        struct training t = training_default();
+        struct outcome host, o;
+
+        stream_gpus_open(1);
+        t.net.chunk = 128;
+        t.net.mirror = true;
+        t.masks = true;
+        t.poisoned_step = 2;
+        t.clip_norm = 0;
+        for (int eager = 0; eager < 2; eager++) {
+                t.eager = eager;
+                t.net.gpu_states = t.spoil_chunks = false;
+                t.gpu_nodes = 0;
+                host = training_run(&t);
+                t.net.gpu_states = t.spoil_chunks = true;
+                t.gpu_nodes = BOTH;
+                o = training_run(&t);
+                outcome_same(&host, &o, eager ? "eager" : "not eager");
+        }
+}
+
 /* ---- trouble ---- */
 
 static int one_op(struct session *s, uint32_t rank, struct op op)
@@ -332,6 +356,8 @@ const struct test_case gpu_cases[] = {
           norms_that_are_asked_for_after_the_vote_leave_sums_to_the_update },
         { "windows-on-a-gpu-give-the-same-bits", windows_on_a_gpu_give_the_same_bits },
         { "all-held-on-a-gpu", all_held_on_a_gpu },
+        { "nothing-walks-over-the-chunks-of-a-state-on-a-gpu",
+          nothing_walks_over_the_chunks_of_a_state_on_a_gpu },
         { "a-single-owner-and-ranks-on-a-gpu", a_single_owner_and_ranks_on_a_gpu },
         { NULL, NULL },
 };

@@ -272,12 +272,33 @@ static void session_count(struct session *s)
         }
 }
 
+/* Leaves of each shard the first chunk, which has the version of all on a GPU. */
+static void session_spoil_chunks(struct session *s)
+{
+        for (uint32_t n = 0; n < s->net.options.nodes; n++) {
+                const struct job *job = net_job(&s->net, n, "zoo");
+
+                if (!job)
+                        continue;
+                for_replicas (job, h)
+                        for (uint32_t g = 0; g < ZOO_GROUPS; g++) {
+                                const struct plan_shard *shard = &h->state->plan->shards[g];
+
+                                for (uint32_t i = 1; i < shard->n_chunks; i++)
+                                        h->state->plan->chunk_segments[shard->first_chunk + i] =
+                                                UINT32_MAX;
+                        }
+        }
+}
+
 struct outcome training_run(const struct training *training)
 {
         struct session s;
 
         session_open(&s, training);
         session_attach(&s);
+        if (training->spoil_chunks)
+                session_spoil_chunks(&s);
         for (uint32_t step = 1; step <= training->steps; step++) {
                 session_program(&s, step);
                 session_run(&s);

@@ -31,7 +31,8 @@ struct training {
         uint32_t gpu_nodes;  /* bits of nodes whose ranks have windows on a GPU */
         uint32_t host_ranks; /* bits of ranks that have windows in host memory even there */
         uint32_t gpu_of_rank[RANKS_MAX];
-        uint64_t seed; /* for the timing alone */
+        bool spoil_chunks; /* a walk over the chunks of a state ends the process */
+        uint64_t seed;     /* for the timing alone */
 };
 
 struct outcome {
