@@ -338,6 +338,7 @@ static int node_offload(struct node *node, struct fault *fault)
                 threads = uv_available_parallelism() < THREADS_DEFAULT_MAX
                                   ? uv_available_parallelism()
                                   : THREADS_DEFAULT_MAX;
+        store_set_threads(node->x.store, threads);
         return offload_new(&node->loop, threads, &node->x.offload)
                        ? fault_set(fault, ZERO_ENOMEM, "cannot start %u compute threads", threads)
                        : 0;
@@ -458,7 +459,7 @@ static int node_start(struct node *node, struct fault *fault)
 }
 
 /* A state's planes on a GPU were written to its file, or lost. */
-static void node_saved(void *arg, const char *file, uint64_t bytes, const struct fault *fault)
+static void node_saved(const char *file, uint64_t bytes, const struct fault *fault)
 {
         if (fault)
                 log_error("state file %s: cannot write its planes: %s; they are lost: a mirror "
@@ -469,16 +470,24 @@ static void node_saved(void *arg, const char *file, uint64_t bytes, const struct
                          (unsigned long long)bytes);
 }
 
+static void node_saves(const char *file, uint64_t done, uint64_t bytes)
+{
+        log_info("state file %s: wrote %llu of %llu bytes from GPU memory", file,
+                 (unsigned long long)done, (unsigned long long)bytes);
+}
+
 /* No loop runs any more, so this may block. */
 static void node_save(struct node *node)
 {
-        uint64_t bytes = store_parked(node->x.store);
+        static const struct store_saving saving = { node_saved, node_saves };
+        uint64_t bytes = store_parked(node->x.store), begin = uv_hrtime();
 
         if (bytes == 0)
                 return;
         log_info("writing %llu bytes of states from GPU memory", (unsigned long long)bytes);
         service_stop_takes(30 + bytes / SAVE_RATE);
-        store_save(node->x.store, node_saved, NULL);
+        store_save(node->x.store, &saving);
+        log_info("writing states took %.1f s", (double)(uv_hrtime() - begin) / 1e9);
 }
 
 /* Raises the limit to what the process may have: most open files belong to clients. */

@@ -18,6 +18,7 @@ struct store {
         uint64_t number; /* random, not PLANES_HERE: files name by it who has their planes */
         _Atomic uint64_t used;
         struct list parked; /* planes of closed states on GPUs; loop thread */
+        uint32_t threads;   /* that carry planes to GPUs and back */
 };
 
 /* As store_admit(), and charges the quota. */

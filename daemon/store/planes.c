@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/store/carry.h"
 #include "proto/cleanup.h"
 
 DEFINE_CLEANUP(struct planes *, planes_free)
@@ -78,12 +79,41 @@ void planes_leave_hole(struct state *state, const struct file_map *places)
         state->in->map_bytes = places->master;
 }
 
+static bool is_ahead(const struct state *s)
+{
+        for (uint32_t g = 0; g < s->plan->n_groups; g++)
+                if (s->plan->shards[g].old != UINT64_MAX && state_chunks(s, g) &&
+                    state_chunk_version(s, s->plan->shards[g].first_chunk) != s->record->version)
+                        return true;
+        return false;
+}
+
+/*
+ * How many bytes of master, moments, gradient and old values another process may need, which has
+ * nothing but the record.  Without a vote the attempt is void.  With one the gradient counts until
+ * all groups are updated.  Old values count while a group is ahead of the decision.
+ */
+static uint64_t needed(const struct state *s)
+{
+        const struct state_record *r = s->record;
+        bool updates = r->phase == ATTEMPT_DECIDED && r->commit;
+        const float *end = s->in->grad;
+
+        if (r->phase == ATTEMPT_PREPARED || updates)
+                end = s->in->old;
+        if (!updates && is_ahead(s))
+                end = s->in->old + s->plan->old_elements;
+        return (uint64_t)(end - s->in->master) * sizeof(float);
+}
+
 void planes_load(struct state *state, const struct file_map *places)
 {
         struct planes *p = state->in->planes;
 
-        if (p->bytes)
-                place_ops()->copy(p->memory, (uint8_t *)state->in->map + p->at, p->bytes);
+        carry_run(&(struct carry){ .file = (uint8_t *)state->in->map + p->at,
+                                   .memory = p->memory,
+                                   .bytes = needed(state),
+                                   .threads = state->in->store->threads });
         file_set_planes(state->in->map, state->in->store->number);
         crash_point(CRASH_PLANES_AWAY);
         /* if the file system cannot punch holes the room stays taken */
@@ -93,45 +123,73 @@ void planes_load(struct state *state, const struct file_map *places)
         planes_bind(state, places);
 }
 
-static int save(const struct store *store, const struct planes *p, struct fault *fault)
-{
-        uint64_t end = p->at + p->bytes;
-        CLEANUP(cleanup_close)
-        int fd = openat(store->dir, p->file, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-        int r = fd < 0 ? -errno : segment_reserve(fd, end);
+struct save {
+        const struct planes *p;
+        const struct store_saving *saving;
+};
 
-        if (r == -ENOSPC)
-                return fault_set(fault, ZERO_ESHM, "%s has no room for its %llu bytes", store->path,
-                                 (unsigned long long)p->bytes);
-        if (r)
-                return fault_errno(fault, r, p->file);
-        uint8_t *map = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (map == MAP_FAILED)
-                return fault_errno(fault, errno, p->file);
-        if (p->bytes)
-                place_ops()->copy(map + p->at, p->memory, p->bytes);
-        crash_point(CRASH_PLANES_WRITTEN);
-        file_set_planes(map, PLANES_HERE);
-        munmap(map, end);
-        return 0;
+static void save_tell(void *arg, uint64_t done)
+{
+        const struct save *s = arg;
+
+        if (s->saving->saves)
+                s->saving->saves(s->p->file, done, s->p->needed);
 }
 
-void store_save(struct store *store,
-                void (*saved)(void *arg, const char *file, uint64_t bytes,
-                              const struct fault *fault),
-                void *arg)
+static int save(const struct store *store, struct save *s, struct fault *fault)
+{
+        const struct planes *p = s->p;
+        uint64_t end = p->at + p->needed;
+        CLEANUP(cleanup_close)
+        int fd = openat(store->dir, p->file, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+        int r;
+        uint8_t *map =
+                fd < 0 ? MAP_FAILED : mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+        if (map == MAP_FAILED)
+                return fault_errno(fault, errno, p->file);
+        r = carry_run(&(struct carry){ .save = true,
+                                       .fd = fd,
+                                       .at = p->at,
+                                       .file = map + p->at,
+                                       .memory = p->memory,
+                                       .bytes = p->needed,
+                                       .threads = store->threads,
+                                       .tell = save_tell,
+                                       .arg = s });
+        if (r == 0) {
+                crash_point(CRASH_PLANES_WRITTEN);
+                file_set_planes(map, PLANES_HERE);
+        }
+        munmap(map, end);
+        if (r == -ENOSPC)
+                return fault_set(fault, ZERO_ESHM, "%s has no room for its %llu bytes", store->path,
+                                 (unsigned long long)p->needed);
+        return r ? fault_errno(fault, r, p->file) : 0;
+}
+
+void store_save(struct store *store, const struct store_saving *saving)
 {
         list_for_each (&store->parked, item) {
                 struct planes *p = CONTAINER_OF(item, struct planes, link);
+                struct save s = { p, saving };
                 struct fault fault = { 0 };
-                int r = save(store, p, &fault);
+                int r = save(store, &s, &fault);
 
-                saved(arg, p->file, p->bytes, r ? &fault : NULL);
+                saving->saved(p->file, p->needed, r ? &fault : NULL);
                 planes_free(p);
         }
 }
 
 /* ---- parking ---- */
+
+void planes_leave(struct state *state)
+{
+        if (!state->in->planes)
+                return;
+        tables_spread_versions(state);
+        state->in->planes->needed = needed(state);
+}
 
 void planes_park(struct state *state)
 {
@@ -148,7 +206,7 @@ uint64_t store_parked(const struct store *store)
         uint64_t bytes = 0;
 
         list_for_each ((struct list *)&store->parked, item) {
-                bytes += CONTAINER_OF(item, struct planes, link)->bytes;
+                bytes += CONTAINER_OF(item, struct planes, link)->needed;
         }
         return bytes;
 }

@@ -20,6 +20,7 @@ struct planes {
         uint32_t place;
         uint64_t at, bytes; /* the file's region of planes */
         uint8_t *memory;    /* master, moments and gradients, laid out as in that region */
+        uint64_t needed;    /* of these bytes, by the next process; once parked */
 };
 
 /* Zeroed, on the GPU that id->place names. */
@@ -32,6 +33,8 @@ void planes_bind(struct state *state, const struct file_map *places);
 void planes_leave_hole(struct state *state, const struct file_map *places);
 /* Copies the planes from the file to the GPU and leaves a hole in the file. */
 void planes_load(struct state *state, const struct file_map *places);
+/* Before a state is closed whose planes are on a GPU: afterwards the file has all but them. */
+void planes_leave(struct state *state);
 /* Takes the planes from a state that is about to be closed, if they are on a GPU. */
 void planes_park(struct state *state);
 /* The planes parked for that file, which are the caller's now; or NULL. */

@@ -344,8 +344,7 @@ void state_close(struct state *state)
         if (!state)
                 return;
         store_give(state->in->store, state->plan->serve_bytes);
-        if (state->in->planes)
-                tables_spread_versions(state);
+        planes_leave(state);
         planes_park(state);
         state_free(state);
 }

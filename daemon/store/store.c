@@ -244,7 +244,7 @@ int store_open(const char *directory, uint64_t quota, struct store **ret, struct
         CLEANUP(cleanup_store_close) struct store *s = calloc(1, sizeof(*s));
         if (!s)
                 return fault_errno(fault, ENOMEM, directory);
-        *s = (struct store){ .dir = -1, .lock = -1, .quota = quota };
+        *s = (struct store){ .dir = -1, .lock = -1, .quota = quota, .threads = 1 };
         s->number = 1 + (uint64_t)randombytes_random();
         list_init(&s->parked);
         s->path = strdup(directory);
@@ -305,6 +305,11 @@ uint64_t store_used(const struct store *store)
 uint64_t store_quota(const struct store *store)
 {
         return store->quota;
+}
+
+void store_set_threads(struct store *store, uint32_t threads)
+{
+        store->threads = threads;
 }
 
 void store_set_quota(struct store *store, uint64_t quota)

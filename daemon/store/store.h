@@ -30,15 +30,19 @@ struct store;
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault);
 /* All states must be closed.  NULL is allowed. */
 void store_close(struct store *store);
+/* How many threads carry planes to GPUs and back; 1 at first. */
+void store_set_threads(struct store *store, uint32_t threads);
+struct store_saving {
+        /* For each state: fault is NULL, or says why the state is lost. */
+        void (*saved)(const char *file, uint64_t bytes, const struct fault *fault);
+        /* NULL, or called now and then. */
+        void (*saves)(const char *file, uint64_t done, uint64_t bytes);
+};
 /*
- * At the end of the process, before store_close(): writes planes on GPUs to their files.  Calls
- * saved() for each state: fault is NULL, or says why the state is lost.  Blocks until all are
- * written.
+ * At the end of the process, before store_close(): writes planes on GPUs to their files, as far as
+ * another process may need them.  Blocks until all are written.
  */
-void store_save(struct store *store,
-                void (*saved)(void *arg, const char *file, uint64_t bytes,
-                              const struct fault *fault),
-                void *arg);
+void store_save(struct store *store, const struct store_saving *saving);
 /* The bytes that store_save() has to write. */
 uint64_t store_parked(const struct store *store);
 uint64_t store_used(const struct store *store);

@@ -158,6 +158,31 @@ def stopped_in_a_step():
 
 
 @case
+def stopped_with_a_vote():
+    """The coordinator dies with all votes. The other node stops in order, and the step is carried out from what it has
+    written."""
+    needs_crash_points()
+    with cluster([HOST, HOST], start=False) as c:
+        first = c.coordinator("job")
+        other, = (d for d in c.daemons if d is not first)
+        other.options.update(gpu())
+        first.start(crash="coordinator.decided:3")
+        other.start()
+        c.wait_up()
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        for a in ranks:
+            a.start("train", steps=STEPS, patient=True, **TRAIN)
+        until(lambda: not first.alive(), what="the kill of the coordinator")
+        stop(other)
+        for d in c.daemons:
+            d.start()
+        replies = finish_all(ranks)
+        assert not any(r["aborts"] for r in replies), replies
+        lies(other, DEVICE)
+        as_undisturbed(c, [0, 1])
+
+
+@case
 def option_changed_at_a_restart():
     """A restart moves the states from host memory to the GPU, another one back."""
     with cluster([HOST, DEVICE]) as c:

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -20,6 +21,7 @@ SLOW = int(os.environ.get("TESTS_SLOW", 1))  # factor of deadlines in builds wit
 WAIT = min(SLOW, 2)  # factor of deadlines that a case lets pass
 START_S = 60 * SLOW
 REPLY_S = 120 * SLOW
+SAVE_RATE = 64 << 20  # bytes a second: what a stop is allowed to write states with (node.c)
 # default options of every daemon: "NAME=VALUE ..."
 OPTIONS = dict(o.split("=", 1) for o in os.environ.get("TESTS_OPTIONS", "").split())
 PR_SET_PDEATHSIG = 1
@@ -228,6 +230,15 @@ class Daemon:
     def alive(self):
         return self.process is not None and self.process.poll() is None
 
+    def ends_cleanly(self):
+        """Whether the daemon, which was told to end, does so in time: it may write states from GPUs to files first."""
+        try:
+            self.process.wait(15 * SLOW)
+        except subprocess.TimeoutExpired:
+            pass
+        left = sum(int(n) for n in re.findall(r"writing (\d+) bytes of states from GPU memory", self.log())[-1:])
+        return ended_cleanly(self.process, left / SAVE_RATE * SLOW)
+
     def ctl_run(self, *arguments, user=None):
         """Runs zeroctl, as that user; a subprocess.CompletedProcess."""
         return subprocess.run([Tools.zeroctl, "--socket", self.socket, *arguments], stdin=subprocess.DEVNULL,
@@ -398,7 +409,7 @@ class Cluster:
         for d in self.daemons:
             if d.process is None or d.process.returncode == -signal.SIGKILL:
                 continue
-            if not ended_cleanly(d.process, 15 * SLOW):
+            if not d.ends_cleanly():
                 self.unclean.append(f"{d.name}: status {d.process.returncode}: {d.log()[-2000:]}")
         if self.network:
             self.network.end()

@@ -2,6 +2,7 @@
  */
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/device/gpu/core.h"
+#include "daemon/store/carry.h"
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"
 #include "daemon/store/directory.h"
@@ -152,17 +154,19 @@ static uint64_t gpu_used(void)
 static struct fault told;
 static uint32_t n_told;
 
-static void tell(void *arg, const char *file, uint64_t bytes, const struct fault *fault)
+static void tell(const char *file, uint64_t bytes, const struct fault *fault)
 {
         told = fault ? *fault : (struct fault){ 0 };
         n_told++;
 }
 
+static const struct store_saving saving = { .saved = tell };
+
 /* Ends the process, in order or not, and begins another one. */
 static void anew(bool orderly)
 {
         if (orderly)
-                store_save(store, tell, NULL);
+                store_save(store, &saving);
         store_close(store);
         store = fixture_store(directory);
 }
@@ -297,12 +301,13 @@ Test(planes, an_orderly_end_writes_planes_to_the_file)
         fill(s, twin);
         cr_assert_eq(store_parked(store), 0);
         state_close(s);
-        cr_assert_geq(store_parked(store), plane_bytes(twin));
+        cr_assert_geq(store_parked(store), plan_state_bytes(twin->plan));
         anew(true);
         cr_assert(n_told == 1 && told.status == 0, "%s", told.text);
         s = fixture_reopen(store, &stored);
         cr_assert(state_in_file(s) && !state_lost(s));
         serve_all(s);
+        memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
         assert_same_planes(s, twin);
         cr_assert_geq(file_space(), hole + plane_bytes(s));
 
@@ -316,6 +321,204 @@ Test(planes, an_orderly_end_writes_planes_to_the_file)
         end_twin(twin);
 }
 
+static void vote(struct state *s)
+{
+        struct state_record r = *s->record;
+
+        r.finite = 1;
+        r.n_sets = TOY_SETS;
+        memcpy(r.sets, toy_sets, sizeof(toy_sets));
+        state_prepare(s, &r);
+}
+
+static void decide(struct state *s, bool commit)
+{
+        struct state_record r = *s->record;
+
+        vote(s);
+        r = *s->record;
+        r.commit = commit;
+        state_decide(s, &r, 1);
+}
+
+static void decide_to_commit(struct state *s)
+{
+        decide(s, true);
+}
+
+static void decide_to_skip(struct state *s)
+{
+        decide(s, false);
+}
+
+/*
+ * Ends the process in order with the twin's values in a state on the GPU, and compares what the
+ * next one finds.  The gradient comes to the file if it is `written`, and back if it `counts`.
+ */
+static void assert_kept(const struct state *twin, void (*go_to)(struct state *s), bool written,
+                        bool counts)
+{
+        uint64_t bytes = plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD);
+        struct state *s = make();
+        layout *stored = NULL;
+        void *grad = malloc(bytes);
+
+        memcpy(grad, twin->in->grad, bytes);
+        fill(s, twin);
+        if (go_to)
+                go_to(s);
+        state_close(s);
+        anew(true);
+        s = fixture_reopen(store, &stored);
+        serve_all(s);
+        if (!written)
+                memset(twin->in->grad, 0, bytes);
+        assert_same_planes(s, twin);
+        cr_assert_eq(state_move(s, 1, NULL), 0);
+        serve_all(s);
+        if (!counts)
+                memset(twin->in->grad, 0, bytes);
+        assert_same_planes(s, twin);
+        memcpy(twin->in->grad, grad, bytes);
+        state_drop(s);
+        layout_free(stored);
+        free(grad);
+}
+
+Test(planes, a_gradient_is_written_while_it_counts)
+{
+        struct state *twin = make_twin();
+
+        assert_kept(twin, NULL, false, false);
+        assert_kept(twin, vote, true, true);
+        assert_kept(twin, decide_to_commit, true, true);
+        assert_kept(twin, decide_to_skip, false, false);
+        end_twin(twin);
+}
+
+/* Changes the master weights of all groups as an update before its decision does. */
+static void go_ahead(struct state *s)
+{
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                const struct plan_shard *shard = &s->plan->shards[g];
+
+                if (shard->n_chunks == 0)
+                        continue;
+                undo_keep(s, g);
+                gpu_ops()->zero(s->in->master + shard->master, shard->range.count * sizeof(float));
+                state_updated(s, g, s->record->version + 1);
+        }
+}
+
+static void go_ahead_and_skip(struct state *s)
+{
+        decide_to_skip(s);
+        go_ahead(s);
+}
+
+Test(planes, old_values_are_written_while_an_update_is_ahead)
+{
+        struct state *twin;
+
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                l->groups[g].eager = true;
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                l->tensors[t].frozen = false;
+        twin = make_twin();
+        assert_kept(twin, go_ahead, true, false);
+        assert_kept(twin, go_ahead_and_skip, true, false);
+        end_twin(twin);
+}
+
+/* ---- by several threads ---- */
+
+enum { CARRIERS = 3, PATIENCE_S = 20 };
+static pthread_mutex_t carriers_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t carriers_changed = PTHREAD_COND_INITIALIZER;
+static pthread_t carriers[CARRIERS];
+static uint32_t n_carriers;
+static bool too_few;
+static const struct zero_cuda_plugin *plugin;
+
+static bool is_new_carrier(void)
+{
+        for (uint32_t i = 0; i < n_carriers; i++)
+                if (pthread_equal(carriers[i], pthread_self()))
+                        return false;
+        return n_carriers < CARRIERS;
+}
+
+/* No copy ends before several threads have begun one. */
+static int copy_together(void *dst, const void *src, size_t n, void *stream)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += PATIENCE_S;
+        pthread_mutex_lock(&carriers_mutex);
+        if (is_new_carrier())
+                carriers[n_carriers++] = pthread_self();
+        pthread_cond_broadcast(&carriers_changed);
+        while (n_carriers < CARRIERS && !too_few)
+                too_few = pthread_cond_timedwait(&carriers_changed, &carriers_mutex, &until) != 0;
+        pthread_mutex_unlock(&carriers_mutex);
+        return plugin->copy(dst, src, n, stream);
+}
+
+static void assert_carried_together(const char *what)
+{
+        cr_assert_eq(n_carriers, CARRIERS, "%s: by %u threads", what, n_carriers);
+        n_carriers = 0;
+}
+
+static layout *large_layout(void)
+{
+        struct layout_tensor t = { .name = (char *)"t",
+                                   .ndim = 1,
+                                   .shape = { CARRIERS * (CARRY_PIECE / sizeof(float)) } };
+        layout *large = NULL;
+        uint32_t group;
+
+        cr_assert_eq(layout_new(&large), 0);
+        cr_assert_eq(layout_add_group(large, "g", ZERO_FP32, NULL, 0, 0, &group, NULL), 0);
+        cr_assert_eq(layout_set_optimizer(large, group, "sgd", NULL), 0);
+        cr_assert_eq(layout_add_tensor(large, &t, &group, NULL), 0);
+        cr_assert_eq(layout_check(large, NULL), 0);
+        return large;
+}
+
+Test(planes, several_threads_carry_planes_to_the_file_and_back)
+{
+        struct zero_cuda_plugin together;
+        layout *large = large_layout(), *stored = NULL;
+        struct state *s = fixture_state_on_gpu(store, "j", large, 1, 0, 2);
+        uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_MASTER);
+        float *values = malloc(bytes);
+
+        for (uint64_t i = 0; i < bytes / sizeof(float); i++)
+                values[i] = (float)i;
+        gpu_ops()->copy(s->in->master, values, bytes);
+        state_close(s);
+        plugin = gpu_plugin;
+        together = *plugin;
+        together.copy = copy_together;
+        gpu_plugin = &together;
+        store_set_threads(store, CARRIERS);
+        anew(true);
+        assert_carried_together("to the file");
+        s = fixture_reopen(store, &stored);
+        assert_same_plane("master", s->in->master, values, bytes);
+        store_set_threads(store, CARRIERS);
+        cr_assert_eq(state_move(s, 1, NULL), 0);
+        assert_carried_together("to the GPU");
+        gpu_plugin = plugin;
+        assert_same_plane("master", s->in->master, values, bytes);
+        state_drop(s);
+        layout_free(stored);
+        layout_free(large);
+        free(values);
+}
+
 Test(planes, planes_that_cannot_be_written_are_reported)
 {
         char file[STORE_FILE_NAME];
@@ -323,7 +526,7 @@ Test(planes, planes_that_cannot_be_written_are_reported)
         state_close(make());
         strcpy(file, fixture_only_file(store));
         cr_assert_eq(unlinkat(store->dir, file, 0), 0);
-        store_save(store, tell, NULL);
+        store_save(store, &saving);
         cr_assert(n_told == 1 && strstr(told.text, file), "%s", told.text);
 }
 

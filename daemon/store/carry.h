@@ -1,0 +1,28 @@
+/*
+ * carry.h - planes between their file and a GPU.  Private to the store.
+ *
+ * One thread copies as fast as it copies from pinned memory to a file, which is a fifth of what a
+ * GPU's link carries.  So as many threads as compute take a piece at a time.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { CARRY_PIECE = 8 << 20 };
+
+struct carry {
+        bool save; /* to the file, otherwise from it */
+        int fd;
+        uint64_t at;            /* where in the file the bytes begin */
+        uint8_t *file, *memory; /* the bytes, in the file's mapping and on the GPU */
+        uint64_t bytes;
+        uint32_t threads;
+        /* NULL, or called every CARRY_TELL_S seconds, on the calling thread. */
+        void (*tell)(void *arg, uint64_t done);
+        void *arg;
+};
+enum { CARRY_TELL_S = 5 };
+
+/* Returns when all is done.  Saving reserves the file's space; 0, -ENOSPC or another -errno. */
+int carry_run(const struct carry *c);
