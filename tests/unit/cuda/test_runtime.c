@@ -57,6 +57,30 @@ static void at_every_call(int fail_with, bool other_way, int (*function)(void))
         }
 }
 
+/* ---- streams ------------------------------------------------------------------ */
+
+Test(runtime, a_wait_asks_before_it_blocks)
+{
+        const struct zero_cuda_plugin *plugin = zero_cuda_plugin();
+        void *stream;
+
+        cr_assert_eq(plugin->use(GPU), 0);
+        cr_assert_eq(plugin->stream_new(&stream), 0);
+        fake.calls = 0;
+        cr_assert_eq(plugin->stream_wait(stream), 0);
+        cr_assert_eq(fake.calls, 1, "what is done is not waited for");
+        fake_enqueue(GPU);
+        cr_assert_eq(plugin->stream_wait(stream), 0);
+        cr_assert(!fake_is_enqueued(GPU));
+        fake_enqueue(GPU);
+        fake.sticky = cudaErrorLaunchFailure;
+        cr_assert_eq(plugin->stream_wait(stream), -EIO);
+        cr_assert_eq(plugin->stream_wait(stream), -EIO);
+        fake.sticky = 0;
+        plugin->stream_free(stream);
+        fake_must_be_empty();
+}
+
 /* ---- memory that is exported -------------------------------------------------- */
 
 Test(runtime, exports_whole_units_that_are_zeroed_and_waited_for)
