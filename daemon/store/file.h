@@ -17,7 +17,8 @@
  *   grad              float [plan->moment_elements]
  *   old values        float [plan->old_elements]
  *
- * While a state is on a GPU the file has a hole in place of the planes.
+ * While a state is on a GPU the file has a hole in place of the planes, and only the first chunk of
+ * a shard has a version (state_chunks()).  Closing the state writes the others.
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are in the machine's byte order,
  * because a file never leaves its machine.  Only the file's name has the epoch (store.c).
