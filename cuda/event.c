@@ -1,7 +1,8 @@
 /*
  * Events that another process may poll.  They record no times, as CUDA requires for that.  A
  * trainer makes and records them; the daemon opens and polls them, or, if it cannot open them, the
- * trainer polls itself.
+ * trainer polls itself.  Some drivers and sandboxes pass no event to another process: then a
+ * trainer gets an ordinary event, which it polls itself.
  *
  * Every call on an event selects the event's own GPU: a thread that has used none yet would get the
  * first GPU, and use memory of it.
@@ -19,7 +20,14 @@ struct event {
         int gpu; /* this process's number */
 };
 
-static int make(struct event *e, uint8_t ret_handle[ZERO_GPU_HANDLE])
+static void destroy(struct event *e)
+{
+        if (e->event)
+                (void)cuda_errno(cudaEventDestroy(e->event));
+        e->event = NULL;
+}
+
+static int make_shared(struct event *e, uint8_t ret_handle[ZERO_GPU_HANDLE])
 {
         cudaIpcEventHandle_t handle;
         int r = cuda_errno(cudaEventCreateWithFlags(&e->event, cudaEventInterprocess |
@@ -29,7 +37,20 @@ static int make(struct event *e, uint8_t ret_handle[ZERO_GPU_HANDLE])
                 r = cuda_errno(cudaIpcGetEventHandle(&handle, e->event));
         if (r == 0)
                 memcpy(ret_handle, &handle, sizeof(handle));
+        else
+                destroy(e);
         return r;
+}
+
+/* Whatever CUDA calls the refusal; a GPU that has failed refuses the ordinary event, too. */
+static int make(struct event *e, uint8_t ret_handle[ZERO_GPU_HANDLE])
+{
+        int r = make_shared(e, ret_handle);
+
+        if (r == 0)
+                return 0;
+        r = cuda_errno(cudaEventCreateWithFlags(&e->event, cudaEventDisableTiming));
+        return r < 0 ? r : 1;
 }
 
 int cuda_event_new(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event)
@@ -46,11 +67,11 @@ int cuda_event_new(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_
         r = e ? make(e, ret_handle) : -ENOMEM;
         cuda_restore(&saved);
         if (r < 0) {
-                cuda_event_free(e);
+                free(e);
                 return r;
         }
         *ret_event = e;
-        return 0;
+        return r;
 }
 
 /* The default stream is that of the selected GPU, which must be the event's. */
@@ -111,8 +132,8 @@ void cuda_event_free(void *event)
 
         if (!e)
                 return;
-        if (e->event && cuda_enter(e->gpu, &saved) == 0) {
-                (void)cuda_errno(cudaEventDestroy(e->event));
+        if (cuda_enter(e->gpu, &saved) == 0) {
+                destroy(e);
                 cuda_restore(&saved);
         }
         free(e);

@@ -112,7 +112,8 @@ struct zero_cuda_plugin {
         void (*pinned_free)(void *memory);
         /* The number of the GPU that has the memory; -1: the host, pinned or not. */
         int (*gpu_of)(const void *memory);
-        /* A trainer's event, by its handle.  done(): 1; 0: not yet; or -errno.  Does not wait. */
+        /* A trainer's event, by its handle, until the trainer frees it; so this frees it first.
+         * done(): 1; 0: not yet; or -errno.  Does not wait. */
         int (*event_open)(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
         int (*event_done)(void *event);
         void (*event_free)(void *event);

@@ -10,12 +10,14 @@
  * the work on a stream is done, the trainer records an event on that stream and names the event in
  * the message.  The daemon polls the event and never makes its own GPU work wait for it.  The
  * trainer makes its events once, when it attaches, and passes their handles.  It may record an
- * event again once the message that named the event is answered.
+ * event again once the message that named the event is answered.  It never frees an event that the
+ * daemon has heard of, because the daemon may still poll it.
  *
  * The driver keeps a shared event in files of the user who made it: a daemon of another user, or
  * with another /dev/shm, cannot open the event.  Such a daemon says so when the trainer attaches
  * (AttachReply.no_events).  The trainer then polls the event itself until it is done, and sends a
- * message that names no event.
+ * message that names no event.  So does a trainer whose driver gives no handles of events: it
+ * attaches without any.
  *
  * dlopen() the plugin, look up ZERO_GPU_SYMBOL, call it, and compare abi_version before anything
  * else.  Functions return 0 or -errno as in cuda/zero_cuda.h, act on the ordinal-th GPU of the
@@ -26,7 +28,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ZERO_GPU_ABI_VERSION 4
+#define ZERO_GPU_ABI_VERSION 5
 /* Of type zero_gpu_fn. */
 #define ZERO_GPU_SYMBOL "zero_gpu_client"
 
@@ -66,12 +68,14 @@ struct zero_gpu_client {
         int (*pin)(int ordinal, void *memory, uint64_t bytes);
         /* Waits for the GPU's work. */
         void (*unpin)(int ordinal, void *memory);
-        /* Makes an event that other processes can poll. */
+        /* Makes an event that other processes can poll.  1: the driver lets only this process poll
+         * the event, and ret_handle is not written. */
         int (*event_new)(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], void **ret_event);
         /* stream: a cudaStream_t of that GPU, NULL for the default one. */
         int (*event_record)(void *event, void *stream);
         /* Whether the work recorded last is done: 1, 0 for not yet, or -errno.  Does not wait. */
         int (*event_done)(void *event);
+        /* No other process has it open. */
         void (*event_free)(void *event);
 };
 

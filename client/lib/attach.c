@@ -273,7 +273,7 @@ static void adopt(struct zero_client *c, const Zero__AttachReply *a)
         c->loss_scale = a->loss_scale > 0 ? a->loss_scale : 1;
         c->transfer_bytes = a->transfer_bytes;
         if (c->gpu)
-                c->gpu->no_events = a->no_events;
+                c->gpu->no_events = a->no_events || c->gpu->events->alone;
         c->last_attempt = a->last ? a->last_attempt : 0;
         if (a->last)
                 c->last = client_result(a->last);
@@ -393,10 +393,10 @@ static void name_gpu(const struct gpu *gpu, ProtobufCBinaryData events[static ZE
                      Zero__Attach *message)
 {
         message->gpu = (ProtobufCBinaryData){ sizeof(gpu->uuid), (uint8_t *)gpu->uuid };
-        for (uint32_t i = 0; i < gpu->n_events; i++)
-                events[i] = (ProtobufCBinaryData){ ZERO_GPU_HANDLE, (uint8_t *)gpu->handles[i] };
-        message->n_events = gpu->n_events;
+        message->n_events = gpu->events->alone ? 0 : ZERO_GPU_EVENTS;
         message->events = events;
+        for (uint32_t i = 0; i < message->n_events; i++)
+                events[i] = (ProtobufCBinaryData){ ZERO_GPU_HANDLE, gpu->events->handle[i] };
 }
 
 /* The variable's value if it may stand in /metrics, else "". */

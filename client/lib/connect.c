@@ -138,10 +138,11 @@ static int greet(struct zero_client *c)
                 return r;
         if (reply->hello->protocol < ZERO__HELLO__PROTOCOL__OLDEST ||
             reply->hello->protocol > ZERO__HELLO__PROTOCOL__VERSION)
-                return client_fail(c, ZERO_EVERSION, "zerod answers by protocol %u, libzero speaks "
+                return client_fail(c, ZERO_EVERSION,
+                                   "zerod answers by protocol %u, libzero speaks "
                                    "%d to %d: they may be one release apart",
-                                   (unsigned)reply->hello->protocol,
-                                   ZERO__HELLO__PROTOCOL__OLDEST, ZERO__HELLO__PROTOCOL__VERSION);
+                                   (unsigned)reply->hello->protocol, ZERO__HELLO__PROTOCOL__OLDEST,
+                                   ZERO__HELLO__PROTOCOL__VERSION);
         c->protocol = reply->hello->protocol;
         if (c->patient && reply->hello->timeout_ms)
                 c->timeout_ms = reply->hello->timeout_ms;
@@ -246,7 +247,7 @@ void zero_close(struct zero_client *client)
         client_detach(client);
         gpu_close(client->gpu);
         gpu_close(client->copy.gpu);
-        wire_deinit(&client->wire);
+        wire_deinit(&client->wire); /* then the daemon frees windows: they must be unmapped */
         if (client->interrupt_fd >= 0)
                 close(client->interrupt_fd);
         free(client);

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "proto/cleanup.h"
@@ -71,19 +72,67 @@ static int refuse(const struct gpu *gpu, int error, const char *what, struct fau
                 why = "its compute capability is below 8.0";
         else if (error == -ENOMEM)
                 why = "its memory is used up";
+        else if (error == -EIO)
+                why = "the driver refuses it: with CUDA_LOG_FILE=stderr in the environment the "
+                      "driver says more; a process forked from one that has used CUDA cannot use "
+                      "it";
         return fault_set(fault, ZERO_EGPU, "cuda:%d %s: %s", gpu->ordinal, what, why);
+}
+
+/* ---- events ------------------------------------------------------------- */
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct gpu_events *unused; /* under the mutex */
+
+static struct gpu_events *events_take(const struct gpu *gpu)
+{
+        struct gpu_events **at = &unused, *found;
+
+        pthread_mutex_lock(&mutex);
+        while (*at && ((*at)->plugin != gpu->plugin || (*at)->ordinal != gpu->ordinal))
+                at = &(*at)->next;
+        found = *at;
+        if (found)
+                *at = found->next;
+        pthread_mutex_unlock(&mutex);
+        return found;
+}
+
+static void events_leave(struct gpu_events *events)
+{
+        pthread_mutex_lock(&mutex);
+        events->next = unused;
+        unused = events;
+        pthread_mutex_unlock(&mutex);
+}
+
+/* Nobody has heard of these events. */
+static void events_destroy(struct gpu_events *events)
+{
+        while (events->n > 0)
+                events->plugin->event_free(events->event[--events->n]);
+        free(events);
 }
 
 static int make_events(struct gpu *gpu, struct fault *fault)
 {
-        while (gpu->n_events < ZERO_GPU_EVENTS) {
-                uint32_t i = gpu->n_events;
-                int r = gpu->plugin->event_new(gpu->ordinal, gpu->handles[i], &gpu->events[i]);
+        struct gpu_events *e = calloc(1, sizeof(*e));
 
-                if (r)
-                        return refuse(gpu, r, "gives no events to pass to zerod", fault);
-                gpu->n_events++;
+        if (!e)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        e->plugin = gpu->plugin;
+        e->ordinal = gpu->ordinal;
+        while (e->n < ZERO_GPU_EVENTS) {
+                int r = gpu->plugin->event_new(gpu->ordinal, e->handle[e->n], &e->event[e->n]);
+
+                if (r < 0) {
+                        events_destroy(e);
+                        return refuse(gpu, r, "gives no events", fault);
+                }
+                e->alone = e->alone || r > 0;
+                e->n++;
         }
+        gpu->events = e;
         return 0;
 }
 
@@ -102,7 +151,8 @@ int gpu_open(const char *device, bool events, struct gpu **ret, struct fault *fa
         r = gpu->plugin->uuid(gpu->ordinal, gpu->uuid);
         if (r)
                 return refuse(gpu, r, "cannot be used", fault);
-        r = events ? make_events(gpu, fault) : 0;
+        gpu->events = events ? events_take(gpu) : NULL;
+        r = events && !gpu->events ? make_events(gpu, fault) : 0;
         if (r)
                 return r;
         *ret = STEAL(gpu);
@@ -113,8 +163,8 @@ void gpu_close(struct gpu *gpu)
 {
         if (!gpu)
                 return;
-        while (gpu->n_events > 0)
-                gpu->plugin->event_free(gpu->events[--gpu->n_events]);
+        if (gpu->events)
+                events_leave(gpu->events);
         if (gpu->library)
                 dlclose(gpu->library);
         free(gpu);
@@ -148,13 +198,13 @@ void gpu_unpin(const struct gpu *gpu, void *memory)
         gpu->plugin->unpin(gpu->ordinal, memory);
 }
 
-/* ---- events -------------------------------------------------------------- */
+/* ---- which event is free ------------------------------------------------- */
 
 /* ZERO_GPU_EVENTS if all events are named. */
 static uint32_t free_event(const struct gpu *gpu)
 {
-        for (uint32_t i = 0; i < gpu->n_events; i++) {
-                uint32_t event = (gpu->next + i) % gpu->n_events;
+        for (uint32_t i = 0; i < ZERO_GPU_EVENTS; i++) {
+                uint32_t event = (gpu->next + i) % ZERO_GPU_EVENTS;
 
                 if (!gpu->named[event])
                         return event;
@@ -173,25 +223,25 @@ int gpu_record(struct gpu *gpu, void *stream, uint32_t *ret_event)
         int r;
 
         assert(event < ZERO_GPU_EVENTS);
-        r = gpu->plugin->event_record(gpu->events[event], stream);
+        r = gpu->plugin->event_record(gpu->events->event[event], stream);
         if (r)
                 return r;
-        gpu->next = (event + 1) % gpu->n_events;
+        gpu->next = (event + 1) % ZERO_GPU_EVENTS;
         *ret_event = event + 1;
         return 0;
 }
 
 int gpu_done(const struct gpu *gpu, uint32_t event)
 {
-        assert(event > 0 && event <= gpu->n_events);
-        return gpu->plugin->event_done(gpu->events[event - 1]);
+        assert(event > 0 && event <= ZERO_GPU_EVENTS);
+        return gpu->plugin->event_done(gpu->events->event[event - 1]);
 }
 
 void gpu_name(struct gpu *gpu, uint32_t event)
 {
         if (event == 0)
                 return;
-        assert(event <= gpu->n_events && !gpu->named[event - 1]);
+        assert(event <= ZERO_GPU_EVENTS && !gpu->named[event - 1]);
         gpu->named[event - 1] = true;
 }
 

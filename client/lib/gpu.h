@@ -6,8 +6,13 @@
  * Events are made when the plugin is loaded, and the request to attach tells the daemon their
  * handles.  A request that is ordered behind GPU work names an event (gpu_name()).  The event is
  * free again when that request was answered (gpu_answered()) or never will be (gpu_forget()); only
- * a free event is recorded.  Where the daemon cannot open events (no_events) no request names one:
- * the client itself waits until the event is done.
+ * a free event is recorded.  Where the daemon cannot open events, or the driver passes none to
+ * other processes, no request names one (no_events): the client itself waits until the event is
+ * done.
+ *
+ * Events are never destroyed: the daemon may poll one until it hears that the client has gone, and
+ * CUDA leaves undefined what it finds in an event that its maker has destroyed.  The next client of
+ * this process takes them over.
  */
 #pragma once
 
@@ -15,19 +20,29 @@
 #include "proto/fault.h"
 #include "proto/zero_gpu.h"
 
+/* Of one GPU; the events of one client, or of none. */
+struct gpu_events {
+        struct gpu_events *next; /* of those without a client */
+        const struct zero_gpu_client *plugin;
+        int ordinal;
+        uint32_t n;
+        bool alone; /* the driver passes them to no other process: there are no handles */
+        void *event[ZERO_GPU_EVENTS];
+        uint8_t handle[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
+};
+
 struct gpu {
         void *library;
         const struct zero_gpu_client *plugin;
         int ordinal;
         uint8_t uuid[ZERO_GPU_UUID];
-        uint32_t n_events, next; /* next: where the search for a free event begins */
-        void *events[ZERO_GPU_EVENTS];
-        uint8_t handles[ZERO_GPU_EVENTS][ZERO_GPU_HANDLE];
+        struct gpu_events *events; /* NULL: none were asked for */
+        uint32_t next;             /* where the search for a free event begins */
         bool named[ZERO_GPU_EVENTS];
         bool no_events; /* the daemon cannot open them; set by each attach */
 };
 
-/* device: "cuda:N".  events: makes them.  ZERO_EINVAL, ZERO_EGPU, ZERO_ENOMEM. */
+/* device: "cuda:N".  events: takes or makes them.  ZERO_EINVAL, ZERO_EGPU, ZERO_ENOMEM. */
 int gpu_open(const char *device, bool events, struct gpu **ret, struct fault *fault);
 /* Unmap the windows first. */
 void gpu_close(struct gpu *gpu);

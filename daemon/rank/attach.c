@@ -549,7 +549,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         rank->grad_dtype = needs->grad_dtype;
         list_init(&rank->ordered);
         list_init(&rank->link);
-        if (needs->n_events &&
+        if (!place_is_host(needs->windows) &&
             rank_make_events(rank, needs->event_handles, needs->n_events, events_opened)) {
                 rank_free(rank);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");

@@ -58,7 +58,7 @@ struct rank {
         struct rank_setup *setup;           /* in progress on its GPU; NULL: none */
         bool rejoin;                        /* the rank joins again after the setup */
         struct place_events *stream_events; /* NULL: it has none */
-        bool no_events;   /* its events cannot be opened: the rank waits for its GPU itself */
+        bool no_events;   /* none can be opened: the rank waits for its GPU itself */
         bool admitted;    /* it has attached */
         bool unaware;     /* it has not heard of an abort: some holds may be PAST */
         uint64_t session; /* unique on this node */

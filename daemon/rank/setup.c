@@ -81,15 +81,19 @@ static void events_run(struct blocking_work *work)
                                       m->n_handles, &m->events, &m->fault);
 }
 
-static void tell_no_events(const struct rank *rank)
+static void tell_no_events(const struct rank *rank, bool named)
 {
-        log_info_for(
-                rank->needs.uid,
-                "job %s: rank %u (process %u of user %u) waits for its GPU itself at each release "
-                "and push, which costs it time: CUDA does not let this process open its events; "
-                "run zerod and trainers as one user, with one /dev/shm (in containers: one IPC "
-                "namespace)",
-                rank->job_name, rank->rank, rank->pid, rank->needs.uid);
+        const char *why =
+                named ? "CUDA does not let this process open its events; run zerod and trainers as "
+                        "one user, with one /dev/shm (in containers: one IPC namespace)"
+                      : "the driver there passes no event to another process, as in some sandboxes "
+                        "and virtual machines; run the trainer outside of them, or see what the "
+                        "driver supports (cudaDevAttrIpcEventSupport)";
+
+        log_warning_for(rank->needs.uid,
+                        "job %s: rank %u (process %u of user %u) waits for its GPU itself at each "
+                        "release and push, which costs it time: %s",
+                        rank->job_name, rank->rank, rank->pid, rank->needs.uid, why);
 }
 
 static void events_done(struct blocking_work *work)
@@ -97,9 +101,9 @@ static void events_done(struct blocking_work *work)
         struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
 
         m->rank->stream_events = m->events;
-        m->rank->no_events = m->status == 0 && !m->events;
+        m->rank->no_events = m->status == 0 && (!m->events || m->n_handles == 0);
         if (m->rank->no_events)
-                tell_no_events(m->rank);
+                tell_no_events(m->rank, m->n_handles > 0);
         rank_setup_end(m);
 }
 

@@ -184,7 +184,6 @@ _Noreturn static void trainer(struct gpu gpu, int socket, int kind)
         }
         hear(socket, &go, 1);
         gpu.client->unmap(window);
-        gpu.client->event_free(event);
         _exit(EXIT_SUCCESS);
 }
 

@@ -8,26 +8,8 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SLOW, expect, finish_all, small_layout, until  # noqa: E402
-from gpu_ranks import DEADLINE_MS, LAYOUTS, attach, gpus, in_host_memory, memory_of_gpu, outcome, train  # noqa: E402
+from gpu_ranks import DEADLINE_MS, Gate, LAYOUTS, attach, gpus, in_host_memory, memory_of_gpu, outcome, train  # noqa: E402
 from harness import case, main  # noqa: E402
-
-
-class Gate:
-    """While the gate is shut, the driver does not finish allocating the memory that a trainer will map."""
-
-    def __init__(self, directory):
-        self.path = os.path.join(directory, "gate")
-
-    def shut(self):
-        with open(self.path, "w", encoding="utf-8"):
-            pass
-
-    def open(self):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-
-    def wait(self):
-        until(lambda: os.path.exists(self.path + ".reached"), what="an allocation that waits at the gate")
 
 
 @contextlib.contextmanager

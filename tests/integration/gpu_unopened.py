@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The driver does not let the daemon open the trainers' events, as if they were another user's: trainers wait for their
-GPU themselves, get the same bits, and wait no longer than their deadline."""
+"""The driver does not let the daemon open the trainers' events, as if they were another user's, or gives trainers none
+to pass on: trainers wait for their GPU themselves, get the same bits, and wait no longer than their deadline."""
+import contextlib
 import os
 import sys
 import time
@@ -17,32 +18,42 @@ LATE_MS = 100   # the gradient is written so long after its push; a daemon that 
 DONE_MS = 4000  # the event is done so long after it was recorded: the gradient is written by then
 
 
-@case
-def same_bits_from_a_slow_gpu():
+@contextlib.contextmanager
+def unopened(nodes=1, by="daemon"):
+    """by: who is refused, the daemon or the trainers."""
+    with environment(**{} if by == "daemon" else {"FAKE_GPU_EVENTS_ALONE": 1}):
+        with gpus(nodes, UNOPENED if by == "daemon" else None) as c:
+            yield c
+
+
+@cases_of(["daemon", "trainers"])
+def same_bits_from_a_slow_gpu(by):
     expected = in_host_memory("four_ranks", "fp32")
-    with environment(FAKE_GPU_DELAY_MS=7), gpus(2, UNOPENED) as c:
+    with environment(FAKE_GPU_DELAY_MS=7), unopened(2, by) as c:
         assert outcome(c, attach(c, PLACEMENTS["four_ranks"], LAYOUTS["fp32"])) == expected
 
 
-@case
-def log_and_status_say_who_waits():
+@cases_of(["daemon", "trainers"])
+def log_and_status_say_who_waits(by):
     """The log says it once per rank, with what to do; zeroctl says it while the rank is attached."""
-    with gpus(1, UNOPENED) as c:
+    with unopened(by=by) as c:
         attach(c, [0, 0], LAYOUTS["fp32"])
         assert [s["no_events"] for s in c[0].job("job")["sessions"]] == [True, True]
         assert "waits for its GPU itself" in c[0].ctl_run("status").stdout
         for rank in (0, 1):
             assert c[0].log().count(f"job job: rank {rank} (process") == 1, c[0].log()
-        assert "run zerod and trainers as one user" in c[0].log()
+        way_out = "run zerod and trainers as one user" if by == "daemon" else "run the trainer outside of them"
+        assert c[0].log().count(way_out) == 2, c[0].log()
     with gpus() as c:
         attach(c, [0], LAYOUTS["fp32"])
         assert [s["no_events"] for s in c[0].job("job")["sessions"]] == [False]
 
 
-@cases_of(["release", "push", "step"])
-def a_call_waits_for_the_gpu_work_before_it(what):
+@cases_of([(call, by) for call in ("release", "push", "step") for by in ("daemon", "trainers")], "{0[0]}_{0[1]}")
+def a_call_waits_for_the_gpu_work_before_it(case_of):
+    what, by = case_of
     delay = 0.7
-    with gpus(1, UNOPENED) as c, environment(FAKE_GPU_DELAY_MS=int(1000 * delay)):
+    with unopened(by=by) as c, environment(FAKE_GPU_DELAY_MS=int(1000 * delay)):
         a, = attach(c, [0], LAYOUTS["fp32"], hold=GROUPS)
         a.do("fetch", group=1)
         begin = time.monotonic()

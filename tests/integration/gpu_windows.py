@@ -253,6 +253,7 @@ def killed_trainers_leave_nothing():
                 c.dismiss(a)
             for d in c.daemons:
                 until(lambda d=d: memory_of_gpu(d) == 0, what="the memory's return")
+                until(lambda d=d: memory_of_gpu(d, "event") == 0, what="the events' end")
             before = before or [d.descriptors() for d in c.daemons]
             for d, was in zip(c.daemons, before):
                 until(lambda d=d, was=was: d.descriptors() == was, what="the descriptors to be closed")

@@ -2,6 +2,9 @@
  * The trainers' half: their view of a window is ordinary memory, and an event is a word with the
  * time at which it is done.  Handles name descriptors of the process that made them, so a killed
  * process leaves nothing behind.
+ *
+ * CUDA leaves undefined what another process finds in what its maker has freed.  So whoever opens a
+ * handle locks the file behind it for as long as it is open, and a maker that frees it then dies.
  */
 #include "tests/support/fake_gpu.h"
 
@@ -12,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -26,7 +30,8 @@ struct event_word {
 
 struct event {
         struct event_word *word;
-        int fd; /* -1: of another process */
+        int fd;
+        bool made; /* by this process, which did not open it */
 };
 
 struct mapping {
@@ -34,6 +39,7 @@ struct mapping {
         void *memory;
         uint64_t bytes;
         int protection;
+        int fd; /* of a handle, or -1 */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -58,25 +64,32 @@ static int open_handle(const uint8_t handle[ZERO_GPU_HANDLE], uint64_t bytes)
         fd = open((const char *)handle, O_RDWR | O_CLOEXEC);
         if (fd < 0)
                 return -EINVAL;
-        if (fstat(fd, &st) || st.st_size < (off_t)bytes) {
+        if (fstat(fd, &st) || st.st_size < (off_t)bytes || flock(fd, LOCK_SH | LOCK_NB)) {
                 close(fd);
                 return -EINVAL;
         }
         return fd;
 }
 
+void fake_must_be_closed(int fd, const char *what)
+{
+        if (flock(fd, LOCK_EX | LOCK_NB))
+                fake_die("%s is freed while another process has it open", what);
+}
+
+/* Takes the descriptor over in any case. */
 static int event_map(int fd, struct event **ret)
 {
         struct event *e = calloc(1, sizeof *e);
 
-        if (!e)
-                return -ENOMEM;
-        e->fd = -1;
-        e->word = mmap(NULL, sizeof *e->word, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (e->word == MAP_FAILED) {
+        if (e)
+                e->word = mmap(NULL, sizeof *e->word, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (!e || e->word == MAP_FAILED) {
                 free(e);
+                close(fd);
                 return -ENOMEM;
         }
+        e->fd = fd;
         *ret = e;
         return 0;
 }
@@ -94,7 +107,6 @@ int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event)
         if (fd < 0)
                 return fd;
         r = event_map(fd, &e);
-        close(fd);
         if (r < 0)
                 return r;
         if (e->word->magic != EVENT_MAGIC) {
@@ -120,9 +132,10 @@ void fake_event_free(void *event)
         if (!e)
                 return;
         fake_off_loop("event_free");
+        if (e->made)
+                fake_must_be_closed(e->fd, "an event");
+        close(e->fd);
         munmap(e->word, sizeof *e->word);
-        if (e->fd >= 0)
-                close(e->fd);
         free(e);
 }
 
@@ -158,14 +171,15 @@ static int client_map(int ordinal, int fd, const uint8_t handle[ZERO_GPU_HANDLE]
         m = fstat(fd, &st) || st.st_size != (off_t)bytes ? NULL : malloc(sizeof *m);
         if (m) {
                 m->bytes = bytes;
+                m->fd = own;
                 m->protection = PROT_READ;
                 if (writable || fake_setting("FAKE_GPU_WRITABLE", 0))
                         m->protection |= PROT_WRITE;
                 m->memory = mmap(NULL, bytes, m->protection, MAP_SHARED, fd, 0);
         }
-        if (own >= 0)
-                close(own);
         if (!m || m->memory == MAP_FAILED) {
+                if (own >= 0)
+                        close(own);
                 free(m);
                 return -EINVAL;
         }
@@ -210,6 +224,7 @@ static void client_unmap(void *memory)
 
         if (!memory)
                 return;
+        fake_pass_gate("FAKE_GPU_UNMAP_GATE");
         pthread_mutex_lock(&mutex);
         at = find(memory);
         m = *at;
@@ -219,6 +234,8 @@ static void client_unmap(void *memory)
         if (!m)
                 fake_die("%p is not mapped", memory);
         munmap(m->memory, m->bytes);
+        if (m->fd >= 0)
+                close(m->fd);
         free(m);
 }
 
@@ -289,15 +306,15 @@ static int client_event_new(int ordinal, uint8_t ret_handle[ZERO_GPU_HANDLE], vo
         if (fd < 0 || ftruncate(fd, sizeof *e->word))
                 fake_die("an event: %s", strerror(errno));
         r = event_map(fd, &e);
-        if (r < 0) {
-                close(fd);
+        if (r < 0)
                 return r;
-        }
-        e->fd = fd;
+        e->made = true;
         e->word->magic = EVENT_MAGIC;
+        *ret_event = e;
+        if (fake_setting("FAKE_GPU_EVENTS_ALONE", 0))
+                return 1;
         memset(ret_handle, 0, ZERO_GPU_HANDLE);
         snprintf((char *)ret_handle, ZERO_GPU_HANDLE, "/proc/%d/fd/%d", getpid(), fd);
-        *ret_event = e;
         return 0;
 }
 

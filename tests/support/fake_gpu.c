@@ -14,6 +14,7 @@
  *   FAKE_GPU_ALONE=1    it is not exported at all
  *   FAKE_GPU_DELAY_MS=N an event is done only that long after this process has recorded it
  *   FAKE_GPU_NO_EVENTS=1  the daemon cannot open an event of a trainer's
+ *   FAKE_GPU_EVENTS_ALONE=1  the driver passes no event of a trainer's to another process
  *   FAKE_GPU_FAULT=N    the N-th wait for a stream says that the GPU has failed, and so does
  *                             everything from there on
  *   FAKE_GPU_USE=N      using a GPU fails with errno N
@@ -26,6 +27,7 @@
  *                             stands in for UCX
  *   FAKE_GPU_GATE=FILE  while the file exists, an allocation of memory for export waits;
  *                             FILE.reached is made then
+ *   FAKE_GPU_UNMAP_GATE=FILE  the same for a trainer that unmaps memory
  *   FAKE_GPU_WRITABLE=1  a trainer maps all memory writable, as with some drivers
  *   FAKE_GPU_ABI=N, FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
  *   FAKE_GPU_MAJOR=N    compute capability N.0 (9)

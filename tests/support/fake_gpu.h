@@ -23,6 +23,8 @@ int fake_state(void);
 void fake_off_loop(const char *call);
 /* Of those that a copy is made of: unless $FAKE_GPU_COPIES_ON_LOOP. */
 void fake_copy_off_loop(const char *call);
+/* Waits while the file exists that the environment names. */
+void fake_pass_gate(const char *variable);
 void fake_uuid(uint32_t gpu, uint8_t ret_uuid[ZERO_GPU_UUID]);
 
 /* ---- memory (fake_memory.c) ---- */
@@ -82,6 +84,8 @@ int fake_comm_done(void *comm, void *const *streams);
 /* For tests, by dlsym(): sets the time (CLOCK_MONOTONIC) at which a trainer's event is done. */
 typedef void fake_event_until_fn(void *event, uint64_t done_ns);
 
+/* Ends the process if another one has opened the file by a handle, and not closed it yet. */
+void fake_must_be_closed(int fd, const char *what);
 int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event);
 int fake_event_done(void *event);
 void fake_event_free(void *event);

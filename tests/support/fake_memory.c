@@ -102,6 +102,8 @@ static void block_free(const void *address)
         fake_off_loop("free");
         fake_finish_all();
         b = block_take(address);
+        if (b->gpu >= 0)
+                fake_must_be_closed(b->fd, "exported memory");
         munmap(b->inside, b->bytes);
         if (b->gpu >= 0) {
                 munmap(b->address, b->bytes);
@@ -149,10 +151,9 @@ int fake_memory(uint64_t *ret_free, uint64_t *ret_total)
         return 0;
 }
 
-/* Until the file is gone. */
-static void pass_gate(void)
+void fake_pass_gate(const char *variable)
 {
-        const char *gate = getenv("FAKE_GPU_GATE");
+        const char *gate = getenv(variable);
         char reached[PATH_MAX];
 
         if (!gate || access(gate, F_OK))
@@ -170,7 +171,7 @@ int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
         int r;
 
         fake_off_loop("share_new");
-        pass_gate();
+        fake_pass_gate("FAKE_GPU_GATE");
         r = fake_setting("FAKE_GPU_ALONE", 0) ? -ENOTSUP : block_new(share.bytes, &b);
         if (r < 0)
                 return r;

@@ -4,7 +4,7 @@ import os
 import select
 import struct
 
-from cluster import SETS, SLOW, Cluster, finish_all, push_all, small_layout
+from cluster import SETS, SLOW, Cluster, finish_all, push_all, small_layout, until
 from fake_gpu import environment, plugin
 import wire
 
@@ -70,10 +70,28 @@ def in_host_memory(name, dtype, **needs):
     return known[key]
 
 
-def memory_of_gpu(daemon):
-    """Number of the daemon's allocations on its GPU."""
+def memory_of_gpu(daemon, kind="gpu"):
+    """Number of the daemon's allocations on its GPU; kind "event": of the events that it has open."""
     with open(f"/proc/{daemon.process.pid}/maps", encoding="utf-8") as f:
-        return sum("memfd:zerod-fake-gpu" in line for line in f)
+        return sum("memfd:zerod-fake-" + kind in line for line in f)
+
+
+class Gate:
+    """While the gate is shut, a call of the driver does not return: $FAKE_GPU_GATE or $FAKE_GPU_UNMAP_GATE."""
+
+    def __init__(self, directory):
+        self.path = os.path.join(directory, "gate")
+
+    def shut(self):
+        with open(self.path, "w", encoding="utf-8"):
+            pass
+
+    def open(self):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def wait(self):
+        until(lambda: os.path.exists(self.path + ".reached"), what="a call that waits at the gate")
 
 
 class Event:

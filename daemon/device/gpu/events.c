@@ -28,12 +28,10 @@ int place_events_open(uint32_t place, const uint8_t (*handles)[ZERO_GPU_HANDLE],
         }
         while (e->n < n && (r = gpu_plugin->event_open(handles[e->n], &e->event[e->n])) == 0)
                 e->n++;
-        if (r) { /* whatever CUDA calls it, except a lack of memory */
+        if (r) { /* whatever CUDA calls it */
                 place_events_close(e);
                 e = NULL;
         }
-        if (r == -ENOMEM)
-                return fault_set(fault, ZERO_ENOMEM, "out of memory for events");
         *ret = e;
         return 0;
 }

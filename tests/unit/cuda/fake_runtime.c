@@ -331,7 +331,11 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
         cudaError_t r = fake_next();
 
-        cr_assert_eq(flags, cudaEventInterprocess | cudaEventDisableTiming);
+        cr_assert_eq(flags | cudaEventInterprocess, cudaEventInterprocess | cudaEventDisableTiming);
+        if (r == cudaSuccess)
+                r = (cudaError_t)fake.sticky;
+        if (r == cudaSuccess && fake.no_events && flags & cudaEventInterprocess)
+                r = cudaErrorNotSupported;
         return r ? r : event_new(event, fake_in_use(), flags);
 }
 
@@ -361,10 +365,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event)
 {
+        cudaError_t r = fake_next();
+
         cr_assert(event->flags & cudaEventInterprocess);
         memset(handle, 0, sizeof *handle);
         handle->reserved[0] = (char)(event->gpu + 1);
-        return fake_next();
+        return r ? r : fake.no_event_handles ? cudaErrorNotSupported : cudaSuccess;
 }
 
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle)

@@ -28,6 +28,8 @@ struct fake_runtime {
         bool all_writable;      /* no memory is mapped for reading alone */
         bool no_handles;        /* memory is not exported by legacy handle */
         bool old_driver;        /* it has no entry points to look up */
+        bool no_events;         /* no event can be shared with another process */
+        bool no_event_handles;  /* the same, but only the handle is refused */
         bool event_pending;     /* the work of events is not done */
         int sticky;             /* every wait for a GPU returns this status */
         unsigned begun;         /* bits of GPUs that have a context */

@@ -379,15 +379,47 @@ static int event_once(void)
         int r = cuda_event_new(GPU, handle, &event);
 
         fake.fail_at = 0;
-        if (r == 0)
+        if (r >= 0)
                 cuda_event_free(event);
         fake_must_be_empty();
-        return r;
+        return r > 0 ? 0 : r;
 }
 
 Test(runtime, leaves_nothing_of_an_event_that_is_not_made)
 {
-        at_every_call(cudaErrorUnknown, false, event_once);
+        at_every_call(cudaErrorUnknown, true, event_once);
+}
+
+static void polls_itself(bool no_events, bool no_event_handles)
+{
+        uint8_t handle[ZERO_GPU_HANDLE];
+        void *event;
+
+        fake.no_events = no_events;
+        fake.no_event_handles = no_event_handles;
+        cr_assert_eq(cuda_event_new(GPU, handle, &event), 1);
+        cr_assert_eq(cuda_event_record(event, NULL), 0);
+        cr_assert_eq(cuda_event_done(event), 1);
+        cuda_event_free(event);
+        fake_must_be_empty();
+}
+
+Test(runtime, makes_an_event_of_its_own_where_none_can_be_shared)
+{
+        polls_itself(false, true);
+        polls_itself(true, false);
+}
+
+/* A GPU that has failed is not one whose events cannot be shared. */
+Test(runtime, makes_no_event_on_a_gpu_that_has_failed)
+{
+        uint8_t handle[ZERO_GPU_HANDLE];
+        void *event;
+
+        fake.sticky = cudaErrorIllegalAddress;
+        cr_assert_eq(cuda_event_new(GPU, handle, &event), -EIO);
+        fake.sticky = 0;
+        fake_must_be_empty();
 }
 
 Test(runtime, records_an_event_on_its_own_gpu)
