@@ -145,6 +145,18 @@ static void on_probed(void *arg, bool whole)
         link_peer_step(peer, whole ? CHOICE_LANDED : CHOICE_FAILED);
 }
 
+/* A trainer may have taken all of the GPU's memory: no reason to do without UCX. */
+static int make_probe(struct link_peer *peer)
+{
+        int r = probe_new(peer->bulk, peer->token, on_probed, peer, &peer->probe);
+
+        if (r != -ENOBUFS)
+                return r;
+        peer->why_staged = "the GPU had no memory left for a probe";
+        peer->bulk->gpu = false;
+        return probe_new(peer->bulk, peer->token, on_probed, peer, &peer->probe);
+}
+
 static int make_ucx(struct link_peer *peer)
 {
         int r = bulk_ucx_peer_new(peer->port, peer->address, peer->address_size, peer->token,
@@ -156,7 +168,7 @@ static int make_ucx(struct link_peer *peer)
         }
         if (r == 0) {
                 settle_gpu(peer);
-                r = probe_new(peer->bulk, peer->token, on_probed, peer, &peer->probe);
+                r = make_probe(peer);
         }
         if (r)
                 snprintf(peer->why_tcp, sizeof peer->why_tcp, "UCX: %s",

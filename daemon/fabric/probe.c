@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "daemon/device/place/place.h"
+#include "daemon/device/segment/segment.h"
 #include "proto/cleanup.h"
 
 /* The large probe goes by rendezvous where the path has rendezvous. */
@@ -75,17 +75,35 @@ static void on_gpu_landed(void *arg, int status)
         on_done(probe, probe->gpu_void ? 0 : status);
 }
 
+/*
+ * UCX treats memory that other processes may map unlike the driver's ordinary memory, and may lose
+ * what it can do with the latter alone.  Windows and served parameters are of the former kind: so
+ * is the probe, unless the driver lets no other process map any.
+ */
+static int gpu_new(struct probe *probe)
+{
+        static const char what[] = "probe of a bulk path";
+        struct segment shared;
+        struct fault fault;
+        void *memory;
+        int r = segment_new_away(place_nth(0), what, (uint64_t)2 * LARGE, &shared, &fault);
+
+        if (r == 0)
+                memory = shared.data;
+        else if (r == ZERO_EGPU)
+                r = place_alloc(place_nth(0), (uint64_t)2 * LARGE, what, &memory, &fault);
+        if (r)
+                return -ENOBUFS;
+        probe->gpu = memory;
+        return 0;
+}
+
 /* The probe in GPU memory has the same bytes as the large one. */
 static int expect_gpu(struct probe *probe)
 {
         struct bulk_peer *bulk = probe->bulk;
-        void *memory;
-        struct fault fault;
         int r;
 
-        if (place_alloc(place_nth(0), (uint64_t)2 * LARGE, "probe of a bulk path", &memory, &fault))
-                return -ENOMEM;
-        probe->gpu = memory;
         place_ops()->copy(probe->gpu, probe->out[1], LARGE);
         place_ops()->zero(probe->gpu + LARGE, LARGE);
         r = bulk->ops->expect(bulk, GPU_TRANSFER, probe->gpu + LARGE, LARGE, on_gpu_landed, probe);
@@ -111,27 +129,24 @@ int probe_new(struct bulk_peer *bulk, uint64_t token, void (*ended)(void *arg, b
         /* mmap(), so that the heap does not keep the memory of all peers' probes */
         struct probe *probe = mmap(NULL, sizeof *probe, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        int r;
 
         if (probe == MAP_FAILED)
                 return -ENOMEM;
         probe->bulk = bulk;
         probe->ended = ended;
         probe->arg = arg;
+        r = bulk->gpu ? gpu_new(probe) : 0;
         fill(probe, token);
-        for (uint64_t i = 0; i < PROBES; i++) {
-                int r = bulk->ops->expect(bulk, i + 1, probe->in[i], sizes[i], on_done, probe);
-                if (r) {
-                        probe_free(probe);
-                        return r;
-                }
-                probe->pending++;
+        for (uint64_t i = 0; i < PROBES && r == 0; i++) {
+                r = bulk->ops->expect(bulk, i + 1, probe->in[i], sizes[i], on_done, probe);
+                probe->pending += r == 0;
         }
-        if (bulk->gpu) {
-                int r = expect_gpu(probe);
-                if (r) {
-                        probe_free(probe);
-                        return r;
-                }
+        if (r == 0 && bulk->gpu)
+                r = expect_gpu(probe);
+        if (r) {
+                probe_free(probe);
+                return r;
         }
         *ret = probe;
         return 0;

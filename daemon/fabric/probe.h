@@ -11,7 +11,8 @@
 
 struct probe;
 
-/* Makes the buffers and expects the other side's probes; token seeds their bytes. */
+/* Makes the buffers and expects the other side's probes; token seeds their bytes.  -ENOBUFS: the
+ * GPU has no memory for one; nothing is expected. */
 int probe_new(struct bulk_peer *bulk, uint64_t token, void (*ended)(void *arg, bool whole),
               void *arg, struct probe **ret);
 /* Leaves GPU memory out: the other side turns out not to take it. */

@@ -6,10 +6,12 @@ puts a path that takes such memory over UCX (daemon/fabric/bulk/copied.c)."""
 import contextlib
 import os
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, Cluster, crash_points, finish_all, small_layout, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
+from gpu_ranks import Gate  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 STEPS = 6
@@ -160,6 +162,37 @@ def a_path_that_spoils_gpu_memory_is_not_used():
         assert "GPU memory did not pass over UCX" in c[0].log(), c[0].log()[-2000:]
         with environment(ZEROD_CUDA_PLUGIN=plugin()):
             assert train(c, attach(c, "fp32", device="cuda:0")) == in_host_memory("fp32")
+
+
+@case
+def a_probe_lies_in_memory_of_the_kind_that_windows_have():
+    if not crash_points():
+        raise Skip("the daemon was built without crash points")
+    with tempfile.TemporaryDirectory() as directory:
+        gate = Gate(directory)
+        with Cluster(2, start=False, device="cuda", cuda_plugin=plugin()) as c, environment(FAKE_GPU_GATE=gate.path, **WAYS["direct"]):
+            gate.shut()
+            for d in c.daemons:
+                d.start()
+            gate.wait()
+            gate.open()
+            c.wait_up()
+
+
+@case
+def a_gpu_without_memory_for_a_probe_costs_the_direct_path_alone():
+    if not crash_points():
+        raise Skip("the daemon was built without crash points")
+    with Cluster(2, start=False, device="cuda", cuda_plugin=plugin()) as c:
+        with environment(FAKE_GPU_BYTES=1 << 20, **WAYS["direct"]):
+            c[0].start()
+        with environment(**WAYS["direct"]):
+            c[1].start()
+        c.wait_up()
+        for d in c.daemons:
+            peer, = (p for p in d.status()["peers"] if not p["self"])
+            assert (peer["bulk"], peer["bulk_gpu"]) == ("ucx", "staged"), peer
+        assert "no memory left for a probe" in c[0].log(), c[0].log()
 
 
 if __name__ == "__main__":

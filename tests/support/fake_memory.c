@@ -141,7 +141,7 @@ int fake_memory(uint64_t *ret_free, uint64_t *ret_total)
 {
         uint64_t total = total_bytes();
 
-        fake_off_loop("memory");
+        fake_copy_off_loop("memory");
         if (fake_gpus() == 0)
                 return -ENODEV;
         pthread_mutex_lock(&mutex);
@@ -170,7 +170,7 @@ int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share)
         struct block *b;
         int r;
 
-        fake_off_loop("share_new");
+        fake_copy_off_loop("share_new");
         fake_pass_gate("FAKE_GPU_GATE");
         r = fake_setting("FAKE_GPU_ALONE", 0) ? -ENOTSUP : block_new(share.bytes, &b);
         if (r < 0)
