@@ -37,6 +37,8 @@ static void look_all_up(void)
         } calls[] = {
                 { "cuCtxGetCurrent", &driver.ctx_get },
                 { "cuCtxSetCurrent", &driver.ctx_set },
+                { "cuDeviceGet", &driver.device },
+                { "cuDeviceGetAttribute", &driver.attribute },
                 { "cuMemCreate", &driver.create },
                 { "cuMemRelease", &driver.release },
                 { "cuMemGetAllocationGranularity", &driver.granularity },
@@ -67,6 +69,14 @@ int cuda_driver_get(const struct cuda_driver **ret_driver)
 int cuda_driver_errno(CUresult result)
 {
         return cuda_errno((cudaError_t)result);
+}
+
+int cuda_driver_attribute(const struct cuda_driver *d, int gpu, CUdevice_attribute attribute)
+{
+        CUdevice device;
+        int value;
+
+        return d->device(&device, gpu) || d->attribute(&value, attribute, device) ? -1 : value;
 }
 
 static int allow(const struct cuda_driver *d, int gpu, CUdeviceptr address, size_t bytes,

@@ -42,6 +42,41 @@ static int cuda_device_info(int device, struct zero_cuda_info *ret_info)
         return 0;
 }
 
+static int cuda_attribute(int device, uint32_t i, const char **ret_name, int *ret_value)
+{
+        static const struct {
+                const char *name;
+                CUdevice_attribute attribute;
+        } attributes[] = {
+                { "compute_mode", CU_DEVICE_ATTRIBUTE_COMPUTE_MODE },
+                { "mps", CU_DEVICE_ATTRIBUTE_MPS_ENABLED },
+                { "ipc_events", CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED },
+                { "virtual_memory", CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED },
+                { "export_descriptor",
+                  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED },
+                { "export_fabric", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED },
+                { "pool_export", CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES },
+                { "host_register", CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED },
+                { "host_register_read_only",
+                  CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED },
+                { "rdma", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED },
+                { "rdma_exported", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED },
+                { "rdma_writes_ordering", CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING },
+                { "pageable_memory", CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS },
+                { "copy_engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT },
+        };
+        const struct cuda_driver *d;
+        int r = cuda_driver_get(&d);
+
+        if (r == 0 && i >= sizeof(attributes) / sizeof(attributes[0]))
+                r = -ENOENT;
+        if (r < 0)
+                return r;
+        *ret_name = attributes[i].name;
+        *ret_value = cuda_driver_attribute(d, device, attributes[i].attribute);
+        return 0;
+}
+
 static int cuda_stream_new(void **ret_stream)
 {
         cudaStream_t stream = NULL;
@@ -126,6 +161,7 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .broadcast = cuda_broadcast,
                 .exchange = cuda_exchange,
                 .comm_done = cuda_comm_done,
+                .attribute = cuda_attribute,
         };
         return &table;
 }

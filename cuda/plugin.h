@@ -62,6 +62,8 @@ void cuda_unpin(int ordinal, void *memory);
 struct cuda_driver {
         CUresult (*ctx_get)(CUcontext *context);
         CUresult (*ctx_set)(CUcontext context);
+        CUresult (*device)(CUdevice *device, int ordinal);
+        CUresult (*attribute)(int *value, CUdevice_attribute attribute, CUdevice device);
         CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes,
                            const CUmemAllocationProp *prop, unsigned long long flags);
         CUresult (*release)(CUmemGenericAllocationHandle handle);
@@ -84,6 +86,8 @@ struct cuda_driver {
 /* -ENODEV: no driver, or one without these calls.  The table is static. */
 int cuda_driver_get(const struct cuda_driver **ret_driver);
 int cuda_driver_errno(CUresult result);
+/* An attribute of the GPU; -1: the driver does not tell. */
+int cuda_driver_attribute(const struct cuda_driver *d, int gpu, CUdevice_attribute attribute);
 
 /*
  * Gives an allocation addresses at which that GPU reads it, writes it if writable or if the driver

@@ -60,7 +60,7 @@ static int publish(const struct cuda_driver *d, int gpu, CUmemGenericAllocationH
 
 static int new_by_descriptor(int gpu, uint64_t bytes, struct zero_cuda_share *ret_share)
 {
-        const CUmemAllocationProp prop = {
+        CUmemAllocationProp prop = {
                 .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                 .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu },
@@ -70,9 +70,13 @@ static int new_by_descriptor(int gpu, uint64_t bytes, struct zero_cuda_share *re
         size_t unit = 0;
         int r = cuda_driver_get(&d);
 
-        if (r == 0)
-                r = cuda_driver_errno(
-                        d->granularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+        if (r < 0)
+                return r;
+        /* without it no network card reads or writes the memory itself */
+        prop.allocFlags.gpuDirectRDMACapable =
+                cuda_driver_attribute(
+                        d, gpu, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) > 0;
+        r = cuda_driver_errno(d->granularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
         if (r == 0)
                 r = round_up(bytes, unit, &bytes);
         if (r == 0)

@@ -25,7 +25,7 @@
 #include "daemon/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 8
+#define ZERO_CUDA_ABI_VERSION 9
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
@@ -168,6 +168,12 @@ struct zero_cuda_plugin {
                         void *const *streams);
         /* 1: all is done; 0: not yet; or -errno.  Does not wait. */
         int (*comm_done)(void *comm, void *const *streams);
+
+        /*
+         * What the driver says of a GPU, for people: attribute i, counted from 0, by its name and
+         * its value in CUDA, -1 if the driver does not tell.  -ENOENT: there are i.  After use().
+         */
+        int (*attribute)(int device, uint32_t i, const char **ret_name, int *ret_value);
 };
 
 /* The plugin's table: static, the same on every call.  Touches no GPU. */

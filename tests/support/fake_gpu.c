@@ -112,6 +112,15 @@ static int fake_use(int device)
         return fake_state() < 0 ? fake_state() : -(int)fake_setting("FAKE_GPU_USE", 0);
 }
 
+static int fake_attribute(int device, uint32_t i, const char **ret_name, int *ret_value)
+{
+        if (i > 0)
+                return -ENOENT;
+        *ret_name = "compute_mode";
+        *ret_value = 0;
+        return 0;
+}
+
 __attribute__((visibility("default"))) zero_cuda_plugin_fn zero_cuda_plugin;
 
 const struct zero_cuda_plugin *zero_cuda_plugin(void)
@@ -149,6 +158,7 @@ const struct zero_cuda_plugin *zero_cuda_plugin(void)
                 .broadcast = fake_broadcast,
                 .exchange = fake_exchange,
                 .comm_done = fake_comm_done,
+                .attribute = fake_attribute,
         };
 
         table.abi_version = (uint32_t)fake_setting("FAKE_GPU_ABI", ZERO_CUDA_ABI_VERSION);

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MOST = 64, MOST_PHYSICAL = 1024 };
+enum { MOST = 64, MOST_PHYSICAL = 1024, DEVICES = 7 };
 
 /* Memory itself: known by its inode for as long as the process lives. */
 struct physical {
@@ -112,6 +112,21 @@ static CUresult ctx_set(CUcontext context)
         return CUDA_SUCCESS;
 }
 
+static CUresult device_get(CUdevice *device, int ordinal)
+{
+        *device = ordinal + DEVICES;
+        return CUDA_SUCCESS;
+}
+
+static CUresult attribute_get(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+        cr_assert(device >= DEVICES && device < DEVICES + FAKE_GPUS);
+        *value = attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+                         ? fake.rdma
+                         : (int)attribute;
+        return fake.no_attributes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 static void must_be_right(const CUmemAllocationProp *prop)
 {
         cr_assert_eq(prop->type, CU_MEM_ALLOCATION_TYPE_PINNED);
@@ -119,6 +134,7 @@ static void must_be_right(const CUmemAllocationProp *prop)
         cr_assert_eq(prop->location.type, CU_MEM_LOCATION_TYPE_DEVICE);
         cr_assert_eq(prop->location.id, fake_current());
         cr_assert_null(prop->win32HandleMetaData);
+        cr_assert_eq(prop->allocFlags.gpuDirectRDMACapable, fake.rdma);
 }
 
 static CUresult granularity(size_t *bytes, const CUmemAllocationProp *prop,
@@ -276,6 +292,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
         } known[] = {
                 { "cuCtxGetCurrent", (void *)ctx_get },
                 { "cuCtxSetCurrent", (void *)ctx_set },
+                { "cuDeviceGet", (void *)device_get },
+                { "cuDeviceGetAttribute", (void *)attribute_get },
                 { "cuMemCreate", (void *)create },
                 { "cuMemRelease", (void *)release },
                 { "cuMemGetAllocationGranularity", (void *)granularity },

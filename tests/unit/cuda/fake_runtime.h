@@ -27,6 +27,8 @@ struct fake_runtime {
         bool no_descriptors;    /* memory is not exported by descriptor */
         bool all_writable;      /* no memory is mapped for reading alone */
         bool no_handles;        /* memory is not exported by legacy handle */
+        bool rdma;              /* network cards reach memory that is exported */
+        bool no_attributes;     /* the driver knows none of those that it is asked for */
         bool old_driver;        /* it has no entry points to look up */
         bool no_events;         /* no event can be shared with another process */
         bool no_event_handles;  /* the same, but only the handle is refused */

@@ -113,6 +113,8 @@ Test(plugin, gives_no_memory_or_stream_where_there_is_no_gpu, .init = load)
         struct zero_cuda_share share = { .fd = -1 };
         void *memory = word, *stream = word;
         uint64_t free_bytes = 1, total = 2;
+        const char *name;
+        int value;
 
         if (have_gpu() == 0)
                 cr_skip_test("there is a GPU");
@@ -121,6 +123,7 @@ Test(plugin, gives_no_memory_or_stream_where_there_is_no_gpu, .init = load)
         cr_assert_eq(gpu->share_new(64, &share), -ENODEV);
         cr_assert_eq(gpu->memory(&free_bytes, &total), -ENODEV);
         cr_assert_eq(gpu->stream_new(&stream), -ENODEV);
+        cr_assert_eq(gpu->attribute(0, 0, &name, &value), -ENODEV);
         cr_assert_eq(gpu->gpu_of(word), -1, "what no GPU knows is the host's");
         cr_assert(memory == word && stream == word && share.memory == NULL);
         cr_assert(free_bytes == 1 && total == 2);

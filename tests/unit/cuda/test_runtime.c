@@ -99,6 +99,17 @@ Test(runtime, exports_whole_units_that_are_zeroed_and_waited_for)
         fake_must_be_empty();
 }
 
+/* fake_driver.c looks at what is asked for. */
+Test(runtime, exports_memory_that_network_cards_reach_where_they_can)
+{
+        struct zero_cuda_share share;
+
+        fake.rdma = true;
+        share = share_new();
+        cuda_share_free(&share);
+        fake_must_be_empty();
+}
+
 /* Whichever GPU the thread uses then. */
 Test(runtime, gives_exported_memory_back_when_its_own_gpu_is_done)
 {
@@ -479,6 +490,27 @@ Test(runtime, leaves_nothing_of_an_event_that_cannot_be_opened)
         cr_assert_eq(cuda_event_open(handle, &opened), -EIO);
         cuda_event_free(made);
         fake_must_be_empty();
+}
+
+/* ---- what the driver tells --------------------------------------------------------------- */
+
+Test(runtime, tells_attributes_by_name_until_there_are_no_more)
+{
+        const struct zero_cuda_plugin *plugin = zero_cuda_plugin();
+        const char *name = NULL;
+        uint32_t i = 0;
+        int value;
+
+        cr_assert_eq(cuda_use(GPU), 0);
+        while (plugin->attribute(GPU, i, &name, &value) == 0) {
+                cr_assert(name[0] && value >= 0, "%s", name);
+                i++;
+        }
+        cr_assert_gt(i, 0);
+        cr_assert_eq(plugin->attribute(GPU, i, &name, &value), -ENOENT);
+        fake.no_attributes = true;
+        cr_assert_eq(plugin->attribute(GPU, 0, &name, &value), 0);
+        cr_assert_eq(value, -1);
 }
 
 /* ---- GPUs ------------------------------------------------------------------------------ */
