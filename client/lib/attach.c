@@ -126,7 +126,7 @@ static int open_stash(struct zero_client *c, unsigned index, uint64_t bytes, str
                                    (unsigned long long)bytes);
         }
         r = stash_open(fd, bytes, c->gpu, ret);
-        return r ? map_failed(c, r, bytes, c->gpu ? "stash, pinned for the GPU," : "stash") : 0;
+        return r ? map_failed(c, r, bytes, "stash") : 0;
 }
 
 /* How many descriptors come with the reply. */

@@ -7,14 +7,24 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+static void pin(struct stash *s)
+{
+        s->pinned = s->gpu && gpu_pin(s->gpu, s->memory.base, s->memory.reserved) == 0;
+}
+
+static void unpin(struct stash *s)
+{
+        if (s->pinned)
+                gpu_unpin(s->gpu, s->memory.base);
+        s->pinned = false;
+}
+
 int stash_open(int fd, uint64_t bytes, const struct gpu *gpu, struct stash **ret)
 {
         struct stash *s = calloc(1, sizeof(*s));
         int protection = gpu ? PROT_READ | PROT_WRITE : PROT_READ;
         int r = s ? mapping_open(fd, bytes, protection, false, &s->memory) : -ENOMEM;
 
-        if (r == 0 && gpu)
-                r = gpu_pin(gpu, s->memory.base, s->memory.reserved);
         if (r) {
                 if (s)
                         mapping_deinit(&s->memory);
@@ -24,8 +34,14 @@ int stash_open(int fd, uint64_t bytes, const struct gpu *gpu, struct stash **ret
         }
         s->fd = fd;
         s->gpu = gpu;
+        pin(s);
         *ret = s;
         return 0;
+}
+
+bool stash_waits(const struct stash *s)
+{
+        return s->gpu && s->fd >= 0 && !s->pinned;
 }
 
 int stash_take(struct mapping *memory, const struct gpu *gpu, struct stash **ret)
@@ -42,11 +58,6 @@ int stash_take(struct mapping *memory, const struct gpu *gpu, struct stash **ret
         s->gpu = gpu;
         *ret = s;
         return 0;
-}
-
-static bool is_pinned(const struct stash *s)
-{
-        return s->gpu && s->fd >= 0 && s->memory.base;
 }
 
 static void close_fd(const struct stash *s)
@@ -66,8 +77,7 @@ void stash_free(struct stash *s)
         if (!s)
                 return;
         views_end(s);
-        if (is_pinned(s))
-                gpu_unpin(s->gpu, s->memory.base);
+        unpin(s);
         mapping_deinit(&s->memory);
         close_fd(s);
         free(s->views);
@@ -87,17 +97,15 @@ int stash_replace(struct stash **s, struct stash **next)
                 return 0;
         }
         views_end(*s);
-        if (is_pinned(*s))
-                gpu_unpin((*s)->gpu, (*s)->memory.base);
-        if (is_pinned(*next))
-                gpu_unpin((*next)->gpu, (*next)->memory.base); /* its address changes */
+        unpin(*s);
+        unpin(*next); /* its address changes */
         r = mapping_replace(&(*s)->memory, &(*next)->memory);
-        if (r == 0 && is_pinned(*s))
-                r = gpu_pin((*s)->gpu, (*s)->memory.base, (*s)->memory.reserved);
         if (r)
                 return r;
         close_fd(*s);
         (*s)->fd = (*next)->fd;
+        if ((*s)->fd >= 0)
+                pin(*s);
         free((*next)->views);
         free(*next);
         *next = NULL;

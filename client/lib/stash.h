@@ -2,7 +2,8 @@
  * stash.h - what the client knows of its stash: the memory, in host memory or on the rank's GPU,
  * and the entries that it reads.
  *
- * A rank with a GPU has the GPU copy to either kind; host memory is pinned for that.
+ * A rank with a GPU has the GPU copy to either kind; host memory is pinned for that.  Where the
+ * driver refuses to pin it, each copy waits until the GPU has come to it.
  */
 #pragma once
 
@@ -23,6 +24,7 @@ struct stash {
                                 * fd */
         int fd;                /* -1: the memory is on the GPU */
         const struct gpu *gpu; /* that writes; NULL: the rank has none */
+        bool pinned;           /* host memory, for the GPU */
         bool used;             /* in this attempt */
         bool compares;         /* bytes with those of other ranks */
         bool compared;         /* the ranks of the set stash the same: a step has shown that */
@@ -35,6 +37,8 @@ int stash_open(int fd, uint64_t bytes, const struct gpu *gpu, struct stash **ret
 /* Memory on the GPU, which is taken over in any case; -ENOMEM. */
 int stash_take(struct mapping *memory, const struct gpu *gpu, struct stash **ret);
 void stash_free(struct stash *s);
+/* Whether copies wait for the GPU, because the driver does not pin the memory. */
+bool stash_waits(const struct stash *s);
 /* Puts next in the place of *s, which may be NULL, as mapping_replace(), and empties *next. */
 int stash_replace(struct stash **s, struct stash **next);
 /* What was read goes: the attempt is over. */

@@ -45,6 +45,7 @@ static void request_init(const struct zero_client *c, Zero__Stash__Op op, uint64
         stash->op = op;
         stash->key = key;
         stash->attempt = c->attempt;
+        stash->unpinned = stash_waits(c->stash);
         request->body_case = ZERO__REQUEST__BODY_STASH;
         request->stash = stash;
 }

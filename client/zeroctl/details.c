@@ -43,12 +43,15 @@ static void show_sessions(FILE *out, const json_t *job)
         json_array_foreach(json_object_get(job, "sessions"), i, session) fprintf(
                 out,
                 "  session  rank %.0f, process %.0f, holds %.0f groups, push window "
-                "%s%s\n",
+                "%s%s%s\n",
                 field_number(session, "rank"), field_number(session, "pid"),
                 field_number(session, "held"),
                 unit_bytes(field_number(session, "push_window")).text,
                 json_is_true(json_object_get(session, "no_events")) ? ", waits for its GPU itself"
-                                                                    : "");
+                                                                    : "",
+                json_is_true(json_object_get(session, "stash_unpinned"))
+                        ? ", its stash is not pinned"
+                        : "");
 }
 
 static void show_traffic(FILE *out, const json_t *job)

@@ -169,7 +169,9 @@ const struct command command_status = {
                        "other nodes and *deferred*, the sums that were left to the update on a "
                        "GPU.\n"
                        "In JSON, a session's *no_events* says that the daemon cannot open the "
-                       "events of its GPU, so that the trainer waits for its GPU itself. "
+                       "events of its GPU, so that the trainer waits for its GPU itself; "
+                       "*stash_unpinned* says that CUDA does not pin its stash in host memory, so "
+                       "that copies to and from the stash wait for its GPU. "
                        "*cuda.between_gpus* says *by* what bytes go between GPUs of the node "
                        "(nccl or copies), the version of *nccl*, *moves_by_nccl* so far, and "
                        "*why* they are copied if they are.",

@@ -7,6 +7,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/process.h"
+#include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
 /* ---- holds -------------------------------------------------------------------- */
@@ -150,11 +151,27 @@ int rank_release(struct rank *rank, const Zero__Release *release, struct request
  * unless those use the same entry, or a write has no room before them: what it waits for may be
  * theirs.
  */
+/* Says it once. */
+static void note_unpinned(struct rank *rank)
+{
+        if (rank->stash_unpinned || !rank->stash)
+                return;
+        rank->stash_unpinned = true;
+        log_warning_for(rank->needs.uid,
+                        "job %s: rank %u (process %u of user %u) waits for its GPU at each copy to "
+                        "its stash in host memory, which costs it time: CUDA does not pin that "
+                        "memory (cudaHostRegister); raise the memory limit of the trainer's "
+                        "container, if it has one, or keep the stash with the windows",
+                        rank->job_name, rank->rank, rank->pid, rank->needs.uid);
+}
+
 int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
 {
         bool told = m->op == ZERO__STASH__OP__WRITTEN || m->op == ZERO__STASH__OP__RELEASE;
         int status;
 
+        if (m->unpinned)
+                note_unpinned(rank);
         if (told ? ordered_waits(rank, m->event) : ordered_uses(rank, m))
                 return ordered_add(rank, ORDERED_STASH, &m->base, told ? m->event : 0, r, fault);
         status = rank_stash_now(rank, m, r, fault);

@@ -69,6 +69,7 @@ struct rank {
         struct gather *gather; /* the window that it maps; set together with job */
         struct stash *stash;   /* NULL: it declared none; set together with job */
         bool stash_reserved;   /* its memory is taken */
+        bool stash_unpinned;   /* the rank's copies to and from it wait for its GPU */
         struct list ordered;   /* messages that wait for the GPU (stream_order.c) */
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits in zero_attach() */

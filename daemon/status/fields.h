@@ -60,6 +60,7 @@
         F(number, pid, "process")                                                                  \
         F(number, held, "groups that the rank holds")                                              \
         F(flag, no_events, "zerod waits for the rank's GPU work without events")                   \
+        F(flag, stash_unpinned, "the rank's copies to its stash wait for its GPU")                 \
         F(number, push_window, "bytes reserved for the rank's push window")
 
 #define STATUS_MOVE(F, R)                                                                          \

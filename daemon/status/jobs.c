@@ -219,6 +219,7 @@ static void report_sessions(struct arena *arena, const struct job *job, struct s
                 s->pid = rank->pid;
                 s->held = rank->held;
                 s->no_events = rank->no_events;
+                s->stash_unpinned = rank->stash_unpinned;
                 s->push_window = rank->window->segment.bytes + rank->window->apart.bytes;
                 ret->push_windows += s->push_window;
                 report_origin(arena, rank, ret);

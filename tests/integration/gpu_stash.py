@@ -215,12 +215,28 @@ def what_cannot_be_a_place():
         (status, text, _), raw = raw_attach(c, GPU_0, [], {2: UNIT, 4: 2})
         assert status != wire.OK and "2 is no place for a stash" in text, (status, text)
         raw.close()
-        with environment(FAKE_GPU_NO_PIN=1):
-            told, = refusals(c, [GPU], [{"bytes": MIB, "where": "host"}])
-        expect(told, "ECLOSED", "stash, pinned for the GPU", str(MIB))
     with Cluster() as c:  # without a GPU that is the host's memory
         ranks = stashing(c, [0, 0], [[0, 1]], bytes=MIB)
         assert ranks and c[0].job("job")["stash"]["place"] == "host"
+
+
+@case
+def memory_that_is_not_pinned_costs_time_alone():
+    """The log says it once per rank, with the way out, and zeroctl says it."""
+    with gpus() as c:
+        with environment(FAKE_GPU_NO_PIN=1):
+            ranks = stashing(c, [0, 0], [[0, 1]], GPU, bytes=MIB, where="host")
+        for _ in range(2):
+            for key in range(2):
+                write(ranks, key, 5000, seed=key)
+            for key in range(2):
+                read(ranks, key, 5000, seed=key)
+        assert [s["stash_unpinned"] for s in c[0].job("job")["sessions"]] == [True, True]
+        assert "its stash is not pinned" in c[0].ctl_run("status").stdout
+        assert c[0].log().count("CUDA does not pin that memory") == 2, c[0].log()
+    with gpus() as c:
+        write(stashing(c, [0], [[0]], GPU, bytes=MIB, where="host"), 1, 5000)
+        assert [s["stash_unpinned"] for s in c[0].job("job")["sessions"]] == [False]
 
 
 def write_when_free(ranks, key, size):
