@@ -90,12 +90,11 @@ static int fake_device_info(int device, struct zero_cuda_info *ret_info)
                                        .multiprocessors = 1,
                                        .driver = 12040,
                                        .runtime = 12040 };
-        uint64_t free;
         int r = fake_gpus() == 0 ? -ENODEV : device < 0 || device >= (int)fake_gpus() ? -EINVAL : 0;
 
         if (r < 0)
                 return r;
-        fake_memory(&free, &info.memory_bytes);
+        info.memory_bytes = fake_total();
         snprintf(info.name, sizeof info.name, "fake GPU %d", device);
         fake_uuid((uint32_t)device, info.uuid);
         *ret_info = info;

@@ -29,10 +29,17 @@ void fake_uuid(uint32_t gpu, uint8_t ret_uuid[ZERO_GPU_UUID]);
 
 /* ---- memory (fake_memory.c) ---- */
 
-extern _Thread_local int fake_gpu_in_use;
+enum { FAKE_UNCHOSEN = -1 };
+extern _Thread_local int fake_gpu_in_use; /* or FAKE_UNCHOSEN */
+/*
+ * The thread's GPU, for a call that works on that.  A thread that has chosen none would make a
+ * context on the first GPU, and use memory of it: where there are several, the process ends.
+ */
+int fake_chosen(const char *call);
 
 int fake_alloc(size_t bytes, void **ret_memory);
 void fake_free(void *memory);
+uint64_t fake_total(void); /* bytes of a GPU */
 int fake_memory(uint64_t *ret_free, uint64_t *ret_total);
 int fake_share_new(uint64_t bytes, struct zero_cuda_share *ret_share);
 void fake_share_free(struct zero_cuda_share *share);

@@ -29,9 +29,17 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct block *blocks;
 static uint64_t used[FAKE_GPUS_MAX];
 
-_Thread_local int fake_gpu_in_use;
+_Thread_local int fake_gpu_in_use = FAKE_UNCHOSEN;
 
-static uint64_t total_bytes(void)
+int fake_chosen(const char *call)
+{
+        if (fake_gpu_in_use == FAKE_UNCHOSEN && fake_gpus() > 1)
+                fake_die("%s: a thread that has chosen no GPU makes a context on the first one",
+                         call);
+        return fake_gpu_in_use == FAKE_UNCHOSEN ? 0 : fake_gpu_in_use;
+}
+
+uint64_t fake_total(void)
 {
         return fake_setting("FAKE_GPU_BYTES", UINT64_C(1) << 30);
 }
@@ -60,9 +68,9 @@ static int block_new(size_t bytes, struct block **ret)
         if (!b)
                 return -ENOMEM;
         b->bytes = bytes;
-        b->gpu = fake_gpu_in_use;
+        b->gpu = fake_chosen("alloc");
         pthread_mutex_lock(&mutex);
-        r = used[b->gpu] + bytes > total_bytes() ? -ENOMEM : map_block(b);
+        r = used[b->gpu] + bytes > fake_total() ? -ENOMEM : map_block(b);
         if (r == 0) {
                 used[b->gpu] += bytes;
                 b->next = blocks;
@@ -100,6 +108,7 @@ static void block_free(const void *address)
         struct block *b;
 
         fake_off_loop("free");
+        fake_chosen("free");
         fake_finish_all();
         b = block_take(address);
         if (b->gpu >= 0)
@@ -139,13 +148,15 @@ void fake_free(void *memory)
 
 int fake_memory(uint64_t *ret_free, uint64_t *ret_total)
 {
-        uint64_t total = total_bytes();
+        uint64_t total = fake_total();
+        int gpu;
 
         fake_copy_off_loop("memory");
         if (fake_gpus() == 0)
                 return -ENODEV;
+        gpu = fake_chosen("memory");
         pthread_mutex_lock(&mutex);
-        *ret_free = total - used[fake_gpu_in_use];
+        *ret_free = total - used[gpu];
         pthread_mutex_unlock(&mutex);
         *ret_total = total;
         return 0;
@@ -199,6 +210,7 @@ int fake_pinned_new(size_t bytes, void **ret_memory)
         struct block *b;
 
         fake_copy_off_loop("pinned_new");
+        fake_chosen("pinned_new");
         b = calloc(1, sizeof *b);
         if (!b)
                 return -ENOMEM;

@@ -78,7 +78,7 @@ int fake_stream_new(void **ret_stream)
                 return -ENOMEM;
         pthread_mutex_init(&s->mutex, NULL);
         s->last = &s->work;
-        s->gpu = fake_gpu_in_use;
+        s->gpu = fake_chosen("stream_new");
         pthread_mutex_lock(&streams_mutex);
         s->next = streams;
         streams = s;
@@ -92,6 +92,7 @@ int fake_stream_wait(void *stream)
         uint64_t fault = fake_setting("FAKE_GPU_FAULT", 0);
 
         fake_copy_off_loop("stream_wait");
+        fake_chosen("stream_wait");
         if (fake_gpus() == 0)
                 return -ENODEV;
         if (fault && ++waits >= fault)
@@ -108,6 +109,7 @@ void fake_stream_free(void *stream)
         if (!s)
                 return;
         fake_off_loop("stream_free");
+        fake_chosen("stream_free");
         finish(s);
         pthread_mutex_lock(&streams_mutex);
         while (*at != s)
@@ -151,7 +153,7 @@ static int check(const struct stream *s, size_t n)
                 return 1;
         if (fake_gpus() == 0)
                 return -ENODEV;
-        if (!s || s->gpu != fake_gpu_in_use)
+        if (!s || s->gpu != fake_chosen("an operation"))
                 fake_die("GPU %d is in use, the stream is of another", fake_gpu_in_use);
         return fake_state();
 }

@@ -109,6 +109,8 @@ void gpu_buffer_free(void *buffer)
 
 void gpu_buffers_close(void)
 {
+        if (n > 0)
+                (void)gpu_use(0); /* as pin(): this thread may have used no GPU yet */
         for (uint32_t i = 0; i < n; i++) {
                 assert(!used[i]);
                 gpu_plugin->pinned_free(places[i]);
