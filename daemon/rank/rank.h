@@ -66,11 +66,10 @@ struct rank {
         uint32_t hold_groups, held; /* held: holds other than NONE */
         enum hold *holds;           /* [group] */
         struct push_window *window;
-        struct gather *gather; /* the window that it maps; set together with job */
-        struct stash *stash;   /* NULL: it declared none; set together with job */
-        bool stash_reserved;   /* its memory is taken */
-        bool stash_unpinned;   /* the rank's copies to and from it wait for its GPU */
-        struct list ordered;   /* messages that wait for the GPU (stream_order.c) */
+        struct gather *gather;               /* the window that it maps; set together with job */
+        struct stash *stash;                 /* NULL: it declared none; set together with job */
+        bool stash_reserved, stash_unpinned; /* its memory is taken; copies wait for the GPU */
+        struct list ordered;                 /* messages that wait for the GPU (stream_order.c) */
         enum zero_dtype grad_dtype;
         struct request *attaching; /* waits in zero_attach() */
         struct request *closing;   /* waits for other ranks, in the call that `waits` names */

@@ -30,6 +30,8 @@ struct work {
 };
 
 struct stream {
+        struct stream *next; /* unused */
+        uint32_t place;
         struct trainer *trainer;
         void *events[STREAM_EVENTS];
         uint8_t handles[STREAM_EVENTS][ZERO_GPU_HANDLE];
@@ -39,6 +41,8 @@ struct stream {
 
 static const struct zero_gpu_client *plugin;
 static fake_event_until_fn *set_until;
+/* Streams without a trainer: as in libzero, the daemon may still have their events open. */
+static struct stream *unused;
 
 void stream_gpus_open(uint32_t n)
 {
@@ -81,16 +85,36 @@ static void record(const struct stream *s, uint32_t event, uint64_t until_ns)
         set_until(s->events[event], until_ns);
 }
 
-struct stream *stream_new(struct trainer *t)
+static struct stream *stream_make(uint32_t place)
 {
         struct stream *s = calloc(1, sizeof *s);
 
         CHECK(s);
-        s->trainer = t;
+        s->place = place;
         s->last = &s->first;
         for (uint32_t i = 0; i < STREAM_EVENTS; i++)
-                CHECK(plugin->event_new((int)place_gpu(t->needs.windows), s->handles[i],
-                                        &s->events[i]) == 0);
+                CHECK(plugin->event_new((int)place_gpu(place), s->handles[i], &s->events[i]) == 0);
+        return s;
+}
+
+static struct stream *stream_take(uint32_t place)
+{
+        struct stream **at = &unused, *s;
+
+        while ((s = *at) && s->place != place)
+                at = &s->next;
+        if (s)
+                *at = s->next;
+        return s;
+}
+
+struct stream *stream_new(struct trainer *t)
+{
+        struct stream *s = stream_take(t->needs.windows);
+
+        if (!s)
+                s = stream_make(t->needs.windows);
+        s->trainer = t;
         t->needs.event_handles = (const uint8_t(*)[ZERO_GPU_HANDLE])s->handles;
         t->needs.n_events = STREAM_EVENTS;
         return s;
@@ -119,9 +143,12 @@ void stream_free(struct stream *s)
         if (!s)
                 return;
         stream_forget(s);
-        for (uint32_t i = 0; i < STREAM_EVENTS; i++)
-                plugin->event_free(s->events[i]);
-        free(s);
+        for (uint32_t i = 0; i < STREAM_EVENTS; i++) {
+                s->used[i] = false;
+                record(s, i, 0);
+        }
+        s->next = unused;
+        unused = s;
 }
 
 static struct work *enqueue(struct stream *s, uint32_t *ret_event)
