@@ -59,6 +59,8 @@ struct zero_stash;
 
 /* As a number of groups: all of the model. */
 #define ZERO_ALL UINT32_MAX
+/* As zero_needs.push_groups: the service chooses. */
+#define ZERO_AUTO (UINT32_MAX - 1)
 /* Rank of a client that reads and writes state and takes no part in steps: zeroctl, evaluation. */
 #define ZERO_OBSERVER (-1)
 
@@ -212,7 +214,9 @@ struct zero_needs {
         uint32_t hold_groups; /* most groups held (fetched, not released) at once; ZERO_ALL
                                * for stages 1 and 2; 0: 1 */
         uint32_t push_groups; /* most gradients in flight at once; ZERO_ALL: room for all;
-                               * 0: 1 */
+                               * 0: 1; ZERO_AUTO: 2, but all on a GPU where the owners of a job
+                               * of one rank are, if they take at most an eighth of what is
+                               * free there */
         enum zero_dtype grad_dtype;   /* of what the trainer writes to zero_grad() memory */
         enum zero_dtype reduce_dtype; /* between nodes, same on all ranks.  A sum is rounded to it
                                        * once; one beyond the range of ZERO_FP16 (65504) counts as
@@ -379,7 +383,7 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
  * takes no slot.  The ranks of a node get their slots back when all of them have pushed the group,
  * so a rank that has nothing for some groups pushes those before it waits for slots for the others.
  * A slot that is a group's own (needs.push_groups: ZERO_ALL) may not come back before the step is
- * over.  last is false while more micro-batches of this step follow: the owners add up their
+ * over, or before zero_grad() asks for it.  last is false while more micro-batches of this step follow: the owners add up their
  * gradients.  A later call on the same client reports the daemon's refusal of a push.  A later call
  * also reports that the daemon is lost, as after zero_release() and zero_prefetch().
  */

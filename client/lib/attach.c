@@ -14,6 +14,8 @@
 #include "proto/cleanup.h"
 #include "proto/text.h"
 
+enum { SLOTS_AUTO = 2 }; /* one is filled while the other is read */
+
 /* ---- windows ----------------------------------------------------------- */
 
 struct windows {
@@ -183,6 +185,14 @@ static int take_windows(struct zero_client *c, struct windows *w)
 
 /* ---- what the client keeps --------------------------------------------- */
 
+/* At least. */
+static uint32_t slots_wanted(const struct zero_needs *needs)
+{
+        if (needs->push_groups == ZERO_AUTO)
+                return SLOTS_AUTO;
+        return needs->push_groups ? needs->push_groups : 1;
+}
+
 static int out_of_memory(struct zero_client *c, int r)
 {
         return client_shut(c, "attaching: %s", strerror(-r));
@@ -213,10 +223,19 @@ static int keep_stash_needs(struct zero_client *c, const struct zero_stash *stas
         return 0;
 }
 
-static int keep_rank(struct zero_client *c, const layout *l, const struct zero_needs *needs)
+/* As many slots as the service has chosen, if the caller leaves that to it. */
+static int keep_push(struct zero_client *c, const layout *l, const struct zero_needs *needs,
+                     const Zero__AttachReply *a)
 {
-        int r = push_init(&c->push, l, needs->push_groups ? needs->push_groups : 1,
-                          needs->grad_dtype);
+        push_deinit(&c->push);
+        return push_init(&c->push, l, a->push_groups ? a->push_groups : slots_wanted(needs),
+                         needs->grad_dtype);
+}
+
+static int keep_rank(struct zero_client *c, const layout *l, const struct zero_needs *needs,
+                     const Zero__AttachReply *a)
+{
+        int r = keep_push(c, l, needs, a);
 
         if (r == 0)
                 r = keep_groups(c, l);
@@ -293,7 +312,7 @@ static int keep(struct zero_client *c, const layout *l, const struct zero_needs 
         int r = map_windows(c, a, needs, &windows);
 
         if (r == 0)
-                r = l ? keep_rank(c, l, needs) : keep_observer(c, a);
+                r = l ? keep_rank(c, l, needs, a) : keep_observer(c, a);
         if (r == 0)
                 r = check_reply(c, a);
         if (r == 0)
@@ -325,17 +344,17 @@ static int renew(struct zero_client *c, const Zero__AttachReply *a)
 {
         CLEANUP(windows_deinit) struct windows windows = { 0 };
         int r = map_windows(c, a, &c->needs, &windows);
-        bool lost;
+        bool lost = lost_something(c, a);
 
+        if (r == 0 && keep_push(c, c->layout, &c->needs, a))
+                r = out_of_memory(c, -ENOMEM);
         if (r == 0)
                 r = check_reply(c, a);
         if (r == 0)
                 r = take_windows(c, &windows);
         if (r)
                 return r;
-        lost = lost_something(c, a);
         client_new_attempt(c, NULL);
-        push_forget(&c->push);
         adopt(c, a);
         c->void_attempt = false;
         if (lost)
@@ -372,7 +391,8 @@ static int make_message(struct zero_client *c, const layout *l, const struct zer
         if (!l)
                 return 0;
         message->hold_groups = needs->hold_groups ? needs->hold_groups : 1;
-        message->push_groups = needs->push_groups ? needs->push_groups : 1;
+        message->push_groups = slots_wanted(needs);
+        message->push_auto = needs->push_groups == ZERO_AUTO;
         message->grad_dtype = needs->grad_dtype;
         message->reduce_dtype = needs->reduce_dtype;
         message->on_lost_rank = needs->on_lost_rank;

@@ -143,6 +143,12 @@ static int take_reply(struct zero_client *c)
                 client_forget_reply(c);
                 return 0;
         }
+        if (reply->body_case == ZERO__REPLY__BODY_NOTED) {
+                gpu_answered(c->gpu, p.event);
+                slot->event = 0;
+                client_forget_reply(c);
+                return 0;
+        }
         if (reply->status == ZERO_OK && reply->body_case != expected_body(p.what))
                 return client_shut(c, "zerod's answer does not fit the request");
         if (reply->status == ZERO_ECLOSED)

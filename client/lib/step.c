@@ -7,6 +7,8 @@
 
 #include "proto/dtype.h"
 
+enum { KEEPS_SLOTS = 7 }; /* the first protocol whose daemon may */
+
 static const char *group_name(const struct zero_client *c, uint32_t group)
 {
         return c->layout->groups[group].name;
@@ -164,12 +166,31 @@ static int check_pushes(struct zero_client *c, uint32_t group)
         return 0;
 }
 
+/* The daemon may keep the slot until it knows whether another micro-batch follows.  It gives the
+ * slots of the last step back by itself. */
+static int reclaim(struct zero_client *c, uint32_t group)
+{
+        Zero__Reclaim reclaim = ZERO__RECLAIM__INIT;
+        Zero__Request request = ZERO__REQUEST__INIT;
+
+        if (!c->gpu || c->protocol < KEEPS_SLOTS || !c->push.slots->whole || !c->push.busy[group] ||
+            c->groups[group].micro_batches == 0)
+                return 0;
+        reclaim.group = group;
+        reclaim.attempt = c->attempt;
+        request.body_case = ZERO__REQUEST__BODY_RECLAIM;
+        request.reclaim = &reclaim;
+        return client_send(c, &request, PUSH_NONE);
+}
+
 static int wait_for_slot(struct zero_client *c, uint32_t group, uint32_t *ret_slot)
 {
         int64_t deadline_ms = client_deadline(c);
         uint32_t slot;
-        int r;
+        int r = reclaim(c, group);
 
+        if (r)
+                return r;
         while ((slot = push_take(&c->push, group)) == PUSH_NONE) {
                 if (!push_may_wait(&c->push, group))
                         return client_fail(c, ZERO_EORDER,

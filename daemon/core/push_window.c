@@ -57,7 +57,7 @@ int push_window_new(struct push_window **ret, struct fault *fault)
         return 0;
 }
 
-static int window_slots(const layout *l, uint32_t n, enum zero_dtype dtype, struct slots **ret)
+int push_window_slots(const layout *l, uint32_t n, enum zero_dtype dtype, struct slots **ret)
 {
         CLEANUP(cleanup_free) bool *skip = calloc(l->n_groups, sizeof *skip);
 
@@ -74,7 +74,7 @@ int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtyp
         CLEANUP(cleanup_push_window_unref) struct push_window *w = window_alloc();
         int r;
 
-        if (!w || window_slots(l, n_slots, dtype, &w->slots))
+        if (!w || push_window_slots(l, n_slots, dtype, &w->slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         r = window_map(w, apart ? 0 : w->slots->bytes, fault);
         if (r)

@@ -44,6 +44,9 @@ struct request {
         /* Moves the deadline on by ms while a living rank is being waited for.  NULL: the caller
          * set the deadline itself, and the wait ends with it. */
         void (*prolong)(struct request *r, uint64_t ms);
+        /* Tells the client that the GPU event which it named is done, though the answer takes
+         * longer. NULL: the client does not know that message. */
+        void (*noted)(struct request *r);
         bool gone; /* the session has ended: finish() replies nothing */
         /* Workers that use the client's memory, which is the client's again with the answer: the
          * deadline waits for them. */

@@ -202,6 +202,7 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         state = &job->ranks[rank->rank];
         state->session = rank;
         state->window = rank->window;
+        rank->window->keeps_slots = rank->needs.keeps_slots;
         state->refused = false; /* the session hands in again what was not accepted */
         reduce_rejoin(job, rank->rank, rank->needs.grad_dtype);
         job->n_attached++;

@@ -247,6 +247,18 @@ int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, 
         return 0;
 }
 
+int rank_reclaim(struct rank *rank, const Zero__Reclaim *m, struct request *r, struct fault *fault)
+{
+        int status = group_check(rank, m->group, fault);
+
+        if (status)
+                return status;
+        if (m->attempt == rank->job->attempt)
+                reduce_reclaim(rank->job, m->group);
+        request_end(r, ZERO_OK, NULL);
+        return 0;
+}
+
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
 {
         int status = group_check(rank, push->group, fault);

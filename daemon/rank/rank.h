@@ -23,13 +23,13 @@ struct rank_needs {
         uint32_t hold_groups, push_groups, timeout_ms, incarnation;
         uint64_t process_start; /* of the pid (base/process.h) */
         enum zero_dtype grad_dtype, reduce_dtype;
-        bool fail_on_lost, resume;
+        bool fail_on_lost, resume, push_auto;
+        bool keeps_slots;                                /* push_window.keeps_slots */
         uint32_t windows;                                /* the place of its windows */
         const uint8_t (*event_handles)[ZERO_GPU_HANDLE]; /* of the GPU that its windows are on */
         uint32_t n_events;
-        char slurm_job[ORIGIN_MAX + 1],
-                pod[ORIGIN_MAX + 1]; /* where it runs, as it says; "": not known */
-        struct stash_needs stash;    /* rank_attach() takes it over in any case */
+        char slurm_job[ORIGIN_MAX + 1], pod[ORIGIN_MAX + 1]; /* where it runs; "": not known */
+        struct stash_needs stash; /* rank_attach() takes it over in any case */
 };
 
 /* Tells a session that it is no longer the rank's; ZERO_ECLOSED: its client may attach again. */
@@ -102,10 +102,10 @@ void rank_fetched(struct rank *rank, uint32_t group, bool ok);
 void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
 /* These take effect, in the order in which they came, and are answered when the rank's GPU has
  * reached the event that they name. */
-int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
-                 struct fault *fault);
+int rank_release(struct rank *rank, const Zero__Release *m, struct request *r, struct fault *fault);
 int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, struct fault *fault);
 int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
+int rank_reclaim(struct rank *rank, const Zero__Reclaim *m, struct request *r, struct fault *fault);
 int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
 int rank_norms(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault);
 int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);

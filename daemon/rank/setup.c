@@ -7,6 +7,12 @@
  *
  * Windows on a GPU are made for one rank after the other, in the order of joining.  So a job has
  * one gather window there even if two ranks come at once, and a user's memory is counted correctly.
+ *
+ * A rank that leaves the number of push slots to the daemon gets one for each group where that
+ * saves work: where the job has one rank, and the states lie on the same GPU (reduce/deferred.c).
+ * The states take nine times as much there.  All slots together take at most an eighth of what the
+ * other windows leave free, and no more than gpu_windows allows, else the rank gets the number that
+ * it asks for: the rest is the trainer's.
  */
 #include "daemon/rank/local.h"
 
@@ -18,7 +24,8 @@
 #include "daemon/core/window.h"
 #include "proto/cleanup.h"
 
-enum window_kind { PUSH, GATHER, STASH, N_WINDOWS };
+enum { PUSH_SHARE = 8 };
+enum window_kind { GATHER, STASH, PUSH, N_WINDOWS }; /* the last one takes what is left */
 
 struct rank_setup {
         struct list link; /* ranks.setups */
@@ -34,6 +41,8 @@ struct rank_setup {
         struct job *job;       /* NULL: opens events; holds the job */
         struct gather *gather; /* has room for the rank; NULL: not yet */
         struct rank_window windows[N_WINDOWS];
+        struct slots *all;           /* a push slot for each group; NULL: not wanted */
+        uint64_t all_bytes;          /* 0: never wanted */
         const struct segment *stash; /* for the memory of a stash */
         /* for events */
         struct place_events *events;
@@ -68,6 +77,7 @@ static void rank_setup_end(struct rank_setup *m)
         m->made(rank, m->status, m->fault.text);
         if (job)
                 job_let_go(job);
+        slots_free(m->all);
         free(m);
 }
 
@@ -124,12 +134,62 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
 
 /* ---- windows --------------------------------------------------------------------- */
 
+/* The push slots: of all groups if they are wanted and fit, else as many as the rank asks for. */
+static int make_push(struct rank_setup *m)
+{
+        struct rank_window *push = &m->windows[PUSH];
+        uint64_t least = push->bytes;
+
+        if (m->all &&
+            (m->all_bytes <= least || m->all_bytes <= place_left(m->place) / PUSH_SHARE)) {
+                push->bytes = m->all_bytes;
+                if (window_make(m->place, m->uid, push, &m->fault) == 0)
+                        return 0;
+        }
+        slots_free(STEAL(m->all));
+        push->bytes = least;
+        return window_make(m->place, m->uid, push, &m->fault);
+}
+
 static void windows_run(struct blocking_work *work)
 {
         struct rank_setup *m = CONTAINER_OF(work, struct rank_setup, work);
 
-        for (int i = 0; i < N_WINDOWS && !m->status; i++)
+        for (int i = 0; i < PUSH && !m->status; i++)
                 m->status = window_make(m->place, m->uid, &m->windows[i], &m->fault);
+        if (!m->status)
+                m->status = make_push(m);
+}
+
+static void tell_slots(const struct rank_setup *m)
+{
+        const struct rank *rank = m->rank;
+
+        if (m->all)
+                log_info_for(m->uid,
+                             "job %s: rank %u has a push slot for each group, %.1f MiB on %s: the "
+                             "update adds its gradients up",
+                             m->job->name, rank->rank, (double)m->all_bytes / 0x1p20,
+                             place_name(m->place).text);
+        else if (m->all_bytes)
+                log_info_for(m->uid,
+                             "job %s: rank %u has %u push slots: a slot for each group takes %.1f "
+                             "MiB, which is more than 1/%d of what is free on %s, or than "
+                             "gpu_windows allows; push_groups of zero_attach() has the last word",
+                             m->job->name, rank->rank, rank->window->slots->n,
+                             (double)m->all_bytes / 0x1p20, PUSH_SHARE, place_name(m->place).text);
+}
+
+static void take_push(struct rank_setup *m)
+{
+        struct push_window *w = m->rank->window;
+
+        w->apart = m->windows[PUSH].segment;
+        tell_slots(m);
+        if (!m->all)
+                return;
+        slots_free(w->slots);
+        w->slots = STEAL(m->all);
 }
 
 /* Gives the windows to the rank, or frees them. */
@@ -141,7 +201,7 @@ static void windows_end(struct rank_setup *m)
                 rank->gather = m->gather;
                 if (m->windows[GATHER].bytes)
                         gather_provide(m->gather, &m->windows[GATHER].segment);
-                rank->window->apart = m->windows[PUSH].segment;
+                take_push(m);
                 if (m->windows[STASH].bytes)
                         stash_provide(rank->stash, &m->windows[STASH].segment);
                 rank->stash_reserved = rank->stash;
@@ -163,6 +223,24 @@ static void windows_done(struct blocking_work *work)
 
         windows_end(m);
         setups_advance(x);
+}
+
+/* Once the other windows are planned. */
+static void plan_all_slots(struct rank_setup *m)
+{
+        const struct rank_needs *needs = &m->rank->needs;
+        struct rank_window *push = &m->windows[PUSH];
+        uint64_t least = push->bytes;
+        struct fault fault;
+
+        if (!needs->push_auto || m->rank->window->slots->whole ||
+            !reduce_could_defer(m->job, m->place) ||
+            push_window_slots(m->job->layout, UINT32_MAX, needs->grad_dtype, &m->all))
+                return;
+        m->all_bytes = push->bytes = m->all->bytes;
+        if (windows_check(m->job->x, m->uid, m->place, m->windows, N_WINDOWS, &fault))
+                slots_free(STEAL(m->all));
+        push->bytes = least;
 }
 
 /* The rank's turn has come: plans its windows. */
@@ -189,6 +267,7 @@ static int windows_plan(struct rank_setup *m)
         }
         m->windows[GATHER].bytes = gather_lacks(m->gather);
         m->windows[STASH].bytes = stash_lacks(m->rank->stash);
+        plan_all_slots(m);
         return windows_check(job->x, job->uid, m->place, m->windows, N_WINDOWS, &m->fault);
 }
 

@@ -9,7 +9,8 @@
  *
  * When all nodes have sent their last offer for a group, the owner takes the group's norm, in the
  * same pass as the last addition if it knows that this is the last.  When all groups are complete
- * and the coordinator has asked, the owner votes.
+ * and the coordinator has asked, the owner takes the norm of all sums that it defers (deferred.c),
+ * and votes.
  *
  * Offers of the next attempt wait if they come before this owner has heard of the decision, or
  * while the update still reads the group's old gradient.
@@ -126,6 +127,9 @@ static void offer_accumulated(struct offload_task *task)
                 accumulator_forget_present(h, group);
                 offer_end(o);
         } else if (o->way == OFFER_SETTLED) {
+                lg->measured = true;
+                if (o->final)
+                        lg->norm = o->norm;
                 offer_end(o);
                 accumulator_vote(h);
                 shard_settled(job);
@@ -134,17 +138,13 @@ static void offer_accumulated(struct offload_task *task)
                 lg->cursor++;
                 lg->normed = o->final;
                 lg->norm = o->norm;
-                if (o->way == OFFER_DEFERRED)
-                        deferred_keep(o);
-                else
-                        offer_end(o);
+                offer_end(o);
         }
         accumulator_advance(h, group);
         job_unref(job);
 }
 
-/* Whether, as far as this owner knows, nothing is added to the group after the offer. */
-static bool offer_is_final(const struct offer *o)
+bool offer_is_alone(const struct offer *o)
 {
         const struct replica *h = o->replica;
         const struct accumulator_group *lg = &h->accumulator->groups[o->group];
@@ -153,7 +153,7 @@ static bool offer_is_final(const struct offer *o)
                 if (node != o->node && !lg->finished[node] &&
                     accumulator_expects(h, o->group, node))
                         return false;
-        return o->last;
+        return true;
 }
 
 static void offer_run(struct offer *o)
@@ -169,22 +169,40 @@ static void offer_run(struct offer *o)
 static void offer_submit(struct offer *o)
 {
         struct replica *h = o->replica;
+        bool defers = offer_defers(o);
 
-        o->final = offer_is_final(o);
-        o->way = offer_defers(o) ? OFFER_DEFERRED : OFFER_ADDED;
+        o->final = o->last && offer_is_alone(o);
+        o->way = defers ? OFFER_DEFERRED : OFFER_ADDED;
         group_norm_init(&o->norm, h->job, o->group);
         o->generation = h->accumulator->generation;
         list_remove(&o->link);
         if (o->node_gradient)
                 node_gradient_read_begin(o->node_gradient);
+        if (defers)
+                deferred_keep(o);
+        else
+                offer_run(o);
+}
+
+/* Takes the norm, too, unless the group has its own. */
+void offer_settle(struct offer *o)
+{
+        const struct replica *h = o->replica;
+
+        o->way = OFFER_SETTLED;
+        o->final = !h->accumulator->groups[o->group].measured;
         offer_run(o);
 }
 
-static void offer_settle(struct offer *o)
+/* An empty offer behind it only says that the offer is the last. */
+static void offer_take_end(struct offer *o, const struct list *queue)
 {
-        o->way = OFFER_SETTLED;
-        o->final = false;
-        offer_run(o);
+        struct offer *next = CONTAINER_OF(o->link.next, struct offer, link);
+
+        if (o->link.next == queue || !next->empty || !next->last)
+                return;
+        o->last = true;
+        offer_free(next);
 }
 
 /* ---- completion and vote ---------------------------------------------------------- */
@@ -228,14 +246,16 @@ void accumulator_advance(struct replica *h, uint32_t group)
                         offer_free(o);
                         continue;
                 }
-                if (o->node_gradient || o->phase == OFFER_LANDED)
-                        offer_submit(o);
-                else
+                offer_take_end(o, queue);
+                if (!o->node_gradient && o->phase != OFFER_LANDED)
                         offer_pull(o, true);
-                return;
+                else if (!offer_waits(o))
+                        offer_submit(o);
+                if (!lg->deferred)
+                        return;
         }
-        if (lg->normed)
-                accumulator_measured(h, group);
+        if (lg->normed || lg->deferred)
+                accumulator_complete(h, group);
         else
                 accumulator_measure(h, group);
 }
@@ -419,7 +439,7 @@ static void accumulator_forget_node(struct replica *h, uint32_t node)
  * so its sum is written. */
 static void deferred_end(struct replica *h, uint32_t group)
 {
-        struct offer *o = deferred_take(h, group);
+        struct offer *o = h->accumulator->groups[group].busy ? NULL : deferred_take(h, group);
 
         if (o && h->state->record->phase == ATTEMPT_PREPARED)
                 offer_settle(o);
@@ -429,11 +449,15 @@ static void deferred_end(struct replica *h, uint32_t group)
 
 void accumulator_left(struct replica *h)
 {
-        for (uint32_t g = 0; g < h->accumulator->n_groups && !accumulator_voted(h); g++) {
-                struct offer *o = deferred_take(h, g);
+        if (accumulator_voted(h) || !reduce_any(h->job))
+                return;
+        h->accumulator->left = true;
+        for (uint32_t g = 0; g < h->accumulator->n_groups; g++) {
+                const struct accumulator_group *lg = &h->accumulator->groups[g];
 
-                if (o)
-                        offer_settle(o);
+                if (lg->deferred && !lg->busy) /* otherwise the task's end does it */
+                        offer_settle(deferred_take(h, g));
+                accumulator_advance(h, g);
         }
 }
 
@@ -455,7 +479,7 @@ void accumulator_reset(struct replica *h)
         struct accumulator *l = h->accumulator;
 
         l->generation++;
-        l->preparing = l->have_params = l->voted = false;
+        l->preparing = l->have_params = l->voted = l->left = false;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 accumulator_reset_group(&l->groups[g], job->x->cluster->n_nodes);
                 deferred_end(h, g);
@@ -495,10 +519,10 @@ bool accumulator_settle(struct replica *h, uint32_t group)
 
         if (!accumulator_has(h, group))
                 return true;
-        if (!lg->measured || lg->busy)
+        if (!lg->complete || lg->busy)
                 return false;
         if (!lg->deferred)
-                return true;
+                return lg->measured;
         if (!accumulator_voted(h)) /* otherwise the update takes it */
                 offer_settle(deferred_take(h, group));
         return false;

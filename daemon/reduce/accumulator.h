@@ -16,7 +16,7 @@ struct group_norm {
 
 enum offer_way {
         OFFER_ADDED,    /* to the group's sum */
-        OFFER_DEFERRED, /* only to the norm; the update adds the contributions up */
+        OFFER_DEFERRED, /* to nothing; the update adds the contributions up */
         OFFER_SETTLED,  /* was deferred, and has become the group's sum after all */
 };
 
@@ -60,7 +60,7 @@ struct accumulator_group {
         uint32_t *offered;            /* [node]: number of micro-batches offered */
         bool *finished;               /* [node]: its last offer was added */
         uint32_t micro_batch, cursor; /* whose turn it is */
-        bool busy;                    /* a task adds, or takes the norm */
+        bool busy;                    /* a task adds, or takes the norm, perhaps of others too */
         uint32_t readers;             /* payloads of the sum to the mirror */
         bool normed;                  /* the last addition also took the norm */
         bool complete, measured;
@@ -84,6 +84,7 @@ struct accumulator {
         bool preparing;            /* the coordinator wants this owner's vote */
         bool have_params;          /* the vote is to end the step, not only for the norm */
         bool voted;                /* the coordinator has the vote and has not decided */
+        bool left;                 /* a rank has left in this attempt: nothing more is deferred */
         struct step_params params;
         struct blob *kept; /* [rank]: its blob of the step */
         uint32_t n_kept;
@@ -120,8 +121,12 @@ void receive_buffer_give(struct replica *h, struct receive_buffer *buffer);
 /* deferred.c.  On the loop thread. */
 /* Whether the sum need not be written. */
 bool offer_defers(const struct offer *o);
+/* Whether that would be so if nothing followed.  Then the offer waits until that is known. */
+bool offer_waits(const struct offer *o);
 /* Keeps the offer, and what its ranks pushed, until the update takes it or the attempt is over. */
 void deferred_keep(struct offer *o);
+/* Begins to take the norm of all deferred sums that have none, once every sum is complete. */
+void deferred_measure(struct replica *h);
 
 /* adding.c */
 /* The norm of nothing. */
@@ -130,14 +135,23 @@ void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t gr
  * NULL.  For an offload thread. */
 void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
                      struct group_norm *norm);
+/* The offer's tensors have a gradient from now on. */
+void offer_mark_present(const struct offer *o);
+/* Takes the norm of several groups' offers, at least one, in one pass.  For an offload thread. */
+void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
+                   struct group_norm *norm);
 
 /* complete.c.  Takes the norm of a complete group that has none, and votes once all groups have
  * theirs. */
 void accumulator_measure(struct replica *h, uint32_t group);
-void accumulator_measured(struct replica *h, uint32_t group);
+/* The group is complete, and measured unless its sum is deferred. */
+void accumulator_complete(struct replica *h, uint32_t group);
 void accumulator_vote(struct replica *h);
 
 /* accumulator.c */
+/* Whether, as far as this owner knows, only the offer's own node may add to the group after it. */
+bool offer_is_alone(const struct offer *o);
+void offer_settle(struct offer *o);
 void accumulators_tick(struct engine *x);
 void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
 void accumulator_advance(struct replica *h, uint32_t group);

@@ -1,6 +1,6 @@
 /*
  * One task on a group's sum: it adds an offer, or takes the norm of the whole, or does both in one
- * pass over memory; or it takes the norm of an offer without adding it.
+ * pass over memory.  Or one task on several groups takes the norm of their offers and adds none.
  *
  * Each tensor of the group is a piece (device.h) of its own, because each has other sources, and
  * the gaps between tensors have no gradient.
@@ -15,6 +15,19 @@ static bool offer_has(const struct offer *o, uint32_t tensor)
         uint32_t i = tensor - o->replica->job->layout->groups[o->group].first_tensor;
 
         return o->present[i / 8] >> (i % 8) & 1;
+}
+
+void offer_mark_present(const struct offer *o)
+{
+        const struct replica *h = o->replica;
+        const struct plan_shard *shard = &h->state->plan->shards[o->group];
+
+        for (uint32_t i = 0; i < shard->n_segments; i++) {
+                uint32_t t = h->state->plan->segments[shard->first_segment + i].tensor;
+
+                if (!h->job->layout->tensors[t].frozen && offer_has(o, t))
+                        h->accumulator->present[t] = 1;
+        }
 }
 
 /* Where a segment lies in what was pulled: as in the group, or for a mirror as in the plane. */
@@ -50,10 +63,10 @@ void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t gr
         exact_sum_init(&norm->sum);
 }
 
-/* The pieces of a group, with memory for the addresses of their sources. */
+/* The pieces of one or several groups, with memory for the addresses of their sources. */
 struct pieces {
-        struct reduce_piece *list; /* [segment of the shard] */
-        const void **src;          /* [most * segment of the shard] */
+        struct reduce_piece *list; /* [segment of the shards] */
+        const void **src;          /* [most * segment of the shards] */
         size_t most, n;
 };
 
@@ -64,18 +77,16 @@ static bool piece_make(const struct replica *h, const struct plan_segment *s, co
         const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
         uint8_t *present = &h->accumulator->present[s->tensor];
         bool has = !t->frozen && o && offer_has(o, s->tensor);
-        bool first = !*present || (o && o->way == OFFER_SETTLED);
+        bool first = !*present || (o && o->way != OFFER_ADDED);
         uint64_t n = plan_segment_elements(t, s);
 
         if (has)
                 *present = 1; /* even for a tensor without elements here */
         if (n == 0 || t->frozen || !(has || (normed && *present)))
                 return false;
-        *ret = (struct reduce_piece){ .acc = o && o->way == OFFER_DEFERRED ? NULL : acc,
-                                      .n = n,
-                                      .k = has ? sources_of(o, s, src) : 0,
-                                      .src = src,
-                                      .first = first };
+        *ret = (struct reduce_piece){
+                .acc = acc, .n = n, .k = has ? sources_of(o, s, src) : 0, .src = src, .first = first
+        };
         return true;
 }
 
@@ -90,30 +101,86 @@ static void pieces_reduce(const struct replica *h, const struct pieces *p, const
                                norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
 }
 
-void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
-                     struct group_norm *norm)
+static void pieces_init(struct pieces *p, size_t n_segments, const struct offer *o)
+{
+        *p = (struct pieces){ .most = o && o->node_gradient
+                                              ? node_gradient_sources_max(o->node_gradient)
+                                              : 1 };
+        p->list = calloc(n_segments + 1, sizeof *p->list);
+        p->src = calloc(n_segments * p->most + 1, sizeof *p->src);
+        if (!p->list || !p->src)
+                abort(); /* a few bytes on a worker: nothing sensible is left to do */
+}
+
+static void pieces_deinit(struct pieces *p)
+{
+        free(p->list);
+        free(p->src);
+}
+
+/* sum: of the group's shard; NULL: nothing is written. */
+static void pieces_take(struct pieces *p, const struct replica *h, uint32_t group,
+                        const struct offer *o, bool normed, float *sum)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
-        const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
-        struct mapping sum;
-        struct pieces p = { .most = node_gradient ? node_gradient_sources_max(node_gradient) : 1 };
 
-        p.list = calloc(shard->n_segments + 1, sizeof *p.list);
-        p.src = calloc(shard->n_segments * p.most + 1, sizeof *p.src);
-        if (!p.list || !p.src)
-                abort(); /* a few bytes on a worker: nothing sensible is left to do */
-        sum = state_map(h->state, ZERO_PLANE_GRAD,
-                        (struct range){ shard->moment, shard->moment_count });
         for (uint32_t i = 0; i < shard->n_segments; i++) {
                 const struct plan_segment *s = &h->state->plan->segments[shard->first_segment + i];
                 bool frozen = s->moment == UINT64_MAX;
 
-                p.n += piece_make(h, s, o, norm,
-                                  frozen ? NULL : (float *)sum.at + (s->moment - shard->moment),
-                                  p.src + p.n * p.most, &p.list[p.n]);
+                p->n += piece_make(h, s, o, normed,
+                                   frozen || !sum ? NULL : sum + (s->moment - shard->moment),
+                                   p->src + p->n * p->most, &p->list[p->n]);
         }
+}
+
+void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
+                     struct group_norm *norm)
+{
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+        struct mapping sum;
+        struct pieces p;
+
+        pieces_init(&p, shard->n_segments, o);
+        sum = state_map(h->state, ZERO_PLANE_GRAD,
+                        (struct range){ shard->moment, shard->moment_count });
+        pieces_take(&p, h, group, o, norm, sum.at);
         pieces_reduce(h, &p, o, norm);
         state_unmap(&sum);
-        free(p.list);
-        free(p.src);
+        pieces_deinit(&p);
+}
+
+/* The offer with the most sources. */
+static const struct offer *most_sources(struct offer *const *offers, uint32_t n)
+{
+        const struct offer *most = offers[0];
+
+        for (uint32_t i = 1; i < n; i++)
+                if (node_gradient_sources_max(offers[i]->node_gradient) >
+                    node_gradient_sources_max(most->node_gradient))
+                        most = offers[i];
+        return most;
+}
+
+void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
+                   struct group_norm *norm)
+{
+        size_t n_segments = 0;
+        struct pieces p;
+
+        for (uint32_t i = 0; i < n; i++)
+                n_segments += h->state->plan->shards[offers[i]->group].n_segments;
+        pieces_init(&p, n_segments, most_sources(offers, n));
+        for (uint32_t i = 0; i < n; i++) {
+                double scale = reduce_norm_scale(h->job, offers[i]->group);
+
+                if (p.n && scale != norm->scale) {
+                        pieces_reduce(h, &p, offers[i - 1], norm);
+                        p.n = 0;
+                }
+                norm->scale = scale;
+                pieces_take(&p, h, offers[i]->group, offers[i], true, NULL);
+        }
+        pieces_reduce(h, &p, offers[n - 1], norm);
+        pieces_deinit(&p);
 }

@@ -274,6 +274,7 @@ void accumulator_vote(struct replica *h)
 
         if (!l->preparing) /* saves adding up all groups each time one is complete */
                 return;
+        deferred_measure(h);
         owner_of_replica(h, &o);
         o.replicas[0].asked = true;
         o.replicas[0].closing = l->have_params;
@@ -307,11 +308,12 @@ static void measure_run(struct offload_task *task, uint32_t worker)
         accumulator_add(m->replica, m->group, NULL, &m->norm);
 }
 
-void accumulator_measured(struct replica *h, uint32_t group)
+void accumulator_complete(struct replica *h, uint32_t group)
 {
         struct accumulator_group *lg = &h->accumulator->groups[group];
 
-        lg->complete = lg->measured = true;
+        lg->complete = true;
+        lg->measured = !lg->deferred;
         if (h->job->dead)
                 return;
         mirror_offer(h, group);
@@ -331,7 +333,7 @@ static void measure_done(struct offload_task *task)
         lg->busy = false;
         if (m->generation == h->accumulator->generation) {
                 lg->norm = m->norm;
-                accumulator_measured(h, m->group);
+                accumulator_complete(h, m->group);
         } else {
                 accumulator_forget_present(h, m->group);
                 accumulator_advance(h, m->group);

@@ -9,6 +9,9 @@
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
 
+/* Pushes of a session that may wait for their step: as many calls again fit into it. */
+enum { KEPT_MAX = 2048 };
+
 /* ---- node gradients ----------------------------------------------------------------- */
 
 void node_gradient_free(struct node_gradient *p)
@@ -277,22 +280,35 @@ void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t ta
 
 bool node_gradient_may_stay(const struct node_gradient *p, uint32_t place)
 {
-        if (p->parts || p->buffer || p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
+        if (p->parts || p->buffer || p->job->layout->n_groups > KEPT_MAX ||
+            p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
                 return false;
         for (uint32_t i = 0; i < p->n_sources; i++) {
                 const struct contribution *c = p->sources[i];
 
-                if (!c->window || !c->window->slots->whole || place_of(c->data) != place)
+                if (!c->window || !c->window->slots->whole || !c->window->keeps_slots ||
+                    place_of(c->data) != place)
                         return false;
         }
         return true;
 }
 
+bool node_gradient_may_wait(const struct node_gradient *p)
+{
+        return !p->job->reduce->groups[p->group].several;
+}
+
 void node_gradient_keep(struct node_gradient *p)
 {
-        for (uint32_t i = 0; i < p->n_sources; i++)
-                if (p->sources[i]->request)
-                        p->sources[i]->request->deadline_ms = UINT64_MAX;
+        for (uint32_t i = 0; i < p->n_sources; i++) {
+                struct request *r = p->sources[i]->request;
+
+                if (!r || r->deadline_ms == UINT64_MAX)
+                        continue;
+                r->deadline_ms = UINT64_MAX;
+                if (r->noted && !r->gone)
+                        r->noted(r);
+        }
 }
 
 bool node_gradient_is_pushed_memory(const struct node_gradient *p)

@@ -34,6 +34,7 @@ struct contributor {
 };
 
 struct reduce_group {
+        bool several;         /* micro-batches, in this attempt or the one before */
         uint32_t micro_batch; /* next to reduce */
         uint32_t offered;     /* next to offer: sums end in any order */
         bool ended;           /* no more node gradients */
@@ -135,10 +136,16 @@ void sum_give(struct node_gradient *p);
 void node_gradient_read_begin(struct node_gradient *p);
 void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t taken);
 /*
- * Whether everything lies in that place, in memory that no other push of this attempt waits for,
- * and reading it twice costs less than writing and reading its sum.
+ * Whether everything lies in that place, in memory that may come back with the end of the step, and
+ * reading it twice costs less than writing and reading its sum.
  */
 bool node_gradient_may_stay(const struct node_gradient *p, uint32_t place);
+/*
+ * Whether an owner may let it wait in order to learn what follows.  A rank whose slot waits with it
+ * says when it needs the slot.  Then the group's micro-batches are taken as they come, and so are
+ * those of the next attempt: no rank says that twice.
+ */
+bool node_gradient_may_wait(const struct node_gradient *p);
 /* The sources stay until the step ends.  Their pushes are answered then, and have no deadline of
  * their own. */
 void node_gradient_keep(struct node_gradient *p);

@@ -116,7 +116,9 @@ bool reduce_push_waits(const struct job *job)
         list_for_each (&job->x->requests.all, item) {
                 const struct request *r = CONTAINER_OF(item, struct request, deadline);
 
+                /* a push without a deadline waits for its own rank */
                 if (r->describe == push_describe && now - r->since_ms >= PUSH_WAITS_MS &&
+                    r->deadline_ms != UINT64_MAX &&
                     ((const struct contribution *)r->subject)->job == job)
                         return true;
         }
@@ -294,6 +296,13 @@ int reduce_push(const struct pusher *from, const Zero__Push *push, struct reques
         return 0;
 }
 
+void reduce_reclaim(struct job *job, uint32_t group)
+{
+        job->reduce->groups[group].several = true;
+        for_replicas (job, h)
+                accumulator_advance(h, group);
+}
+
 void reduce_close(struct job *job, uint32_t rank)
 {
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
@@ -414,7 +423,11 @@ void reduce_reset(struct job *job, bool decided)
                 c->pushed = 0;
                 c->finished = false;
         }
-        memset(r->groups, 0, job->layout->n_groups * sizeof *r->groups);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                r->groups[g] = (struct reduce_group){
+                        .several =
+                                r->groups[g].micro_batch > 1 || (!decided && r->groups[g].several),
+                };
         list_for_each (&r->node_gradients, item) {
                 struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 

@@ -21,6 +21,8 @@ struct pusher {
 };
 int reduce_push(const struct pusher *from, const Zero__Push *push, struct request *r,
                 struct fault *fault);
+/* A rank waits for its slot of the group, to push another micro-batch. */
+void reduce_reclaim(struct job *job, uint32_t group);
 /* The rank pushes nothing more in this attempt. */
 void reduce_close(struct job *job, uint32_t rank);
 /*
@@ -98,6 +100,9 @@ void accumulator_take_up(struct replica *h);
 void accumulator_refused(struct replica *h);
 uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t n);
 
+/* Whether the update could add up what the job's only rank pushes in that place, if the rank had a
+ * slot for each group. */
+bool reduce_could_defer(const struct job *job, uint32_t place);
 /* Takes the offer whose sum a group left to the update; NULL: the sum is written. */
 struct offer;
 struct offer *deferred_take(struct replica *h, uint32_t group);

@@ -84,6 +84,7 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         attach.gather_bytes = reply_pass(gather, &attach.gather_handle, fds, &n);
         attach.serve_bytes = reply_pass(serve, &attach.serve_handle, fds, &n);
         attach.stash_bytes = reply_pass(stash_segment(rank->stash), &attach.stash_handle, fds, &n);
+        attach.push_groups = rank->window->slots->n;
         attach.no_events = rank->no_events;
         reply->body_case = ZERO__REPLY__BODY_ATTACH;
         reply->attach = &attach;
@@ -262,6 +263,8 @@ int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault
                                     .local_world_size = s->local_world_size,
                                     .hold_groups = m->hold_groups,
                                     .push_groups = m->push_groups,
+                                    .push_auto = m->push_auto,
+                                    .keeps_slots = s->protocol >= KEEPS_SLOTS,
                                     .incarnation = m->incarnation,
                                     .fail_on_lost = m->on_lost_rank == ZERO_LOST_FAIL,
                                     .resume = m->resume,

@@ -244,6 +244,18 @@ static void call_prolong(struct request *r, uint64_t ms)
         session_reply(call->session, &reply, NULL, 0);
 }
 
+static void call_noted(struct request *r)
+{
+        struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__Noted noted = ZERO__NOTED__INIT;
+
+        reply.seq = call->seq;
+        reply.body_case = ZERO__REPLY__BODY_NOTED;
+        reply.noted = &noted;
+        session_reply(call->session, &reply, NULL, 0);
+}
+
 /* ---- requests ----------------------------------------------------------------- */
 
 static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct fault *fault)
@@ -278,6 +290,7 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
         s->timeout_ms = s->patient ? x->conf->wait_ms : m->timeout_ms;
         if (s->timeout_ms > SESSION_TIMEOUT_MAX_MS)
                 s->timeout_ms = SESSION_TIMEOUT_MAX_MS;
+        s->protocol = hello.protocol;
         s->greeted = true;
         conn_limit(s->conn, FRAMES_MAX);
         hello.node = (char *)node_name(x, x->cluster->self);
@@ -377,6 +390,8 @@ static int handle_rank(struct pending_call *call, const Zero__Request *m, struct
                 return rank_release(rank, m->release, &call->request, fault);
         case ZERO__REQUEST__BODY_PUSH:
                 return rank_push(rank, m->push, &call->request, fault);
+        case ZERO__REQUEST__BODY_RECLAIM:
+                return rank_reclaim(rank, m->reclaim, &call->request, fault);
         case ZERO__REQUEST__BODY_NORM:
                 return rank_norm(rank, m->norm, &call->request, fault);
         case ZERO__REQUEST__BODY_ALL_REDUCE:
@@ -403,6 +418,8 @@ static const char *call_name(Zero__Request__BodyCase kind)
                 return "zero_release";
         case ZERO__REQUEST__BODY_PUSH:
                 return "zero_push";
+        case ZERO__REQUEST__BODY_RECLAIM:
+                return "zero_grad";
         case ZERO__REQUEST__BODY_NORM:
                 return "zero_norm";
         case ZERO__REQUEST__BODY_ALL_REDUCE:
@@ -519,6 +536,7 @@ static int session_request(void *arg, const uint8_t *p, size_t n)
         call_trace(call, m);
         call->request.finish = call_finish;
         call->request.prolong = s->patient ? call_prolong : NULL;
+        call->request.noted = s->protocol >= KEEPS_SLOTS ? call_noted : NULL;
         if (s->rank)
                 rank_called(s->rank, call_name(call->kind));
         list_insert(&s->pending, &call->link);

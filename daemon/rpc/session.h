@@ -6,6 +6,7 @@
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/user.h"
 
+enum { KEEPS_SLOTS = 7 }; /* the first protocol that has Noted and Reclaim */
 enum { SESSION_PENDING_MAX = 4096, SESSION_TIMEOUT_MAX_MS = 24 * 3600 * 1000 };
 enum { HELLO_BYTES = 1024, HELLO_MS = 10000 }; /* limits of the first frame: size, and time */
 
@@ -41,7 +42,8 @@ struct session {
         uid_t uid;
         pid_t pid;
         bool greeted, ending;
-        bool orderly; /* the client has said bye */
+        bool orderly;      /* the client has said bye */
+        uint32_t protocol; /* of the messages */
         char job_name[ZERO_NAME_MAX + 1];
         int32_t rank_number; /* ZERO_OBSERVER or the rank it may attach as */
         uint32_t world_size, local_world_size;

@@ -61,7 +61,8 @@
         F(number, held, "groups that the rank holds")                                              \
         F(flag, no_events, "zerod waits for the rank's GPU work without events")                   \
         F(flag, stash_unpinned, "the rank's copies to its stash wait for its GPU")                 \
-        F(number, push_window, "bytes reserved for the rank's push window")
+        F(number, push_window, "bytes reserved for the rank's push window")                        \
+        F(number, push_slots, "groups whose gradients fit there at once")
 
 #define STATUS_MOVE(F, R)                                                                          \
         F(number, from_epoch, "epoch that shards come from; null: not known")                      \

@@ -221,6 +221,7 @@ static void report_sessions(struct arena *arena, const struct job *job, struct s
                 s->no_events = rank->no_events;
                 s->stash_unpinned = rank->stash_unpinned;
                 s->push_window = rank->window->segment.bytes + rank->window->apart.bytes;
+                s->push_slots = rank->window->slots->n;
                 ret->push_windows += s->push_window;
                 report_origin(arena, rank, ret);
         }

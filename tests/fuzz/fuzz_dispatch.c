@@ -263,6 +263,8 @@ static void make_current(Zero__Request *m, const struct job *job)
 
         if (m->body_case == ZERO__REQUEST__BODY_PUSH)
                 attempt = &m->push->attempt;
+        else if (m->body_case == ZERO__REQUEST__BODY_RECLAIM)
+                attempt = &m->reclaim->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_NORM)
                 attempt = &m->norm->attempt;
         else if (m->body_case == ZERO__REQUEST__BODY_AHEAD)

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Deferred sums: if a gradient lies completely on the GPU of its states, no sum of it is written, and the update adds
 it up.  The bits are those of states and windows in host memory, whatever happens between push and update.  The sum is
-written as usual if somebody else reads it, or if reading the parts a second time costs more.
+written as usual if somebody else reads it, or if reading the parts a second time costs more.  Until the step ends, or
+a rank needs its slot for another micro-batch, a push that may be followed by others waits.
 
 The GPU is a fake one: a daemon that touches its memory by the CPU dies."""
 import contextlib
 import os
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -19,6 +21,7 @@ TRAIN = {"clip": 0.5, "sets": SETS, "seed": SEED, "pull": 0}
 LAYOUTS = {t: small_layout(t, blocks=2, width=200) for t in ("fp32", "bf16", "fp16")}
 GROUPS = len(LAYOUTS["fp32"])
 ON_GPU = {"device": "cuda", "optimizer": "device"}
+BF16 = {"grad": "bf16", "reduce": "bf16"}
 known = {}
 
 
@@ -95,6 +98,7 @@ NOT_TAKEN = {
     "more_to_read_than_the_sum": dict(placement=[0, 0, 0, 0]),
     "as_much_to_read_as_the_sum": dict(placement=[0, 0], dtype="fp32", grad="fp32", reduce="fp32"),
     "two_micro_batches": dict(placement=[0, 0], more={"micro_batches": 2}),
+    "two_open_micro_batches": dict(placement=[0, 0], more={"micro_batches": 2, "open": True}),
 }
 
 
@@ -112,12 +116,143 @@ def not_deferred_with(what):
         assert same(c, [0, 1] if name == "two_nodes" else [0], grad="bf16", reduce="bf16") == [0] * nodes
 
 
+@cases_of([True, False], "last_{}")
+def more_groups_than_a_rank_has_events(last):
+    """A push that waits for the step's end gives its event back before."""
+    layout = small_layout("bf16", blocks=80, width=20)
+    with gpus() as c:
+        a, = c.ranks("job", layout, [0], hold=2, push=-1, device="cuda:0", **BF16)
+        train([a], 2, open=not last)
+        assert deferred(c) == [2 * len(layout)]
+
+
+# ---- how many slots a rank has that leaves their number to the service -----------------------------------------------
+
+AUTO = -2
+
+
+def slots(c, job="job"):
+    return [s["push_slots"] for d in c.daemons for s in d.job(job)["sessions"]]
+
+
+@case
+def a_slot_for_each_group_where_the_update_adds_up():
+    with gpus() as c:
+        assert same(c, [0], push=AUTO, more={"open": True}, **BF16) == [STEPS * GROUPS]
+        assert slots(c) == [GROUPS] and "rank 0 has a push slot for each group" in c[0].log()
+
+
+ELSEWHERE = {"two_ranks": dict(placement=[0, 0]), "windows_in_host_memory": dict(placement=[0], windows=None),
+             "states_in_host_memory": dict(placement=[0], optimizer="host"), "a_mirror": dict(placement=[0], nodes=2, mirror=1)}
+
+
+@cases_of(list(ELSEWHERE))
+def two_slots_with(what):
+    """More would take memory, and save nothing."""
+    given = dict(ELSEWHERE[what])
+    placement, windows, nodes = given.pop("placement"), given.pop("windows", "cuda:0"), given.pop("nodes", 1)
+    with gpus(nodes, **given) as c:
+        attach(c, placement, "bf16", windows, push=AUTO, **BF16)
+        assert set(slots(c)) == {2}, slots(c)
+        assert "push slot" not in c[0].log()
+
+
+FULL = {"the_gpu_is_full": (18 << 20, 200, {}), "the_user_has_no_more": (1 << 30, 450, {"gpu_windows": 5 << 20})}
+
+
+@cases_of(list(FULL))
+def two_slots_where(what):
+    """That is no error, and the log says why.  A rank that names a number gets it, or hears why not."""
+    total, width, options = FULL[what]
+    layout = small_layout("bf16", blocks=5, width=width)
+    with environment(FAKE_GPU_BYTES=total), gpus(**options) as c:
+        a, = c.ranks("job", layout, [0], hold=1, push=AUTO, device="cuda:0", **BF16)
+        assert slots(c) == [2]
+        assert "rank 0 has 2 push slots: a slot for each group takes" in c[0].log()
+        train([a], 2)
+
+
+@case
+def a_daemon_that_starts_again_chooses_anew():
+    """The rank had a slot for each group, and finds a daemon that has no memory for them."""
+    needs, layout = {"push": AUTO, **BF16}, small_layout("bf16", blocks=5, width=450)
+    with gpus() as c:
+        a, = c.ranks("job", layout, [0], hold=1, device="cuda:0", **needs)
+        train([a], 2)
+        assert slots(c) == [len(layout)]
+        stop(c[0])
+        c[0].options["gpu_windows"] = 5 << 20
+        c[0].start()
+        train([a], 2, patient=True)
+        assert slots(c) == [2]
+        found = c.checksum("job")["planes"]
+    with Cluster(1) as c:
+        a, = c.ranks("job", layout, [0], hold=1, **{**needs, "push": 2})
+        train([a], 4)
+        assert c.checksum("job")["planes"] == found
+
+
+# ---- what follows is not known ---------------------------------------------------------------------
+
+@cases_of(["one_bf16", "three_bf16", "one_fp32_as_bf16"])
+def deferred_when_the_step_ends(name):
+    placement, grad, wire = TAKEN[name]
+    with gpus() as c:
+        assert same(c, placement, grad, grad=grad, reduce=wire, more={"open": True}) == [STEPS * GROUPS]
+
+
+@case
+def deferred_as_long_as_steps_have_one_micro_batch():
+    """A step that follows one of several micro-batches keeps no slot until its end."""
+    told = []
+    for where in (None, "cuda:0"):
+        with gpus() if where else Cluster(1) as c:
+            ranks = attach(c, [0, 0], "bf16", where, grad="bf16", reduce="bf16")
+            counts = []
+            for micro_batches in (1, 2, 2, 1, 1):
+                seen = train(ranks, 1, micro_batches=micro_batches, open=True)
+                counts.append(deferred(c)[0])
+            told.append((seen, c.checksum("job")))
+    assert counts == [GROUPS, GROUPS, GROUPS, GROUPS, 2 * GROUPS], counts
+    assert told[0] == told[1], told
+
+
+@contextlib.contextmanager
+def launches(**options):
+    """A cluster, and how many reductions its GPU was given so far."""
+    with tempfile.TemporaryDirectory() as directory, environment(FAKE_GPU_REDUCES=f"{directory}/reduces"), \
+            gpus(**options) as c:
+        yield c, lambda: os.path.getsize(f"{directory}/reduces") if os.path.exists(f"{directory}/reduces") else 0
+
+
+@cases_of([2, 16], "{}_blocks")
+def one_launch_takes_the_norm(blocks):
+    """However many groups there are, whether pushes say that they are the last, and whether a norm is asked for."""
+    layout = small_layout("bf16", blocks=blocks, width=20)
+    with launches() as (c, count):
+        a, = c.ranks("job", layout, [0], hold=2, push=-1, device="cuda:0", grad="bf16", reduce="bf16")
+        for step in range(4):
+            push(a, step, len(layout), last=step % 2 == 0)
+            a.do("fetch", group=0)  # the daemon has had the pushes
+            assert count() == step, "a push began work on the GPU"
+            if step > 1:
+                a.do("norm")
+                assert count() == step + 1
+            step_by_hand([a])
+            assert count() == step + 1, count()
+        assert deferred(c) == [4 * len(layout)]
+
+
 # ---- between push and update ------------------------------------------------------------------------
 
-def push(a, step, groups=GROUPS, **fields):
+def push_one(a, group, step=0, last=True, **fields):
+    a.do("grad", group=group, seed=SEED, step=step, **fields)
+    a.do("push", group=group, last=last)
+
+
+def push(a, step, groups=GROUPS, last=True, **fields):
     for g in range(groups):
-        a.do("grad", group=g, seed=SEED, step=step, **(fields if g == 0 else {}))
-        a.do("push", group=g, last=True)
+        push_one(a, g, step, last, **(fields if g == 0 else {}))
 
 
 def step_by_hand(ranks, **fields):
@@ -147,8 +282,8 @@ def norm_before_the_step():
     assert told[0] == told[1], told
 
 
-@case
-def norms_of_tensors_before_the_step():
+@cases_of([True, False], "last_{}")
+def norms_of_tensors_before_the_step(last):
     """Deferred sums are written first, and the step is the same."""
     told = []
     for where in (None, "cuda:0"):
@@ -157,7 +292,7 @@ def norms_of_tensors_before_the_step():
             norms, tensors = [], sum(len(g["tensors"]) for g in LAYOUTS["bf16"])
             for step in range(3):
                 for a in ranks:
-                    push(a, step)
+                    push(a, step, last=last)
                 for plane in ("grad", "master", "grad") if step < 2 else ("master",):
                     for a in ranks:
                         a.start("norms", plane=plane, first=0, count=tensors)
@@ -174,8 +309,9 @@ def a_push_has_no_deadline_before_its_step():
     """Between its first push and the step a trainer may take longer than the timeout of a call."""
     with gpus() as c:
         a, = attach(c, [0], "bf16", grad="bf16", reduce="bf16", timeout_ms=3000 * WAIT)
-        push(a, 0)
-        until(lambda: deferred(c) == [GROUPS], what="the norms")
+        push(a, 0, GROUPS - 1)
+        push_one(a, GROUPS - 1, last=False)
+        until(lambda: deferred(c) == [GROUPS - 1], what="the sums")
         time.sleep(3.5 * WAIT)
         assert step_by_hand([a])[0]["version"] == 1
         push(a, 1)
@@ -207,17 +343,20 @@ def heir_of(c, rank, world):
     return heir
 
 
-@cases_of(["before", "in"])
-def a_rank_is_killed(when):
+@cases_of([("before", True), ("in", True), ("before", False), ("in", False)], "{0[0]}_last_{0[1]}")
+def a_rank_is_killed(what):
     """The rank dies between its push and the step, or while others wait for it in the step. Its successor ends the step
     with the gradients that were pushed."""
+    when, last = what
     expected = in_host_memory([0, 0], "bf16", {"grad": "bf16", "reduce": "bf16"}, {})
     with gpus() as c:
         ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
         train(ranks, 2)
         for a in ranks:
-            push(a, 2)
-        until(lambda: deferred(c) == [3 * GROUPS], what="the norms")
+            push(a, 2, last=last)
+            a.do("fetch", group=0)
+            a.do("release", group=0)
+        until(lambda: deferred(c) == [(3 if last else 2) * GROUPS], what="the sums")
         if when == "in":
             ranks[0].start("step", sets=SETS, clip=0.5)
         ranks[1].kill()
@@ -231,15 +370,16 @@ def a_rank_is_killed(when):
         assert c.checksum("job")["planes"] == expected[1]
 
 
-@case
-def all_ranks_are_killed():
+@cases_of([True, False], "last_{}")
+def all_ranks_are_killed(last):
     """The pushed gradients are kept, the dead ranks' push slots are not: successors may need that GPU memory."""
     expected = in_host_memory([0, 0], "bf16", {"grad": "bf16", "reduce": "bf16"}, {})
     with gpus() as c:
         ranks = attach(c, [0, 0], "bf16", grad="bf16", reduce="bf16")
         for a in ranks:
-            push(a, 0)
-        until(lambda: deferred(c) == [GROUPS], what="the norms")
+            push(a, 0, last=last)
+            a.do("fetch", group=0)
+        until(lambda: deferred(c) == [GROUPS if last else 0], what="the sums")
         for a in ranks:
             a.kill()
             c.dismiss(a)
@@ -264,7 +404,7 @@ def a_node_is_lost_before_the_step():
         train([a], 2)
         each = deferred(c)[0] // 2
         push(a, 2)
-        until(lambda: deferred(c)[0] == 3 * each > 0, what="the norms")
+        until(lambda: deferred(c)[0] == 3 * each > 0, what="the sums")
         c[1].restart()
         a.start("norm")
         expect(a.finish(), "EABORTED")
@@ -287,7 +427,7 @@ def stopped_before_the_step():
         train(ranks, 2)
         for a in ranks:
             push(a, 2)
-        until(lambda: deferred(c) == [3 * GROUPS], what="the norms")
+        until(lambda: deferred(c) == [3 * GROUPS], what="the sums")
         stop(c[0])
         c[0].start()
         for a in ranks:

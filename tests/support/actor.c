@@ -134,11 +134,10 @@ static int groups_alloc(struct actor *actor)
         return actor->views && actor->grads ? ZERO_OK : ZERO_ENOMEM;
 }
 
+/* -1: ZERO_ALL, -2: ZERO_AUTO */
 static uint32_t how_many(const json_t *command, const char *name)
 {
-        double n = field_number(command, name, 0);
-
-        return n < 0 ? ZERO_ALL : (uint32_t)n;
+        return (uint32_t)(int64_t)field_number(command, name, 0);
 }
 
 /* Where the client stands: its version, what it was given with that version, and the pushes that

@@ -13,6 +13,7 @@
  * "until": FILE     instead of "steps": up to the version whose number the file holds, and
  *                   the file may be changed meanwhile
  * "ahead": true     says ahead of each step how it will end (zero_ahead())
+ * "open": true      no push says that it is the last one of the step
  * "keep": true      keeps a text that tells the version with each step, and looks first that
  *                   what it was given at attach tells the version it begins at
  * "journal": FILE   appends "RANK VERSION HASH TIME" for each step that has ended: the
@@ -39,7 +40,7 @@ struct training {
         uint64_t first_step; /* of the noise, where the job is at version 0 */
         float pull;
         uint64_t hash, step_hash; /* of all that was fetched in forward passes; of this step's */
-        bool patient, keep, own, ahead;
+        bool patient, keep, own, ahead, open;
         uint64_t steps, done, aborts, skipped;
         int journal, until; /* -1: none */
         char kept[KEPT_MAX];
@@ -229,7 +230,7 @@ static int whole_step(struct training *t, struct zero_step *step, struct zero_re
                 t->noise.micro_batch = m;
                 r = forward(t);
                 if (!r)
-                        r = backward(t, m + 1 == t->micro_batches);
+                        r = backward(t, !t->open && m + 1 == t->micro_batches);
         }
         if (t->keep) {
                 step->blob = t->kept;
@@ -287,6 +288,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                 .keep = json_is_true(json_object_get(command, "keep")),
                 .own = json_is_true(json_object_get(command, "own")),
                 .ahead = json_is_true(json_object_get(command, "ahead")),
+                .open = json_is_true(json_object_get(command, "open")),
                 .steps = field_count(command, "steps", 1),
                 .journal = open_named(command, "journal", O_WRONLY | O_APPEND | O_CREAT),
                 .until = open_named(command, "until", O_RDONLY),

@@ -28,6 +28,7 @@
  *   FAKE_GPU_GATE=FILE  while the file exists, an allocation of memory for export waits;
  *                             FILE.reached is made then
  *   FAKE_GPU_UNMAP_GATE=FILE  the same for a trainer that unmaps memory
+ *   FAKE_GPU_REDUCES=FILE  a byte is appended for each launch of a reduction
  *   FAKE_GPU_WRITABLE=1  a trainer maps all memory writable, as with some drivers
  *   FAKE_GPU_ABI=N, FAKE_GPU_CLIENT_ABI=N  versions that the tables tell
  *   FAKE_GPU_MAJOR=N    compute capability N.0 (9)

@@ -56,6 +56,13 @@ void place_free(void *memory)
         gpu_free(memory);
 }
 
+uint64_t place_left(uint32_t place)
+{
+        uint64_t left, total;
+
+        return gpu_memory(place_gpu(place), &left, &total) ? 0 : left;
+}
+
 int place_use(uint32_t place)
 {
         return gpu_use(place_gpu(place));

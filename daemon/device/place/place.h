@@ -39,6 +39,9 @@ const void *place_read(const void *p, size_t n, void *buffer);
 int place_alloc(uint32_t place, uint64_t bytes, const char *what, void **ret, struct fault *fault);
 void place_free(void *memory);
 
+/* Bytes that are free in a place other than the host; not on the loop thread.  0: not known. */
+uint64_t place_left(uint32_t place);
+
 /* Charges memory of place_alloc() or segment_new_away() to a user until it is given back. */
 void place_charge(const void *memory, uint32_t user);
 /* Bytes of the place charged to a user. */

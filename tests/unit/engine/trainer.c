@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "daemon/device/gpu/gpu.h"
+#include "daemon/reduce/reduce.h"
 #include "stream.h"
 #include "proto/cleanup.h"
 
@@ -221,8 +222,11 @@ static bool begin_push(struct trainer *t, const struct op *op)
         uint32_t slot = NO_SLOT;
         int r;
 
-        if (!op->empty && !free_slot(t, op->group, &slot))
+        if (!op->empty && !free_slot(t, op->group, &slot)) {
+                if (op->micro_batch && t->rank->window->slots->whole)
+                        reduce_reclaim(t->rank->job, op->group);
                 return false;
+        }
         if (!op->empty && !fill_slot(t, op, slot, &push.event))
                 return false;
         task = task_new(t, op);

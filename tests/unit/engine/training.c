@@ -178,6 +178,7 @@ static void trainer_describe(struct session *s, uint32_t rank)
                            .push_groups = training->push_groups,
                            .timeout_ms = 60000,
                            .windows = on_gpu ? gpu_place(training->gpu_of_rank[rank]) : 0,
+                           .keeps_slots = true,
                            .grad_dtype = training->grad_dtype,
                            .reduce_dtype = training->reduce_dtype },
                 .job_name = "zoo",
