@@ -110,7 +110,7 @@ def nothing_is_held_in_the_window_but_on_the_way():
     model(torch.ones(2, 64)).sum().backward()
     assert most == 1 and not held
     needs = core._needs(model.sharded)
-    assert needs == {"hold_groups": 3, "push_groups": 2, "device": "cuda:0"}, needs
+    assert needs == {"hold_groups": 3, "device": "cuda:0"}, needs
 
 
 @alone

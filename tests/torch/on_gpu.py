@@ -246,6 +246,46 @@ def on_a_stream(_):
         return sharded(0, 1, 3, {}, slow=True)
 
 
+# ---- gradients that the update adds up -------------------------------------------------------------------------------
+
+ADDED_STEPS = 4
+
+
+def pushed(rank, world, dtype, batches, options):
+    """What a rank has after some steps, its push slots, its groups, and how many sums of groups were left to the update."""
+    zt, model = zero(make(0).to(dtype), device=DEVICE, **options)
+    optimizer = zt.AdamW(model, **ADAMW)
+    for t in range(ADDED_STEPS):
+        for batch in batch_of(t, BATCH).chunk(world)[rank].chunk(batches):
+            model(batch.to(DEVICE)).backward()
+        if t % 2:
+            model.clip_grad_norm_(1.0)
+        optimizer.step()
+    client, values = model.sharded.client, {n: v.clone() for n, v in model.state_dict().items()}
+    job, = (j for j in client.query("jobs")["jobs"] if j["job"] == client.job)
+    slots, = (s["push_slots"] for s in job["sessions"] if s["rank"] == rank)
+    client.close()
+    return values, slots, len(model.sharded.groups), job["reduce"]["deferred"]
+
+
+ADDED = {"one_rank": (1, torch.float32, 1, True), "one_rank_bf16": (1, torch.bfloat16, 1, True),
+         "two_micro_batches": (1, torch.bfloat16, 2, False), "two_ranks": (2, torch.bfloat16, 1, False)}
+
+
+@cases_of(list(ADDED), "{}")
+def the_update_adds_gradients_up(what):
+    """In a job of one rank with its states on the GPU there is a slot for each group; the bits are the same.  Several
+    micro-batches are added up by the owner."""
+    world, dtype, batches, deferred = ADDED[what]
+    wanted = ranks.run(pushed, world, ranks.shared(1), arguments=(world, dtype, batches, {"push_groups": 2}))
+    with Cluster(1, device="cuda", optimizer="device") as cluster:
+        found = ranks.run(pushed, world, cluster, arguments=(world, dtype, batches, {}))
+        assert ("a push slot for each group" in cluster[0].log()) == (world == 1)
+    for (values, slots, groups, n), (expected, *_, none) in zip(found, wanted):
+        assert slots == (groups if world == 1 else 2) and n == (ADDED_STEPS * groups if deferred else 0) and none == 0, (slots, n)
+        assert all(torch.equal(value, expected[name]) for name, value in values.items())
+
+
 @case
 def another_stream_computes_the_same():
     needs_a_gpu()

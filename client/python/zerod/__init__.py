@@ -5,7 +5,7 @@ trainer's side of it over libzero, and needs nothing but Python.  zerod.torch pu
 on it.
 """
 
-from ._library import ALL, OBSERVER
+from ._library import ALL, AUTO, OBSERVER
 from .client import AdamSet, AdamWSet, BaseCopy, Client, FileValues, LionSet, SGDSet, Stash, StepResult, connect, drop
 from .errors import (
     Aborted,
@@ -43,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALL",
+    "AUTO",
     "OBSERVER",
     "AdamSet",
     "AdamWSet",

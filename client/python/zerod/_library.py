@@ -29,6 +29,7 @@ from pathlib import Path
 SONAME = "libzero.so.0"
 
 ALL = 0xFFFFFFFF
+AUTO = ALL - 1
 OBSERVER = -1
 NAME_MAX = 255
 JOB_MAX = 200

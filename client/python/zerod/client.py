@@ -309,7 +309,8 @@ class Client(Conversation):
         ranks have attached.  The layout is copied.
 
         hold_groups: most groups fetched and not released at once; push_groups: most gradients in
-        flight at once; zerod.ALL for all.  grad_dtype: of what the trainer writes to grad() memory.
+        flight at once; zerod.ALL for all.  push_groups may be zerod.AUTO: the service chooses all or 2 on a GPU, and 2 in
+        host memory.  grad_dtype: of what the trainer writes to grad() memory.
         reduce_dtype, between nodes: "fp32", "bf16" or "fp16", the same on all ranks; a sum beyond
         fp16's range (65504) counts as not finite, and the step is skipped.  private_views: a
         group always has the same address, and a write there changes this process's copy only,

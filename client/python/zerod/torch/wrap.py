@@ -48,7 +48,6 @@ log = logging.getLogger("zerod")
 
 _of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
 
-PUSH_SLOTS = 2  # gradients in flight at once
 OPTIMIZERS = ("adamw", "adam", "lion", "sgd", "sgd-momentum",
               "adamw-ema", "adam-ema", "lion-ema", "sgd-ema", "sgd-momentum-ema")
 
@@ -189,7 +188,7 @@ def _find_in(sharded: Sharded, layout: zerod.Layout) -> None:
 
 
 def _needs(sharded: Sharded) -> dict[str, Any]:
-    """How many groups are held and pushed at once, and where."""
+    """How many groups are held at once, and where."""
     widest = max(len(u.groups) for u in sharded.units)
     if not sharded.place.holds:
         hold = (2 + sharded.prefetch) * widest  # being copied, and prefetched
@@ -203,7 +202,7 @@ def _needs(sharded: Sharded) -> dict[str, Any]:
     sizes = [g.elements * g.dtype.itemsize for g in sharded.groups]
     if hold * max(sizes) >= sum(sizes):
         hold = zerod.ALL  # a window of equal slabs would be larger than the model
-    return {"hold_groups": hold, "push_groups": PUSH_SLOTS, **sharded.place.needs()}
+    return {"hold_groups": hold, **sharded.place.needs()}
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
@@ -293,7 +292,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           client: zerod.Client | None = None, job: str | None = None, timeout: float | None = None,
           reduce_dtype: torch.dtype | None = None,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
-          on_lost_rank: str = "wait",
+          push_groups: int = zerod.AUTO, on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
           keep: bool = True, optimizer: str = "adamw", eager: bool = False,
           stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
@@ -322,6 +321,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     bf16 if all trained parameters are bf16, else fp32.  A sum beyond fp16's range (65504) counts as
     not finite, and the step is skipped: use :class:`GradScaler` with it.
     prefetch: how many units are fetched ahead of their use.
+    push_groups: for how many groups' gradients on their way there is memory, zerod.ALL for all.  zerod.AUTO: 2, but on a
+    GPU that also has the states of a job of one rank all, if they take at most an eighth of its free memory then: no
+    push waits for another one, and the update adds gradients up where they are.  2 there if the model needs that memory.
     on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
     timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
     device: of parameters and gradients while the model computes: "cpu" for host memory, or "cuda",
@@ -429,7 +431,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     _find_in(sharded, layout)
     needs = _needs(sharded)
     sharded.hold_groups = needs["hold_groups"]
-    sharded.client.attach(layout, **needs, grad_dtype=DTYPES[grad_dtype],
+    sharded.client.attach(layout, **needs, push_groups=push_groups, grad_dtype=DTYPES[grad_dtype],
                           reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank,
                           stash=stash)
     sharded.activations = Activations(sharded, stash)
