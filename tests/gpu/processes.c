@@ -25,7 +25,10 @@ enum {
         OTHER,    /* another user's; else ordinary */
         NOBODY = 65534,
         BYTES = 8 << 20,
-        BUSY = 200,              /* copies ahead of what the event stands for */
+        TIMES = 5,    /* that one event is recorded */
+        BUSY_MS = 60, /* of copies ahead of what the event stands for */
+        BUSY_BYTES = 256 << 20,
+        FIRST_VALUE = 2,         /* that a trainer writes; the daemon's is 1 */
         SLACK = 16 << 20,        /* of the driver's own */
         DEADLINE_MS = 20 * 1000, /* of every wait */
 };
@@ -40,12 +43,17 @@ struct hello { /* from the trainer */
         uint8_t uuid[ZERO_GPU_UUID], event[ZERO_GPU_HANDLE];
 };
 
-static int64_t now_ms(void)
+static int64_t now_us(void)
 {
         struct timespec t;
 
         clock_gettime(CLOCK_MONOTONIC, &t);
-        return t.tv_sec * 1000 + t.tv_nsec / 1000000;
+        return t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static int64_t now_ms(void)
+{
+        return now_us() / 1000;
 }
 
 static void nap(void)
@@ -99,6 +107,19 @@ static int hear(int socket, void *data, size_t n)
         return fd;
 }
 
+/* ---- memory ----------------------------------------------------------------- */
+
+static void all_bytes(const struct gpu *gpu, const void *window, size_t n, uint8_t expected)
+{
+        uint8_t *host = malloc(n);
+
+        gpu_move(gpu, host, window, n);
+        for (size_t i = 0; i < n; i++)
+                if (host[i] != expected)
+                        die("byte %zu is %u instead of %u", i, host[i], expected);
+        free(host);
+}
+
 /* ---- the trainer ----------------------------------------------------------- */
 
 static void read_nowhere(const struct gpu *gpu)
@@ -113,26 +134,46 @@ static void read_nowhere(const struct gpu *gpu)
                 die("a fault was forgotten");
 }
 
-static void keep_busy(const struct gpu *gpu, void *scratch, const void *window, int rounds)
+/* Copies that keep the stream busy. */
+struct busy {
+        void *to, *from;
+        size_t bytes;
+        int count; /* that take BUSY_MS */
+};
+
+static void keep_busy(const struct gpu *gpu, const struct busy *b, int count)
 {
-        for (int i = 0; i < rounds; i++)
-                must(gpu->ops->copy(scratch, window, BYTES, gpu->stream), "copy");
+        for (int i = 0; i < count; i++)
+                must(gpu->ops->copy(b->to, b->from, b->bytes, gpu->stream), "copy");
 }
 
-/* Every byte of the window is 1; makes it 2, behind much other work. */
-static void use_window(const struct gpu *gpu, void *window, void *event)
+static struct busy busy_new(const struct gpu *gpu)
+{
+        enum { TRIED = 8 };
+        size_t bytes = gpu->quick ? BYTES : BUSY_BYTES;
+        struct busy b = { .to = gpu_new(gpu, bytes), .from = gpu_new(gpu, bytes), .bytes = bytes };
+        int64_t start, us;
+
+        keep_busy(gpu, &b, 1);
+        gpu_wait(gpu);
+        start = now_us();
+        keep_busy(gpu, &b, TRIED);
+        gpu_wait(gpu);
+        us = now_us() - start;
+        b.count = 1 + (int)(BUSY_MS * 1000 * TRIED / (us ? us : 1));
+        return b;
+}
+
+/* Makes every byte of the window `value`, behind much other work. */
+static void write_window(const struct gpu *gpu, const struct busy *busy, void *window,
+                         uint8_t value, void *event)
 {
         uint8_t *host = malloc(BYTES);
-        void *scratch = gpu_new(gpu, BYTES), *twos = gpu_new(gpu, BYTES);
 
-        gpu_move(gpu, host, window, BYTES);
-        for (size_t i = 0; i < BYTES; i++)
-                if (host[i] != 1)
-                        die("byte %zu of the window is %u", i, host[i]);
-        memset(host, 2, BYTES);
-        gpu_move(gpu, twos, host, BYTES);
-        keep_busy(gpu, scratch, window, BUSY);
-        must(gpu->ops->copy(window, twos, BYTES, gpu->stream), "copy");
+        memset(host, value, BYTES);
+        gpu_move(gpu, busy->from, host, BYTES);
+        keep_busy(gpu, busy, busy->count);
+        must(gpu->ops->copy(window, busy->from, BYTES, gpu->stream), "copy");
         must(gpu->client->event_record(event, gpu->stream), "record");
         free(host);
 }
@@ -151,12 +192,31 @@ static void wait_itself(const struct gpu *gpu, void *event)
         must(r, "an event of the trainer's own");
 }
 
+/* The daemon looks at each value before the next one is written. */
+static void work(const struct gpu *gpu, int socket, int kind, void *window, void *event)
+{
+        const struct busy busy = busy_new(gpu);
+        char go;
+
+        all_bytes(gpu, window, BYTES, FIRST_VALUE - 1);
+        for (uint8_t i = 0; i < TIMES; i++) {
+                write_window(gpu, &busy, window, FIRST_VALUE + i, event);
+                if (kind == OTHER)
+                        wait_itself(gpu, event);
+                say(socket, "", 1, -1);
+                while (kind == KILLED) {
+                        keep_busy(gpu, &busy, 1);
+                        gpu_wait(gpu);
+                }
+                hear(socket, &go, 1);
+        }
+}
+
 _Noreturn static void trainer(struct gpu gpu, int socket, int kind)
 {
         struct hello hello;
         struct offer offer;
-        void *event, *window, *scratch;
-        char go;
+        void *event, *window;
         int fd;
 
         if (kind == OTHER && (setgid(NOBODY) || setuid(NOBODY)))
@@ -173,16 +233,7 @@ _Noreturn static void trainer(struct gpu gpu, int socket, int kind)
         must(gpu.client->map(0, fd, offer.handle, offer.bytes, true, &window), "map");
         if (fd >= 0)
                 close(fd);
-        use_window(&gpu, window, event);
-        if (kind == OTHER)
-                wait_itself(&gpu, event);
-        say(socket, "", 1, -1);
-        scratch = gpu_new(&gpu, BYTES);
-        while (kind == KILLED) {
-                keep_busy(&gpu, scratch, window, 10);
-                gpu_wait(&gpu);
-        }
-        hear(socket, &go, 1);
+        work(&gpu, socket, kind, window, event);
         gpu.client->unmap(window);
         _exit(EXIT_SUCCESS);
 }
@@ -245,17 +296,6 @@ static void must_come_back(const struct gpu *gpu, uint64_t before, const char *w
         }
 }
 
-static void all_bytes(const struct gpu *gpu, const void *window, size_t n, uint8_t expected)
-{
-        uint8_t *host = malloc(n);
-
-        gpu_move(gpu, host, window, n);
-        for (size_t i = 0; i < n; i++)
-                if (host[i] != expected)
-                        die("byte %zu is %u instead of %u", i, host[i], expected);
-        free(host);
-}
-
 static struct zero_cuda_share window_of_ones(const struct gpu *gpu)
 {
         struct zero_cuda_share share;
@@ -288,14 +328,13 @@ static int look(const struct gpu *gpu, void *event)
         return pending;
 }
 
-/* From the first word to the recorded event; NULL: it cannot be opened. */
+/* From the first word to the window; NULL: the trainer's event cannot be opened. */
 static void *offer_window(const struct gpu *gpu, struct child *c, const struct zero_cuda_share *s)
 {
         struct offer offer = { .bytes = s->bytes, .by_handle = s->fd < 0 };
         struct zero_cuda_info info;
         struct hello hello;
         void *event;
-        char recorded;
 
         must(gpu->ops->device_info(0, &info), "info");
         hear(c->socket, &hello, sizeof hello);
@@ -305,26 +344,41 @@ static void *offer_window(const struct gpu *gpu, struct child *c, const struct z
                 event = NULL;
         memcpy(offer.handle, s->handle, sizeof offer.handle);
         say(c->socket, &offer, sizeof offer, s->fd);
-        hear(c->socket, &recorded, 1);
         return event;
+}
+
+/* Each value, as soon as its event says that it is there; how often it was not there yet. */
+static int see_values(const struct gpu *gpu, const struct child *c, const void *window, void *event,
+                      int times)
+{
+        int late = 0;
+        char recorded;
+
+        for (uint8_t i = 0; i < times; i++) {
+                hear(c->socket, &recorded, 1);
+                if (event)
+                        late += look(gpu, event) > 0;
+                all_bytes(gpu, window, BYTES, FIRST_VALUE + i);
+                say(c->socket, "", 1, -1);
+        }
+        return late;
 }
 
 static void check_sharing(struct gpu *gpu, struct child *c)
 {
         struct zero_cuda_share share = window_of_ones(gpu);
         void *event = offer_window(gpu, c, &share);
-        int pending;
+        int late;
 
         if (!event)
                 die("the trainer's event cannot be opened");
-        pending = look(gpu, event);
-        all_bytes(gpu, share.memory, BYTES, 2);
-        say(c->socket, "", 1, -1);
+        late = see_values(gpu, c, share.memory, event, TIMES);
         if (end(c) != 0)
                 die("the trainer failed");
-        all_bytes(gpu, share.memory, BYTES, 2);
-        printf("shared by %s; the event was pending %d times, then all was there\n",
-               share.fd < 0 ? "a legacy handle" : "a descriptor", pending);
+        all_bytes(gpu, share.memory, BYTES, FIRST_VALUE + TIMES - 1);
+        printf("shared by %s; one event was recorded %d times, was pending %d times, then all was "
+               "there\n",
+               share.fd < 0 ? "a legacy handle" : "a descriptor", TIMES, late);
         gpu->ops->event_free(event);
         gpu->ops->share_free(&share);
 }
@@ -338,10 +392,7 @@ _Noreturn static void serve_other_user(struct gpu gpu)
         gpu_start(&gpu);
         share = window_of_ones(&gpu);
         event = offer_window(&gpu, &c, &share);
-        all_bytes(&gpu, share.memory, BYTES, 2);
-        if (event)
-                look(&gpu, event);
-        say(c.socket, "", 1, -1);
+        see_values(&gpu, &c, share.memory, event, TIMES);
         if (end(&c) != 0)
                 die("the trainer of another user failed");
         printf("a trainer of another user sees the window; its events %s\n",
@@ -376,10 +427,10 @@ static void check_killed(struct gpu *gpu, struct child *c)
 
         if (!event)
                 die("the trainer's event cannot be opened");
-        look(gpu, event);
+        see_values(gpu, c, share.memory, event, 1);
         kill(c->pid, SIGKILL);
         end(c);
-        all_bytes(gpu, share.memory, BYTES, 2);
+        all_bytes(gpu, share.memory, BYTES, FIRST_VALUE);
         (void)gpu->ops->event_done(event); /* whatever it says, it returns */
         gpu->ops->event_free(event);
         gpu->ops->share_free(&share);
