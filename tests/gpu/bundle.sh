@@ -2,10 +2,13 @@
 # Packs what run.sh needs on a machine with a GPU, which may have no network, no compiler and none of
 # our libraries: programs, libraries, the Python package and the checks themselves.
 #
-#   tests/gpu/bundle.sh [--build DIR] [--no-ucx] [FILE]
+#   tests/gpu/bundle.sh [--build DIR] [--no-ucx] [--no-peers | --peers-python PYTHON] [FILE]
 #
 #   --build DIR  this build tree, as it is; else build-gpu/ is made (release)
 #   --no-ucx     with the UCX that this machine has, not with the one of PyPI that knows CUDA
+#   --no-peers   without DeepSpeed of PyPI, which tests/gpu/tokens.py compares with
+#   --peers-python PYTHON  a Python 3.12 with the PyTorch of the machine with a GPU, setuptools, wheel, ninja, psutil and
+#                py-cpuinfo: DeepSpeed's AdamW for CPUs is compiled by it; without it ZeRO-Offload has PyTorch's
 #   FILE         zerod-gpu-bundle.tar.xz in the current directory
 #
 # What is not in it: glibc, which has to be at least as new as the one here, Python with PyTorch, NCCL,
@@ -16,11 +19,17 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
 UCX_WHEEL=libucx-cu13==1.22.0
-LIMIT_MB=64
+LIMIT_MB=60
+PEERS_VERSION=3.12 # of the Python there
+DEEPSPEED=deepspeed==0.19.8
+# What it needs beside torch and numpy.
+PEERS_SOURCES=hjson==3.1.0
+PEERS='pydantic==2.12.5 pydantic-core==2.41.5 annotated-types typing-inspection typing-extensions einops msgpack
+        packaging psutil py-cpuinfo tqdm'
 # Of glibc and the driver: never carried.
 LEFT_OUT='^(ld-linux.*|linux-vdso|lib(c|m|dl|rt|pthread|resolv|cuda|nvidia-.*))\.so'
 
-tree= work=
+tree='' work=''
 
 finish() {
         [[ -z $work ]] || rm -rf -- "$work"
@@ -105,6 +114,42 @@ pack_python() {
         cp -r "$root/client/python" "$work/bundle/python"
 }
 
+# Wheels of DeepSpeed and of what it needs, in $work/peers.
+peers_wheels() {
+        local pip=(python3 -m pip --disable-pip-version-check)
+        mkdir -p "$work/peers" || return
+        # shellcheck disable=SC2086 # a list of words
+        "${pip[@]}" download -q --no-deps --only-binary=:all: --python-version "$PEERS_VERSION" -d "$work/peers" \
+                $PEERS && "${pip[@]}" wheel -q --no-deps -w "$work/peers" "$PEERS_SOURCES" || return
+        if [[ -z $peers_python ]]; then
+                DS_BUILD_OPS=0 DS_ACCELERATOR=cuda "${pip[@]}" wheel -q --no-deps -w "$work/peers" "$DEEPSPEED"
+                return
+        fi
+        # for any CPU that a machine with such a GPU has, not for the one here
+        printf '#!/bin/sh\nfor a; do\n shift\n [ "$a" != -march=native ] || a=-march=x86-64-v3\n set -- "$@" "$a"\ndone\nexec g++ "$@"\n' >"$work/g++"
+        chmod 0755 "$work/g++"
+        PATH=$(dirname "$peers_python"):$PATH CC=$work/g++ CXX=$work/g++ DS_BUILD_OPS=0 DS_BUILD_CPU_ADAM=1 DS_ACCELERATOR=cuda \
+                "$peers_python" -m pip wheel -q --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps \
+                -w "$work/peers" "$DEEPSPEED"
+}
+
+# A bundle without peers is one too.
+pack_peers() {
+        local wheel
+        peers_are=none
+        if ! $with_peers; then
+                return
+        elif ! (cd / && peers_wheels) </dev/null >"$work/peers.log" 2>&1; then
+                tail -n 3 "$work/peers.log" >&2
+                say 'without DeepSpeed, which could not be had' >&2
+                return
+        fi
+        for wheel in "$work"/peers/*.whl; do
+                python3 -m zipfile -e "$wheel" "$work/bundle/peers" || return
+        done
+        peers_are="$DEEPSPEED, its AdamW for CPUs $([[ $peers_python ]] || echo 'not ')compiled"
+}
+
 pack_sources() {
         local path
         (cd "$root" && find tests/{gpu,support,bench,integration,torch} deploy/lib.sh client/examples -name '*.py' -o \
@@ -120,7 +165,7 @@ pack() {
                 pack_program "$name" "$path" || return
         done < <(programs)
         install -m 0644 "$tree/cuda/zerod-cuda.so" "$work/bundle/lib/zerod/" || fail 'the plugin is not built: nvcc is missing'
-        pack_ucx && pack_python && pack_sources || return
+        pack_ucx && pack_python && pack_sources && pack_peers || return
         find "$work/bundle/lib" -name '*.so*' -type f -exec strip --strip-unneeded {} + || return
         find "$work/bundle" -name __pycache__ -prune -exec rm -rf {} + || return
         {
@@ -128,12 +173,13 @@ pack() {
                 echo "commit $(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)"
                 echo "glibc $(ldd --version | sed -n '1s/.* //p') or newer"
                 echo "ucx $ucx"
+                echo "peers $peers_are"
         } >"$work/bundle/bundle.info"
 }
 
 main() {
         local out=zerod-gpu-bundle.tar.xz size
-        ucx_of_pypi=true ucx=
+        ucx_of_pypi=true ucx='' with_peers=true peers_python='' peers_are=''
         while (($#)); do
                 case $1 in
                 --build)
@@ -141,6 +187,11 @@ main() {
                         shift
                         ;;
                 --no-ucx) ucx_of_pypi=false ;;
+                --no-peers) with_peers=false ;;
+                --peers-python)
+                        peers_python=${2:?"--peers-python needs a program"}
+                        shift
+                        ;;
                 -h | --help)
                         usage
                         exit 0
@@ -163,7 +214,7 @@ main() {
                 }
         fi
         pack || fail 'could not pack the bundle'
-        XZ_OPT=-T0 tar -cJf "$out.new" -C "$work/bundle" . && mv "$out.new" "$out" || fail "cannot write $out"
+        XZ_OPT=${XZ_OPT:--T0} tar -cJf "$out.new" -C "$work/bundle" . && mv "$out.new" "$out" || fail "cannot write $out"
         size=$(stat -c %s "$out")
         say "$out: $((size / 1000)) kB packed, $(du -s --apparent-size -B 1000 "$work/bundle" | cut -f 1) kB unpacked"
         sed 's/^/  /' "$work/bundle/bundle.info"

@@ -1,43 +1,53 @@
 #!/bin/bash
 # Checks zerod on this machine's GPU, and measures it.
 #
-#   tests/gpu/run.sh [--bundle FILE | --build DIR] [--plugin FILE] [--out DIR] [--quick] [--time S] [PART...]
+#   tests/gpu/run.sh [--bundle FILE | --build DIR] [--plugin FILE] [--out DIR] [--quick] [--time S] [first | rest | PART[:quick]...]
 #
+#   first          what answers the most, in 290 s: info processes:quick kernels:quick figures adamw torch:quick
+#                  on_gpu:quick tokens:once fetch
+#   rest           everything else, in 420 s: daemon:quick trainers paths:quick gpus:quick conformance transformers
+#                  profile sanitizer
+#   PART           only these, in this order; without any, all of first and rest, whole and in whatever time they take
+#   :quick         small and few; of tokens :once is one round of each system
 #   --bundle FILE  what bundle.sh has made, elsewhere perhaps; else it is made here, or, where it
 #                  cannot be built, taken from zerod-gpu-bundle.tar.xz beside the sources
 #   --build DIR    it is made of this build tree
 #   --plugin FILE  another plugin than the bundle's, such as tests/support/zerod-fake-gpu.so of a build:
 #                  shows that the checks run, without a GPU
-#   --out DIR      summary.txt, log.txt (of all parts) and gpu.json (all figures) come there, each as soon as
+#   --out DIR      summary.txt, log.txt (of all parts) and gpu.json (all figures) come there, each line as soon as
 #                  it is known; else a new directory
-#   --quick        small and few
+#   --quick        all parts are
 #   --time S       in so many seconds: parts for which nothing is left are named at the end
-#   PART           only these, in this order, of: info conformance kernels processes sanitizer daemon
-#                  paths trainers gpus torch transformers (checks); figures adamw fetch tokens (figures)
 #
-# Needs bash, Python 3.10 and coreutils; PyTorch for torch, adamw and tokens, transformers for the part
-# of that name, compute-sanitizer for sanitizer, NCCL, PyTorch's perhaps, or two GPUs for gpus: where
+# Needs bash, Python 3.10 and coreutils; PyTorch for torch, on_gpu, adamw and tokens, transformers for the part
+# of that name, ncu for profile, compute-sanitizer for sanitizer, NCCL, PyTorch's perhaps, or two GPUs for gpus: where
 # they are missing that part counts as skipped.  No network, no compiler, no library.  A part that takes
 # too long is ended and has failed; the others go on.  What CUDA says of an error is in the log.
 # Exit status: 0 if nothing failed, 1 if anything did or was left out for lack of time, 2 for a wrong command
 # line, 77 if there is no GPU.
 set -uo pipefail
+shopt -s extglob
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
-CHECKS='info conformance kernels processes sanitizer daemon paths trainers gpus torch transformers'
-FIGURES='figures adamw fetch tokens'
+FIRST='info processes:quick kernels:quick figures adamw torch:quick on_gpu:quick tokens:once fetch'
+REST='daemon:quick trainers paths:quick gpus:quick conformance transformers profile sanitizer'
 NO_GPU=77
-# Seconds that a part may take.
-declare -A limits=([conformance]=180 [kernels]=240 [processes]=180 [sanitizer]=300 [daemon]=400 [paths]=300
-        [trainers]=300 [gpus]=300 [torch]=400 [transformers]=300 [figures]=180 [adamw]=180 [fetch]=300 [tokens]=900)
-SHORTEST=20 # seconds: with less left no part is begun
+# Seconds that --time keeps for a part: what those before it leave over is its own too.  Those of FIRST are 290
+# together, those of REST 420.
+declare -A shares=([info]=10 [processes]=20 [kernels]=20 [figures]=30 [adamw]=20 [torch]=45 [on_gpu]=25 [tokens]=80 [fetch]=40
+        [daemon]=90 [trainers]=60 [paths]=40 [gpus]=30 [conformance]=50 [transformers]=40 [profile]=30 [sanitizer]=80)
+# Seconds that a part may take at most.
+declare -A limits=([info]=60 [processes]=180 [kernels]=240 [figures]=180 [adamw]=180 [torch]=400 [on_gpu]=400 [tokens]=900 [fetch]=300
+        [daemon]=400 [paths]=300 [trainers]=300 [gpus]=300 [conformance]=180 [transformers]=300 [profile]=120 [sanitizer]=300)
+SHORTEST=10 # seconds: with less left no part is begun
 here=$root/tests/gpu
-work='' out='' plugin='' bundle='' build='' quick='' time='' running=''
+work='' out='' memory='' plugin='' bundle='' build='' all_quick='' quick='' time='' running=''
 passed=0 failed=0 skipped=0 left_out=''
 
 finish() {
         [[ -z $work ]] || rm -rf -- "$work"
+        [[ -z $memory ]] || rm -rf -- "$memory"
 }
 
 end_running() {
@@ -60,6 +70,7 @@ can_build() {
         for tool in meson ninja cc pkg-config nvcc; do
                 command -v "$tool" >/dev/null || return 1
         done
+        pkg-config --exists libuv ucx libprotobuf-c
 }
 
 # Has the bundle's own run.sh do the rest.
@@ -70,10 +81,11 @@ run_bundle() {
                 "$here/bundle.sh" ${build:+--build "$build"} "$file" || exit 1
         elif [[ -z $file ]]; then
                 file=$root/zerod-gpu-bundle.tar.xz
-                [[ -f $file ]] || fail "this machine lacks meson, ninja, cc, pkg-config or nvcc, and there is no $file: make it by tests/gpu/bundle.sh elsewhere"
+                [[ -f $file ]] || fail "this machine lacks meson, ninja, cc, pkg-config, nvcc or a library, and there is no $file: make it by tests/gpu/bundle.sh elsewhere"
         fi
-        mkdir "$work/bundle" && tar -xJf "$file" -C "$work/bundle" || fail "cannot unpack $file"
-        "$work/bundle/tests/gpu/run.sh" "$@"
+        # Python knows xz where tar does not find it
+        mkdir "$work/bundle" && python3 -m tarfile -e "$file" "$work/bundle" || fail "cannot unpack $file"
+        GPU_BEGIN_MS=$begin "$work/bundle/tests/gpu/run.sh" "$@" # the time to unpack counts
 }
 
 # ---- parts -------------------------------------------------------------------------
@@ -85,16 +97,26 @@ with_python() {
 }
 
 need_torch() {
-        python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+        python3 -c 'import torch' || {
+                echo 'no PyTorch here'
+                return "$NO_GPU"
+        }
+}
+
+# The stand-in is no GPU to PyTorch.
+need_torch_gpu() {
+        need_torch && python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
                 echo 'no PyTorch here that sees a GPU'
                 return "$NO_GPU"
         }
 }
 
-# torch_test NAME: one of tests/torch, on this GPU.
+# torch_test NAME CASE...: one of tests/torch, on this GPU.
 torch_test() {
+        local name=$1
+        shift
         ZEROD_TEST_CUDA_PLUGIN=$plugin TESTS_PYTHON=$(command -v python3) ZEROD_LIBRARY=$root/lib/client/libzero.so.0 \
-                with_python "$root/tests/torch/$1.py" "$root"/bin/{zerod,zeroctl,actor,gpt}
+                with_python "$root/tests/torch/$name.py" "$root"/bin/{zerod,zeroctl,actor,gpt} "$@"
 }
 
 # What else there is to know of a machine that is seen once.
@@ -102,6 +124,8 @@ part_info() {
         "$root/bin/info" "$plugin" || return
         nvidia-smi -q 2>&1 | grep -E 'Driver Version|CUDA Version|Product Name|Compute Mode|MIG Mode|Persistence|FB Memory|Total ' |
                 head -n 20
+        nvidia-smi compute-policy -l 2>&1
+        python3 -B "$here/driver.py"
         uname -a
         getconf GNU_LIBC_VERSION
         df -h /dev/shm /tmp
@@ -167,7 +191,7 @@ print(os.path.join(importlib.util.find_spec("nvidia.nccl").submodule_search_loca
 # NCCL among all GPUs, or by itself on one; ranks and owners on two, by both ways.
 part_gpus() {
         local count status way
-        keep 5-between "$root/bin/between" "$plugin" $quick
+        keep 6-between "$root/bin/between" "$plugin" $quick
         status=$?
         ((status == 0 || status == NO_GPU)) || return "$status"
         count=$("$root/bin/info" "$plugin" | sed -n 's/.*"gpus": \([0-9]*\).*/\1/p')
@@ -181,20 +205,49 @@ part_gpus() {
 }
 
 part_torch() {
-        need_torch && with_python "$here/torch_parity.py" "$root" "$plugin" $quick && torch_test on_gpu
+        need_torch && keep 3-torch with_python "$here/torch_parity.py" "$root" "$plugin" $quick
+}
+
+part_on_gpu() {
+        local cases=()
+        [[ -z $quick ]] || cases=(learns_what_plain_pytorch_learns_stage3_ranks2 a_gpu_that_is_behind writing_in_place)
+        need_torch_gpu && torch_test on_gpu "${cases[@]}"
 }
 
 # Leaves itself out where there are no transformers.
 part_transformers() {
-        need_torch && torch_test trainer_gpu
+        need_torch_gpu && torch_test trainer_gpu
 }
 
-# keep NAME COMMAND...: what the command writes goes to the log, its lines of JSON also to the figures.
+# keep NAME COMMAND...: what the command writes goes to the log, its lines of JSON also to the figures, at once.
 keep() {
-        local name=$1
+        local name=$1 said
         shift
-        "$@" | tee "$work/lines/$name"
-        return "${PIPESTATUS[0]}"
+        "$@" | keep_lines "$name"
+        said=("${PIPESTATUS[@]}")
+        return $((said[0] ? said[0] : said[1]))
+}
+
+# Of two figures of one name the later one counts.
+keep_lines() {
+        local line status=0 file=$work/figures/$1
+        : >"$file"
+        while IFS= read -r line; do
+                printf '%s\n' "$line"
+                [[ $line =~ ^\{'"name": '(\"[^\"]*\") ]] || continue
+                {
+                        grep -vF -- "{\"name\": ${BASH_REMATCH[1]}" "$file"
+                        printf '%s\n' "$line"
+                } >"$work/kept"
+                mv "$work/kept" "$file"
+                merge_figures || status=1
+        done
+        return "$status"
+}
+
+# All figures so far, whatever becomes of the part that made them and of those that follow.
+merge_figures() {
+        python3 -B "$root/tests/bench/merge.py" "$out/gpu.json" "$work"/figures/* >"$work/table"
 }
 
 part_figures() {
@@ -202,15 +255,29 @@ part_figures() {
 }
 
 part_adamw() {
-        need_torch && keep 2-adamw with_python "$here/adamw.py" "$plugin" $quick
+        need_torch_gpu && keep 2-adamw with_python "$here/adamw.py" "$plugin" $quick
 }
 
 part_fetch() {
-        keep 3-fetch with_python "$here/fetch.py" "$root" "$plugin" $quick
+        keep 5-fetch with_python "$here/fetch.py" "$root" "$plugin" $quick
 }
 
 part_tokens() {
-        need_torch && keep 4-tokens with_python "$here/tokens.py" "$root" "$plugin" $quick
+        need_torch && keep 4-tokens with_python "$here/tokens.py" "$root" "$plugin" $quick $once
+}
+
+# What the update and the reduction wait for, as ncu counts it.
+part_profile() {
+        local ncu kernel status=0
+        [[ -e /dev/nvidiactl || -e /dev/dxg ]] && ncu=$(PATH=$PATH:/usr/local/cuda/bin:$(compgen -G '/opt/nvidia/nsight-compute/*' | tail -n 1) command -v ncu) || {
+                echo 'no GPU or no ncu here'
+                return "$NO_GPU"
+        }
+        for kernel in update_kernel reduce_kernel; do
+                "$ncu" --set full --clock-control none --kernel-name "$kernel" --launch-skip 2 --launch-count 2 --kill yes \
+                        "$root/libexec/figures" "$plugin" $quick || status=1
+        done
+        return "$status"
 }
 
 # run_for SECONDS COMMAND...: its status, or 124; then it has been ended, and what it started.
@@ -239,24 +306,34 @@ seconds_left() {
         echo $((end == 0 ? 1000000 : (end - $(now_ms)) / 1000))
 }
 
-# run_part NAME: its log is added to log.txt; the end of it is shown if it fails.
-run_part() {
-        local name=$1 log=$work/log status begin word left limit
+# limit_of NAME LATER...: seconds that the part may take, such that each of the later ones has its share.
+limit_of() {
+        local name=$1 left later kept=0
         left=$(seconds_left)
-        if ((left < SHORTEST)); then
-                left_out+=" $name"
-                return
-        fi
-        limit=${limits[$name]:-60}
-        ((limit < left)) || limit=$left
+        shift
+        for later; do
+                kept=$((kept + shares[${later%%:*}]))
+        done
+        kept=$((left - kept > shares[$name] ? left - kept : shares[$name]))
+        kept=$((kept < left ? kept : left))
+        echo $((kept < limits[$name] ? kept : limits[$name]))
+}
+
+# run_part PART LIMIT: what it says goes to log.txt; the end of that is shown if it fails.
+run_part() {
+        local name=${1%%:*} limit=$2 log=$out/log.txt status begin word from
+        quick=$all_quick once=
+        [[ $1 != *:quick ]] || quick=--quick
+        [[ $1 != *:once ]] || once=--once
         begin=$(now_ms)
-        run_for "$limit" "part_$name" >"$log" 2>&1
+        echo "=== $1, at most $limit s" >>"$log"
+        from=$(($(stat -c %s "$log") + 1))
+        PART_S=$limit run_for "$limit" "part_$name" >>"$log" 2>&1
         status=$?
+        rm -rf -- "${memory:?}"/*
         ((status != 124)) || echo "ended: it took more than $limit s" >>"$log"
-        {
-                echo "=== $name: status $status"
-                cat "$log"
-        } >>"$out/log.txt"
+        tail -c "+$from" "$log" >"$work/said"
+        echo "=== $1: status $status" >>"$log"
         case $status in
         0)
                 passed=$((passed + 1))
@@ -271,26 +348,23 @@ run_part() {
                 word='FAILED'
                 ;;
         esac
-        printf '%-12s %-8s %5d s  %s\n' "$name" "$word" $((($(now_ms) - begin) / 1000)) "$(tail -n 1 "$log")"
-        ((status == 0 || status == NO_GPU)) || sed 's/^/    /' "$log" | tail -n 30
-        merge_figures
+        printf '%-15s %-8s %5d s  %s\n' "$1" "$word" $((($(now_ms) - begin) / 1000)) "$(tail -n 1 "$work/said")"
+        ((status == 0 || status == NO_GPU)) || sed 's/^/    /' "$work/said" | tail -n 30
 }
 
-# All figures so far, whatever becomes of the part that made them and of those that follow.
-merge_figures() {
-        local file
-        for file in "$work"/lines/*; do
-                ! grep '^{.*}$' "$file" >"$work/found" 2>/dev/null || cp "$work/found" "$work/figures/${file##*/}"
-        done
-        compgen -G "$work/figures/*" >/dev/null || return
-        python3 -B "$root/tests/bench/merge.py" "$out/gpu.json" "$work"/figures/* >"$work/table" || failed=$((failed + 1))
+# Where the parts' clusters have their files: they go with the part, however it ended.
+make_memory() {
+        memory=$(mktemp -d "$(memory_directory)/zerod-gpu.XXXXXX") || fail 'cannot make a directory'
+        chmod 0755 "$memory"
+        export TESTS_MEMORY=$memory
 }
 
 run_parts() {
-        local name nccl
-        trap end_running EXIT # this is a process of its own
+        local nccl limit
+        trap 'end_running; finish' EXIT # this is a process of its own
         trap 'exit 130' INT TERM HUP
-        mkdir -p "$work/figures" "$work/lines"
+        mkdir -p "$work/figures"
+        make_memory
         [[ -n $plugin ]] || plugin=$root/lib/zerod/zerod-cuda.so
         export CUDA_LOG_FILE=${CUDA_LOG_FILE:-stderr} # the driver's own words
         nccl=$(nccl_of_torch)
@@ -303,8 +377,14 @@ run_parts() {
         fi
         # held open, so that the driver does not begin anew with each program
         [[ ! -r /dev/nvidia0 ]] || { exec 9</dev/nvidia0; } 2>/dev/null || :
-        for name; do
-                run_part "$name"
+        while (($#)); do
+                limit=$(limit_of "${1%%:*}" "${@:2}")
+                if ((limit < SHORTEST)); then
+                        left_out+=" $1"
+                else
+                        run_part "$1" "$limit"
+                fi
+                shift
         done
         [[ ! -f $work/table ]] || cat "$work/table"
         [[ -z $left_out ]] || echo "no time was left for:$left_out"
@@ -315,7 +395,7 @@ run_parts() {
 # ---- in order ----------------------------------------------------------------------
 
 main() {
-        local arguments=("$@") parts=()
+        local arguments=("$@") parts=() begin=${GPU_BEGIN_MS:-$(now_ms)}
         while (($#)); do
                 case $1 in
                 --bundle | --build | --plugin | --out)
@@ -328,23 +408,33 @@ main() {
                         time=$2
                         shift
                         ;;
-                --quick) quick=--quick ;;
+                --quick) all_quick=--quick ;;
                 -h | --help)
                         usage
                         exit 0
                         ;;
+                first)
+                        # shellcheck disable=SC2206 # a list of words
+                        parts+=($FIRST)
+                        time=${time:-290}
+                        ;;
+                rest)
+                        # shellcheck disable=SC2206
+                        parts+=($REST)
+                        time=${time:-420}
+                        ;;
                 *)
-                        [[ " $CHECKS $FIGURES " == *" $1 "* ]] || wrong "$1: no such option or part"
+                        [[ $1 =~ ^([a-z_]+)(:quick|:once)?$ && ${limits[${BASH_REMATCH[1]}]+known} ]] || wrong "$1: no such option or part"
                         parts+=("$1")
                         ;;
                 esac
                 shift
         done
-        end=$((${time:+$(now_ms) + time * 1000} + 0))
+        end=$((${time:+begin + time * 1000} + 0))
         trap finish EXIT
         trap 'exit 130' INT TERM HUP
-        # shellcheck disable=SC2086 # two lists of words
-        ((${#parts[@]})) || parts=($CHECKS $FIGURES)
+        # shellcheck disable=SC2206 # two lists of words
+        ((${#parts[@]})) || parts=(${FIRST//:*([a-z])/} ${REST//:*([a-z])/})
         work=$(mktemp -d) || exit 1
         if ! gpu_seen; then
                 say 'there is no GPU here: nothing was checked and nothing measured'

@@ -25,6 +25,11 @@ def cluster(plugin, nodes=1, **options):
     return Cluster(nodes, cuda_plugin=plugin, **options)
 
 
+def peers_environment(top, threads):
+    """Of a trainer by a peer that PyTorch does not bring: its packages, and as many threads as a daemon has."""
+    return {"PYTHONPATH": f"{top}/peers", "DS_SKIP_CUDA_CHECK": "1", "OMP_NUM_THREADS": str(threads)}
+
+
 def trainer_environment(top, plugin):
     """Of a process that loads libzero."""
     libraries = ":".join(filter(None, [f"{top}/lib/client", os.environ.get("LD_LIBRARY_PATH")]))
