@@ -139,7 +139,7 @@ main() {
         mkdir -p "$top/zerod/"{tests,deploy} && cp -r "$root/tests/gpu" "$top/zerod/tests/" && cp "$root/deploy/lib.sh" "$top/zerod/deploy/" &&
                 mv "$work/bundle.tar.xz" "$top/zerod/zerod-gpu-bundle.tar.xz" && cp "$tree/tests/support/zerod-fake-gpu.so" "$top/zerod/" || exit 1
         ! in_root "$top" bash -c 'command -v xz pip gcc meson' || fail 'the root is not bare'
-        in_root "$top" /zerod/tests/gpu/run.sh --bundle /zerod/zerod-gpu-bundle.tar.xz --plugin /zerod/zerod-fake-gpu.so --quick \
+        in_root "$top" /zerod/tests/gpu/run.sh --bundle /zerod/zerod-gpu-bundle.tar.xz --plugin /zerod/zerod-fake-gpu.so --small \
                 --out /out "${parts[@]}"
         status=$?
         judge "$top/out/summary.txt"

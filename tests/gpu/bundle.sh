@@ -126,7 +126,16 @@ peers_wheels() {
                 return
         fi
         # for any CPU that a machine with such a GPU has, not for the one here
-        printf '#!/bin/sh\nfor a; do\n shift\n [ "$a" != -march=native ] || a=-march=x86-64-v3\n set -- "$@" "$a"\ndone\nexec g++ "$@"\n' >"$work/g++"
+        cat >"$work/g++" <<-'END'
+        #!/bin/sh
+        for a; do
+                shift
+                case $a in -march=native) a=-march=x86-64-v3 ;; -D__AVX512__) a=-D__AVX256__ ;; esac
+                set -- "$@" "$a"
+        done
+        exec g++ "$@"
+END
+        sed -i 's/^ *//' "$work/g++"
         chmod 0755 "$work/g++"
         PATH=$(dirname "$peers_python"):$PATH CC=$work/g++ CXX=$work/g++ DS_BUILD_OPS=0 DS_BUILD_CPU_ADAM=1 DS_ACCELERATOR=cuda \
                 "$peers_python" -m pip wheel -q --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Checks zerod on this machine's GPU, and measures it.
 #
-#   tests/gpu/run.sh [--bundle FILE | --build DIR] [--plugin FILE] [--out DIR] [--quick] [--time S] [first | rest | PART[:quick]...]
+#   tests/gpu/run.sh [--bundle FILE | --build DIR] [--plugin FILE] [--out DIR] [--quick | --small] [--time S] [first | rest | PART[:quick]...]
 #
 #   first          what answers the most, in 290 s: info processes:quick kernels:quick figures adamw torch:quick
 #                  on_gpu:quick tokens:once fetch
@@ -17,6 +17,7 @@
 #   --out DIR      summary.txt, log.txt (of all parts) and gpu.json (all figures) come there, each line as soon as
 #                  it is known; else a new directory
 #   --quick        all parts are
+#   --small        and figures too, which say nothing then: for a stand-in
 #   --time S       in so many seconds: parts for which nothing is left are named at the end
 #
 # Needs bash, Python 3.10 and coreutils; PyTorch for torch, on_gpu, adamw and tokens, transformers for the part
@@ -42,7 +43,7 @@ declare -A limits=([info]=60 [processes]=180 [kernels]=240 [figures]=180 [adamw]
         [daemon]=400 [paths]=300 [trainers]=300 [gpus]=300 [conformance]=180 [transformers]=300 [profile]=120 [sanitizer]=300)
 SHORTEST=10 # seconds: with less left no part is begun
 here=$root/tests/gpu
-work='' out='' memory='' plugin='' bundle='' build='' all_quick='' quick='' time='' running=''
+work='' out='' memory='' plugin='' bundle='' build='' least='' size='' quick='' once='' time='' running=''
 passed=0 failed=0 skipped=0 left_out=''
 
 finish() {
@@ -96,16 +97,13 @@ with_python() {
                 PYTHONUNBUFFERED=1 python3 -B "$@"
 }
 
+# A stand-in is no GPU to PyTorch: it is small, and trainers run on the CPU.
 need_torch() {
-        python3 -c 'import torch' || {
-                echo 'no PyTorch here'
-                return "$NO_GPU"
-        }
+        [[ $size == --small ]] && python3 -c 'import torch' || need_torch_gpu
 }
 
-# The stand-in is no GPU to PyTorch.
 need_torch_gpu() {
-        need_torch && python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+        python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
                 echo 'no PyTorch here that sees a GPU'
                 return "$NO_GPU"
         }
@@ -125,7 +123,6 @@ part_info() {
         nvidia-smi -q 2>&1 | grep -E 'Driver Version|CUDA Version|Product Name|Compute Mode|MIG Mode|Persistence|FB Memory|Total ' |
                 head -n 20
         nvidia-smi compute-policy -l 2>&1
-        python3 -B "$here/driver.py"
         uname -a
         getconf GNU_LIBC_VERSION
         df -h /dev/shm /tmp
@@ -149,11 +146,11 @@ part_conformance() {
 }
 
 part_kernels() {
-        "$root/bin/kernels" "$plugin" $quick
+        "$root/bin/kernels" "$plugin" $size
 }
 
 part_processes() {
-        "$root/bin/processes" "$plugin" $quick
+        "$root/bin/processes" "$plugin" $size
 }
 
 part_sanitizer() {
@@ -191,7 +188,7 @@ print(os.path.join(importlib.util.find_spec("nvidia.nccl").submodule_search_loca
 # NCCL among all GPUs, or by itself on one; ranks and owners on two, by both ways.
 part_gpus() {
         local count status way
-        keep 6-between "$root/bin/between" "$plugin" $quick
+        keep 6-between "$root/bin/between" "$plugin" $size
         status=$?
         ((status == 0 || status == NO_GPU)) || return "$status"
         count=$("$root/bin/info" "$plugin" | sed -n 's/.*"gpus": \([0-9]*\).*/\1/p')
@@ -251,11 +248,11 @@ merge_figures() {
 }
 
 part_figures() {
-        keep 1-kernels "$root/bin/figures" "$plugin" $quick
+        keep 1-kernels "$root/bin/figures" "$plugin" $size
 }
 
 part_adamw() {
-        need_torch_gpu && keep 2-adamw with_python "$here/adamw.py" "$plugin" $quick
+        need_torch && keep 2-adamw with_python "$here/adamw.py" "$plugin" $size
 }
 
 part_fetch() {
@@ -275,7 +272,7 @@ part_profile() {
         }
         for kernel in update_kernel reduce_kernel; do
                 "$ncu" --set full --clock-control none --kernel-name "$kernel" --launch-skip 2 --launch-count 2 --kill yes \
-                        "$root/libexec/figures" "$plugin" $quick || status=1
+                        "$root/libexec/figures" "$plugin" || status=1
         done
         return "$status"
 }
@@ -322,8 +319,9 @@ limit_of() {
 # run_part PART LIMIT: what it says goes to log.txt; the end of that is shown if it fails.
 run_part() {
         local name=${1%%:*} limit=$2 log=$out/log.txt status begin word from
-        quick=$all_quick once=
-        [[ $1 != *:quick ]] || quick=--quick
+        size=$least once=''
+        [[ $1 != *:quick || $size ]] || size=--quick
+        quick=${size:+--quick} # parts in Python know no other size
         [[ $1 != *:once ]] || once=--once
         begin=$(now_ms)
         echo "=== $1, at most $limit s" >>"$log"
@@ -356,7 +354,7 @@ run_part() {
 make_memory() {
         memory=$(mktemp -d "$(memory_directory)/zerod-gpu.XXXXXX") || fail 'cannot make a directory'
         chmod 0755 "$memory"
-        export TESTS_MEMORY=$memory
+        export TMPDIR=$memory
 }
 
 run_parts() {
@@ -408,7 +406,7 @@ main() {
                         time=$2
                         shift
                         ;;
-                --quick) all_quick=--quick ;;
+                --quick | --small) least=$1 ;;
                 -h | --help)
                         usage
                         exit 0

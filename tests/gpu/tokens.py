@@ -99,7 +99,7 @@ def show(name, answers, reference):
             "step_ms": round(1000 * statistics.median(a["step_s"] for a in answers), 2), "steps": last["timed"],
             "trainer_peak_bytes": last["peak_bytes"], "ready_s": round(last["at"]["attach"] - last["at"]["main"], 2),
             "model": SIZE, "sequences": int(SEQUENCES)}
-    line.update((key, last[key]) for key in ("deferred", "push_groups", "note") if key in last)
+    line.update((key, last[key]) for key in ("deferred", "push_groups", "note") if last.get(key, "") != "")
     print(json.dumps(line), flush=True)
 
 

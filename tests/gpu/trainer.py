@@ -65,6 +65,7 @@ def one_rank():
 
 class Trainer:
     first = 0  # step
+    note = ""  # on what was measured
 
     def forward(self, tokens, following):
         return self.model(tokens, following)
@@ -157,9 +158,13 @@ class Offload(Zero3):
     offload = {"offload_optimizer": {"device": "cpu", "pin_memory": GPU}}
 
     def optimizer_of(self, model):
+        from deepspeed.git_version_info import installed_ops
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        return DeepSpeedCPUAdam(model.parameters(), **gpt.ADAMW)
+        if installed_ops["cpu_adam"]:
+            return DeepSpeedCPUAdam(model.parameters(), **gpt.ADAMW)
+        self.note = "PyTorch's AdamW on the CPU: DeepSpeed's is not compiled"
+        return super().optimizer_of(model)
 
 
 def push_groups(shard):
@@ -234,7 +239,7 @@ def main(system, size, steps, sequences, *where):
     AT["first step"] = ends[0] if ends else None
     times = [b - a for a, b in zip(ends[WARM:], ends[WARM + 1:])]
     print(json.dumps({"losses": losses, "step_s": statistics.median(times) if times else None, "timed": len(times),
-                      "tokens": int(sequences) * gpt.CONTEXT, "at": AT,
+                      "tokens": int(sequences) * gpt.CONTEXT, "at": AT, "note": trainer.note,
                       "peak_bytes": torch.cuda.max_memory_allocated() if GPU else 0}))
 
 
