@@ -2,13 +2,11 @@
 # Packs what run.sh needs on a machine with a GPU, which may have no network, no compiler and none of
 # our libraries: programs, libraries, the Python package and the checks themselves.
 #
-#   tests/gpu/bundle.sh [--build DIR] [--no-ucx] [--no-peers | --peers-python PYTHON] [FILE]
+#   tests/gpu/bundle.sh [--build DIR] [--no-ucx] [--no-peers] [FILE]
 #
 #   --build DIR  this build tree, as it is; else build-gpu/ is made (release)
 #   --no-ucx     with the UCX that this machine has, not with the one of PyPI that knows CUDA
 #   --no-peers   without DeepSpeed of PyPI, which tests/gpu/tokens.py compares with
-#   --peers-python PYTHON  a Python 3.12 with the PyTorch of the machine with a GPU, setuptools, wheel, ninja, psutil and
-#                py-cpuinfo: DeepSpeed's AdamW for CPUs is compiled by it; without it ZeRO-Offload has PyTorch's
 #   FILE         zerod-gpu-bundle.tar.xz in the current directory
 #
 # What is not in it: glibc, which has to be at least as new as the one here, Python with PyTorch, NCCL,
@@ -21,9 +19,8 @@ set -uo pipefail
 UCX_WHEEL=libucx-cu13==1.22.0
 LIMIT_MB=60
 PEERS_VERSION=3.12 # of the Python there
-DEEPSPEED=deepspeed==0.19.8
-# What it needs beside torch and numpy.
-PEERS_SOURCES=hjson==3.1.0
+# DeepSpeed and what it needs beside torch and numpy.
+PEERS_SOURCES='deepspeed==0.19.8 hjson==3.1.0'
 PEERS='pydantic==2.12.5 pydantic-core==2.41.5 annotated-types typing-inspection typing-extensions einops msgpack
         packaging psutil py-cpuinfo tqdm'
 # Of glibc and the driver: never carried.
@@ -117,29 +114,11 @@ pack_python() {
 # Wheels of DeepSpeed and of what it needs, in $work/peers.
 peers_wheels() {
         local pip=(python3 -m pip --disable-pip-version-check)
+        export DS_BUILD_OPS=0 DS_ACCELERATOR=cuda # what it could compile needs that machine's PyTorch
         mkdir -p "$work/peers" || return
         # shellcheck disable=SC2086 # a list of words
         "${pip[@]}" download -q --no-deps --only-binary=:all: --python-version "$PEERS_VERSION" -d "$work/peers" \
-                $PEERS && "${pip[@]}" wheel -q --no-deps -w "$work/peers" "$PEERS_SOURCES" || return
-        if [[ -z $peers_python ]]; then
-                DS_BUILD_OPS=0 DS_ACCELERATOR=cuda "${pip[@]}" wheel -q --no-deps -w "$work/peers" "$DEEPSPEED"
-                return
-        fi
-        # for any CPU that a machine with such a GPU has, not for the one here
-        cat >"$work/g++" <<-'END'
-        #!/bin/sh
-        for a; do
-                shift
-                case $a in -march=native) a=-march=x86-64-v3 ;; -D__AVX512__) a=-D__AVX256__ ;; esac
-                set -- "$@" "$a"
-        done
-        exec g++ "$@"
-END
-        sed -i 's/^ *//' "$work/g++"
-        chmod 0755 "$work/g++"
-        PATH=$(dirname "$peers_python"):$PATH CC=$work/g++ CXX=$work/g++ DS_BUILD_OPS=0 DS_BUILD_CPU_ADAM=1 DS_ACCELERATOR=cuda \
-                "$peers_python" -m pip wheel -q --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps \
-                -w "$work/peers" "$DEEPSPEED"
+                $PEERS && "${pip[@]}" wheel -q --no-deps -w "$work/peers" $PEERS_SOURCES
 }
 
 # A bundle without peers is one too.
@@ -156,7 +135,7 @@ pack_peers() {
         for wheel in "$work"/peers/*.whl; do
                 python3 -m zipfile -e "$wheel" "$work/bundle/peers" || return
         done
-        peers_are="$DEEPSPEED, its AdamW for CPUs $([[ $peers_python ]] || echo 'not ')compiled"
+        peers_are=${PEERS_SOURCES%% *}
 }
 
 pack_sources() {
@@ -188,7 +167,7 @@ pack() {
 
 main() {
         local out=zerod-gpu-bundle.tar.xz size
-        ucx_of_pypi=true ucx='' with_peers=true peers_python='' peers_are=''
+        ucx_of_pypi=true ucx='' with_peers=true peers_are=''
         while (($#)); do
                 case $1 in
                 --build)
@@ -197,10 +176,6 @@ main() {
                         ;;
                 --no-ucx) ucx_of_pypi=false ;;
                 --no-peers) with_peers=false ;;
-                --peers-python)
-                        peers_python=${2:?"--peers-python needs a program"}
-                        shift
-                        ;;
                 -h | --help)
                         usage
                         exit 0

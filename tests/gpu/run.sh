@@ -290,7 +290,7 @@ run_for() {
                 status=$?
         else
                 kill -INT -- "-$running" # Python cleans up
-                timeout --foreground 10 tail -s 0.2 --pid="$running" -f /dev/null
+                timeout --foreground 5 tail -s 0.2 --pid="$running" -f /dev/null
                 status=124
         fi
         kill -KILL -- "-$running" 2>/dev/null
@@ -393,7 +393,7 @@ run_parts() {
 # ---- in order ----------------------------------------------------------------------
 
 main() {
-        local arguments=("$@") parts=() begin=${GPU_BEGIN_MS:-$(now_ms)}
+        local arguments=("$@") parts=() usual=0 begin=${GPU_BEGIN_MS:-$(now_ms)}
         while (($#)); do
                 case $1 in
                 --bundle | --build | --plugin | --out)
@@ -414,12 +414,12 @@ main() {
                 first)
                         # shellcheck disable=SC2206 # a list of words
                         parts+=($FIRST)
-                        time=${time:-290}
+                        usual=$((usual + 290))
                         ;;
                 rest)
                         # shellcheck disable=SC2206
                         parts+=($REST)
-                        time=${time:-420}
+                        usual=$((usual + 420))
                         ;;
                 *)
                         [[ $1 =~ ^([a-z_]+)(:quick|:once)?$ && ${limits[${BASH_REMATCH[1]}]+known} ]] || wrong "$1: no such option or part"
@@ -428,7 +428,8 @@ main() {
                 esac
                 shift
         done
-        end=$((${time:+begin + time * 1000} + 0))
+        time=${time:-$usual}
+        end=$((time > 0 ? begin + time * 1000 : 0))
         trap finish EXIT
         trap 'exit 130' INT TERM HUP
         # shellcheck disable=SC2206 # two lists of words

@@ -134,14 +134,12 @@ class Zero3(Trainer):
 
         one_rank()
         model = build(size).bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters(), **gpt.ADAMW, fused=True)
         settings = {"train_micro_batch_size_per_gpu": sequences, "steps_per_print": 1 << 30, "gradient_clipping": 0.0,
                     "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
                     "zero_optimization": {"stage": 3, **self.offload}}
-        self.model = deepspeed.initialize(model=model, optimizer=self.optimizer_of(model), config=settings,
+        self.model = deepspeed.initialize(model=model, optimizer=optimizer, config=settings,
                                           dist_init_required=False)[0]
-
-    def optimizer_of(self, model):
-        return torch.optim.AdamW(model.parameters(), **gpt.ADAMW, fused=True)
 
     def gradients(self, tokens, following):
         loss = self.model(tokens, following)
@@ -156,15 +154,7 @@ class Offload(Zero3):
     """ZeRO-Offload: states and update on the host."""
 
     offload = {"offload_optimizer": {"device": "cpu", "pin_memory": GPU}}
-
-    def optimizer_of(self, model):
-        from deepspeed.git_version_info import installed_ops
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        if installed_ops["cpu_adam"]:
-            return DeepSpeedCPUAdam(model.parameters(), **gpt.ADAMW)
-        self.note = "PyTorch's AdamW on the CPU: DeepSpeed's is not compiled"
-        return super().optimizer_of(model)
+    note = "PyTorch's AdamW on the CPU: DeepSpeed's own is compiled at the first use"
 
 
 def push_groups(shard):
