@@ -305,7 +305,8 @@ seconds_left() {
 
 # limit_of NAME LATER...: seconds that the part may take, such that each of the later ones has its share.
 limit_of() {
-        local name=$1 left later kept=0
+        local name=$1 left later kept=0 most=${limits[$1]}
+        [[ $least != --small ]] || most=$((4 * most)) # on a busy machine without a GPU
         left=$(seconds_left)
         shift
         for later; do
@@ -313,7 +314,7 @@ limit_of() {
         done
         kept=$((left - kept > shares[$name] ? left - kept : shares[$name]))
         kept=$((kept < left ? kept : left))
-        echo $((kept < limits[$name] ? kept : limits[$name]))
+        echo $((kept < most ? kept : most))
 }
 
 # run_part PART LIMIT: what it says goes to log.txt; the end of that is shown if it fails.
