@@ -327,7 +327,7 @@ run_part() {
         begin=$(now_ms)
         echo "=== $1, at most $limit s" >>"$log"
         from=$(($(stat -c %s "$log") + 1))
-        PART_S=$limit run_for "$limit" "part_$name" >>"$log" 2>&1
+        PART_END_MS=$((begin + limit * 1000)) run_for "$limit" "part_$name" >>"$log" 2>&1
         status=$?
         rm -rf -- "${memory:?}"/*
         ((status != 124)) || echo "ended: it took more than $limit s" >>"$log"

@@ -5,7 +5,7 @@ ratios to FSDP2 with one rank, which is measured in the same round.
 usage: tokens.py TOP PLUGIN [--quick] [--once]; lines of JSON, a line of each system as soon as it has run
 
 --once: one round.  A round runs all systems, the most telling ones first; no system runs twice before all have run.
-$PART_S: seconds that all may take.  Exit status 1: a system of zerod's, or FSDP2, failed or had no time; a peer that
+$PART_END_MS: when run.sh ends this part, on its clock.  Exit status 1: a system of zerod's, or FSDP2, failed or had no time; a peer that
 cannot run is named with its reason.
 """
 import json
@@ -21,7 +21,7 @@ TOP, PLUGIN = sys.argv[1:3]
 QUICK = "--quick" in sys.argv
 SIZE, STEPS, SEQUENCES, ROUNDS = ("tiny", "6", "2", 2) if QUICK else ("350m", "30", "8", 3)
 TRAINED_S = "5"  # after that no step begins
-END = time.monotonic() + float(os.environ.get("PART_S", 900)) - 3
+END = float(os.environ.get("PART_END_MS", "inf")) / 1000 - 4
 THREADS = max(1, (os.cpu_count() or 1) - 2)  # of a daemon: PyTorch's two remain
 REFERENCE = "FSDP2"
 
@@ -35,13 +35,13 @@ class NoTime(Exception):
 
 def run(system, *where, **more):
     """The trainer's answer."""
-    seconds = END - time.monotonic()
+    seconds = END - time.clock_gettime(time.CLOCK_BOOTTIME)  # as /proc/uptime
     if seconds < 1:
         raise NoTime
     try:
         r = subprocess.run([sys.executable, "-B", f"{HERE}/trainer.py", system, SIZE, STEPS, SEQUENCES, *where],
                            env={**trainer_environment(TOP, PLUGIN), "TRAINER_SECONDS": TRAINED_S, **more},
-                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
+                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=min(seconds, 900), check=False)
     except subprocess.TimeoutExpired:
         raise NoTime from None
     if r.returncode:
