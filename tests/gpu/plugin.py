@@ -5,7 +5,7 @@ plugin_mirror.py holds it against the C compiler, and runs a step by it where th
 import ctypes
 from ctypes import POINTER, c_float, c_int, c_size_t, c_uint32, c_void_p
 
-ABI = 8
+ABI = 9
 FP32, BF16 = 1, 2
 ADAMW = 0  # of enum update_rule
 PLANES, SOURCES = 4, 3
@@ -13,7 +13,7 @@ FUNCTIONS = [
     "device_count", "device_info", "use", "alloc", "free", "memory", "share_new", "share_free", "pinned_new", "pinned_free",
     "gpu_of", "event_open", "event_done", "event_free", "stream_new", "stream_wait", "stream_free", "update", "cast", "sum",
     "reduce", "zero", "copy", "copy_peer", "nccl_open", "nccl_error", "comm_new", "comm_free", "comm_abort", "broadcast",
-    "exchange", "comm_done"]
+    "exchange", "comm_done", "attribute"]
 
 
 class Adam(ctypes.Structure):
