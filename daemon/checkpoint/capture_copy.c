@@ -198,7 +198,7 @@ static void copy_submit(struct capture *t)
                                .t = t,
                                .block = t->submitted++ };
         t->copying++;
-        offload_submit(t->x->offload, &slot->task);
+        job_compute(t->replica->job, OFFLOAD_STEP, &slot->task);
 }
 
 void capture_copy_advance(struct capture *t)

@@ -80,7 +80,7 @@ static bool piece_submit(struct capture *t, struct piece *p)
                 .task = { .run = piece_run, .done = piece_done }, .t = t, .cut = cut, .busy = true
         };
         shard_pin(t->replica, cut.group);
-        offload_submit(t->x->offload, &p->task);
+        job_compute(t->replica->job, OFFLOAD_STEP, &p->task);
         return true;
 }
 

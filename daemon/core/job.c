@@ -60,6 +60,11 @@ bool job_needs_node(const struct job *job, uint32_t node)
 
 /* ---- lifetime ---------------------------------------------------------------- */
 
+void job_compute(const struct job *job, enum offload_lane lane, struct offload_task *task)
+{
+        offload_submit(job->x->offload, lane, job->uid, task);
+}
+
 void job_ref(struct job *job)
 {
         job->references++;

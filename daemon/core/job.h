@@ -95,6 +95,8 @@ bool job_gives_place(const struct job *job);
 bool jobs_full(const struct engine *x, uint32_t uid, const layout *l, bool lasting);
 /* Whether the end of a job that gives up its place counts where the user's jobs leave none. */
 bool job_end_makes_place(const struct job *job, const layout *l);
+/* Submits work of the job's user to the compute threads. */
+void job_compute(const struct job *job, enum offload_lane lane, struct offload_task *task);
 void job_ref(struct job *job);
 void job_unref(struct job *job);
 /* References that need no state: a client that stays does not keep the memory of a dropped job. */

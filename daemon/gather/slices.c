@@ -61,7 +61,7 @@ static void slice_submit(struct slice *s)
 {
         s->task.run = slice_copy;
         s->task.done = slice_copied;
-        offload_submit(s->gather->job->x->offload, &s->task);
+        job_compute(s->gather->job, OFFLOAD_STEP, &s->task);
 }
 
 static void slice_landed(struct ask *ask, int status)

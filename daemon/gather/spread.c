@@ -147,7 +147,7 @@ static bool spread_start(struct gather *from, uint32_t group)
         job_ref(from->job);
         s->task.run = spread_run;
         s->task.done = spread_done;
-        offload_submit(from->job->x->offload, &s->task);
+        job_compute(from->job, OFFLOAD_STEP, &s->task);
         return true;
 }
 

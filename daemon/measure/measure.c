@@ -135,7 +135,7 @@ static void task_begin(struct unit *u)
 
         u->at = s->next++ % s->way->units;
         s->running++;
-        offload_submit(u->x->offload, &u->task);
+        offload_submit(u->x->offload, OFFLOAD_READ, OFFLOAD_NODE, &u->task);
 }
 
 static void task_done(struct offload_task *task)
@@ -377,7 +377,7 @@ static void measure_tick(struct engine *x)
         s->freed = true;
         s->freeing.run = memory_free;
         s->freeing.done = memory_freed;
-        offload_submit(x->offload, &s->freeing);
+        offload_submit(x->offload, OFFLOAD_READ, OFFLOAD_NODE, &s->freeing);
 }
 
 /* ---- start --------------------------------------------------------------------------- */
@@ -442,7 +442,7 @@ int measure_start(struct engine *x, const char *what, measure_done *done, void *
         memset(s->from, 0, sizeof s->from);
         s->making.run = memory_make;
         s->making.done = memory_made;
-        offload_submit(x->offload, &s->making);
+        offload_submit(x->offload, OFFLOAD_READ, OFFLOAD_NODE, &s->making);
         return 0;
 }
 

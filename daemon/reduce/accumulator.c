@@ -163,7 +163,7 @@ static void offer_run(struct offer *o)
         h->accumulator->groups[o->group].busy = true;
         o->task.run = offer_accumulate;
         o->task.done = offer_accumulated;
-        offload_submit(h->job->x->offload, &o->task);
+        job_compute(h->job, OFFLOAD_STEP, &o->task);
 }
 
 static void offer_submit(struct offer *o)

@@ -357,7 +357,7 @@ void accumulator_measure(struct replica *h, uint32_t group)
         m->task.done = measure_done;
         h->accumulator->groups[group].complete = true;
         h->accumulator->groups[group].busy = true;
-        offload_submit(h->job->x->offload, &m->task);
+        job_compute(h->job, OFFLOAD_STEP, &m->task);
 }
 
 /* ---- the coordinator asks --------------------------------------------------------------- */

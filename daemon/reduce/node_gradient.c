@@ -155,7 +155,7 @@ static bool node_gradient_submit(struct node_gradient *p)
                 p->sums[i].node_gradient = p;
                 p->sums[i].task.run = node_gradient_sum;
                 p->sums[i].task.done = node_gradient_summed;
-                offload_submit(p->job->x->offload, &p->sums[i].task);
+                job_compute(p->job, OFFLOAD_STEP, &p->sums[i].task);
         }
         return true;
 }

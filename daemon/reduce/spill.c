@@ -92,7 +92,7 @@ static void spill_start(struct contribution *c)
         c->task.run = spill_copy;
         c->task.done = spill_copied;
         job_ref(job);
-        offload_submit(job->x->offload, &c->task);
+        job_compute(job, OFFLOAD_STEP, &c->task);
 }
 
 void spill_check(struct job *job)

@@ -69,7 +69,7 @@ static void copy_submit(struct fill_target_transfer *t)
 {
         t->task.run = copy_run;
         t->task.done = copy_done;
-        offload_submit(t->f->x->offload, &t->task);
+        job_compute(t->f->job, OFFLOAD_STEP, &t->task);
 }
 
 static void transfer_landed(struct ask *ask, int status)

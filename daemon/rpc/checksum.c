@@ -100,7 +100,9 @@ struct checksums {
         uint64_t total[PLACEMENT_COPIES][CHECKSUM_PLANES][2];
         json_t *versions;
         uint32_t n_parts;
+        int status; /* not 0: a device had no memory, or the job goes */
         struct checksum_part {
+                struct checksum_asker asker;
                 struct checksums *all;
                 uint32_t copy;
         } parts[REPLICAS_MAX];
@@ -116,24 +118,39 @@ static json_t *totals_json(uint64_t (*total)[2])
         return j;
 }
 
-static void checksums_part_done(struct checksums *c)
+static void checksums_answer(struct checksums *c)
 {
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         json_t *sums;
 
-        if (--c->pending)
+        m.call = c->call;
+        if (c->status) {
+                answer(c->x, c->node, &m, c->status,
+                       c->status == ZERO_ENOMEM ? "out of memory"
+                                                : "the job was dropped or the daemon stops");
                 return;
+        }
         sums = json_object();
-        json_object_set_new(sums, "versions", c->versions);
+        json_object_set(sums, "versions", c->versions);
         for (uint32_t copy = 0; copy < PLACEMENT_COPIES; copy++)
                 if (c->told[copy])
                         json_object_set_new(sums, copies[copy], totals_json(c->total[copy]));
         query_answer(c->x, c->node, c->call, sums);
+}
+
+static void checksums_part_done(struct checksums *c, int status)
+{
+        c->status = c->status ? c->status : status;
+        if (--c->pending)
+                return;
+        checksums_answer(c);
+        json_decref(c->versions);
         free(c);
 }
 
-static void checksum_done(void *arg, const struct checksum *sum)
+static void checksum_done(struct checksum_asker *asker, int status, const struct checksum *sum)
 {
-        struct checksum_part *part = arg;
+        struct checksum_part *part = CONTAINER_OF(asker, struct checksum_part, asker);
         struct checksums *c = part->all;
         uint64_t(*total)[2] = c->total[part->copy];
 
@@ -142,12 +159,13 @@ static void checksum_done(void *arg, const struct checksum *sum)
         for (size_t p = 0; p < CHECKSUM_PLANES; p++)
                 for (size_t i = 0; i < 2; i++)
                         total[p][i] += sum->sum[p][i];
-        checksums_part_done(c);
+        checksums_part_done(c, status);
 }
 
 void checksum_question(struct engine *x, struct job *job, uint32_t node, const Zero__LinkMessage *m)
 {
         struct checksums *c;
+        int status;
 
         if (!replicas_whole(job)) {
                 answer(x, node, m, ZERO_EBUSY, "the job's shards are being moved: try again");
@@ -164,9 +182,11 @@ void checksum_question(struct engine *x, struct job *job, uint32_t node, const Z
         for_replicas (job, h) {
                 struct checksum_part *part = &c->parts[c->n_parts++];
 
-                *part = (struct checksum_part){ c, h->copy };
+                *part = (struct checksum_part){ { .done = checksum_done }, c, h->copy };
                 c->pending++;
-                checksum_start(h, m->query->version, checksum_done, part);
+                status = checksum_ask(h, m->query->version, &part->asker);
+                if (status)
+                        checksums_part_done(c, status);
         }
-        checksums_part_done(c);
+        checksums_part_done(c, ZERO_OK);
 }

@@ -154,7 +154,7 @@ static bool piece_begin(struct stash_entry *e, uint64_t bytes)
                 p->src = (char *)e->own_at + part_own(e, m) + e->brought;
                 p->task.run = piece_copy;
                 p->task.done = piece_copied;
-                offload_submit(s->job->x->offload, &p->task);
+                job_compute(s->job, OFFLOAD_STEP, &p->task);
         } else if (piece_ask(p, m, e->brought)) {
                 free(p);
                 return false;

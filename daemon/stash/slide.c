@@ -119,7 +119,7 @@ static void slide_begin(struct slide *slide)
         job_ref(s->job);
         slide->task.run = slide_run;
         slide->task.done = slide_done;
-        offload_submit(s->job->x->offload, &slide->task);
+        job_compute(s->job, OFFLOAD_STEP, &slide->task);
 }
 
 bool stash_slide(struct stash *s, uint64_t bytes, void (*done)(struct stash *s))

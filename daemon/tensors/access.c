@@ -499,6 +499,7 @@ static void tensors_init(struct engine *x)
         list_init(&x->tensors->accesses);
         list_init(&x->tensors->norms);
         list_init(&x->tensors->works);
+        list_init(&x->tensors->summings);
         /* names of puts outlive the process */
         randombytes_buf(&x->tensors->last_put, sizeof x->tensors->last_put);
 }

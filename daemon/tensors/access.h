@@ -13,7 +13,8 @@ enum { PUT_SLOTS = 4, PUTS_MAX = 8, GETS_MAX = 4 };
 /* What a node reads and writes for clients. */
 struct tensors {
         struct list accesses, norms;
-        struct list works; /* those that wait for the end of an update, or for gradients */
+        struct list works;    /* those that wait for the end of an update, or for gradients */
+        struct list summings; /* checksums that wait or run */
         uint64_t last_put;
         struct put_values *spare; /* memory for the next puts; NULL: none */
         bool put_lately;          /* since the last progress() */
@@ -75,10 +76,7 @@ struct work {
         uint64_t first, count; /* in the tensor */
         void *buffer;          /* the client's memory, or a buffer */
         bool owns_buffer, pinned;
-        struct mapping sent; /* to another node */
-        void (*checksum_done)(void *arg, const struct checksum *sum);
-        void *checksum_arg;
-        struct checksum checksum;
+        struct mapping sent;      /* to another node */
         struct norms_told *norms; /* NULL: the work takes no norms (norms_told.c) */
         uint32_t owner;
         uint64_t attempt, elements;

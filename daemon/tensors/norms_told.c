@@ -178,7 +178,7 @@ static void norms_begin(struct work *w)
         t->newest = w->job->version > t->newest ? w->job->version : t->newest;
         w->task.run = norms_run;
         w->task.done = norms_ran;
-        offload_submit(w->job->x->offload, &w->task);
+        job_compute(w->job, grad ? OFFLOAD_STEP : OFFLOAD_READ, &w->task);
 }
 
 /* The part of one group. */

@@ -50,10 +50,15 @@ struct checksum {
         uint64_t sum[CHECKSUM_PLANES][2];
         uint64_t version; /* of all planes */
 };
-/* Computes the hash on an offload thread once the job has reached that version and no update
- * runs. */
-void checksum_start(struct replica *h, uint64_t version,
-                    void (*done)(void *arg, const struct checksum *sum), void *arg);
+struct checksum_asker {
+        struct list link; /* private */
+        /* ZERO_ENOJOB: the job was dropped, or the daemon stops.  May be called before the ask
+         * returns. */
+        void (*done)(struct checksum_asker *a, int status, const struct checksum *sum);
+};
+/* Computes the hash on compute threads once the job has reached that version and no update runs.
+ * ZERO_ENOMEM: done() is never called. */
+int checksum_ask(struct replica *h, uint64_t version, struct checksum_asker *a);
 
 extern const struct module tensors_module;
 extern const struct shard_observer tensors_observer;

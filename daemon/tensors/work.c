@@ -182,7 +182,7 @@ void work_submit(struct work *w)
                 state_put_begin(w->replica->state);
         w->task.run = work_run;
         w->task.done = work_done;
-        offload_submit(w->job->x->offload, &w->task);
+        job_compute(w->job, OFFLOAD_READ, &w->task);
 }
 
 /* A recorded vote has the sets that were in force then. */

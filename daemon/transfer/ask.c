@@ -46,7 +46,7 @@ static void ask_landed(void *arg, int status)
         }
         ask->task.run = ask_copy;
         ask->task.done = ask_copied;
-        offload_submit(ask->x->offload, &ask->task);
+        job_compute(ask->job, OFFLOAD_STEP, &ask->task);
 }
 
 int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,

@@ -81,7 +81,7 @@ static bool staged_begin(struct engine *x, struct staged *s)
         x->transfer->staging_bytes += s->n;
         s->task.run = staged_copy;
         s->task.done = staged_copied;
-        offload_submit(x->offload, &s->task);
+        job_compute(s->job, OFFLOAD_STEP, &s->task);
         return true;
 }
 

@@ -405,7 +405,7 @@ static bool group_submit(struct replica *h, uint32_t group)
         g->in_flight++;
         h->update->in_flight++;
         job_ref(h->job);
-        offload_submit(h->job->x->offload, &t->task);
+        job_compute(h->job, OFFLOAD_STEP, &t->task);
         return true;
 }
 

@@ -1,8 +1,11 @@
 /* Planes read and written by clients, over any number of owners; one step against a reference. */
+#include <malloc.h>
 #include <math.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "daemon/store/file.h"
+#include "daemon/tensors/access.h"
 #include "cases.h"
 #include "check.h"
 #include "listening.h"
@@ -641,7 +644,122 @@ static void a_put_that_waited_is_not_undone_with_an_update_ahead(void)
         session_close(&s);
 }
 
+/* ---- checksums -------------------------------------------------------------------------- */
+
+struct asker {
+        struct checksum_asker asker;
+        struct checksum sum;
+        uint32_t done;
+};
+
+static void asker_done(struct checksum_asker *a, int status, const struct checksum *sum)
+{
+        struct asker *asker = CONTAINER_OF(a, struct asker, asker);
+
+        CHECK(status == ZERO_OK);
+        asker->sum = *sum;
+        asker->done++;
+}
+
+static void ask_checksum(struct replica *h, uint64_t version, struct asker *asker)
+{
+        *asker = (struct asker){ .asker.done = asker_done };
+        CHECK(checksum_ask(h, version, &asker->asker) == 0);
+}
+
+static uint32_t n_summings(const struct replica *h)
+{
+        uint32_t n = 0;
+
+        list_for_each (&h->job->x->tensors->summings, item) {
+                n++;
+        }
+        return n;
+}
+
+static bool no_summings(void *arg)
+{
+        return n_summings(arg) == 0;
+}
+
+static void pass_put(struct replica *h, uint64_t what)
+{
+        state_put_begin(h->state);
+        state_put_end(h->state, what);
+}
+
+/* Whoever asks for values that a checksum already reads hears its result; so does whoever asks
+ * while one waits.  A put makes other values. */
+static void askers_hear_one_checksum(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct asker askers[50], late[2], waiting[50];
+        struct replica *h;
+
+        t.net = (struct net_options){ .nodes = 2, .owners = 1 };
+        session_open(&s, &t);
+        session_attach(&s);
+        h = net_own(net_job(&s.net, 0, "zoo"));
+        for (int i = 0; i < 50; i++)
+                ask_checksum(h, 0, &askers[i]);
+        CHECK(n_summings(h) == 1 && offload_pending(h->job->x->offload) == 1);
+        pass_put(h, 1);
+        for (int i = 0; i < 2; i++)
+                ask_checksum(h, 0, &late[i]);
+        CHECK(n_summings(h) == 2);
+        pass_put(h, 2);
+        h->updating = true;
+        for (int i = 0; i < 50; i++)
+                ask_checksum(h, i == 25 ? 1 : 0, &waiting[i]);
+        CHECK(n_summings(h) == 3 && offload_pending(h->job->x->offload) == 2);
+        h->job->version = 1;
+        h->updating = false;
+        shard_settled(h->job);
+        net_wait(&s.net, no_summings, h, "the checksums");
+        for (int i = 0; i < 50; i++) {
+                CHECK(askers[i].done == 1 && askers[i].sum.version == 0);
+                CHECK(waiting[i].done == 1 && waiting[i].sum.version == 1);
+                CHECK(memcmp(askers[i].sum.sum, waiting[i].sum.sum, sizeof late[0].sum.sum) == 0);
+        }
+        CHECK(late[0].done == 1 && late[1].done == 1 && late[0].sum.version == 0);
+        h->job->version = 0;
+        session_close(&s);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* A checksum's memory comes from the kernel, which has none to give. */
+static void a_checksum_without_memory_is_refused(void)
+{
+        struct training t = training_default();
+        struct session s;
+        struct asker asker = { .asker.done = asker_done };
+        struct rlimit old, none = { 0 };
+        struct replica *h;
+
+        t.net = (struct net_options){ .nodes = 2, .owners = 1 };
+        session_open(&s, &t);
+        session_attach(&s);
+        h = net_own(net_job(&s.net, 0, "zoo"));
+        CHECK(mallopt(M_MMAP_THRESHOLD, 128 << 10) && malloc_trim(0) >= 0);
+        CHECK(getrlimit(RLIMIT_AS, &old) == 0);
+        none.rlim_max = old.rlim_max;
+        CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+        CHECK(checksum_ask(h, 0, &asker.asker) == ZERO_ENOMEM);
+        CHECK(setrlimit(RLIMIT_AS, &old) == 0);
+        CHECK(n_summings(h) == 0 && !asker.done);
+        ask_checksum(h, 0, &asker);
+        net_wait(&s.net, no_summings, h, "the checksum");
+        CHECK(asker.done == 1);
+        session_close(&s);
+}
+#endif
+
 const struct test_case plane_cases[] = {
+        { "askers-hear-one-checksum", askers_hear_one_checksum },
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        { "a-checksum-without-memory-is-refused", a_checksum_without_memory_is_refused },
+#endif
         { "late-accesses-leave-the-clients-memory-alone", late_accesses },
         { "a-set-is-not-put-between-vote-and-decision-behind-a-restart",
           a_set_is_not_put_between_vote_and_decision_behind_a_restart },

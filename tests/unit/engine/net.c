@@ -299,14 +299,31 @@ struct sum {
         uint32_t pending;
 };
 
-static void sum_done(void *arg, const struct checksum *sum)
-{
-        struct sum *s = arg;
+struct sum_part {
+        struct checksum_asker asker;
+        struct sum *sum;
+};
 
+static void sum_done(struct checksum_asker *a, int status, const struct checksum *sum)
+{
+        struct sum_part *part = CONTAINER_OF(a, struct sum_part, asker);
+
+        CHECK(status == ZERO_OK);
         for (int p = 0; p < CHECKSUM_PLANES; p++)
                 for (int k = 0; k < 2; k++)
-                        s->total.sum[p][k] += sum->sum[p][k];
-        s->pending--;
+                        part->sum->total.sum[p][k] += sum->sum[p][k];
+        part->sum->pending--;
+        free(part);
+}
+
+static void sum_ask(struct replica *h, struct sum *sum)
+{
+        struct sum_part *part = calloc(1, sizeof *part);
+
+        part->asker.done = sum_done;
+        part->sum = sum;
+        sum->pending++;
+        CHECK(checksum_ask(h, 0, &part->asker) == 0);
 }
 
 static bool sum_ready(void *arg)
@@ -323,10 +340,8 @@ struct checksum net_checksum(struct net *net, const char *name)
 
                 CHECK(job && net_own(job));
                 for_replicas (job, h)
-                        if (h->copy == 0) {
-                                s.pending++;
-                                checksum_start(h, 0, sum_done, &s);
-                        }
+                        if (h->copy == 0)
+                                sum_ask(h, &s);
         }
         net_wait(net, sum_ready, &s, "the checksum");
         return s.total;

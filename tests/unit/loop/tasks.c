@@ -35,7 +35,8 @@ static void run(struct offload_task *t, uint32_t worker)
 static void submit(struct task *task)
 {
         task->load->submitted++;
-        offload_submit(task->load->offload, &task->task);
+        offload_submit(task->load->offload, task->left % 2 ? OFFLOAD_STEP : OFFLOAD_READ,
+                       task->left % 3, &task->task);
 }
 
 static void done(struct offload_task *t)
@@ -80,7 +81,8 @@ void tasks_run(uint32_t workers, uint32_t chains, uint32_t length)
         r = offload_new(&loop, workers, &load.offload);
         assert(r == 0 && offload_workers(load.offload) == workers);
         for (uint32_t i = 0; i < chains; i++) {
-                tasks[i] = (struct task){ { run, done, NULL }, &load, length, UINT32_MAX, 0 };
+                tasks[i] =
+                        (struct task){ { .run = run, .done = done }, &load, length, UINT32_MAX, 0 };
                 submit(&tasks[i]);
         }
         assert(offload_pending(load.offload) == chains);
