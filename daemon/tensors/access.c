@@ -66,8 +66,7 @@ static bool put_values_new(struct access *a)
         v->tensors = tensors;
         v->window = a->window;
         memcpy(v->data, (char *)a->window->segment.data + a->at, bytes);
-        tensors->put_lately = true;
-        a->window->puts++;
+        tensors->put_lately = true; /* the values count as the put did */
         a->window->references++;
         a->values = v;
         return true;
@@ -84,6 +83,7 @@ static void access_end(struct access *a)
                 request_end(r, a->status, "%s", a->text);
         }
         list_remove(&a->link);
+        turn_end(a->job->x->tensors, &a->turn);
         a->window->gets -= !a->put;
         a->window->puts -= a->put && !a->values;
         put_values_unref(a->values);
@@ -96,7 +96,7 @@ static void access_part(struct access *a, int status, const char *text)
 {
         if (status && !a->status) {
                 a->status = status;
-                snprintf(a->text, sizeof a->text, "%s", text);
+                snprintf(a->text, sizeof a->text, "%.199s", text);
         }
         assert(a->pending > 0);
         if (--a->pending == 0)
@@ -136,12 +136,18 @@ static void access_forget(struct request *r)
         struct access *a = r->subject;
 
         a->request = NULL;
+        if (turn_waits(&a->turn))
+                access_end(a);
 }
 
 static int access_describe(const struct request *r, struct wait_line *ret)
 {
         const struct access *a = r->subject;
 
+        if (turn_waits(&a->turn)) {
+                turn_describe(ret);
+                return ZERO_EDEADLINE;
+        }
         snprintf(ret->who, sizeof ret->who, "the owners");
         snprintf(ret->what, sizeof ret->what, "tensor '%.80s'",
                  a->job->layout->tensors[a->tensor].name);
@@ -153,8 +159,11 @@ static void access_fail(struct job *job, int status, const char *text)
         list_for_each (&job->x->tensors->accesses, item) {
                 struct access *a = CONTAINER_OF(item, struct access, link);
 
-                if (a->job == job && a->request)
-                        request_end(STEAL(a->request), status, "%s", text);
+                if (a->job != job || !a->request)
+                        continue;
+                request_end(STEAL(a->request), status, "%s", text);
+                if (turn_waits(&a->turn))
+                        access_end(a);
         }
         norms_fail(job, status, text);
         works_go_on(job);
@@ -171,21 +180,11 @@ static void *part_place(const struct access *a, uint64_t first)
                                           values_size(a->job, a->tensor, a->plane, a->dtype);
 }
 
-/* A client that has given up uses its memory for something else. */
-static void part_got(const struct work *w)
-{
-        if (w->access->request)
-                memcpy(part_place(w->access, w->first), w->buffer,
-                       w->count * plane_size(w->job, w->tensor, w->plane));
-}
-
 static void local_part_end(struct work *w, int status)
 {
         struct access *a = w->access;
         const char *text = status ? work_range_text(w->plane) : "";
 
-        if (!w->put)
-                part_got(w);
         work_free(w);
         access_written(a, status, text);
 }
@@ -197,16 +196,37 @@ static void borrowed_end(struct work *w, int status)
         local_part_end(w, status);
 }
 
-/* Values that a client has given up may be others now. */
-static void borrowed_begin(struct work *w)
+/* A client that has given up uses its memory for something else. */
+static bool borrow(struct work *w)
 {
         if (!w->access->request) {
                 local_part_end(w, 0);
-                return;
+                return false;
         }
         w->access->request->borrowed++;
         w->end = borrowed_end;
-        work_submit(w);
+        return true;
+}
+
+static void borrowed_begin(struct work *w)
+{
+        if (borrow(w))
+                work_submit(w);
+}
+
+static void got_run(struct offload_task *task, uint32_t worker)
+{
+        const struct work *w = CONTAINER_OF(task, struct work, task);
+
+        memcpy(part_place(w->access, w->first), w->buffer,
+               w->count * plane_size(w->job, w->tensor, w->plane));
+}
+
+static void got_done(struct offload_task *task)
+{
+        struct work *w = CONTAINER_OF(task, struct work, task);
+
+        w->end(w, 0);
 }
 
 static void remote_get_end(struct ask *ask, int status)
@@ -215,11 +235,15 @@ static void remote_get_end(struct ask *ask, int status)
         struct access *a = w->access;
         int refused = w->ask.status;
 
-        if (!status)
-                part_got(w);
-        work_free(w);
-        access_written(a, status ? (refused ? refused : ZERO_EPEER) : 0,
-                       status ? "an owner did not send its part of the tensor" : "");
+        if (status) {
+                work_free(w);
+                access_written(a, refused ? refused : ZERO_EPEER,
+                               "an owner did not send its part of the tensor");
+        } else if (borrow(w)) {
+                w->task.run = got_run;
+                w->task.done = got_done;
+                job_compute(w->job, OFFLOAD_READ, &w->task);
+        }
 }
 
 static void put_called(void *arg, int status, const char *text, const Zero__LinkMessage *m)
@@ -282,6 +306,10 @@ static struct range part_range(const struct access *a, uint32_t owner)
         return (struct range){ from - t->offset, to > from ? to - from : 0 };
 }
 
+/*
+ * A local part is copied from or to the client's memory, unless others take the same values.  What
+ * comes from another node does not land there, because it may change while a path checks what came.
+ */
 static void access_part_start(struct access *a, uint32_t holder, struct range part)
 {
         struct job *job = a->job;
@@ -292,13 +320,13 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         struct work *w = work_new(job, h, a->tensor, a->plane, part.first,
                                   plane_is_single(a->plane) ? 1 : part.count);
 
-        if (w) { /* a get: not the client's memory, which changes while a path checks what came */
+        if (w) {
                 w->access = a;
                 w->put = a->put;
                 w->dtype = a->dtype;
-                w->owns_buffer = !a->put;
-                w->buffer = a->put ? part_place(a, part.first)
-                                   : malloc(w->count * plane_size(job, a->tensor, a->plane));
+                w->owns_buffer = !a->put && !h;
+                w->buffer = w->owns_buffer ? malloc(w->count * plane_size(job, a->tensor, a->plane))
+                                           : part_place(a, part.first);
         }
         if (!w || !w->buffer) {
                 if (w)
@@ -308,7 +336,7 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
         }
         work_name_put(w, job->x->cluster->self, a->id);
         if (h) {
-                w->begin = a->put && !a->values ? borrowed_begin : work_submit;
+                w->begin = a->values ? work_submit : borrowed_begin;
                 w->end = local_part_end;
                 work_start(w);
         } else if (a->put) {
@@ -324,7 +352,6 @@ static void access_parts(struct access *a)
         uint32_t n = a->put ? placement_holders(placement) : placement->n_owners;
         bool one = plane_is_single(a->plane) && !a->put;
 
-        a->pending = 1; /* until all parts have been started */
         for (uint32_t i = 0; i < n; i++) {
                 struct range part = part_range(a, holder_owner(placement, i));
 
@@ -444,21 +471,48 @@ int gets_check(const struct push_window *window, struct fault *fault)
                          "this client already has %d gets in progress: try again", GETS_MAX);
 }
 
+static int access_may_begin(struct access *a, struct fault *fault)
+{
+        const struct job *job = a->job;
+        int r = 0;
+
+        if (a->put)
+                r = a->plane == ZERO_PLANE_SET ? put_set_check(job, a->window, fault)
+                                               : put_check(job, fault);
+        if (r || !a->put || borrows(a))
+                return r;
+        return put_values_new(a) ? 0 : fault_set(fault, ZERO_ENOMEM, "out of memory");
+}
+
+static void access_begin(struct turn *turn)
+{
+        struct access *a = CONTAINER_OF(turn, struct access, turn);
+        struct fault fault = { 0 };
+        int r = access_may_begin(a, &fault);
+
+        a->pending = 1; /* until all parts have been started */
+        if (r) {
+                access_part(a, r, fault.text);
+                return;
+        }
+        if (plane_is_single(a->plane) && !a->put) /* for a tensor without elements */
+                memset((char *)a->window->segment.data + a->at, 0, sizeof(uint64_t));
+        access_parts(a);
+}
+
 int access_start(struct job *job, struct push_window *window, const Zero__Access *m, bool put,
                  uint64_t timeout_ms, struct request *r, struct fault *fault)
 {
         struct access *a;
         int status = access_check(job, m, put, window->transfer_bytes, fault);
 
-        if (!status && put)
-                status = m->plane == ZERO_PLANE_SET ? put_set_check(job, window, fault)
-                                                    : put_check(job, fault);
         if (!status)
                 status = put ? puts_check(window, fault) : gets_check(window, fault);
         a = status ? NULL : malloc(sizeof *a);
         if (!a)
                 return status ? status : fault_set(fault, ZERO_ENOMEM, "out of memory");
-        *a = (struct access){ .job = job,
+        *a = (struct access){ .turn = { .uid = job->uid, .begin = access_begin },
+                              .job = job,
                               .window = window,
                               .request = r,
                               .put = put,
@@ -470,21 +524,15 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                               .count = m->count,
                               .at = m->at,
                               .timeout_ms = timeout_ms };
-        if (put && !borrows(a) && !put_values_new(a)) {
-                free(a);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
         window->references++;
         window->gets += !put;
-        window->puts += put && !a->values;
+        window->puts += put;
         job_ref(job);
         r->subject = a;
         r->describe = access_describe;
         r->forget = access_forget;
-        if (plane_is_single(a->plane) && !put) /* for a tensor without elements */
-                memset((char *)window->segment.data + a->at, 0, sizeof(uint64_t));
         list_insert(&job->x->tensors->accesses, &a->link);
-        access_parts(a);
+        turn_take(job->x->tensors, &a->turn);
         return 0;
 }
 
@@ -500,6 +548,8 @@ static void tensors_init(struct engine *x)
         list_init(&x->tensors->norms);
         list_init(&x->tensors->works);
         list_init(&x->tensors->summings);
+        list_init(&x->tensors->begun);
+        list_init(&x->tensors->waiting);
         /* names of puts outlive the process */
         randombytes_buf(&x->tensors->last_put, sizeof x->tensors->last_put);
 }

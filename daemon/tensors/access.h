@@ -9,12 +9,16 @@
 /* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has
  * given up.  A put moves at most one slot of the transfer area: no quota counts the copies. */
 enum { PUT_SLOTS = 4, PUTS_MAX = 8, GETS_MAX = 4 };
+/* Per user: calls of all clients that are in progress at once. */
+enum { TURNS = 16 };
 
 /* What a node reads and writes for clients. */
 struct tensors {
         struct list accesses, norms;
-        struct list works;    /* those that wait for the end of an update, or for gradients */
-        struct list summings; /* checksums that wait or run */
+        struct list works;          /* those that wait for the end of an update, or for gradients */
+        struct list summings;       /* checksums that wait or run */
+        struct list begun, waiting; /* turns */
+        bool advancing;
         uint64_t last_put;
         struct put_values *spare; /* memory for the next puts; NULL: none */
         bool put_lately;          /* since the last progress() */
@@ -33,9 +37,17 @@ struct put_values {
 };
 void put_values_unref(struct put_values *v);
 
+/* turns.c.  The call begins at once, or when another one of the user ends. */
+void turn_take(struct tensors *t, struct turn *turn);
+void turn_end(struct tensors *t, struct turn *turn);
+bool turn_waits(const struct turn *turn);
+/* Whom a call that has not begun waits for. */
+void turn_describe(struct wait_line *ret);
+
 /* A client's call, in one part for each owner with elements. */
 struct access {
         struct list link; /* tensors.accesses */
+        struct turn turn;
         struct job *job;
         struct push_window *window;
         struct put_values *values; /* NULL: a get, or a put from the client's memory */

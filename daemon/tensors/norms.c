@@ -56,6 +56,7 @@ static void norms_ask(struct norms *n, uint64_t version);
 static void norms_free(struct norms *n)
 {
         list_remove(&n->link);
+        turn_end(n->job->x->tensors, &n->turn);
         n->window->gets--;
         push_window_unref(n->window);
         job_unref(n->job);
@@ -213,10 +214,17 @@ static int norms_new(struct job *job, struct push_window *window, const Zero__No
         window->references++;
         window->gets++;
         job_ref(job);
+        list_init(&n->turn.link);
         list_insert(&job->x->tensors->norms, &n->link);
-        norms_ask(n, job->version);
         *ret = n;
         return 0;
+}
+
+static void norms_begin(struct turn *turn)
+{
+        struct norms *n = CONTAINER_OF(turn, struct norms, turn);
+
+        norms_ask(n, n->job->version);
 }
 
 static void norms_forget(struct request *r)
@@ -224,12 +232,18 @@ static void norms_forget(struct request *r)
         struct norms *n = r->subject;
 
         n->request = NULL;
+        if (turn_waits(&n->turn))
+                norms_free(n);
 }
 
 static int norms_describe(const struct request *r, struct wait_line *ret)
 {
         const struct norms *n = r->subject;
 
+        if (turn_waits(&n->turn)) {
+                turn_describe(ret);
+                return ZERO_EDEADLINE;
+        }
         snprintf(ret->who, sizeof ret->who, "the owners");
         snprintf(ret->what, sizeof ret->what, "the norms of tensors '%.80s' to '%.80s'",
                  n->job->layout->tensors[n->first].name,
@@ -249,6 +263,9 @@ int norms_start(struct job *job, struct push_window *window, const Zero__Norms *
         r->subject = n;
         r->describe = norms_describe;
         r->forget = norms_forget;
+        n->turn.uid = job->uid;
+        n->turn.begin = norms_begin;
+        turn_take(job->x->tensors, &n->turn);
         return 0;
 }
 
@@ -274,6 +291,8 @@ int norms_start_grad(struct job *job, struct push_window *window, const Zero__No
 
         if (status)
                 return status;
+        if (!n->done)
+                norms_ask(n, job->version);
         n->rank = rank;
         n->done = done;
         *ret = n;
@@ -285,7 +304,10 @@ void norms_fail(struct job *job, int status, const char *text)
         list_for_each (&job->x->tensors->norms, item) {
                 struct norms *n = CONTAINER_OF(item, struct norms, link);
 
-                if (n->job == job && n->request)
-                        request_end(STEAL(n->request), status, "%s", text);
+                if (n->job != job || !n->request)
+                        continue;
+                request_end(STEAL(n->request), status, "%s", text);
+                if (turn_waits(&n->turn))
+                        norms_free(n);
         }
 }

@@ -10,9 +10,18 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
 void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
+/* A place among the calls of a user (turns.c). */
+struct turn {
+        struct list link;
+        uint32_t uid;
+        bool begun;
+        void (*begin)(struct turn *turn);
+};
+
 /* Norms of tensors on their way from the owners; norms.c. */
 struct norms {
         struct list link; /* tensors.norms */
+        struct turn turn; /* of planes other than GRAD */
         struct job *job;
         struct push_window *window; /* counts it among the client's gets */
         uint32_t plane, first, count;
