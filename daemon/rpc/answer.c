@@ -1,8 +1,14 @@
-/* Ends a question with JSON, for a client or for another node. */
+/*
+ * Ends a question with JSON, for a client or for another node.  Where that may take megabytes a
+ * compute thread makes the text.
+ */
 #include "daemon/rpc/query.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "proto/cleanup.h"
 
 char *query_text(json_t *json)
 {
@@ -62,6 +68,113 @@ void query_answer_record(struct engine *x, uint32_t node, uint64_t call,
         query_answer(x, node, call, record_take_json(type, record, arena));
 }
 
+/* ---- on a compute thread ----------------------------------------------------------------- */
+
+/* A record on its way to text; it points to nothing of a job. */
+struct writing {
+        struct offload_task task;
+        struct engine *x;
+        const struct record_type *type;
+        void *record; /* in the arena */
+        struct arena arena;
+        char *text;
+        struct pending_call *call; /* NULL once it has ended, or of a node's question */
+        struct user *user;         /* whose survey ends with the text; NULL: a node's question */
+        uint32_t node;
+        uint64_t node_call;
+};
+
+static void write_run(struct offload_task *task, uint32_t worker)
+{
+        struct writing *w = CONTAINER_OF(task, struct writing, task);
+
+        w->text = query_text(record_take_json(w->type, w->record, &w->arena));
+}
+
+static void write_done(struct offload_task *task)
+{
+        struct writing *w = CONTAINER_OF(task, struct writing, task);
+
+        if (w->call)
+                query_end_text(w->call, STEAL(w->text));
+        else if (!w->user)
+                query_answer_text(w->x, w->node, w->node_call, w->text);
+        if (w->user)
+                user_answered(w->user, true);
+        free(w->text);
+        free(w);
+}
+
+static void write_forget(struct request *r)
+{
+        struct writing *w = r->subject;
+
+        w->call = NULL;
+}
+
+static int write_describe(const struct request *r, struct wait_line *ret)
+{
+        snprintf(ret->who, sizeof ret->who, "the compute threads");
+        snprintf(ret->what, sizeof ret->what, "this user's turn to have an answer written");
+        return ZERO_EDEADLINE;
+}
+
+/* Takes the arena over.  NULL: out of memory. */
+static struct writing *writing_new(struct engine *x, const struct record_type *type,
+                                   const void *record, struct arena *arena)
+{
+        void *copy = arena_new(arena, type->size);
+        struct writing *w = copy ? calloc(1, sizeof *w) : NULL;
+
+        if (!w) {
+                arena_deinit(arena);
+                return NULL;
+        }
+        memcpy(copy, record, type->size);
+        w->task.run = write_run;
+        w->task.done = write_done;
+        w->x = x;
+        w->type = type;
+        w->record = copy;
+        w->arena = *arena;
+        return w;
+}
+
+void query_write(struct pending_call *call, struct user *user, const struct record_type *type,
+                 const void *record, struct arena *arena)
+{
+        struct engine *x = call->session->rpc->x;
+        struct writing *w = writing_new(x, type, record, arena);
+
+        if (!w) {
+                query_end_text(call, NULL);
+                user_answered(user, true);
+                return;
+        }
+        w->user = user;
+        w->call = call;
+        call->request.subject = w;
+        call->request.describe = write_describe;
+        call->request.forget = write_forget;
+        offload_submit(x->offload, OFFLOAD_READ, user->uid, &w->task);
+}
+
+void query_answer_write(struct job *job, uint32_t node, uint64_t call,
+                        const struct record_type *type, const void *record, struct arena *arena)
+{
+        struct writing *w = writing_new(job->x, type, record, arena);
+
+        if (!w) {
+                query_answer_text(job->x, node, call, NULL);
+                return;
+        }
+        w->node = node;
+        w->node_call = call;
+        job_compute(job, OFFLOAD_READ, &w->task);
+}
+
+/* ---- answers of nodes --------------------------------------------------------------------- */
+
 static const char *reply_text(int status, const Zero__LinkMessage *m)
 {
         bool told = status == ZERO_OK && m && m->body_case == ZERO__LINK_MESSAGE__BODY_QUERY_REPLY;
@@ -72,9 +185,4 @@ static const char *reply_text(int status, const Zero__LinkMessage *m)
 json_t *query_reply(int status, const Zero__LinkMessage *m)
 {
         return json_loads(reply_text(status, m), 0, NULL);
-}
-
-size_t query_bytes(int status, const Zero__LinkMessage *m)
-{
-        return strlen(reply_text(status, m));
 }

@@ -101,7 +101,7 @@ static void held_question(struct engine *x, struct job *job, uint32_t node,
         struct status_replicas held;
 
         report_replicas(&arena, job, &held);
-        query_answer_record(x, node, m->call, status_replicas_type(), &held, &arena);
+        query_answer_write(job, node, m->call, status_replicas_type(), &held, &arena);
 }
 
 static void map_question(struct engine *x, struct job *job, uint32_t node,

@@ -75,6 +75,11 @@ void query_answer(struct engine *x, uint32_t node, uint64_t call, json_t *json);
 void query_answer_text(struct engine *x, uint32_t node, uint64_t call, char *text); /* frees none */
 void query_answer_record(struct engine *x, uint32_t node, uint64_t call,
                          const struct record_type *type, const void *record, struct arena *arena);
+/* The same for a large record: a compute thread makes the text.  The record points to nothing of a
+ * job.  The user's survey, a large one, ends with the answer. */
+void query_write(struct pending_call *call, struct user *user, const struct record_type *type,
+                 const void *record, struct arena *arena);
+void query_answer_write(struct job *job, uint32_t node, uint64_t call,
+                        const struct record_type *type, const void *record, struct arena *arena);
 /* A node's answer; NULL: there is none, or it is not JSON. */
 json_t *query_reply(int status, const Zero__LinkMessage *m);
-size_t query_bytes(int status, const Zero__LinkMessage *m); /* of its text */

@@ -248,6 +248,16 @@ static int handles_open(struct rpc *rpc)
         return 0;
 }
 
+/* Nobody is kept waiting for the sake of users who have no job there. */
+static void server_ran(void *arg, uint32_t uid, uint64_t ns)
+{
+        struct rpc *rpc = arg;
+        struct user *user = user_find(&rpc->users, uid);
+
+        if (user && user->budget.quantum_ns < QUANTUM_ALONE_NS)
+                budget_worked(&user->budget, ns);
+}
+
 int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)
 {
         struct rpc *rpc = calloc(1, sizeof *rpc);
@@ -269,6 +279,7 @@ int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)
         }
         rpc->spare = spare_open();
         x->query = query_message;
+        offload_watch(x->offload, server_ran, rpc);
         x->rpc = rpc;
         *ret = rpc;
         return 0;

@@ -41,6 +41,7 @@ void rpc_gone(struct rpc *rpc)
 
         if (rpc->handles || rpc->users.n_sessions)
                 return;
+        offload_watch(rpc->x->offload, NULL, NULL);
         users_deinit(&rpc->users);
         free(rpc->status);
         free(rpc->told);

@@ -21,14 +21,16 @@ enum {
         DRAIN_MS = 10000,
         NODES_MS = 10000
 };
-/* Charged to a user for the work of each node that is asked.  An event of a trace is text there,
- * goes into JSON, out of it and into JSON again: measured, 3.4 us on loops; BYTE_NS: a byte of
- * another answer, into JSON here and out of it. */
-enum { ASKING_NS = 100000, EVENT_NS = 3400, BYTE_NS = 25 };
+/* Charged to a user before a node is asked: for the work there, and here for what an answer holds.
+ * An event of a trace is text there, goes into JSON, out of it and into JSON again: measured, 3.4
+ * us on loops; a group of a job likewise.  What is not charged ahead is charged as it takes time.
+ */
+enum { ASKING_NS = 100000, EVENT_NS = 3400, GROUP_NS = 1000 };
 
 struct survey {
         struct engine *x;                 /* not the rpc, which may end before the last answer */
         struct pending_call *call;        /* NULL once it has ended */
+        struct user *user;                /* who has asked; NULL: the answer is being written */
         char name[ZERO_NAME_MAX + 1];     /* of the job asked about, or empty */
         char argument[NODE_NAME_MAX + 1]; /* to the nodes: what is measured, who is drained */
         struct job *job;                  /* NULL: no job, or its state here waits for memory */
@@ -77,7 +79,7 @@ static json_t *ping_together(struct survey *s)
         return record_take_json(status_ping_type(), &ping, &arena);
 }
 
-/* For each owner takes the answer of the owner's node. */
+/* For each owner takes the answer of the owner's node.  Hands the call over. */
 static json_t *shards_together(struct survey *s)
 {
         const struct placement *placement = &s->job->placement;
@@ -98,7 +100,8 @@ static json_t *shards_together(struct survey *s)
         }
         if (job)
                 report_job_shards(&arena, s->job, told, job);
-        return record_take_json(status_shards_type(), &shards, &arena);
+        query_write(STEAL(s->call), STEAL(s->user), status_shards_type(), &shards, &arena);
+        return NULL;
 }
 
 static json_t *checksum_together(struct survey *s)
@@ -240,6 +243,19 @@ static bool holds_in_force(const struct survey *s, uint32_t node)
         return placement_nodes(&s->x->placement) >> node & 1;
 }
 
+/* Other nodes have about as many events of the job as this one. */
+static uint64_t events_ns(const struct survey *s)
+{
+        uint64_t n = s->job->progress->n_traced;
+
+        return EVENT_NS * (n < TRACE_MAX ? n : TRACE_MAX);
+}
+
+static uint64_t groups_ns(const struct survey *s)
+{
+        return (uint64_t)GROUP_NS * s->job->layout->n_groups;
+}
+
 static const struct survey_kind {
         const char *what;     /* the clients' question */
         const char *question; /* the question to nodes */
@@ -247,17 +263,19 @@ static const struct survey_kind {
         bool (*asks)(const struct survey *s, uint32_t node); /* NULL: all */
         bool all_must;                                       /* answer, or there is no answer */
         json_t *(*finish)(struct survey *s);
-        uint64_t most_ms; /* 0: as long as the client waits */
-        bool privileged;  /* only for root and the user zerod runs as */
+        uint64_t most_ms;                             /* 0: as long as the client waits */
+        bool privileged;                              /* only for root and the user zerod runs as */
+        uint64_t (*ahead_ns)(const struct survey *s); /* for each node asked; NULL: as it takes */
+        bool large;                                   /* the answer may have megabytes */
 } kinds[] = {
         { "ping", "ping", false, NULL, false, ping_together, 0 },
-        { "shards", "held", true, holds_job, false, shards_together, 0 },
+        { "shards", "held", true, holds_job, false, shards_together, 0, false, groups_ns, true },
         { "checksum", "checksum", true, holds_job, true, checksum_together, 0 },
         { "drop", "drop", true, holds_in_force, false, drop_together, 0 },
         { "moves", "moves", false, NULL, false, moves_together, MOVES_MS },
         { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS, true },
         { "examine", "examine", false, NULL, false, examinations_together, EXAMINE_MS, true },
-        { "trace", "trace", true, NULL, false, trace_together, TRACE_MS },
+        { "trace", "trace", true, NULL, false, trace_together, TRACE_MS, false, events_ns },
         { "nodes", "status", false, NULL, false, nodes_together, NODES_MS },
         { "drain", "drain", false, is_named, true, drained_together, DRAIN_MS, true },
         { "undrain", "undrain", false, is_named, true, drained_together, DRAIN_MS, true },
@@ -274,8 +292,26 @@ static void survey_forget_answers(struct survey *s)
         }
 }
 
+/* Charges loop time since then, unless it was charged ahead. */
+static void survey_worked(const struct survey *s, uint64_t begun_ns)
+{
+        if (s->user && !s->kind->ahead_ns)
+                budget_worked(&s->user->budget, PRICE_OTHERS * (uv_hrtime() - begun_ns));
+}
+
+static void survey_free(struct survey *s)
+{
+        survey_forget_answers(s);
+        if (s->job)
+                job_let_go(s->job);
+        if (s->user)
+                user_answered(s->user, s->kind->large);
+        free(s);
+}
+
 static void survey_end(struct survey *s)
 {
+        uint64_t begin = uv_hrtime();
         json_t *json = s->fault.status || !s->call ? NULL : s->kind->finish(s);
 
         if (s->call && !s->fault.status)
@@ -283,10 +319,8 @@ static void survey_end(struct survey *s)
         else if (s->call)
                 request_end(&s->call->request, s->fault.status, "%s", s->fault.text);
         json_decref(json);
-        survey_forget_answers(s);
-        if (s->job)
-                job_let_go(s->job);
-        free(s);
+        survey_worked(s, begin);
+        survey_free(s);
 }
 
 static void survey_ask_all(struct survey *s);
@@ -308,9 +342,8 @@ static void question_answered(void *arg, int status, const char *text, const Zer
 {
         struct question *q = arg;
         struct survey *s = q->survey;
+        uint64_t begin = uv_hrtime();
 
-        if (s->call && s->kind->finish != trace_together)
-                budget_worked(&s->call->session->user->budget, BYTE_NS * query_bytes(status, m));
         if (status == ZERO_OK) {
                 s->answers[q->node].came = true;
                 s->answers[q->node].took_ns = uv_hrtime() - s->answers[q->node].asked_ns;
@@ -321,16 +354,9 @@ static void question_answered(void *arg, int status, const char *text, const Zer
                 fault_set(&s->refusal, status, "%s", text);
         }
         free(q);
+        survey_worked(s, begin);
         if (--s->pending == 0 && !survey_again(s))
                 survey_end(s);
-}
-
-/* Other nodes have about as many events of the job as this one. */
-static uint64_t events_ns(const struct survey *s)
-{
-        uint64_t n = s->kind->finish == trace_together ? s->job->progress->n_traced : 0;
-
-        return EVENT_NS * (n < TRACE_MAX ? n : TRACE_MAX);
 }
 
 static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
@@ -352,8 +378,7 @@ static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
                 query.version = s->job->version;
         m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
         m.query = &query;
-        if (s->call)
-                budget_worked(&s->call->session->user->budget, ASKING_NS + events_ns(s));
+        budget_worked(&s->user->budget, ASKING_NS + (s->kind->ahead_ns ? s->kind->ahead_ns(s) : 0));
         call_send(s->x, node, &m, timeout_ms, question_answered, q);
 }
 
@@ -413,11 +438,24 @@ static int shut_for_user(const struct engine *x, const char *job, uint32_t uid, 
         return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job, owner);
 }
 
+static int survey_admit(struct user *user, bool large, struct fault *fault)
+{
+        uint32_t most;
+
+        if (user_asks(user, large, &most))
+                return 0;
+        return fault_set(fault, ZERO_EBUSY,
+                         "user %u has %u %squestions to all nodes in progress, as many as a user "
+                         "may have: ask again when one is answered",
+                         (unsigned)user->uid, most, large ? "large " : "");
+}
+
 int survey_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {
         const struct survey_kind *kind = kinds;
         struct engine *x = call->session->rpc->x;
+        struct user *user = call->session->user;
         struct job *job = NULL;
         struct survey *s;
         int r = 0;
@@ -432,13 +470,18 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
                 r = job_for_user(x, argument, call->session->uid, &job, fault);
         if (!r)
                 r = survey_names(x, kind, argument, fault);
+        if (!r)
+                r = survey_admit(user, kind->large, fault);
         if (r)
                 return r;
         s = calloc(1, sizeof *s);
-        if (!s)
+        if (!s) {
+                user_answered(user, kind->large);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
         s->x = x;
         s->call = call;
+        s->user = user;
         s->job = job;
         s->kind = kind;
         if (kind->of_job)
@@ -449,9 +492,7 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
                 job_hold(job); /* not job_ref(): a drop waits for such references */
         survey_ask_all(s);
         if (s->pending == 0) { /* no memory for any question */
-                if (job)
-                        job_let_go(job);
-                free(s);
+                survey_free(s);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         call->request.subject = s;
@@ -464,12 +505,17 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
 int shards_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {
+        struct user *user = call->session->user;
         struct arena arena = { NULL };
         struct status_shards shards;
+        int r;
 
         if (argument[0])
                 return survey_query(call, what, argument, fault);
-        report_shards(&arena, call->session->rpc->x, call->session->uid, &shards);
-        query_end_record(call, status_shards_type(), &shards, &arena);
+        r = survey_admit(user, true, fault);
+        if (r)
+                return r;
+        report_shards(&arena, call->session->rpc->x, user->uid, &shards);
+        query_write(call, user, status_shards_type(), &shards, &arena);
         return 0;
 }

@@ -17,21 +17,19 @@ void users_init(struct users *users, uint32_t session_limit)
         list_init(&users->all);
 }
 
-static void user_free(struct user *user)
-{
-        list_remove(&user->link);
-        free(user);
-}
-
 void users_deinit(struct users *users)
 {
         assert(users->n_sessions == 0);
         list_for_each (&users->all, item) {
-                user_free(CONTAINER_OF(item, struct user, link));
+                struct user *user = CONTAINER_OF(item, struct user, link);
+
+                list_remove(&user->link);
+                if (user->surveys == 0) /* else the last answer frees it */
+                        free(user);
         }
 }
 
-static struct user *user_find(struct users *users, uid_t uid)
+struct user *user_find(struct users *users, uid_t uid)
 {
         list_for_each (&users->all, item) {
                 struct user *user = CONTAINER_OF(item, struct user, link);
@@ -91,13 +89,36 @@ void user_leave(struct users *users, struct user *user)
         users->ended++;
 }
 
+bool user_asks(struct user *user, bool large, uint32_t *ret_most)
+{
+        uint32_t times = user->privileged ? SURVEYS_FACTOR : 1;
+
+        *ret_most = times * (large ? SURVEYS_LARGE : SURVEYS_MAX);
+        if (large ? user->large >= *ret_most : user->surveys >= *ret_most)
+                return false;
+        user->surveys++;
+        user->large += large;
+        return true;
+}
+
+void user_answered(struct user *user, bool large)
+{
+        assert(user->surveys > 0);
+        user->surveys--;
+        user->large -= large;
+        if (user->surveys == 0 && list_empty(&user->link))
+                free(user);
+}
+
 void users_sweep(struct users *users, uint64_t now_ms)
 {
         list_for_each (&users->all, item) {
                 struct user *user = CONTAINER_OF(item, struct user, link);
 
-                if (user->n_sessions == 0 && budget_may_work(&user->budget, now_ms))
-                        user_free(user);
+                if (user->n_sessions || user->surveys || !budget_may_work(&user->budget, now_ms))
+                        continue;
+                list_remove(&user->link);
+                free(user);
         }
 }
 

@@ -10,7 +10,7 @@ import struct
 
 BODY = {"hello": 2, "attach": 3, "fetch": 4, "prefetch": 5, "release": 6, "push": 7, "norm": 8, "step": 9, "ahead": 16, "put": 10,
         "get": 11, "query": 12, "bye": 13, "stash": 14, "open_base": 17, "all_reduce": 18, "norms": 19}
-OK, EPROTO, EORDER, EDEADLINE = 0, 2, 17, 19  # of enum zero_status
+OK, EPROTO, EORDER, EDEADLINE, EBUSY = 0, 2, 17, 19, 24  # of enum zero_status
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../proto/client.proto"), encoding="utf-8") as _proto:
     PROTOCOL = int(re.search(r"enum Protocol \{[^}]*VERSION = (\d+);", _proto.read()).group(1))
 
@@ -49,8 +49,8 @@ def request(seq, what, fields=None):
     return frame(field(1, seq) + field(BODY[what], message(fields or {})))
 
 
-def decode(data):
-    """{number: list of values} of a message."""
+def decode(data, some=False):
+    """{number: list of values} of a message; some: its first fields may be all that there is."""
     fields, i = {}, 0
 
     def read_varint():
@@ -66,6 +66,8 @@ def decode(data):
         key = read_varint()
         if key & 7 == 0:
             value = read_varint()
+        elif some:
+            break
         elif key & 7 == 1:
             value, = struct.unpack_from("<d", data, i)
             i += 8

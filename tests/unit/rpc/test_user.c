@@ -167,3 +167,51 @@ Test(user, the_loop_is_shared_with_users_whose_jobs_run)
         cr_assert_eq(user->budget.quantum_ns, QUANTUM_ALONE_NS);
         leave_all(&users);
 }
+
+/* ---- surveys ---- */
+
+static uint32_t ask_all(struct user *user, bool large)
+{
+        uint32_t n = 0, most;
+
+        while (user_asks(user, large, &most))
+                n++;
+        return n;
+}
+
+Test(user, asks_all_nodes_a_few_questions_at_once)
+{
+        struct users users;
+        struct user *user, *root;
+
+        users_init(&users, 1024);
+        cr_assert_eq(user_enter(&users, GREEDY, 0, &user), 0);
+        cr_assert_eq(user_enter(&users, 0, 0, &root), 0);
+        cr_assert_eq(ask_all(user, true), SURVEYS_LARGE);
+        cr_assert_eq(ask_all(user, false), SURVEYS_MAX - SURVEYS_LARGE);
+        cr_assert_eq(ask_all(root, false), SURVEYS_FACTOR * SURVEYS_MAX);
+        user_answered(user, true);
+        cr_assert_eq(ask_all(user, true), 1);
+        while (user->surveys)
+                user_answered(user, user->large > 0);
+        while (root->surveys)
+                user_answered(root, false);
+        leave_all(&users);
+}
+
+/* Nodes still work on a question whose client has left, and on one that outlasts the server. */
+Test(user, stays_while_a_question_is_in_flight)
+{
+        struct users users;
+        struct user *user;
+        uint32_t most;
+
+        users_init(&users, 1024);
+        cr_assert_eq(user_enter(&users, GREEDY, 0, &user), 0);
+        cr_assert(user_asks(user, false, &most));
+        user_leave(&users, user);
+        users_sweep(&users, 1000);
+        cr_assert_eq(user_find(&users, GREEDY), user);
+        users_deinit(&users);
+        user_answered(user, false);
+}
