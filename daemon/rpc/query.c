@@ -59,30 +59,67 @@ static int set_query(struct pending_call *call, const char *what, const char *ar
         return 0;
 }
 
-static const struct {
-        const char *what;
-        query_starter *start;
-} queries[] = {
-        { "status", status_query },         { "jobs", jobs_query },
-        { "config", config_query },         { "shards", shards_query },
-        { "ping", survey_query },           { "checksum", survey_query },
-        { "drop", survey_query },           { "moves", survey_query },
-        { "checkpoint", checkpoint_query }, { "restore", checkpoint_query },
-        { "progress", checkpoint_query },   { "members", membership_query },
-        { "add-node", membership_query },   { "remove-node", membership_query },
-        { "takeover", membership_query },   { "measure", survey_query },
-        { "examine", survey_query },        { "set", set_query },
-        { "drain", survey_query },          { "undrain", survey_query },
-        { "nodes", survey_query },          { "trace", survey_query },
-        { "drained", survey_query },
+static const struct query_kind queries[] = {
+        { "status", status_query, QUERY_LOOP },
+        { "jobs", jobs_query, QUERY_LOOP },
+        { "config", config_query, QUERY_LOOP },
+        { "set", set_query, QUERY_LOOP },
+        { "shards", shards_query, QUERY_LARGE },
+        { "ping", survey_query, QUERY_SURVEY },
+        { "checksum", survey_query, QUERY_SURVEY },
+        { "drop", survey_query, QUERY_SURVEY },
+        { "moves", survey_query, QUERY_SURVEY },
+        { "measure", survey_query, QUERY_SURVEY },
+        { "examine", survey_query, QUERY_SURVEY },
+        { "trace", survey_query, QUERY_SURVEY },
+        { "nodes", survey_query, QUERY_SURVEY },
+        { "drain", survey_query, QUERY_SURVEY },
+        { "undrain", survey_query, QUERY_SURVEY },
+        { "drained", survey_query, QUERY_SURVEY },
+        { "checkpoint", checkpoint_query, QUERY_NODE },
+        { "restore", checkpoint_query, QUERY_NODE },
+        { "progress", checkpoint_query, QUERY_NODE },
+        { "members", membership_query, QUERY_LOOP },
+        { "add-node", membership_query, QUERY_NODE },
+        { "remove-node", membership_query, QUERY_NODE },
+        { "takeover", membership_query, QUERY_NODE },
 };
+
+const struct query_kind *query_kind(size_t i)
+{
+        return i < sizeof queries / sizeof queries[0] ? &queries[i] : NULL;
+}
+
+static int query_admit(struct pending_call *call, const struct query_kind *kind,
+                       struct fault *fault)
+{
+        struct user *user = call->session->user;
+        bool large = kind->bound == QUERY_LARGE;
+        uint32_t most;
+
+        if (kind->bound == QUERY_LOOP || kind->bound == QUERY_NODE)
+                return 0;
+        if (!user_asks(user, large, &most))
+                return fault_set(fault, ZERO_EBUSY,
+                                 "user %u has %u %squestions to all nodes in progress, as many as "
+                                 "a user may have: ask again when one is answered",
+                                 (unsigned)user->uid, most, large ? "large " : "");
+        call->survey = user;
+        call->large = large;
+        return 0;
+}
 
 int query_start(struct pending_call *call, const char *what, const char *argument,
                 struct fault *fault)
 {
-        for (size_t i = 0; i < sizeof queries / sizeof queries[0]; i++)
-                if (strcmp(queries[i].what, what) == 0)
-                        return queries[i].start(call, what, argument, fault);
+        const struct query_kind *kind;
+
+        for (size_t i = 0; (kind = query_kind(i)); i++) {
+                int r = strcmp(kind->what, what) == 0 ? query_admit(call, kind, fault) : -1;
+
+                if (r >= 0)
+                        return r ? r : kind->start(call, what, argument, fault);
+        }
         return fault_set(fault, ZERO_EINVAL, "this daemon does not know the query '%.60s'", what);
 }
 

@@ -20,6 +20,20 @@
 /* Answers a client's question, now or later.  Not 0: refuses it. */
 typedef int query_starter(struct pending_call *call, const char *what, const char *argument,
                           struct fault *fault);
+/* What bounds a question of a client. */
+enum query_bound {
+        QUERY_LOOP = 1, /* the loop answers it at once, and its time is charged */
+        QUERY_NODE, /* one node answers from what it knows: calls in flight of a session bound it */
+        QUERY_SURVEY, /* all nodes work on it: a few of a user are in flight (user.h) */
+        QUERY_LARGE,  /* the same, of which the user has fewer: the answer may have megabytes */
+};
+struct query_kind {
+        const char *what;
+        query_starter *start;
+        enum query_bound bound;
+};
+/* NULL: there are no more. */
+const struct query_kind *query_kind(size_t i);
 query_starter status_query, survey_query, shards_query, checkpoint_query, membership_query;
 
 /* Answers a node's question.  job: NULL if the question concerns no job. */

@@ -59,6 +59,24 @@ struct session {
         size_t scratch_size;
 };
 
+/* What a request's work costs others beside its handler's time, and who bounds it. */
+enum call_cost {
+        CALL_UNKNOWN, /* refused */
+        CALL_LOOP,    /* nothing */
+        CALL_LAYOUT,  /* more time of the loop for each group, charged before */
+        CALL_DISK,    /* another thread's time; its folder bounds it */
+        CALL_STEP,    /* the threads of steps: a rank's windows and its step bound it */
+        CALL_PLANES,  /* the threads that read, charged; TURNS of a user are in progress */
+        CALL_QUERY,   /* what its row says (query.c) */
+};
+struct call_kind {
+        const char *name; /* as ranks call it */
+        enum call_cost cost;
+        uint32_t traced; /* enum wait_for + 1; 0: traces leave it out */
+};
+/* requests.c.  body: of a request. */
+const struct call_kind *call_kind(uint32_t body);
+
 /* A request on its way to its reply. */
 struct pending_call {
         struct request request;
@@ -68,6 +86,9 @@ struct pending_call {
         Zero__Request__BodyCase kind;
         uint32_t group;
         char *json; /* the answer of a query */
+        /* NULL: it counts as no survey, or what asks the nodes counts by itself */
+        struct user *survey;
+        bool large;
 };
 
 /* Frees the server and calls closed(), once it neither listens nor has sessions. */

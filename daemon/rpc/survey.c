@@ -28,9 +28,10 @@ enum {
 enum { ASKING_NS = 100000, EVENT_NS = 3400, GROUP_NS = 1000 };
 
 struct survey {
-        struct engine *x;                 /* not the rpc, which may end before the last answer */
-        struct pending_call *call;        /* NULL once it has ended */
-        struct user *user;                /* who has asked; NULL: the answer is being written */
+        struct engine *x;          /* not the rpc, which may end before the last answer */
+        struct pending_call *call; /* NULL once it has ended */
+        struct user *user;         /* who has asked; NULL: the answer is being written */
+        bool large;
         char name[ZERO_NAME_MAX + 1];     /* of the job asked about, or empty */
         char argument[NODE_NAME_MAX + 1]; /* to the nodes: what is measured, who is drained */
         struct job *job;                  /* NULL: no job, or its state here waits for memory */
@@ -266,10 +267,9 @@ static const struct survey_kind {
         uint64_t most_ms;                             /* 0: as long as the client waits */
         bool privileged;                              /* only for root and the user zerod runs as */
         uint64_t (*ahead_ns)(const struct survey *s); /* for each node asked; NULL: as it takes */
-        bool large;                                   /* the answer may have megabytes */
 } kinds[] = {
         { "ping", "ping", false, NULL, false, ping_together, 0 },
-        { "shards", "held", true, holds_job, false, shards_together, 0, false, groups_ns, true },
+        { "shards", "held", true, holds_job, false, shards_together, 0, false, groups_ns },
         { "checksum", "checksum", true, holds_job, true, checksum_together, 0 },
         { "drop", "drop", true, holds_in_force, false, drop_together, 0 },
         { "moves", "moves", false, NULL, false, moves_together, MOVES_MS },
@@ -305,7 +305,7 @@ static void survey_free(struct survey *s)
         if (s->job)
                 job_let_go(s->job);
         if (s->user)
-                user_answered(s->user, s->kind->large);
+                user_answered(s->user, s->large);
         free(s);
 }
 
@@ -438,24 +438,11 @@ static int shut_for_user(const struct engine *x, const char *job, uint32_t uid, 
         return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job, owner);
 }
 
-static int survey_admit(struct user *user, bool large, struct fault *fault)
-{
-        uint32_t most;
-
-        if (user_asks(user, large, &most))
-                return 0;
-        return fault_set(fault, ZERO_EBUSY,
-                         "user %u has %u %squestions to all nodes in progress, as many as a user "
-                         "may have: ask again when one is answered",
-                         (unsigned)user->uid, most, large ? "large " : "");
-}
-
 int survey_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {
         const struct survey_kind *kind = kinds;
         struct engine *x = call->session->rpc->x;
-        struct user *user = call->session->user;
         struct job *job = NULL;
         struct survey *s;
         int r = 0;
@@ -470,18 +457,15 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
                 r = job_for_user(x, argument, call->session->uid, &job, fault);
         if (!r)
                 r = survey_names(x, kind, argument, fault);
-        if (!r)
-                r = survey_admit(user, kind->large, fault);
         if (r)
                 return r;
         s = calloc(1, sizeof *s);
-        if (!s) {
-                user_answered(user, kind->large);
+        if (!s)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
         s->x = x;
         s->call = call;
-        s->user = user;
+        s->user = STEAL(call->survey);
+        s->large = call->large;
         s->job = job;
         s->kind = kind;
         if (kind->of_job)
@@ -505,17 +489,12 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
 int shards_query(struct pending_call *call, const char *what, const char *argument,
                  struct fault *fault)
 {
-        struct user *user = call->session->user;
         struct arena arena = { NULL };
         struct status_shards shards;
-        int r;
 
         if (argument[0])
                 return survey_query(call, what, argument, fault);
-        r = survey_admit(user, true, fault);
-        if (r)
-                return r;
-        report_shards(&arena, call->session->rpc->x, user->uid, &shards);
-        query_write(call, user, status_shards_type(), &shards, &arena);
+        report_shards(&arena, call->session->rpc->x, call->session->uid, &shards);
+        query_write(call, STEAL(call->survey), status_shards_type(), &shards, &arena);
         return 0;
 }

@@ -204,5 +204,29 @@ def shards_of_many_groups():
     keeps_its_steps(MANY, lambda attack, path: ask_without_end(attack, path, 8, ("query", {1: "shards", 2: "large"})))
 
 
+@case
+def more_questions_than_a_user_may_have_in_flight():
+    """One more is refused, and the refusal names the limit.  Clients who leave make no room: nodes work on it."""
+    def refusals():
+        with Cluster(2) as c:
+            c[1].stop()
+            first, second = wire.Raw(c[0].socket), wire.Raw(c[0].socket)
+            first.hello()
+            second.hello()
+            first.send(b"".join(wire.request(i, "query", {1: "ping"}) for i in range(2, 2 + 64)))  # root's
+            refused = [second.ask("query", {1: "ping"})]
+            first.close()
+            refused.append(second.ask("query", {1: "ping"}))
+            c[1].go_on()
+            until(lambda: second.ask("query", {1: "ping"})[0] == wire.OK, what="room")
+            second.close()
+            return refused
+    for _ in range(5):  # the stopped node is given up after 5 s
+        told = refusals()
+        if all(status == wire.EBUSY and "64 questions to all nodes" in text for status, text, _ in told):
+            return
+    raise AssertionError(told)
+
+
 if __name__ == "__main__":
     main()

@@ -642,6 +642,65 @@ static void a_put_that_waited_is_not_undone_with_an_update_ahead(void)
         session_close(&s);
 }
 
+/* ---- turns ------------------------------------------------------------------------------ */
+
+static uint32_t n_of(struct list *list)
+{
+        uint32_t n = 0;
+
+        list_for_each (list, item) {
+                n++;
+        }
+        return n;
+}
+
+static bool all_done(void *arg)
+{
+        const struct client *c = arg;
+
+        for (int i = 0; i < TURNS + 4; i++)
+                if (!c[i].done)
+                        return false;
+        return true;
+}
+
+/* However many clients a user has.  A call whose client goes meanwhile never begins. */
+static void a_users_reads_and_writes_take_turns(void)
+{
+        struct training t = training_default();
+        struct client clients[TURNS + 4];
+        struct session s;
+        struct replica *h;
+        struct tensors *tensors;
+
+        t.net = (struct net_options){ .nodes = 2, .owners = 1 };
+        session_open(&s, &t);
+        session_attach(&s);
+        h = net_own(net_job(&s.net, 0, "zoo"));
+        tensors = h->job->x->tensors;
+        h->updating = true;
+        for (int i = 0; i < TURNS + 4; i++) {
+                client_open(&clients[i], &s.net, 0);
+                client_begin(&clients[i], i % 2, 0, ZERO_PLANE_MASTER, 0, 1);
+        }
+        CHECK(n_of(&tensors->begun) == TURNS && n_of(&tensors->waiting) == 4);
+        CHECK(n_of(&tensors->works) == TURNS);
+        for (int i = 0; i < 2; i++)
+                request_cancel(&clients[TURNS + i].request);
+        CHECK(n_of(&tensors->waiting) == 2 && n_of(&tensors->accesses) == TURNS + 2);
+        h->updating = false;
+        shard_settled(h->job);
+        net_wait(&s.net, all_done, clients, "the reads and writes");
+        for (int i = 0; i < TURNS + 4; i++) {
+                bool gone = i == TURNS || i == TURNS + 1;
+
+                CHECK(clients[i].status == (gone ? ZERO_ECLOSED : 0), "%s", clients[i].text);
+                client_close(&clients[i]);
+        }
+        CHECK(list_empty(&tensors->begun) && list_empty(&tensors->waiting));
+        session_close(&s);
+}
+
 /* ---- checksums -------------------------------------------------------------------------- */
 
 struct asker {
@@ -757,6 +816,7 @@ static void a_checksum_without_memory_is_refused(void)
 }
 
 const struct test_case plane_cases[] = {
+        { "a-users-reads-and-writes-take-turns", a_users_reads_and_writes_take_turns },
         { "askers-hear-one-checksum", askers_hear_one_checksum },
         { "a-checksum-without-memory-is-refused", a_checksum_without_memory_is_refused },
         { "late-accesses-leave-the-clients-memory-alone", late_accesses },

@@ -1,0 +1,39 @@
+/* Every request has a row that says what it costs and what bounds it. */
+#include <criterion/criterion.h>
+
+#include "daemon/rpc/query.h"
+
+static bool is_body(const ProtobufCFieldDescriptor *f)
+{
+        return f->quantifier_offset == offsetof(Zero__Request, body_case);
+}
+
+Test(requests, each_of_the_protocol_has_a_row)
+{
+        const ProtobufCMessageDescriptor *d = &zero__request__descriptor;
+        uint32_t n = 0;
+
+        for (unsigned i = 0; i < d->n_fields; i++) {
+                if (!is_body(&d->fields[i]))
+                        continue;
+                cr_expect_neq(call_kind(d->fields[i].id)->cost, CALL_UNKNOWN, "%s",
+                              d->fields[i].name);
+                n++;
+        }
+        cr_assert_eq(n, d->n_fields - 1); /* beside the sequence number */
+        cr_assert_eq(call_kind(0)->cost, CALL_UNKNOWN);
+        cr_assert_eq(call_kind(n + 100)->cost, CALL_UNKNOWN);
+}
+
+Test(requests, each_query_has_a_bound_and_each_survey_that_of_surveys)
+{
+        const struct query_kind *kind;
+
+        for (size_t i = 0; (kind = query_kind(i)); i++) {
+                bool survey = kind->start == survey_query || kind->start == shards_query;
+
+                cr_expect_neq(kind->bound, 0, "%s", kind->what);
+                cr_expect_eq(survey, kind->bound == QUERY_SURVEY || kind->bound == QUERY_LARGE,
+                             "%s", kind->what);
+        }
+}
