@@ -664,7 +664,8 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
  * one; their argument is a JSON object with "job", "directory" (an absolute path) and, for
  * checkpoints, "keep" and "every".  *ret_json is a JSON text that the caller frees with free().  If
  * the daemon is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to
- * the step's next call.
+ * the step's next call.  ZERO_EBUSY: a user may have 8 questions in flight that all nodes answer,
+ * as "checksum", "ping" and "moves" are, and 2 of "shards".
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);

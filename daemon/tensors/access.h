@@ -88,10 +88,10 @@ struct work {
         uint64_t first, count; /* in the tensor */
         void *buffer;          /* the client's memory, or a buffer */
         bool owns_buffer, pinned;
-        struct mapping sent;      /* to another node */
-        struct norms_told *norms; /* NULL: the work takes no norms (norms_told.c) */
-        uint32_t owner;
-        uint64_t attempt, elements;
+        struct mapping sent;            /* to another node */
+        struct norms_told *norms;       /* NULL: the work takes no norms (norms_told.c) */
+        uint32_t owner, segment;        /* segment: of the group's, where the next piece begins */
+        uint64_t attempt, elements, at; /* at: in the segment */
 };
 
 /* Whether the plane has one value per tensor, kept by every owner with a part of the tensor. */

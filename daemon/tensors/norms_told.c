@@ -10,6 +10,10 @@
 
 #include "proto/cleanup.h"
 
+/* Blocks of LAYOUT_ALIGN elements in a piece, so that others have their turn after a millisecond.
+ * Between blocks a sum may be cut. */
+enum { NORM_PIECE = 8192 };
+
 /* The answer to another node, or this one, in the making. */
 struct norms_told {
         struct job *job;
@@ -76,33 +80,53 @@ static uint64_t segment_at(const struct work *w, const struct plan_segment *s)
                            w->plane - ZERO_PLANE_MOMENT1, s->moment);
 }
 
+/* Adds up to n elements of the segment, from w->at on. */
+static void norms_add_segment(struct work *w, const struct plan_segment *s, uint64_t n)
+{
+        const struct job *job = w->job;
+        double scale = w->plane == ZERO_PLANE_GRAD ? reduce_norm_scale(job, w->group) : 1;
+        struct norm_sum *sums = w->buffer, *sum = &sums[s->tensor - w->tensor];
+        struct mapping values;
+
+        w->elements += n;
+        if (!sum->present)
+                return;
+        values = state_map(w->replica->state, w->plane,
+                           (struct range){ segment_at(w, s) + w->at, n });
+        job->x->ops->norm(values.at, n, scale, &sum->squares, &sum->finite);
+        state_unmap(&values);
+}
+
+static uint64_t norms_elements_in(const struct work *w, const struct plan_segment *s)
+{
+        const struct layout_tensor *t = &w->job->layout->tensors[s->tensor];
+
+        if (s->tensor < w->tensor || s->tensor - w->tensor >= w->count ||
+            !norm_counts(w->job, t, w->plane))
+                return 0;
+        return plan_segment_elements(t, s);
+}
+
+/* One piece; w->segment and w->at say where the next one begins. */
 static void norms_run(struct offload_task *task, uint32_t worker)
 {
         struct work *w = CONTAINER_OF(task, struct work, task);
-        const struct job *job = w->job;
         const struct plan *plan = w->replica->state->plan;
         const struct plan_shard *shard = &plan->shards[w->group];
-        double scale = w->plane == ZERO_PLANE_GRAD ? reduce_norm_scale(job, w->group) : 1;
-        struct norm_sum *sums = w->buffer;
 
-        for (uint32_t i = 0; i < shard->n_segments; i++) {
-                const struct plan_segment *s = &plan->segments[shard->first_segment + i];
-                const struct layout_tensor *t = &job->layout->tensors[s->tensor];
-                uint64_t n = plan_segment_elements(t, s);
-                struct norm_sum *sum;
-                struct mapping values;
+        for (uint64_t blocks = NORM_PIECE; blocks && w->segment < shard->n_segments;) {
+                const struct plan_segment *s = &plan->segments[shard->first_segment + w->segment];
+                uint64_t count = norms_elements_in(w, s), n = count - w->at;
 
-                if (s->tensor < w->tensor || s->tensor - w->tensor >= w->count ||
-                    !norm_counts(job, t, w->plane))
+                n = n < blocks * LAYOUT_ALIGN ? n : blocks * LAYOUT_ALIGN;
+                if (n)
+                        norms_add_segment(w, s, n);
+                blocks -= n <= LAYOUT_ALIGN ? 1 : (n + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN;
+                w->at += n;
+                if (w->at < count)
                         continue;
-                sum = &sums[s->tensor - w->tensor];
-                w->elements += n;
-                if (n == 0 || !sum->present)
-                        continue;
-                values = state_map(w->replica->state, w->plane,
-                                   (struct range){ segment_at(w, s), n });
-                job->x->ops->norm(values.at, n, scale, &sum->squares, &sum->finite);
-                state_unmap(&values);
+                w->at = 0;
+                w->segment++;
         }
 }
 
@@ -114,12 +138,25 @@ static void norms_work_end(struct work *w, int status, const char *text)
         told_part(t, status, text);
 }
 
+static void norms_ran(struct offload_task *task);
+
+static void norms_submit(struct work *w)
+{
+        w->task.run = norms_run;
+        w->task.done = norms_ran;
+        job_compute(w->job, w->plane == ZERO_PLANE_GRAD ? OFFLOAD_STEP : OFFLOAD_READ, &w->task);
+}
+
 static void norms_ran(struct offload_task *task)
 {
         struct work *w = CONTAINER_OF(task, struct work, task);
         struct norms_told *t = w->norms;
         const struct norm_sum *sums = w->buffer;
 
+        if (w->segment < w->replica->state->plan->shards[w->group].n_segments) {
+                norms_submit(w);
+                return;
+        }
         for (uint32_t i = 0; i < w->count; i++) {
                 struct norm_sum *to = &t->sums[w->tensor - t->first + i];
 
@@ -176,9 +213,7 @@ static void norms_begin(struct work *w)
         }
         t->oldest = w->job->version < t->oldest ? w->job->version : t->oldest;
         t->newest = w->job->version > t->newest ? w->job->version : t->newest;
-        w->task.run = norms_run;
-        w->task.done = norms_ran;
-        job_compute(w->job, grad ? OFFLOAD_STEP : OFFLOAD_READ, &w->task);
+        norms_submit(w);
 }
 
 /* The part of one group. */

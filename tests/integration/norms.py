@@ -529,5 +529,19 @@ def eager_groups():
     assert told[0] == told[1], told
 
 
+@case
+def tensors_that_are_read_in_pieces():
+    """Norms and the checksum of three million elements, over several groups, have the same bits on any nodes."""
+    large = [group("l", tensor("small", 131), tensor("large", 1025, 3001)), group("m", tensor("more", 70001))]
+    told = []
+    for nodes in (1, 2, 3):
+        with Cluster(nodes) as c:
+            a, = c.ranks("job", large, [0], hold=1, push=1)
+            told.append((norms(a, "master", count=3), c.checksum("job")["planes"]))
+    assert told[0] == told[1] == told[2], told
+    for norm, elements in zip(told[0][0], (131, 1025 * 3001, 70001)):
+        assert abs(norm / math.sqrt(elements) / 0.5 - 1) < 0.2, told  # normal, with a deviation of 0.5
+
+
 if __name__ == "__main__":
     main()
