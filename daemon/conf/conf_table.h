@@ -133,8 +133,8 @@
           "to state_dir if it has space for them, and a crash loses them. Nodes may differ; both " \
           "give the same bits.")                                                                   \
         N("Computing", threads, COUNT, "threads", "0", 0, 1024,                                    \
-          "Compute threads of steps, and as many, with a tenth of their weight, for all else. 0: one " \
-          "for each CPU, at most 8.")                                                              \
+          "Compute threads of steps, as many, with a tenth of their weight, of reads, and as many "  \
+          "that make states. 0: one for each CPU, at most 8.")                                     \
         N("Computing", chunk, CHUNK, "elements", "0", 0, 65536,                                     \
           "Elements that an update changes and commits at once, a multiple of 128. 0: as many as " \
           "take a quarter of the CPU's first-level data cache at 28 bytes for each element: 384 "  \

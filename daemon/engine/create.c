@@ -145,7 +145,7 @@ static void job_make(struct job *job, uint32_t node, uint64_t call)
                                .node = node,
                                .call = call };
         job_ref(job);
-        job_compute(job, OFFLOAD_READ, &make->task);
+        job_compute(job, OFFLOAD_MAKE, &make->task);
 }
 
 static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *open,

@@ -18,11 +18,18 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 /* With nice 10 a thread gets a tenth of what one without it gets. */
-enum { READ_NICE = 10 };
+static const struct {
+        const char *thread;
+        int nice;
+} lanes[OFFLOAD_LANES] = {
+        [OFFLOAD_STEP] = { "compute", 0 },
+        [OFFLOAD_READ] = { "read", 10 },
+        [OFFLOAD_MAKE] = { "make", 0 },
+};
 
 struct queue {
         struct offload_task *first, **last;
@@ -144,8 +151,8 @@ static void *worker_main(void *arg)
         struct offload *o = w->offload;
         struct offload_task *task;
 
-        if (w->lane == OFFLOAD_READ) /* 0 is this thread; where it fails reads are not nice */
-                (void)setpriority(PRIO_PROCESS, 0, READ_NICE);
+        if (lanes[w->lane].nice) /* Linux: of this thread alone */
+                (void)!nice(lanes[w->lane].nice);
         pthread_mutex_lock(&o->mutex);
         while ((task = wait_for_task(o, &o->lanes[w->lane]))) {
                 pthread_mutex_unlock(&o->mutex);
@@ -182,8 +189,7 @@ static int start_worker(struct offload *o, uint32_t i)
         pthread_sigmask(SIG_SETMASK, &old, NULL);
         if (r)
                 return -r;
-        snprintf(name, sizeof(name), "%s-%u", w->lane == OFFLOAD_READ ? "read" : "compute",
-                 w->index);
+        snprintf(name, sizeof(name), "%s-%u", lanes[w->lane].thread, w->index);
         pthread_setname_np(w->thread, name);
         return 0;
 }

@@ -3,9 +3,9 @@
  * thread calls done(), in the order of completion.  The task's memory belongs to the pool until
  * done() is called, and a task cannot be cancelled.
  *
- * There are two lanes with threads of their own.  A step never waits for a thread that reads, and
- * where no CPU is idle the kernel runs steps first.  Within a lane users are served in turn, a task
- * each, and a user's tasks start in the order of submission.
+ * There are lanes with threads of their own.  A step never waits for a thread that does anything
+ * else, and where no CPU is idle the kernel runs steps before reads.  Within a lane users are
+ * served in turn, a task each, and a user's tasks start in the order of submission.
  */
 #pragma once
 
@@ -16,7 +16,9 @@ struct offload;
 
 enum offload_lane {
         OFFLOAD_STEP, /* a step waits for it: tasks of a few milliseconds */
-        OFFLOAD_READ, /* all else; its threads are nice */
+        OFFLOAD_READ, /* nothing waits for it but the client: tasks as short; its threads are nice
+                       */
+        OFFLOAD_MAKE, /* makes states: tasks of seconds, for which attaches and moves wait */
         OFFLOAD_LANES,
 };
 

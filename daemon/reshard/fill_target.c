@@ -135,7 +135,7 @@ static void task_submit(struct fill_target *f, void (*run)(struct offload_task *
         f->busy++;
         f->task.run = run;
         f->task.done = done;
-        job_compute(f->job, OFFLOAD_READ, &f->task);
+        job_compute(f->job, OFFLOAD_MAKE, &f->task);
 }
 
 /* ---- the name ------------------------------------------------------------------------------ */

@@ -35,8 +35,8 @@ static void run(struct offload_task *t, uint32_t worker)
 static void submit(struct task *task)
 {
         task->load->submitted++;
-        offload_submit(task->load->offload, task->left % 2 ? OFFLOAD_STEP : OFFLOAD_READ,
-                       task->left % 3, &task->task);
+        offload_submit(task->load->offload, (enum offload_lane)(task->left % OFFLOAD_LANES),
+                       task->left % 4, &task->task);
 }
 
 static void done(struct offload_task *t)

@@ -244,7 +244,7 @@ Test(offload, no_thread_is_left)
         uint32_t before = count_threads();
 
         open_pool(5);
-        cr_assert_eq(count_threads(), before + 2 * 5);
+        cr_assert_eq(count_threads(), before + OFFLOAD_LANES * 5);
         close_pool();
         cr_assert_eq(count_threads(), before);
 }
