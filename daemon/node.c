@@ -3,11 +3,14 @@
  *
  * Start: GPUs, offload, store, engine, fabric, rpc, http, then readiness.  Stop: in the opposite
  * order, each only when the one before is over: steps in flight, sessions, jobs, links, compute
- * threads, GPUs.  State files stay.  If a stop takes longer than STOP_MS after the last step in
- * flight, the process ends; that loses no state in host memory.
+ * threads, GPUs, work that blocks.  State files stay.
+ *
+ * STOP_MS after the last step in flight a stop asks the lanes (loop/blocking.h) what it waits for.
+ * It saves states and leaves work that a disk holds up.  It goes on waiting for work that the
+ * kernel ends.  In any other case the process ends; that loses no state in host memory.
  *
  * Restart, when another owner list is chosen: everything except links, store and threads stops in
- * that order and starts again, in the same process.
+ * that order and starts again, in the same process.  A restart waits for all work that blocks.
  */
 #include "daemon/node.h"
 
@@ -47,17 +50,25 @@ struct node {
         uv_timer_t stop_timer;
         int socket; /* that clients come through */
         bool stopping, again;
+        bool left; /* work that a disk holds up stays behind */
 };
 
 /* ---- stop, step by step ---------------------------------------------------- */
 
-static void http_gone(void *arg)
+static void blocking_gone(void *arg)
 {
         struct node *node = arg;
 
         uv_close((uv_handle_t *)&node->stop_timer, NULL);
         signals_close(node->signals);
         service_close(node->service);
+}
+
+static void http_gone(void *arg)
+{
+        struct node *node = arg;
+
+        blocking_close(node->x.blocking, blocking_gone, node);
 }
 
 static void event_waits_gone(void *arg)
@@ -103,12 +114,51 @@ static void sessions_gone(void *arg)
         engine_stop(&node->x, engine_gone, node);
 }
 
+/* Names the work that a stop or restart waits for.  Bit r of the result: a lane of rule r has any.
+ */
+static uint32_t node_tell_waits(const struct node *node)
+{
+        uint32_t rules = 0;
+
+        for (enum lane lane = 0; lane < LANES; lane++) {
+                struct lane_load load = blocking_load(node->x.blocking, lane);
+
+                if (!load.working && !load.waiting)
+                        continue;
+                rules |= 1u << load.stop;
+                log_warning("the %s waits for blocking work (lane %s): %s, for %.1f s; %u others "
+                            "work, and %u wait for their turn",
+                            node->again ? "restart with other owners" : "stop", load.lane,
+                            load.working ? load.oldest : "no thread", (double)load.oldest_ms / 1e3,
+                            load.working ? load.working - 1 : 0, load.waiting);
+        }
+        return rules;
+}
+
+/* Whether the states that GPUs have are whole, and saved once the loop ends. */
+static bool node_may_leave(const struct node *node)
+{
+        return list_empty(&node->x.dead_jobs) && !offload_pending(node->x.offload);
+}
+
 static void stop_late(uv_timer_t *timer)
 {
-        log_error("the stop took longer than %d s: the process ends now; states in files "
-                  "are whole, states on GPUs are lost",
-                  STOP_MS / 1000);
-        _exit(1);
+        struct node *node = CONTAINER_OF(timer, struct node, stop_timer);
+        uint32_t waits = node_tell_waits(node);
+
+        if (waits && (node->again || waits & 1u << LANE_AWAITED)) {
+                service_stop_takes(30);
+                uv_timer_start(timer, stop_late, STOP_MS, 0);
+        } else if (waits == 1u << LANE_LEFT && node_may_leave(node)) {
+                log_warning("the stop leaves that work as it is");
+                node->left = true;
+                uv_stop(&node->loop);
+        } else {
+                log_error("the stop took longer than %d s: the process ends now; states in files "
+                          "are whole, states on GPUs are lost",
+                          STOP_MS / 1000);
+                _exit(1);
+        }
 }
 
 /* No step is in flight any more. */
@@ -339,8 +389,10 @@ static int node_offload(struct node *node, struct fault *fault)
                                   ? uv_available_parallelism()
                                   : THREADS_DEFAULT_MAX;
         store_set_threads(node->x.store, threads);
-        return offload_new(&node->loop, threads, &node->x.offload)
-                       ? fault_set(fault, ZERO_ENOMEM, "cannot start %u compute threads", threads)
+        if (offload_new(&node->loop, threads, &node->x.offload))
+                return fault_set(fault, ZERO_ENOMEM, "cannot start %u compute threads", threads);
+        return blocking_new(&node->loop, &node->x.blocking)
+                       ? fault_set(fault, ZERO_ENOMEM, "cannot make lanes for blocking work")
                        : 0;
 }
 
@@ -404,6 +456,7 @@ static void node_anew(struct node *node)
                               .fabric = x->fabric,
                               .store = x->store,
                               .offload = x->offload,
+                              .blocking = x->blocking,
                               .ops = x->ops,
                               .event_waits = x->event_waits,
                               .taken_back = x->taken_back,
@@ -552,6 +605,8 @@ int node_run(struct conf *conf, struct fault *fault)
         if (!r) { /* on failure the process ends, and with it all that was started */
                 uv_run(&node.loop, UV_RUN_DEFAULT);
                 node_save(&node);
+        }
+        if (!r && !node.left) {
                 store_close(node.x.store);
                 r = uv_loop_close(&node.loop);
                 assert(r == 0); /* every handle was closed */
@@ -562,5 +617,7 @@ int node_run(struct conf *conf, struct fault *fault)
                 unlink(conf->socket);
         if (!r)
                 log_info("stopped");
+        if (node.left)
+                _exit(0); /* threads still use what exit() would take down */
         return r;
 }

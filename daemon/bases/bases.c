@@ -15,7 +15,6 @@
 
 #include "daemon/base/memory.h"
 #include "daemon/bases/copy.h"
-#include "daemon/core/blocking.h"
 #include "proto/cleanup.h"
 
 enum {
@@ -35,7 +34,8 @@ struct base {
         uint32_t uid;
         uint8_t hash[BASE_HASH];
         uint64_t bytes;
-        int fd;                  /* -1: empty */
+        int fd; /* -1: empty */
+        struct memory_promise promise;
         struct list uses;        /* struct base_use.link */
         struct list copies;      /* on GPUs */
         struct base_use *filler; /* NULL: none, or it has left while the base was hashed */
@@ -51,7 +51,6 @@ struct base {
 
 struct closing {
         struct blocking_work work;
-        struct engine *x;
         int fd;
 };
 
@@ -62,21 +61,23 @@ static void closing_run(struct blocking_work *work)
 
 static void closing_done(struct blocking_work *work)
 {
-        struct closing *c = CONTAINER_OF(work, struct closing, work);
-
-        c->x->bases->n_working--;
-        free(c);
+        free(CONTAINER_OF(work, struct closing, work));
 }
 
-/* The last close frees all pages, which takes seconds for a large base. */
+/* The last close frees all pages, which takes seconds for a large base.  It needs no engine, which
+ * may end meanwhile. */
 static void base_empty(struct base *b)
 {
         struct closing *c = b->fd < 0 ? NULL : malloc(sizeof *c);
 
+        memory_kept(&b->promise);
         if (c) {
-                *c = (struct closing){ { .run = closing_run, .done = closing_done }, b->x, b->fd };
-                b->x->bases->n_working++;
-                blocking_submit(b->x->loop, &c->work);
+                c->work = (struct blocking_work){ .run = closing_run,
+                                                  .done = closing_done,
+                                                  .what = "to free a base",
+                                                  .uid = b->uid };
+                c->fd = b->fd;
+                blocking_submit(b->x->blocking, LANE_MEMORY, &c->work);
         } else if (b->fd >= 0) {
                 close(b->fd);
         }
@@ -158,6 +159,7 @@ static void base_fill(struct base *b, struct base_use *use)
                 return;
         }
         b->fd = fd;
+        memory_promise(&b->promise, b->bytes, b->fd, true);
         b->filler = use;
         b->began_ms = engine_now(b->x);
         use_answer(use, true);
@@ -214,6 +216,8 @@ static void base_check(struct base *b)
 
         crypto_generichash_final(&b->state, hash, sizeof hash);
         b->whole = !b->error && memcmp(hash, b->hash, sizeof hash) == 0;
+        if (b->whole)
+                memory_kept(&b->promise);
 }
 
 /* What was written is not the base. */
@@ -247,7 +251,7 @@ static void hash_done(struct blocking_work *work)
         }
         if (!b->error && b->hashed < b->bytes) {
                 b->x->bases->n_working++;
-                blocking_submit(b->x->loop, &b->work);
+                blocking_submit(b->x->blocking, LANE_BASES, &b->work);
                 return;
         }
         b->hashing = false;
@@ -264,10 +268,12 @@ static void base_hash(struct base *b)
 {
         b->hashing = true;
         b->hashed = 0;
-        b->work = (struct blocking_work){ .run = hash_run, .done = hash_done };
+        b->work = (struct blocking_work){
+                .run = hash_run, .done = hash_done, .what = "to hash a base", .uid = b->uid
+        };
         crypto_generichash_init(&b->state, NULL, 0, BASE_HASH);
         b->x->bases->n_working++;
-        blocking_submit(b->x->loop, &b->work);
+        blocking_submit(b->x->blocking, LANE_BASES, &b->work);
 }
 
 /* ---- asking ---------------------------------------------------------------- */
@@ -312,7 +318,7 @@ static struct base *base_find(const struct engine *x, uint32_t uid, const Zero__
 
 static int base_admit(const struct engine *x, uint32_t uid, uint64_t bytes, struct fault *fault)
 {
-        uint64_t most = x->conf->base_limit, available = memory_available(), used = 0;
+        uint64_t most = x->conf->base_limit, available = memory_of_machine(), used = 0;
 
         list_for_each (&x->bases->all, item) {
                 const struct base *b = CONTAINER_OF(item, struct base, link);

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "daemon/base/memory.h"
-#include "daemon/core/blocking.h"
 #include "daemon/core/window.h"
 #include "proto/cleanup.h"
 
@@ -135,7 +134,7 @@ static void copy_submit(struct base_copy *c)
 {
         c->working = true;
         ++*c->n_working;
-        blocking_submit(c->x->loop, &c->work);
+        blocking_submit(c->x->blocking, LANE_DRIVERS, &c->work);
 }
 
 static void copy_done(struct blocking_work *work)
@@ -214,7 +213,10 @@ static int copy_new(const struct base_source *of, uint32_t place, struct base_co
         c->began_ms = engine_now(of->x);
         c->window.bytes = of->bytes;
         c->window.segment.fd = -1;
-        c->work = (struct blocking_work){ .run = copy_run, .done = copy_done };
+        c->work = (struct blocking_work){ .run = copy_run,
+                                          .done = copy_done,
+                                          .what = "to copy a base to a GPU",
+                                          .uid = of->uid };
         list_init(&c->uses);
         copy_name(of, &c->window);
         r = windows_check(of->x, of->uid, place, &c->window, 1, fault);

@@ -4,8 +4,13 @@
  * PREPARING -> PREPARED -> (DUE) -> WRITING -> WRITTEN -> PUBLISHING -> ENDED
  *
  * What blocks runs on another thread, one piece of work at a time.  Any failure ends the capture:
- * it refuses the phase that waits for an answer, or the next one.  It then waits for copies in
- * progress, deletes its files, and is freed.
+ * it refuses the phase that waits for an answer, or the next one.  Once no copy is in progress it
+ * gives planes and job back.  The disk may answer much later: then it deletes its files and is
+ * freed.
+ *
+ * An engine that stops waits LEAVE_MS for that.  A capture that it leaves behind deletes no files:
+ * the job may have others by the time that the disk answers.  They are a partial checkpoint, which
+ * the job's next one deletes.
  */
 #include "daemon/checkpoint/capture.h"
 #include "daemon/update/update.h"
@@ -15,9 +20,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
 enum { BATCH_BLOCKS = 16, DISK_RATE = 100000000 /* a guess, bytes a second */ };
+static const char abandoned[] = "to end the cancelled checkpoint of job";
 
 static void capture_answer(struct capture *t, Zero__Snapshotted *s)
 {
@@ -53,26 +60,27 @@ static void capture_fail(struct capture *t, int status, const char *text)
 
 static void capture_free(struct capture *t)
 {
-        struct replica *h = t->replica;
-
         list_remove(&t->link);
-        if (h->capture == t)
-                h->capture = NULL;
         capture_copy_deinit(t);
         free(t->directory);
         free(t->text);
         free(t->layout);
         free(t);
-        job_unref(h->job);
 }
 
-static void disk_begin(struct capture *t, void (*run)(struct blocking_work *),
+static void work_begin(struct capture *t, enum lane lane, void (*run)(struct blocking_work *),
                        void (*done)(struct blocking_work *))
 {
         t->disk_busy = true;
         t->disk.run = run;
         t->disk.done = done;
-        blocking_submit(t->x->loop, &t->disk);
+        blocking_submit(t->x->blocking, lane, &t->disk);
+}
+
+static void disk_begin(struct capture *t, void (*run)(struct blocking_work *),
+                       void (*done)(struct blocking_work *))
+{
+        work_begin(t, LANE_CHECKPOINTS, run, done);
 }
 
 /* Takes the result of a piece of work; false: it failed, and the capture ends. */
@@ -88,7 +96,7 @@ static bool disk_ended(struct capture *t)
         return false;
 }
 
-static void prepare_run(struct blocking_work *job)
+static void open_run(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
         struct snapshot_place place = { t->x->conf->checkpoint_dir, t->directory, t->uid };
@@ -97,28 +105,70 @@ static void prepare_run(struct blocking_work *job)
         t->status = snapshot_place_open(&place, true, &t->dir, fault);
         if (t->status == 0)
                 t->status = snapshot_check_space(t->dir, t->map.bytes, fault);
-        if (t->status == 0)
-                t->status = capture_copy_prepare(t, fault);
-        if (t->status == 0 && t->n_slots < t->n_blocks && t->unmeasured &&
-            snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &t->probed_rate,
-                           fault))
+}
+
+static void memory_run(struct blocking_work *job)
+{
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
+
+        t->status = capture_copy_prepare(t, &t->disk_fault);
+}
+
+static void probe_run(struct blocking_work *job)
+{
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
+
+        if (snapshot_probe(t->dir, t->buffer, SLOTS_PROBED * SNAPSHOT_BLOCK, &t->probed_rate,
+                           &t->disk_fault))
                 t->probed_rate = DISK_RATE; /* the checkpoint's own writes tell what is wrong */
 }
 
-static void prepare_done(struct blocking_work *job)
+static void capture_prepared(struct capture *t)
 {
-        struct capture *t = CONTAINER_OF(job, struct capture, disk);
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
 
-        if (!disk_ended(t))
-                return;
-        if (t->probed_rate > 0)
-                t->x->checkpoints->disk_rate = t->probed_rate;
         t->phase = CAPTURE_PREPARED;
         s.bytes = t->map.bytes;
         s.buffer = t->buffer_bytes;
         s.stall_us = capture_stall_us(t);
         capture_answer(t, &s);
+}
+
+static void probe_done(struct blocking_work *job)
+{
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
+
+        if (!disk_ended(t))
+                return;
+        t->x->checkpoints->disk_rate = t->probed_rate;
+        capture_prepared(t);
+}
+
+static void memory_done(struct blocking_work *job)
+{
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
+
+        memory_kept(&t->promise);
+        t->measuring = false;
+        if (!disk_ended(t))
+                return;
+        if (t->n_slots < t->n_blocks && t->unmeasured)
+                disk_begin(t, probe_run, probe_done);
+        else
+                capture_prepared(t);
+}
+
+/* The copy's memory is prepared apart from the disk, because that reads planes. */
+static void open_done(struct blocking_work *job)
+{
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
+
+        if (!disk_ended(t))
+                return;
+        capture_copy_plan(t);
+        t->measuring = true;
+        work_begin(t, state_in_file(t->replica->state) ? LANE_MEMORY : LANE_DRIVERS, memory_run,
+                   memory_done);
 }
 
 static int write_blocks(struct capture *t, struct fault *fault)
@@ -143,8 +193,8 @@ static void write_run(struct blocking_work *job)
         int r = 0;
 
         if (!t->writer) {
-                r = snapshot_partial_open(t->dir, t->replica->job->name, t->header.version,
-                                          &t->partial, fault);
+                r = snapshot_partial_open(t->dir, t->header.job, t->header.version, &t->partial,
+                                          fault);
                 if (r == 0)
                         r = snapshot_writer_new(t->partial, &t->header, t->meta, &t->writer, fault);
         }
@@ -219,18 +269,24 @@ static void publish_done(struct blocking_work *job)
         capture_advance(t);
 }
 
-static void remove_run(struct blocking_work *job)
+static void leave_run(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
-        bool begun = t->partial >= 0;
 
         snapshot_writer_free(STEAL(t->writer));
         cleanup_close(&t->partial);
-        if (begun && !t->published)
-                snapshot_partial_remove(t->dir, t->replica->job->name, t->header.version);
         cleanup_close(&t->dir);
         t->dir = t->partial = -1;
         capture_copy_deinit(t);
+}
+
+static void remove_run(struct blocking_work *job)
+{
+        struct capture *t = CONTAINER_OF(job, struct capture, disk);
+
+        if (t->partial >= 0 && !t->published)
+                snapshot_partial_remove(t->dir, t->header.job, t->header.version);
+        leave_run(job);
 }
 
 static void remove_done(struct blocking_work *job)
@@ -242,18 +298,30 @@ static void remove_done(struct blocking_work *job)
         capture_advance(t);
 }
 
-/* Once nothing is in flight: unpins the planes, deletes the files, and frees the capture. */
+static void capture_release(struct capture *t)
+{
+        struct replica *h = t->replica;
+
+        if (t->pinned) {
+                capture_unpin(t, UINT64_MAX);
+                t->pinned = h->copying = false;
+                shard_settled(h->job);
+        }
+        t->disk.what = abandoned;
+        h->capture = NULL;
+        t->replica = NULL;
+        job_unref(h->job);
+}
+
+/* Gives the planes back once no copy is in progress, and the rest once the disk has answered. */
 static void capture_wind_up(struct capture *t)
 {
-        if (t->copying || t->disk_busy || capture_saves_now(t))
+        if (t->replica && !t->copying && !t->measuring && !capture_saves_now(t))
+                capture_release(t);
+        if (t->replica || t->disk_busy)
                 return;
-        if (t->pinned && !t->removed) {
-                capture_unpin(t, UINT64_MAX);
-                t->pinned = t->replica->copying = false;
-                shard_settled(t->replica->job);
-        }
         if (!t->removed)
-                disk_begin(t, remove_run, remove_done);
+                disk_begin(t, t->left ? leave_run : remove_run, remove_done);
         else if (t->fault.status == ZERO_OK) /* the coordinator still has to hear why */
                 capture_free(t);
 }
@@ -280,7 +348,7 @@ static struct capture *capture_find(const struct engine *x, uint32_t node, uint6
         list_for_each (&x->checkpoints->captures, item) {
                 struct capture *t = CONTAINER_OF(item, struct capture, link);
 
-                if (t->node == node && t->id == id && t->replica->owner == owner)
+                if (t->node == node && t->id == id && t->header.owner == owner)
                         return t;
         }
         return NULL;
@@ -292,9 +360,11 @@ static int capture_new(struct replica *h, uint32_t node, const Zero__LinkMessage
         struct capture *t;
         int r;
 
-        if (h->capture)
+        if (h->capture ||
+            blocking_has(h->job->x->blocking, LANE_CHECKPOINTS, abandoned, h->job->name))
                 return fault_set(fault, ZERO_EBUSY,
-                                 "an earlier checkpoint of the job is being cancelled: try again");
+                                 "an earlier checkpoint of the job is being cancelled, and its "
+                                 "disk has not answered yet: try again");
         t = calloc(1, sizeof *t);
         if (t)
                 t->directory = strdup(m->snapshot->directory);
@@ -313,9 +383,14 @@ static int capture_new(struct replica *h, uint32_t node, const Zero__LinkMessage
         t->node = node;
         t->uid = m->snapshot->uid;
         t->dir = t->partial = -1;
+        t->header.owner = h->owner;
+        snprintf(t->header.job, sizeof t->header.job, "%s", h->job->name);
+        t->disk.what = "to write the checkpoint of job";
+        t->disk.of = t->header.job;
+        t->disk.uid = h->job->uid;
         t->unmeasured = t->x->checkpoints->disk_rate == 0;
         list_insert(&t->x->checkpoints->captures, &t->link);
-        disk_begin(t, prepare_run, prepare_done);
+        disk_begin(t, open_run, open_done);
         return 0;
 }
 
@@ -350,7 +425,6 @@ static int capture_describe(struct capture *t)
 
         if (r)
                 return r;
-        h->owner = t->replica->owner;
         h->n_owners = job->placement.n_owners;
         h->uid = job->uid;
         h->world_size = job->world_size;
@@ -360,7 +434,6 @@ static int capture_describe(struct capture *t)
         h->meta_bytes = meta_bytes;
         h->stream_bytes = t->map.bytes;
         layout_hash(job->layout, h->model_hash);
-        snprintf(h->job, sizeof h->job, "%s", job->name);
         return 0;
 }
 
@@ -490,8 +563,24 @@ void captures_tick(struct engine *x)
                 if (bytes == t->told)
                         continue;
                 t->told = bytes;
-                snapshot_send_progress(x, t->replica->job->name, t->node, t->id, t->replica->owner,
-                                       bytes);
+                snapshot_send_progress(x, t->header.job, t->node, t->id, t->header.owner, bytes);
+        }
+}
+
+void captures_leave(struct engine *x)
+{
+        list_for_each (&x->checkpoints->captures, item) {
+                struct capture *t = CONTAINER_OF(item, struct capture, link);
+
+                if (t->replica)
+                        continue;
+                log_warning("job %s: the cancelled checkpoint in %s waits for its disk no longer; "
+                            "it stays there as .%s-%llu.partial, and the job's next checkpoint "
+                            "deletes it",
+                            t->header.job, t->directory, t->header.job,
+                            (unsigned long long)t->header.version);
+                t->left = true;
+                list_remove(&t->link);
         }
 }
 

@@ -2,6 +2,7 @@
  * capture_save.c). */
 #pragma once
 
+#include "daemon/base/memory.h"
 #include "daemon/checkpoint/operation.h"
 #include "daemon/checkpoint/save_order.h"
 
@@ -20,8 +21,8 @@ enum capture_phase {
 struct capture {
         struct list link; /* checkpoints.captures */
         struct engine *x;
-        struct replica *replica;
-        uint64_t id, call; /* call: to answer; 0: none */
+        struct replica *replica; /* NULL: given back, though the disk's work may go on */
+        uint64_t id, call;       /* call: to answer; 0: none */
         uint32_t node, uid;
         enum capture_phase phase;
         struct fault fault; /* why the capture is cancelled */
@@ -29,6 +30,8 @@ struct capture {
         /* work of the blocking thread, one piece at a time */
         struct blocking_work disk;
         bool disk_busy, published, removed;
+        bool measuring;  /* that work reads the planes */
+        bool left;       /* the engine has stopped meanwhile: the files stay */
         bool unmeasured; /* the disk's rate is unknown */
         int status;      /* of that work */
         struct fault disk_fault;
@@ -48,6 +51,7 @@ struct capture {
         struct snapshot_header header;
         uint8_t *meta, *buffer;
         uint64_t buffer_bytes;
+        struct memory_promise promise;
         uint64_t n_blocks, n_slots;
         uint64_t submitted, copied, written; /* blocks given out; copied without a gap; written */
         struct slot *slots;                  /* [n_slots] */
@@ -63,7 +67,10 @@ struct capture {
 };
 
 /* capture_copy.c */
-int capture_copy_prepare(struct capture *t, struct fault *fault); /* on the blocking thread */
+/* How much memory the copy takes: another thread then prepares it, and the promise has been kept.
+ */
+void capture_copy_plan(struct capture *t);
+int capture_copy_prepare(struct capture *t, struct fault *fault);
 /* An estimate of how much longer the next update takes at most; not 0. */
 uint64_t capture_stall_us(const struct capture *t);
 void capture_copy_begin(struct capture *t);

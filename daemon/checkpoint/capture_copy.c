@@ -28,17 +28,19 @@ struct slot {
 
 /* ---- memory ------------------------------------------------------------------------- */
 
-static uint64_t slots_for(const struct capture *t)
+void capture_copy_plan(struct capture *t)
 {
         uint64_t limit = t->x->conf->checkpoint_memory, spare = memory_available() / 4 * 3;
         uint64_t slots;
 
+        t->n_blocks = (t->map.bytes + SNAPSHOT_BLOCK - 1) / SNAPSHOT_BLOCK;
         if (limit == 0 || limit > spare)
                 limit = spare;
         slots = limit / placement_owners_on(&t->x->placement, t->x->cluster->self) / SNAPSHOT_BLOCK;
         if (slots < SLOTS_MIN)
                 slots = SLOTS_MIN;
-        return slots < t->n_blocks ? slots : t->n_blocks;
+        t->n_slots = slots < t->n_blocks ? slots : t->n_blocks;
+        memory_promise(&t->promise, t->n_slots * (uint64_t)SNAPSHOT_BLOCK, -1, false);
 }
 
 /* Touches the pages now, so that the update need not wait for that. */
@@ -88,8 +90,6 @@ int capture_copy_prepare(struct capture *t, struct fault *fault)
 {
         int r;
 
-        t->n_blocks = (t->map.bytes + SNAPSHOT_BLOCK - 1) / SNAPSHOT_BLOCK;
-        t->n_slots = slots_for(t);
         t->slots = calloc(t->n_slots + 1, sizeof *t->slots);
         r = t->slots ? buffer_map(t) : -ENOMEM;
         if (r)

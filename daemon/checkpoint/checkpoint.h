@@ -16,7 +16,6 @@
  */
 #pragma once
 
-#include "daemon/core/blocking.h"
 #include "daemon/shard/shard.h"
 #include "daemon/checkpoint/directory.h"
 #include "daemon/store/snapshot/snapshot.h"

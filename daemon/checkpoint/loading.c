@@ -265,9 +265,12 @@ void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
                 return;
         }
         ld->busy = true;
-        ld->disk.run = load_run;
-        ld->disk.done = load_done;
-        blocking_submit(x->loop, &ld->disk);
+        ld->disk = (struct blocking_work){ .run = load_run,
+                                           .done = load_done,
+                                           .what = "to restore job",
+                                           .of = ld->job,
+                                           .uid = ld->uid };
+        blocking_submit(x->blocking, LANE_CHECKPOINTS, &ld->disk);
 }
 
 /* ---- SWAP ------------------------------------------------------------------------------------ */
@@ -285,9 +288,8 @@ static struct loading *loading_find(const struct engine *x, uint32_t node, uint6
 
 /* Blobs count once the record names their attempt as the last one, so they are stored before the
  * record. */
-static int settle_state(struct loading *ld, struct draft *d, struct job *old, uint64_t attempt)
+static int settle_state(struct loading *ld, struct draft *d, uint64_t attempt)
 {
-        struct replica *was = old ? replica_of_copy(old, d->owner, d->copy) : NULL;
         struct state_record record = d->loaded.record;
         int r = 0;
 
@@ -299,6 +301,13 @@ static int settle_state(struct loading *ld, struct draft *d, struct job *old, ui
         record.decided_attempt = attempt;
         record.attempt = attempt + 1;
         state_restore(d->state, &record);
+        return 0;
+}
+
+static int replace_state(struct loading *ld, struct draft *d, struct job *old)
+{
+        struct replica *was = old ? replica_of_copy(old, d->owner, d->copy) : NULL;
+
         if (!was && state_was_lost(ld->x->store, &d->state->id, d->owner)) {
                 log_warning("job %s: replaced the lost shards of owner %u", ld->job, d->owner);
                 state_discard(ld->x->store, &d->state->id, d->owner);
@@ -318,12 +327,32 @@ static void settle_job(struct loading *ld, struct job *job, uint64_t attempt)
         job->attempt = attempt + 1;
 }
 
+/* All are settled before the first replaces another: one node's replicas are of one generation. */
+static int settle_states(struct loading *ld, struct job *job, struct job *old, uint64_t attempt)
+{
+        struct replica *made[REPLICAS_MAX];
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++) {
+                struct draft *d = &ld->drafts[i];
+
+                r = replica_new(job, d->owner, d->copy, &made[i])
+                            ? fault_set(&ld->fault, ZERO_ENOMEM, "out of memory")
+                            : settle_state(ld, d, attempt);
+        }
+        for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++) {
+                r = replace_state(ld, &ld->drafts[i], old);
+                if (r == 0)
+                        made[i]->state = STEAL(ld->drafts[i].state);
+        }
+        return r;
+}
+
 static int swap(struct loading *ld, uint64_t attempt)
 {
         struct engine *x = ld->x;
         struct job *old = job_find(x, ld->job), *job;
-        struct replica *h;
-        int r = 0;
+        int r;
 
         if (old && old->uid != ld->uid) /* created since the check */
                 return fault_set(&ld->fault, ZERO_EPERM, "job '%s' belongs to user %u", old->name,
@@ -332,15 +361,7 @@ static int swap(struct loading *ld, uint64_t attempt)
                       STEAL(ld->layout));
         if (!job)
                 return fault_set(&ld->fault, ZERO_ENOMEM, "out of memory");
-        for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++) {
-                struct draft *d = &ld->drafts[i];
-
-                r = replica_new(job, d->owner, d->copy, &h)
-                            ? fault_set(&ld->fault, ZERO_ENOMEM, "out of memory")
-                            : settle_state(ld, d, old, attempt);
-                if (r == 0)
-                        h->state = STEAL(d->state);
-        }
+        r = settle_states(ld, job, old, attempt);
         if (r) {
                 job_unref(job);
                 return r;

@@ -12,7 +12,7 @@
 #include "daemon/checkpoint/capture.h"
 #include "proto/cleanup.h"
 
-enum { OPERATIONS_MAX = 256 };
+enum { OPERATIONS_MAX = 256, LEAVE_MS = 3000 };
 
 struct question {
         struct operation *op;
@@ -30,6 +30,8 @@ static void operation_free(struct operation *op)
         free(op->directory);
         free(op->text);
         free(op->layout);
+        free(op->read.text);
+        free(op->read.layout);
         free(op);
 }
 
@@ -260,6 +262,16 @@ static void operation_went_on(struct operation *op)
         }
 }
 
+bool operation_gone(struct operation *op)
+{
+        bool over = is_over(op);
+
+        op->pending--;
+        if (over)
+                operation_went_on(op);
+        return over;
+}
+
 static void question_answered(void *arg, int status, const char *text, const Zero__LinkMessage *m)
 {
         struct question *q = arg;
@@ -327,8 +339,7 @@ static void snapshot_progress_message(struct engine *x, uint32_t node, const Zer
 /* Disks may be slow, but not forever. */
 static void operation_watch(struct operation *op)
 {
-        if (is_over(op) || op->phase == OPERATION_READING ||
-            engine_now(op->x) - op->moved_ms < OPERATION_SILENCE_MS)
+        if (is_over(op) || engine_now(op->x) - op->moved_ms < OPERATION_SILENCE_MS)
                 return;
         operation_end(op, ZERO_EDEADLINE,
                       "no byte was written or read for ten minutes: look at the disk of the "
@@ -343,6 +354,8 @@ static void operations_tick(struct engine *x)
         checkpoints_due(x);
         captures_tick(x);
         loadings_tick(x);
+        if (x->stopping && engine_now(x) - x->checkpoints->stopped_ms > LEAVE_MS)
+                captures_leave(x);
 }
 
 /* ---- stop ----------------------------------------------------------------------------------- */
@@ -351,7 +364,7 @@ static bool operations_idle(const struct engine *x)
 {
         const struct checkpoints *c = x->checkpoints;
 
-        return list_empty(&c->operations) && list_empty(&c->captures) && list_empty(&c->loadings);
+        return list_empty(&c->captures) && list_empty(&c->loadings);
 }
 
 /* Cancels checkpoints and restores that a lost coordinator has begun here. */
@@ -404,9 +417,15 @@ void operations_stop(struct engine *x)
         list_for_each (&x->checkpoints->operations, item) {
                 struct operation *op = CONTAINER_OF(item, struct operation, link);
 
-                if (op->pending == 0)
+                if (op->pending == 0) {
                         operation_free(op);
+                } else { /* a disk has to answer, which frees it */
+                        op->phase = OPERATION_FAILED;
+                        op->superseded = true;
+                        list_remove(&op->link);
+                }
         }
+        x->checkpoints->stopped_ms = engine_now(x);
         schedules_free(x);
 }
 

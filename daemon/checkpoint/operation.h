@@ -7,6 +7,7 @@
 struct checkpoints {
         struct list operations, schedules, captures, loadings;
         uint64_t last_operation;
+        uint64_t stopped_ms;
         double disk_rate; /* bytes a second of the last checkpoint; 0: unknown */
 };
 
@@ -18,6 +19,8 @@ void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *m,
                    void (*next)(struct operation *op));
 void operation_enter(struct operation *op, enum operation_phase phase);
 void operation_end(struct operation *op, int status, const char *text);
+/* Call after blocking work of the operation.  True: it is over, and perhaps freed. */
+bool operation_gone(struct operation *op);
 /* checkpoint.c */
 void checkpoints_due(struct engine *x);
 void schedules_free(struct engine *x);
@@ -42,4 +45,6 @@ void loading_cancel(struct engine *x, uint32_t node, uint64_t id);
 int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                    struct fault *fault);
 void captures_tick(struct engine *x);
+/* The engine goes, and captures that wait for nothing but their disk stay behind. */
+void captures_leave(struct engine *x);
 void loadings_tick(struct engine *x);

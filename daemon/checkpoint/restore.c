@@ -57,13 +57,12 @@ static void read_done(struct blocking_work *job)
         struct operation *op = CONTAINER_OF(job, struct operation, disk);
         Zero__Snapshot s = ZERO__SNAPSHOT__INIT;
 
-        op->pending--;
+        if (operation_gone(op))
+                return;
         op->text = STEAL(op->read.text);
         op->layout = STEAL(op->read.layout);
         op->manifest = op->read.manifest;
         op->fault = op->read.fault;
-        if (op->x->stopping && op->fault.status == ZERO_OK)
-                fault_set(&op->fault, ZERO_ECLOSED, "the daemon stops");
         operation_enter(op, OPERATION_LOADING);
         s.phase = ZERO__SNAPSHOT__PHASE__LOAD;
         s.manifest = op->text;
@@ -92,9 +91,12 @@ int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
                 return r;
         op->phase = OPERATION_READING;
         op->pending++;
-        op->disk.run = read_run;
-        op->disk.done = read_done;
-        blocking_submit(x->loop, &op->disk);
+        op->disk = (struct blocking_work){ .run = read_run,
+                                           .done = read_done,
+                                           .what = "to read the checkpoint for job",
+                                           .of = op->job,
+                                           .uid = op->uid };
+        blocking_submit(x->blocking, LANE_CHECKPOINTS, &op->disk);
         *ret_id = op->id;
         return 0;
 }

@@ -14,6 +14,7 @@
 #include "daemon/device/place/place.h"
 #include "daemon/fabric/fabric.h"
 #include "daemon/job/placement.h"
+#include "daemon/loop/blocking.h"
 #include "daemon/loop/offload.h"
 #include "daemon/store/store.h"
 #include "proto/list.h"
@@ -59,6 +60,7 @@ struct engine {
         struct fabric *fabric;
         struct store *store;
         struct offload *offload;
+        struct blocking *blocking;
         const struct device_ops *ops;    /* on memory of any place */
         bool states_away;                /* states lie on devices beside the host */
         struct event_waits *event_waits; /* NULL: there is only the host */

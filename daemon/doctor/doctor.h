@@ -43,7 +43,7 @@ bool site_has_rdma(const struct site *site);
 
 typedef void doctor_done(void *arg, const struct findings *findings);
 
-/* done() is called once, never before this returns.  -ENOMEM. */
+/* done() is called once, never before this returns.  -ENOMEM, also if disks hold up too many. */
 int doctor_start(struct engine *x, doctor_done *done, void *arg);
 
 extern const struct module doctor_module;

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 
-#include "daemon/core/blocking.h"
 #include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 
@@ -209,7 +208,7 @@ static void publish_node(struct exchange *e)
                 return;
         }
         e->looking = true;
-        blocking_submit(e->x->loop, &e->look);
+        blocking_submit(e->x->blocking, LANE_LOOKS, &e->look);
 }
 
 static void on_wanted(uv_async_t *async)
@@ -253,8 +252,9 @@ int exchange_new(struct engine *x, struct exchange **ret)
         e->started_ms = engine_now(x);
         for (size_t i = 0; i < ZERO_NODE_MAX; i++)
                 e->told[i].exchange = e;
-        e->look.run = look_run;
-        e->look.done = look_done;
+        e->look = (struct blocking_work){ .run = look_run,
+                                          .done = look_done,
+                                          .what = "to see the GPUs' free memory, over HTTP," };
         e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (e->fd < 0)
                 return -errno;

@@ -199,10 +199,11 @@ static int disk_write(struct drained *d, bool wanted)
                 return r;
         d->wanted = wanted;
         d->more = false;
-        d->disk.run = disk_run;
-        d->disk.done = disk_done;
+        d->disk = (struct blocking_work){ .run = disk_run,
+                                          .done = disk_done,
+                                          .what = "to write membership_dir" };
         d->writing = true;
-        blocking_submit(d->x->loop, &d->disk);
+        blocking_submit(d->x->blocking, LANE_VOTES, &d->disk);
         return 0;
 }
 

@@ -51,12 +51,23 @@ bool membership_changing(const struct engine *x)
         return v && (v->change || v->r.phase != PAXOS_IDLE || paxos_undecided(&v->r));
 }
 
-/* ZERO_OK, or why the placement cannot change now: a job is being restored. */
+/* ZERO_OK, or why the placement cannot change now: a job is being restored, or the restart would
+ * wait for work that a disk or a driver holds up.  It waits for no checkpoint. */
 static int membership_hindered(const struct engine *x, struct fault *fault)
 {
         if (loadings_any(x))
                 return fault_set(fault, ZERO_EBUSY, "a job is being restored on node %s: try again",
                                  node_name(x, x->cluster->self));
+        for (enum lane lane = 0; lane < LANES; lane++) {
+                struct lane_load load = blocking_load(x->blocking, lane);
+
+                if (lane != LANE_CHECKPOINTS && load.oldest_ms > LANE_LATE_MS)
+                        return fault_set(fault, ZERO_EBUSY,
+                                         "node %s has waited %llu s %s: try again when its disk or "
+                                         "driver has answered",
+                                         node_name(x, x->cluster->self),
+                                         (unsigned long long)load.oldest_ms / 1000, load.oldest);
+        }
         return 0;
 }
 
@@ -228,9 +239,10 @@ static void membership_act(struct membership *v, uint32_t actions, uint32_t from
         v->from = from;
         v->writing = true;
         record_to_ballots(&v->r.record, &v->record);
-        v->disk.run = membership_write;
-        v->disk.done = membership_written;
-        blocking_submit(v->x->loop, &v->disk);
+        v->disk = (struct blocking_work){ .run = membership_write,
+                                          .done = membership_written,
+                                          .what = "to write membership_dir" };
+        blocking_submit(v->x->blocking, LANE_VOTES, &v->disk);
 }
 
 /* ---- other nodes ---- */

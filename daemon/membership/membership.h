@@ -14,7 +14,6 @@
  */
 #pragma once
 
-#include "daemon/core/blocking.h"
 #include "daemon/job/paxos.h"
 #include "daemon/membership/ballots.h"
 #include "daemon/transfer/transfer.h"

@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/core/blocking.h"
 #include "daemon/core/window.h"
 #include "proto/cleanup.h"
 
@@ -125,10 +124,13 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
         if (!m)
                 return -ENOMEM;
         memcpy(m->handles, handles, n * sizeof m->handles[0]);
-        m->work.run = events_run;
-        m->work.done = events_done;
+        m->work = (struct blocking_work){ .run = events_run,
+                                          .done = events_done,
+                                          .what = "to open the events of a rank of job",
+                                          .of = rank->job_name,
+                                          .uid = rank->needs.uid };
         m->begun = true;
-        blocking_submit(rank->x->loop, &m->work);
+        blocking_submit(rank->x->blocking, LANE_DRIVERS, &m->work);
         return 0;
 }
 
@@ -278,7 +280,7 @@ static void windows_begin(struct rank_setup *m)
         if (m->status)
                 windows_end(m);
         else
-                blocking_submit(m->rank->x->loop, &m->work);
+                blocking_submit(m->rank->x->blocking, LANE_DRIVERS, &m->work);
 }
 
 static bool place_is_busy(const struct engine *x, uint32_t place)
@@ -328,8 +330,11 @@ int rank_make_windows(struct rank *rank, struct job *job, rank_made *made)
                  "the gather window of job %s", job->name);
         snprintf(m->windows[STASH].what, sizeof m->windows[STASH].what,
                  "the stash of rank %u of job %s", rank->rank, job->name);
-        m->work.run = windows_run;
-        m->work.done = windows_done;
+        m->work = (struct blocking_work){ .run = windows_run,
+                                          .done = windows_done,
+                                          .what = "to make windows of job",
+                                          .of = job->name,
+                                          .uid = job->uid };
         setups_advance(rank->x);
         return 0;
 }
@@ -365,11 +370,14 @@ int rank_reserve_stash(struct rank *rank, struct job *job, rank_made *made)
         m->job = job;
         m->place = 0;
         m->stash = stash_segment(rank->stash);
-        m->work.run = stash_run;
-        m->work.done = stash_done;
+        m->work = (struct blocking_work){ .run = stash_run,
+                                          .done = stash_done,
+                                          .what = "to reserve a stash of job",
+                                          .of = job->name,
+                                          .uid = job->uid };
         m->begun = true;
         job_hold(job);
-        blocking_submit(rank->x->loop, &m->work);
+        blocking_submit(rank->x->blocking, LANE_MEMORY, &m->work);
         return 0;
 }
 

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/core/blocking.h"
 #include "proto/cleanup.h"
 #include "proto/trace_file.h"
 
@@ -294,9 +293,12 @@ void recorder_deadline(struct job *job, const struct request *r, const char *why
         add_expired(w, r);
         add_waits(w);
         name_file(w);
-        w->work.run = recording_run;
-        w->work.done = recording_done;
-        blocking_submit(x->loop, &w->work);
+        w->work = (struct blocking_work){ .run = recording_run,
+                                          .done = recording_done,
+                                          .what = "to write to log_dir about job",
+                                          .of = job->name,
+                                          .uid = job->uid };
+        blocking_submit(x->blocking, LANE_FILES, &w->work);
 }
 
 static bool recorder_idle(const struct engine *x)

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/core/blocking.h"
 #include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
@@ -136,9 +135,12 @@ static void buffer_ask(struct replica *h, uint64_t bytes)
         job_ref(a->job);
         a->replica = h;
         a->buffer = (struct receive_buffer){ NULL, bytes, h->state->id.place };
-        a->work.run = asking_run;
-        a->work.done = asking_done;
-        blocking_submit(h->job->x->loop, &a->work);
+        a->work = (struct blocking_work){ .run = asking_run,
+                                          .done = asking_done,
+                                          .what = "to take memory for gradients of job",
+                                          .of = a->job->name,
+                                          .uid = a->job->uid };
+        blocking_submit(h->job->x->blocking, LANE_DRIVERS, &a->work);
 }
 
 static bool away_take(struct replica *h, uint64_t bytes, struct receive_buffer *ret)

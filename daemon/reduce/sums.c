@@ -17,7 +17,6 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/core/blocking.h"
 #include "daemon/reduce/buffer.h"
 #include "proto/cleanup.h"
 
@@ -193,10 +192,13 @@ static enum piece_found piece_ask(struct job *job, uint32_t place, uint64_t byte
         a->piece->bytes = bytes;
         a->job = job;
         job_ref(job);
-        a->work.run = asking_run;
-        a->work.done = asking_done;
+        a->work = (struct blocking_work){ .run = asking_run,
+                                          .done = asking_done,
+                                          .what = "to take memory for gradients of job",
+                                          .of = a->job->name,
+                                          .uid = a->job->uid };
         r->asked |= UINT64_C(1) << place;
-        blocking_submit(job->x->loop, &a->work);
+        blocking_submit(job->x->blocking, LANE_DRIVERS, &a->work);
         return PIECE_ASKED;
 }
 

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/core/blocking.h"
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
@@ -97,14 +96,16 @@ int status_query(struct pending_call *call, const char *what, const char *argume
         l = calloc(1, sizeof *l + n * sizeof l->gpus[0]);
         if (!l)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        l->job.run = look_run;
-        l->job.done = look_done;
+        l->job = (struct blocking_work){ .run = look_run,
+                                         .done = look_done,
+                                         .what = "to see the GPUs' free memory",
+                                         .uid = call->session->user->uid };
         l->rpc = rpc;
         l->call = call;
         call->request.subject = l;
         call->request.describe = look_describe;
         call->request.forget = look_forget;
-        blocking_submit(rpc->x->loop, &l->job);
+        blocking_submit(rpc->x->blocking, LANE_LOOKS, &l->job);
         return 0;
 }
 

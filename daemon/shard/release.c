@@ -1,9 +1,9 @@
 /* Deletes states: a thread that may block frees their memory. */
 #include "daemon/shard/shard.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/core/blocking.h"
 #include "proto/cleanup.h"
 
 struct release {
@@ -11,6 +11,7 @@ struct release {
         struct engine *x;
         struct job *job;
         struct state *state;
+        char name[ZERO_NAME_MAX + 1]; /* the state's own goes with its memory */
 };
 
 static void release_run(struct blocking_work *disk)
@@ -38,13 +39,18 @@ void state_drop_later(struct engine *x, struct job *job, struct state *state)
                 state_drop(state);
                 return;
         }
-        *r = (struct release){ .disk = { .run = release_run, .done = release_done },
+        *r = (struct release){ .disk = { .run = release_run,
+                                         .done = release_done,
+                                         .what = "to free states of job",
+                                         .of = r->name,
+                                         .uid = state->id.uid },
                                .x = x,
                                .job = job,
                                .state = state };
+        snprintf(r->name, sizeof r->name, "%s", state->id.job);
         state_unlink(state);
         if (job)
                 job_ref(job);
         x->releases++;
-        blocking_submit(x->loop, &r->disk);
+        blocking_submit(x->blocking, LANE_MEMORY, &r->disk);
 }

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "daemon/base/memory.h"
 #include "daemon/stash/order.h"
 #include "daemon/stash/stash.h"
 #include "daemon/transfer/transfer.h"
@@ -31,6 +32,7 @@ struct stash {
         uint64_t bytes, entry_bytes; /* as declared */
         uint32_t place;
         struct segment segment;
+        struct memory_promise promise; /* of the segment's pages */
         struct pages pages;
         struct pages wholes; /* slots for entries put together, in a place where a block is one
                               * extent; n 0: they lie in pages */

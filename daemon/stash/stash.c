@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/memory.h"
 #include "proto/cleanup.h"
 
 /* ---- what a rank declares ---------------------------------------------------------- */
@@ -123,6 +122,7 @@ static void set_free(struct stash *s)
                 entry_free(CONTAINER_OF(item, struct stash_entry, link));
         }
         early_forget(s);
+        memory_kept(&s->promise);
         segment_free(&s->segment);
         pages_deinit(&s->pages);
         pages_deinit(&s->wholes);
@@ -194,6 +194,7 @@ static int set_memory(struct stash *s, struct fault *fault)
 {
         uint64_t bytes = set_bytes(s), used = user_bytes(s->job->x, s->job->uid);
         uint64_t most = s->job->x->conf->stash_limit, available = memory_available();
+        int r;
 
         if (most && (used > most || bytes > most - used))
                 return fault_set(
@@ -211,8 +212,11 @@ static int set_memory(struct stash *s, struct fault *fault)
                         (double)available / 0x1p20);
         if (pages_init(&s->pages, bytes))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        return segment_new("zerod-stash", s->pages.n * s->pages.unit,
-                           SEGMENT_SHARED | SEGMENT_SPARSE, &s->segment, fault);
+        r = segment_new("zerod-stash", s->pages.n * s->pages.unit, SEGMENT_SHARED | SEGMENT_SPARSE,
+                        &s->segment, fault);
+        if (r == 0)
+                memory_promise(&s->promise, s->segment.bytes, s->segment.fd, false);
+        return r;
 }
 
 /*

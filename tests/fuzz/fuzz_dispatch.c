@@ -135,7 +135,8 @@ static void node_start(void)
         node.layout = make_layout();
         r = r || uv_loop_init(&node.loop) || inproc_net_new(&node.loop, 1, &node.net) ||
             store_open(node.directory, node.conf.memory_limit, &node.x.store, NULL) ||
-            offload_new(&node.loop, 1, &node.x.offload) || engine_start(&node.x) ||
+            offload_new(&node.loop, 1, &node.x.offload) ||
+            blocking_new(&node.loop, &node.x.blocking) || engine_start(&node.x) ||
             membership_start(&node.x, NULL) ||
             fabric_new_inproc(node.net, 0, 0, &events, &node.x.fabric) ||
             socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, door) ||

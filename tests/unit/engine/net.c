@@ -75,6 +75,7 @@ static void node_start(struct net_node *node, uint32_t self)
         CHECK(x->ops, "instruction set %s", o->isa);
         CHECK(store_open(node->directory, 0, &x->store, &fault) == 0, "%s", fault.text);
         CHECK(offload_new(x->loop, o->threads ? o->threads : 2, &x->offload) == 0);
+        CHECK(blocking_new(x->loop, &x->blocking) == 0);
         if (gpus_count())
                 CHECK(event_waits_new(x->loop, &x->event_waits) == 0);
         x->states_away = o->gpu_states && gpus_count();
@@ -196,6 +197,11 @@ static void stop_fabric(struct net_node *node)
         fabric_close(node->x.fabric, node_closed, node);
 }
 
+static void stop_blocking(struct net_node *node)
+{
+        blocking_close(node->x.blocking, node_closed, node);
+}
+
 static void stop_offload(struct net_node *node)
 {
         offload_close(node->x.offload, node_closed, node);
@@ -216,6 +222,7 @@ void net_stop(struct net *net)
         stop_stage(net, stop_waits, "the watch of GPUs to end");
         stop_stage(net, stop_fabric, "the fabrics to close");
         stop_stage(net, stop_offload, "the compute threads to end");
+        stop_stage(net, stop_blocking, "the lanes to end");
         for (uint32_t i = 0; i < net->options.nodes; i++)
                 store_close(net->nodes[i].x.store);
         uv_close((uv_handle_t *)&net->alarm, NULL);
