@@ -135,10 +135,14 @@ static uint32_t node_tell_waits(const struct node *node)
         return rules;
 }
 
-/* Whether the states that GPUs have are whole, and saved once the loop ends. */
-static bool node_may_leave(const struct node *node)
+/* Whether a disk or a resolver alone holds the stop up, and states of GPUs are whole: they are
+ * saved once the loop ends. */
+static bool node_may_leave(const struct node *node, uint32_t waits)
 {
-        return list_empty(&node->x.dead_jobs) && !offload_pending(node->x.offload);
+        bool engine_gone = !node->x.lifetime; /* links look names up */
+
+        return (waits == 1u << LANE_LEFT || (!waits && engine_gone)) &&
+               list_empty(&node->x.dead_jobs) && !offload_pending(node->x.offload);
 }
 
 static void stop_late(uv_timer_t *timer)
@@ -149,8 +153,9 @@ static void stop_late(uv_timer_t *timer)
         if (waits && (node->again || waits & 1u << LANE_AWAITED)) {
                 service_stop_takes(30);
                 uv_timer_start(timer, stop_late, STOP_MS, 0);
-        } else if (waits == 1u << LANE_LEFT && node_may_leave(node)) {
-                log_warning("the stop leaves that work as it is");
+        } else if (node_may_leave(node, waits)) {
+                log_warning("the stop leaves %s as it is",
+                            waits ? "that work" : "the look-up of a peer's name");
                 node->left = true;
                 uv_stop(&node->loop);
         } else {

@@ -96,8 +96,8 @@
           "runs as.")                                                                              \
         N("State and memory", checkpoint_memory, SIZE, "bytes", "0", 0, 1ull << 60,                \
           "Most memory for the copy that a checkpoint of a job takes on this node. 0: as much as " \
-          "the state, if that fits into three quarters of the free memory. With less memory the "  \
-          "next update waits until the rest is on the disk.")                                      \
+          "the state, if that fits into three quarters of what the machine and zerod's control "   \
+          "group have free. With less memory the next update waits until the rest is on the disk.")\
         N("State and memory", memory_limit, SIZE, "bytes", "0", 0, 1ull << 60,                     \
           "Most memory for the states of all jobs, and for layouts of 1 MiB and more. 0: no "      \
           "limit.")                                                                                \

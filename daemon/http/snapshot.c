@@ -254,7 +254,7 @@ int exchange_new(struct engine *x, struct exchange **ret)
                 e->told[i].exchange = e;
         e->look = (struct blocking_work){ .run = look_run,
                                           .done = look_done,
-                                          .what = "to see the GPUs' free memory, over HTTP," };
+                                          .what = "to see the GPUs' free memory" };
         e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (e->fd < 0)
                 return -errno;

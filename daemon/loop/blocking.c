@@ -262,8 +262,11 @@ struct lane_load blocking_load(struct blocking *b, enum lane lane)
                 if (load.working++)
                         continue;
                 load.oldest_ms = (uv_hrtime() - work->began_ns) / 1000000;
-                snprintf(load.oldest, sizeof load.oldest, "%s%s%.80s of user %u", work->what,
-                         work->of ? " " : "", work->of ? work->of : "", work->uid);
+                if (work->of)
+                        snprintf(load.oldest, sizeof load.oldest, "%s %.80s of user %u", work->what,
+                                 work->of, work->uid);
+                else
+                        snprintf(load.oldest, sizeof load.oldest, "%s", work->what);
         }
         list_for_each ((struct list *)&c->waiting, item) {
                 load.waiting++;

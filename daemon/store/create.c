@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/base/memory.h"
 #include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 
@@ -68,6 +69,12 @@ static int make_file(struct state *s, const struct file_map *places, const char 
                 return fault_set(fault, ZERO_ESHM,
                                  "job %s needs %" PRIu64 " bytes of state: %s is full", job, bytes,
                                  store->path);
+        if (r == -ENOMEM)
+                return fault_set(fault, ZERO_ESHM,
+                                 "job %s needs %" PRIu64 " bytes of state: the control group of "
+                                 "zerod leaves %" PRIu64 " bytes of memory; raise its limit, or "
+                                 "set memory_limit below it",
+                                 job, bytes, memory_of_groups(""));
         return r ? fault_errno(fault, r, store->path) : 0;
 }
 

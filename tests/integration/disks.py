@@ -47,11 +47,12 @@ class Disk(Place):
         """How many threads wait for it."""
         return len(glob.glob(f"{self.gate}.*"))
 
-    def wrapper(self):
+    def wrapper(self, name=""):
+        """For a daemon; name: a host that is looked up in vain meanwhile."""
         library = os.path.join(os.path.dirname(os.path.abspath(Tools.actor)), "zerod-slow-disk.so")
         asan = os.environ.get("ASAN_OPTIONS", "")
         return ["env", f"LD_PRELOAD={library}", f"SLOW_DISK={self.path}", f"SLOW_DISK_GATE={self.gate}",
-                f"ASAN_OPTIONS={asan}:verify_asan_link_order=0"]
+                f"SLOW_NAME={name}", f"ASAN_OPTIONS={asan}:verify_asan_link_order=0"]
 
 
 def cluster(disk, nodes, **options):
@@ -158,6 +159,43 @@ def stop_leaves_a_restore():
         c[0].start()
         c.wait_up()
         assert planes(c) == sums
+
+
+@case
+def stop_leaves_the_look_up_of_a_name():
+    with Disk() as disk, Cluster(2, start=False) as c:
+        c[0].wrapper = disk.wrapper("localhost")
+        c[0].options["peers"] = c[0].options["peers"].replace("n1=127.0.0.1", "n1=localhost")
+        c.start()
+        disk.block()
+        c[1].kill()
+        until(disk.held, what="a look-up of the peer")
+        assert end_process(c[0].process, 30 * SLOW), c[0].log()[-2000:]
+        assert "leaves the look-up" in c[0].log()
+
+
+@case
+def change_of_owners_is_refused_for_a_disk_of_votes():
+    """Where a node's restart would wait for a disk, it refuses the change by the disk's name; zeroctl asks again."""
+    with Disk() as disk, Cluster(3, start=False, per_node={2: {"membership_dir": disk.path}}) as c:
+        c[2].wrapper = disk.wrapper()
+        c.start()
+        disk.block()
+        drain = spawn([Tools.zeroctl, "--socket", c[2].socket, "drain", "n2"], stdout=subprocess.DEVNULL,
+                      stderr=subprocess.DEVNULL)
+        c.others.append(drain)
+        until(disk.held, what="the drain to wait for the disk")
+        until(lambda: any(f["check"] == "lane votes" for f in doctor(c[0])), what="the doctor's warning")
+        drain.kill()
+        change = spawn([Tools.zeroctl, "--socket", c[0].socket, "--no-wait", "remove-node", "n1"],
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        c.others.append(change)
+        said = change.stderr.readline()
+        assert "node n2 waits to write membership_dir: try again" in said, said
+        disk.answer()
+        _, text = change.communicate(timeout=REPLY_S)
+        assert change.returncode == 0, text
+        c.wait_up()
 
 
 # ---- nobody else waits -------------------------------------------------------------------------------

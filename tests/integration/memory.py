@@ -3,10 +3,13 @@
 import os
 import re
 import statistics
+import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, Cluster, descriptors, finish_all, group, resident, small_layout, tensor, until  # noqa: E402
+from groups import Group  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
 ALIGN, PAGE = 128, 4096  # elements, bytes
@@ -245,6 +248,29 @@ def the_only_owners_trainer_maps_the_serve_plane():
         job = c[0].job("mapped")
         assert job["gather"]["misses"] == 0 and job["gather"]["window_bytes"] == 0, job["gather"]
         assert sum(mapped(a.pid).values()) >= job["planes"]["serve"]
+
+
+@case
+def limit_of_the_control_group():
+    """States and stashes beyond what the daemon's group leaves are refused by name, and a checkpoint's copy stays
+    within it."""
+    layout = small_layout(blocks=4, width=700)
+    with Group() as limited, tempfile.TemporaryDirectory(dir="/var/tmp") as d, Cluster(1) as c:
+        if b"tmpfs" in subprocess.run(["stat", "-f", "-c", "%T", d], capture_output=True, check=True).stdout:
+            raise Skip("/var/tmp is memory: a checkpoint there counts as used")
+        limited.add(c[0].process.pid)
+        a, = c.ranks("job", layout, [0], hold=2, push=2)
+        a.do("train", steps=1, sets=SETS)
+        limited.limit(limited.used() + (48 << 20))
+        answer = c[0].ctl("checkpoint", "job", d)
+        assert answer["bytes"] > 64 << 20 and answer["buffer_bytes"] <= 36 << 20, answer
+        b = c.caller("other", layout, [0], 0)
+        finish_all([b]), finish_all([b])
+        b.refused("ESHM", "attach", "the control group of zerod leaves", hold=1, push=1)
+        b = c.caller("small", small_layout(), [0], 0)
+        finish_all([b]), finish_all([b])
+        b.refused("ESHM", "attach", "can spare", hold=1, push=1, stash={"ranks": [0], "bytes": 128 << 20})
+        a.do("train", steps=1, sets=SETS)
 
 
 if __name__ == "__main__":

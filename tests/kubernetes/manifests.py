@@ -222,7 +222,9 @@ def times_are_those_of_the_unit():
 def states_fit_into_the_pod():
     for c in containers().values():
         assert c["resources"]["requests"] == c["resources"]["limits"], c["name"]
-    assert bytes_of(conf()["memory_limit"]) < bytes_of(daemon()["resources"]["limits"]["memory"])
+    limit = bytes_of(daemon()["resources"]["limits"]["memory"])
+    beside = [bytes_of(conf()[name]) for name in ("memory_limit", "checkpoint_memory", "stash_limit")]
+    assert sum(beside) < limit and bytes_of(conf()["base_limit"]) <= limit, beside
 
 
 @case

@@ -1,11 +1,12 @@
 /*
  * A disk that does not answer, for LD_PRELOAD: calls on files below the directory SLOW_DISK wait
  * while the file SLOW_DISK_GATE exists.  A call that waits first makes SLOW_DISK_GATE.NUMBER, whose
- * number is the thread's, so that a test knows of it.
+ * number is the thread's, so that a test knows of it.  So do look-ups of the host SLOW_NAME.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,19 +34,37 @@ static int is_slow(int fd)
         return strncmp(path, directory, strlen(directory)) == 0;
 }
 
-static void wait_for(int fd)
+static void wait_while_closed(void)
 {
         const char *gate = getenv("SLOW_DISK_GATE");
         struct timespec pause = { .tv_nsec = 10000000 };
         char mark[PATH_MAX];
 
-        if (!gate || !is_slow(fd) || access(gate, F_OK))
+        if (!gate || access(gate, F_OK))
                 return;
         snprintf(mark, sizeof mark, "%s.%ld", gate, (long)syscall(SYS_gettid));
         close(open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
         while (access(gate, F_OK) == 0)
                 nanosleep(&pause, NULL);
         unlink(mark);
+}
+
+static void wait_for(int fd)
+{
+        if (is_slow(fd))
+                wait_while_closed();
+}
+
+int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                struct addrinfo **ret)
+{
+        int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+        const char *slow = getenv("SLOW_NAME");
+
+        if (slow && host && strcmp(host, slow) == 0)
+                wait_while_closed();
+        *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+        return real(host, port, hints, ret);
 }
 
 int fsync(int fd)

@@ -9,18 +9,36 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include "daemon/base/memory.h"
 #include "daemon/device/gpu/gpu.h"
 #include "proto/cleanup.h"
+
+/* Pages of tmpfs stay, so the kernel would end this process for those beyond its group's limit. */
+static bool group_has(int fd, uint64_t bytes)
+{
+        struct statfs fs;
+        struct stat st;
+        uint64_t there;
+
+        if (fstatfs(fd, &fs) || fs.f_type != TMPFS_MAGIC || fstat(fd, &st))
+                return true;
+        there = (uint64_t)st.st_blocks * 512;
+        return bytes <= there || bytes - there <= memory_of_groups("");
+}
 
 int segment_reserve(int fd, uint64_t bytes)
 {
         int r;
 
+        if (!group_has(fd, bytes))
+                return -ENOMEM;
         do
                 r = posix_fallocate(fd, 0, (off_t)bytes);
         while (r == EINTR);

@@ -35,5 +35,5 @@ int segment_new_away(uint32_t place, const char *name, uint64_t bytes, struct se
                      struct fault *fault);
 /* For one that was made so or { .fd = -1 }; leaves the latter. */
 void segment_free(struct segment *s);
-/* Gives a file this size and its space at once, or -errno. */
+/* Gives a file this size and its space at once, or -errno; -ENOMEM: control groups leave less. */
 int segment_reserve(int fd, uint64_t bytes);
