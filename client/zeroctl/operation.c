@@ -97,11 +97,20 @@ static void tell_stall(const struct ctl *ctl, const json_t *answer, bool *told)
                 unit_seconds(json_number_value(stall)).text);
 }
 
+static void tell_waits(struct ctl *ctl, const json_t *answer, bool *told)
+{
+        const char *waits = field_text(answer, "waits");
+
+        if (!ctl->json && *waits && !*told)
+                fprintf(stderr, "zeroctl: %s\n", waits);
+        *told = *waits;
+}
+
 static int follow(struct ctl *ctl, double id, json_t **ret_answer)
 {
         struct progress progress;
         json_t *answer = NULL;
-        bool told = false;
+        bool told = false, told_waits = false;
         int r;
 
         progress_init(&progress, ctl->json);
@@ -110,6 +119,7 @@ static int follow(struct ctl *ctl, double id, json_t **ret_answer)
                 if (r != CTL_OK)
                         break;
                 tell_stall(ctl, answer, &told);
+                tell_waits(ctl, answer, &told_waits);
                 progress_show(&progress, field_text(answer, "phase"),
                               field_number(answer, "done_bytes"), field_number(answer, "bytes"));
                 if (field_true(answer, "over") || field_number(answer, "id") != id)

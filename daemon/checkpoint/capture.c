@@ -574,11 +574,10 @@ void captures_leave(struct engine *x)
 
                 if (t->replica)
                         continue;
-                log_warning("job %s: the cancelled checkpoint in %s waits for its disk no longer; "
-                            "it stays there as .%s-%llu.partial, and the job's next checkpoint "
-                            "deletes it",
-                            t->header.job, t->directory, t->header.job,
-                            (unsigned long long)t->header.version);
+                log_warning("job %s: zerod waits for the disk of a cancelled checkpoint in %s no "
+                            "longer; what was written stays there as a partial one, which the "
+                            "job's next checkpoint deletes",
+                            t->header.job, t->directory);
                 t->left = true;
                 list_remove(&t->link);
         }

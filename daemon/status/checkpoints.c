@@ -64,6 +64,18 @@ static void report_times(const struct operation *op, struct status_operation *re
         ret->elapsed_s = (double)(until - op->begun_ms) / 1000;
 }
 
+static const char *report_waits(struct arena *arena, const struct operation *op)
+{
+        uint64_t silent_ms = engine_now(op->x) - op->moved_ms;
+
+        if (operation_over(op) || silent_ms < LANE_LATE_MS)
+                return "";
+        return arena_text(arena,
+                          "nothing was %s for %llu s: a disk is late, or checkpoints and restores "
+                          "of the user's other jobs come first; zeroctl doctor says which",
+                          op->restore ? "read" : "written", (unsigned long long)silent_ms / 1000);
+}
+
 static struct status_operation *report_operation(struct arena *arena, const struct operation *op)
 {
         struct status_operation *ret = arena_new(arena, sizeof *ret);
@@ -81,6 +93,7 @@ static struct status_operation *report_operation(struct arena *arena, const stru
         ret->bytes = operation_bytes(op);
         ret->done_bytes = operation_done_bytes(op);
         report_times(op, ret);
+        ret->waits = report_waits(arena, op);
         ret->status = zero_status_name(op->fault.status);
         ret->error = op->fault.status ? arena_copy(arena, op->fault.text) : "";
         return ret;

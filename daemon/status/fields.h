@@ -407,6 +407,7 @@
         F(real, predicted_stall_s, "longest delay of the next update; null: none")                 \
         F(real, copy_s, "time of the slowest copy; null: not over")                                \
         F(real, elapsed_s, "time from its beginning to its end, or to now")                        \
+        F(text, waits, "why it has moved no byte for 5 s; empty: it goes on, or is over")          \
         F(text, status, "status that it ended with; OK while it runs")                             \
         F(text, error, "reason of the failure")
 

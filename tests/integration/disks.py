@@ -215,9 +215,11 @@ def disks_of_one_user_hold_up_nobody_else():
             theirs(c, job)
         disk.block()
         for i, job in enumerate(jobs):
-            begin_checkpoint(c, disk, job, held=2 * min(i + 1, 4))
+            last = begin_checkpoint(c, disk, job, held=2 * min(i + 1, 4))
         mine = c.ranks("mine", LAYOUT, [0, 1], hold=2, push=2)
         train(mine, 2)
+        said = last.stderr.readline()
+        assert "a disk is late, or checkpoints and restores" in said, said
         found = until(lambda: [f["found"] for f in doctor(c[0]) if f["check"] == "lane checkpoints"],
                       what="the doctor's warning")
         assert len(found) == 2 and all("to write the checkpoint of job" in f and f"of user {NOBODY}; 3 others are at "
