@@ -327,10 +327,11 @@ static void settle_job(struct loading *ld, struct job *job, uint64_t attempt)
         job->attempt = attempt + 1;
 }
 
-/* All are settled before the first replaces another: one node's replicas are of one generation. */
+/* All are settled before the first takes its place.  If a later one cannot, those of a new job go
+ * again: a part of a job would keep the whole from coming. */
 static int settle_states(struct loading *ld, struct job *job, struct job *old, uint64_t attempt)
 {
-        struct replica *made[REPLICAS_MAX];
+        struct replica *made[REPLICAS_MAX] = { NULL };
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++) {
@@ -345,6 +346,9 @@ static int settle_states(struct loading *ld, struct job *job, struct job *old, u
                 if (r == 0)
                         made[i]->state = STEAL(ld->drafts[i].state);
         }
+        for (uint32_t i = 0; r && !old && i < ld->n_drafts; i++)
+                if (made[i])
+                        state_drop_later(ld->x, NULL, STEAL(made[i]->state));
         return r;
 }
 

@@ -1,10 +1,13 @@
-/* A checkpoint holds one step, even if updates come before the copy. */
+/* A checkpoint holds one step, even if updates come before the copy; a restore takes all its
+ * places, or none. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cases.h"
 #include "check.h"
+#include "daemon/store/directory.h"
 #include "daemon/store/file.h"
 #include "daemon/checkpoint/capture.h"
 #include "training.h"
@@ -191,7 +194,62 @@ static void an_update_saves_tensors_without_a_gradient(void)
         update_before_the_copy(true);
 }
 
+/* The first node has read its part, and has not been told yet to put it in its place. */
+static bool has_read(void *arg)
+{
+        const struct engine *x = arg;
+        struct lane_load load = blocking_load(x->blocking, LANE_CHECKPOINTS);
+
+        return loadings_any(x) && !load.working && !load.waiting;
+}
+
+static bool failed(void *arg)
+{
+        const struct ordered *o = arg;
+
+        return operation_find(o->x, o->job)->phase == OPERATION_FAILED;
+}
+
+/* A file that comes after a node has loaded is in the way of one of its two replicas. */
+static void a_restore_that_cannot_place_all_leaves_none(void)
+{
+        struct training t = training_default();
+        struct state_identity id = { .job = "other" };
+        char directory[PATH_MAX], path[PATH_MAX], name[STORE_FILE_NAME];
+        struct checksum before;
+        struct ordered order;
+        struct session s;
+        FILE *f;
+
+        t.net.owners_a_node = 2;
+        session_open(&s, &t);
+        session_attach(&s);
+        session_program(&s, 1);
+        session_run(&s);
+        before = net_checksum(&s.net, "zoo");
+        snprintf(directory, sizeof directory, "%s/checkpoints", s.net.root);
+        order = give(&s.net, "zoo", directory, checkpoint_order);
+        net_wait(&s.net, over, &order, "the checkpoint");
+        snprintf(directory, sizeof directory, "%s/checkpoints/zoo-1", s.net.root);
+        order = give(&s.net, "other", directory, restore_order);
+        net_wait(&s.net, has_read, &s.net.nodes[0].x, "the first node to load");
+        id.epoch = s.net.nodes[0].x.placement.epoch;
+        store_file_name(&id, 1, name);
+        snprintf(path, sizeof path, "%s/%s", s.net.nodes[0].directory, name);
+        f = fopen(path, "wx");
+        CHECK(f && fclose(f) == 0, "%s", path);
+        net_wait(&s.net, failed, &order, "the restore to fail");
+        CHECK(unlink(path) == 0);
+        store_file_name(&id, 0, name);
+        snprintf(path, sizeof path, "%s/%s", s.net.nodes[0].directory, name);
+        CHECK(access(path, F_OK) < 0, "the other replica has stayed");
+        check_restored(&s.net, directory, before);
+        session_close(&s);
+}
+
 const struct test_case checkpoint_cases[] = {
+        { "a-restore-that-cannot-place-all-leaves-none",
+          a_restore_that_cannot_place_all_leaves_none },
         { "an-update-that-comes-before-the-copy-saves",
           an_update_that_comes_before_the_copy_saves },
         { "an-update-saves-tensors-without-a-gradient",
