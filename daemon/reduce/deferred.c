@@ -200,5 +200,5 @@ void deferred_measure(struct replica *h)
         group_norm_init(&t->norm, h->job, t->offers[0]->group);
         t->task.run = deferred_run;
         t->task.done = deferred_done;
-        offload_submit(h->job->x->offload, &t->task);
+        job_compute(h->job, OFFLOAD_STEP, &t->task);
 }
