@@ -174,6 +174,20 @@ def ask_without_end(attack, path, connections, question, **more):
                     key.data.ask()
 
 
+def attach_without_end(attack, path, connections):
+    """Attaches as a rank and leaves, again and again: each time a job is made or taken up."""
+    layout = wire.layout_message(MANY)
+    while connections > 1 and os.fork():  # of the attack's group
+        connections -= 1
+    while True:
+        raw = wire.Raw(path, timeout=600)
+        raw.hello(f"many{os.getpid()}", 0, 1, timeout_ms=120000)
+        status, _, _ = raw.ask("attach", {1: layout, 2: 1, 3: 1, 4: 1, 5: 1})
+        raw.close()
+        attack[0] += 1
+        attack[1] += status == wire.OK
+
+
 # ---- cases --------------------------------------------------------------------------------------
 
 @case
@@ -202,6 +216,11 @@ def gets_for_a_hundred_observers():
 @case
 def shards_of_many_groups():
     keeps_its_steps(MANY, lambda attack, path: ask_without_end(attack, path, 8, ("query", {1: "shards", 2: "large"})))
+
+
+@case
+def attaches_with_many_groups():
+    keeps_its_steps(LARGE, attach_without_end, 8)
 
 
 @case
