@@ -598,7 +598,8 @@ void rank_leave(struct rank *rank, bool orderly)
                         accumulator_vacate(h->accumulator);
         }
         for_replicas (job, h)
-                accumulator_left(h);
+                if (reduce_any(job))
+                        accumulator_left(h);
         job->ranks[rank->rank].session = NULL;
         job->ranks[rank->rank].window = NULL;
         job->ranks[rank->rank].pushed = 0;

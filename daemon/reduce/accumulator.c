@@ -144,18 +144,6 @@ static void offer_accumulated(struct offload_task *task)
         job_unref(job);
 }
 
-bool offer_is_alone(const struct offer *o)
-{
-        const struct replica *h = o->replica;
-        const struct accumulator_group *lg = &h->accumulator->groups[o->group];
-
-        for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
-                if (node != o->node && !lg->finished[node] &&
-                    accumulator_expects(h, o->group, node))
-                        return false;
-        return true;
-}
-
 static void offer_run(struct offer *o)
 {
         struct replica *h = o->replica;
@@ -449,7 +437,7 @@ static void deferred_end(struct replica *h, uint32_t group)
 
 void accumulator_left(struct replica *h)
 {
-        if (accumulator_voted(h) || !reduce_any(h->job))
+        if (accumulator_voted(h))
                 return;
         h->accumulator->left = true;
         for (uint32_t g = 0; g < h->accumulator->n_groups; g++) {

@@ -101,6 +101,8 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
 
 /* The elements to pull: of the group, or for a mirror of the sum. */
 struct range accumulator_range(const struct replica *h, uint32_t group);
+/* Whether, as far as this owner knows, only the offer's own node may add to the group after it. */
+bool offer_is_alone(const struct offer *o);
 void offer_free(struct offer *o);
 
 /* pulling.c */
@@ -125,8 +127,6 @@ bool offer_defers(const struct offer *o);
 bool offer_waits(const struct offer *o);
 /* Keeps the offer, and what its ranks pushed, until the update takes it or the attempt is over. */
 void deferred_keep(struct offer *o);
-/* Begins to take the norm of all deferred sums that have none, once every sum is complete. */
-void deferred_measure(struct replica *h);
 
 /* adding.c */
 /* The norm of nothing. */
@@ -149,8 +149,6 @@ void accumulator_complete(struct replica *h, uint32_t group);
 void accumulator_vote(struct replica *h);
 
 /* accumulator.c */
-/* Whether, as far as this owner knows, only the offer's own node may add to the group after it. */
-bool offer_is_alone(const struct offer *o);
 void offer_settle(struct offer *o);
 void accumulators_tick(struct engine *x);
 void accumulators_node_down(struct engine *x, uint32_t node, const char *why);

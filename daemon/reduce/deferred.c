@@ -20,8 +20,6 @@
 #include "daemon/reduce/accumulator.h"
 #include "daemon/reduce/node_gradient.h"
 
-#include <stdlib.h>
-
 #include "proto/cleanup.h"
 
 static bool group_is_empty(const struct replica *h, uint32_t group)
@@ -100,105 +98,4 @@ bool reduce_could_defer(const struct job *job, uint32_t place)
                 owns = true;
         }
         return owns && job->world_size == 1 && job->placement.copies == 1;
-}
-
-/* ---- the norm ---------------------------------------------------------------------- */
-
-/* Takes the norm of all on an offload thread. */
-struct deferred_task {
-        struct offload_task task;
-        struct replica *replica;
-        uint64_t generation;
-        struct group_norm norm;
-        uint32_t n;
-        struct offer *offers[];
-};
-
-static void deferred_run(struct offload_task *task, uint32_t worker)
-{
-        struct deferred_task *t = CONTAINER_OF(task, struct deferred_task, task);
-
-        deferred_norm(t->replica, t->offers, t->n, &t->norm);
-}
-
-/* The attempt is over, or the group's pushed memory is wanted back: nobody may take the offer while
- * its norm was being taken. */
-static void deferred_go_on(struct replica *h, struct offer *o, bool over)
-{
-        struct accumulator_group *lg = &h->accumulator->groups[o->group];
-        uint32_t group = o->group;
-
-        lg->busy = false;
-        lg->measured = !over;
-        if (over) {
-                accumulator_forget_present(h, group);
-                deferred_release(deferred_take(h, group));
-                accumulator_advance(h, group);
-        } else if (h->accumulator->left) {
-                offer_settle(deferred_take(h, group));
-        }
-}
-
-/* The sum of squares is one number for all groups: the first one keeps it. */
-static void deferred_done(struct offload_task *task)
-{
-        struct deferred_task *t = CONTAINER_OF(task, struct deferred_task, task);
-        struct replica *h = t->replica;
-        struct job *job = h->job;
-        bool over = t->generation != h->accumulator->generation;
-
-        if (!over)
-                h->accumulator->groups[t->offers[0]->group].norm = t->norm;
-        for (uint32_t i = 0; i < t->n; i++)
-                deferred_go_on(h, t->offers[i], over);
-        free(t);
-        if (!over) {
-                accumulator_vote(h);
-                shard_settled(job);
-        }
-        job_unref(job);
-}
-
-static bool is_unmeasured(const struct accumulator_group *lg)
-{
-        return lg->deferred && !lg->measured && !lg->busy;
-}
-
-/* 0 as long as a sum is not complete. */
-static uint32_t unmeasured(const struct replica *h)
-{
-        uint32_t n = 0;
-
-        for (uint32_t g = 0; g < h->job->layout->n_groups; g++) {
-                const struct accumulator_group *lg = &h->accumulator->groups[g];
-
-                if (accumulator_has(h, g) && !lg->complete)
-                        return 0;
-                n += is_unmeasured(lg);
-        }
-        return n;
-}
-
-void deferred_measure(struct replica *h)
-{
-        struct accumulator *l = h->accumulator;
-        uint32_t n = unmeasured(h);
-        struct deferred_task *t = n ? calloc(1, sizeof *t + n * sizeof t->offers[0]) : NULL;
-
-        if (!t) /* out of memory: the step's deadline will say so */
-                return;
-        t->replica = h;
-        job_ref(h->job);
-        t->generation = l->generation;
-        for (uint32_t g = 0; g < h->job->layout->n_groups; g++) {
-                if (!is_unmeasured(&l->groups[g]))
-                        continue;
-                l->groups[g].busy = true;
-                group_norm_init(&l->groups[g].norm, h->job, g);
-                t->offers[t->n++] = l->groups[g].deferred;
-        }
-        group_norm_init(&t->norm, h->job, t->offers[0]->group);
-        t->task.run = deferred_run;
-        t->task.done = deferred_done;
-        job_compute(h->job, OFFLOAD_STEP, &t->task);
 }

@@ -60,3 +60,15 @@ void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *m)
         if (m->transfer & BULK_ANNOUNCED)
                 fabric_forget(x->fabric, node, m->transfer);
 }
+
+bool offer_is_alone(const struct offer *o)
+{
+        const struct replica *h = o->replica;
+        const struct accumulator_group *lg = &h->accumulator->groups[o->group];
+
+        for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
+                if (node != o->node && !lg->finished[node] &&
+                    accumulator_expects(h, o->group, node))
+                        return false;
+        return true;
+}
