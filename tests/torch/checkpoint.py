@@ -469,6 +469,48 @@ def resumes_exactly(case_of):
 
 
 @case
+def steps_go_on_after_a_checkpoint():
+    """Numbers of steps, and so data, schedule and random numbers, go on where the checkpoint was saved: in a new job, in ranks
+    that start again, and in a world of another size."""
+    def loop(zt, model, optimizer, until, rank, world):
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (1 + t))
+        seen = []
+        for step in zt.steps(model, until=until, scheduler=scheduler, seed=5):
+            with step as t:
+                seen.append((t, round(optimizer.param_groups[0]["lr"], 9), float(torch.rand(1))))
+                train(model, optimizer, 1, t, rank, world)
+        return seen
+
+    def began(rank, world, path):
+        zt, model, optimizer = optimized("adamw", make(), 3)
+        assert [t for t, *_ in loop(zt, model, optimizer, 4, rank, world)] == [0, 1, 2, 3]
+        if rank == 0:
+            zt.save_checkpoint(f"{path}/saved", model, optimizer)
+        more = loop(zt, model, optimizer, 7, rank, world)
+        if rank == 0:
+            torch.save((more, model.state_dict()), f"{path}/wanted")
+
+    def went_on(rank, world, path, load, first, until):
+        zt, model, optimizer = optimized("adamw", make(), 3)
+        if load:
+            train(model, optimizer, 1, 9, rank, world)
+            zt.load_checkpoint(f"{path}/saved", model, optimizer)
+        assert model.sharded.steps_made == first
+        seen = loop(zt, model, optimizer, until, rank, world)
+        assert [t for t, *_ in seen] == list(range(first, until))
+        wanted, params = torch.load(f"{path}/wanted")
+        if rank == 0 and world == 2:
+            assert seen == wanted[first - 4:until - 4], (seen, wanted)
+            if until == 7:
+                same(model.state_dict(), params)
+    with directory() as path:
+        ranks.run(began, [0, 0], ranks.shared(2), arguments=(2, path))
+        there = ranks.shared(2)
+        for world, load, first, until in ((2, True, 4, 5), (2, False, 5, 7), (3, False, 7, 8)):
+            ranks.run(went_on, [0] * world, there, "again", arguments=(world, path, load, first, until), keep=world == 2)
+
+
+@case
 def checkpoints_of_another_optimizer_are_refused():
     def run(_, path, kind, load, words):
         zt, model, optimizer = optimized(kind, make())

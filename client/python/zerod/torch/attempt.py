@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ from zerod._library import BLOB_MAX
 if TYPE_CHECKING:
     from .sharded import Sharded
 
-HEAD = struct.Struct("<11sBI")  # of the bytes a rank keeps: mark, format, world size
-MARK, FORMAT = b"zerod.torch", 1
+HEAD = struct.Struct("<11sBIq")  # of the bytes a rank keeps: mark, format, world size, steps made elsewhere
+MARK, FORMAT = b"zerod.torch", 2
 KEPT_MAX = BLOB_MAX - HEAD.size  # bytes for the user
 
 
@@ -38,6 +39,7 @@ class Attempt:
         self.version = self.client.version  # when the attempt began
         self.number = 0
         self._made: int | None = None
+        self._elsewhere = self._unwrapped()[1]  # steps made before the checkpoint that the job has loaded
         self._held: set[int] = set()  # groups
         self._copied = self._reduced = False
         self._untold: zerod.Aborted | None = None
@@ -201,12 +203,32 @@ class Attempt:
     @property
     def steps_made(self) -> int:
         """Steps that the job has decided: committed, or skipped for a gradient that was not
-        finite."""
+        finite; and those made before the checkpoint that the job has loaded."""
         if self._made is None:
-            jobs = self.client.query("jobs")["jobs"]
-            skipped = next(job["skipped"] for job in jobs if job["job"] == self.client.job)
-            self._made = self.client.version + skipped
+            self._made = self._decided() + self._elsewhere
         return self._made
+
+    def _decided(self) -> int:
+        jobs = self.client.query("jobs")["jobs"]
+        return self.client.version + next(job["skipped"] for job in jobs if job["job"] == self.client.job)
+
+    def goes_on_from(self, made: int) -> None:
+        """All ranks call it, between steps: so many steps count as made.  Kept with the next barrier."""
+        self._elsewhere = made - self._decided()
+        self._made = made
+
+    def agree_on_steps(self) -> None:
+        """All ranks of another world than the job's last one call it: those that are new learn how many steps were made
+        elsewhere, and all keep the number."""
+        known = float(self._elsewhere) if self._unwrapped()[0] else -math.inf
+        most, = self.all_reduce("steps made before", [known], "max")
+        self._elsewhere = 0 if most == -math.inf else int(most)
+        self.barrier()
+
+    @property
+    def is_of_another_world(self) -> bool:
+        """The job has made steps, all of them with another number of ranks."""
+        return self.client.version > 0 and self._unwrapped()[0] != self.sharded.world_size
 
     def _begin_anew(self) -> None:
         self._over()
@@ -219,20 +241,20 @@ class Attempt:
     def _wrapped(self, kept: bytes) -> bytes:
         if len(kept) > KEPT_MAX:
             raise ValueError(f"a rank keeps at most {KEPT_MAX} bytes with a step, not {len(kept)}")
-        return HEAD.pack(MARK, FORMAT, self.sharded.world_size) + kept
+        return HEAD.pack(MARK, FORMAT, self.sharded.world_size, self._elsewhere) + kept
 
-    def _unwrapped(self) -> tuple[int, bytes]:
-        """World size, 0 if this rank has kept nothing yet, and the user's bytes."""
+    def _unwrapped(self) -> tuple[int, int, bytes]:
+        """World size, 0 if this rank has kept nothing yet; steps made elsewhere; and the user's bytes."""
         blob = self.client.blob
         if len(blob) < HEAD.size:
-            return 0, b""
-        mark, form, world_size = HEAD.unpack_from(blob)
-        return (world_size, blob[HEAD.size:]) if (mark, form) == (MARK, FORMAT) else (0, b"")
+            return 0, 0, b""
+        mark, form, world_size, elsewhere = HEAD.unpack_from(blob)
+        return (world_size, elsewhere, blob[HEAD.size:]) if (mark, form) == (MARK, FORMAT) else (0, 0, b"")
 
     @property
     def kept(self) -> bytes:
         """The bytes that this rank kept with the last decided step."""
-        return self._unwrapped()[1]
+        return self._unwrapped()[2]
 
     @property
     def has_values(self) -> bool:

@@ -29,7 +29,7 @@ from .unit import ShardedParam
 
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
 PLAIN_FILE, MASTER_FILE = "optimizer.pt", "master.pt"
-PARAM_GROUPS = "zerod.param_groups"
+PARAM_GROUPS, STEPS_MADE = "zerod.param_groups", "zerod.steps_made"
 
 log = logging.getLogger("zerod")
 
@@ -289,8 +289,9 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     directory: "model.safetensors" as of :func:`save_safetensors`, and "optimizer.safetensors" with
     the optimizer's planes (fp32), such as "exp_avg.<name>", and "step.<name>" (int64) of what was
     updated, "master.<name>" (fp32) of 16-bit parameters, and the param groups in its header.  Both
-    are cut into several files by max_shard_size.  Schedulers and scalers have state_dict() of their
-    own.
+    are cut into several files by max_shard_size.  Its header also has ``model.sharded.steps_made``: :func:`steps` of who
+    loads the checkpoint goes on with that number, and with it batches, a scheduler that steps() follows, and random
+    numbers by its seed.  A GradScaler has a state_dict() of its own.
     """
     sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
@@ -302,7 +303,7 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     _save_model(sharded, os.path.join(directory, MODEL_FILE), max_shard_size, None,
                 {"format": "pt", **ids})
     write_set(os.path.join(directory, OPTIMIZER_FILE), _optimizer_sources(optimizer),
-               bytes_of(max_shard_size), {"format": "pt", PARAM_GROUPS: groups, **ids})
+               bytes_of(max_shard_size), {"format": "pt", PARAM_GROUPS: groups, STEPS_MADE: str(sharded.steps_made), **ids})
 
 
 def _match_optimizer(optimizer: ServiceOptimizer,
@@ -355,6 +356,13 @@ def _match_groups(optimizer: ServiceOptimizer, found: StoredSet) -> list[dict[st
     return groups
 
 
+def _steps_made(found: StoredSet) -> int:
+    text = found.metadata().get(STEPS_MADE, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise CheckpointError(f"{found.path}: '{text:.40}' is no number of steps made")
+    return int(text)
+
+
 def _load_optimizer(optimizer: ServiceOptimizer,
                     match: dict[ShardedParam, dict[str, Stored]]) -> None:
     for these in (("master",), optimizer.planes):  # a write to master may write ema
@@ -372,7 +380,8 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
 
     The number of ranks, nodes and the stage may be others than when it was saved.  Ranks write as in
     :func:`load_safetensors`; begins when all ranks have called, and returns when all is written.  Both files are
-    checked first: an error loads nothing.
+    checked first: an error loads nothing.  ``model.sharded.steps_made`` is then what it was when the checkpoint was saved,
+    also for ranks that start again later.
 
     Errors: CheckpointError for files that are broken, of different saves, or do not fit model and
     param groups; RuntimeError in the middle of a step; OSError; zerod.Error of the service.
@@ -390,7 +399,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
             raise CheckpointError(f"{directory}: model and optimizer come from different saves")
         match = _match_model(sharded, model_set, True)
         states = _match_optimizer(optimizer, optimizer_set)
-        groups = _match_groups(optimizer, optimizer_set)
+        groups, made = _match_groups(optimizer, optimizer_set), _steps_made(optimizer_set)
         sharded.barrier()
         mine = _mine(sharded)
         _write(sharded, [(p, "master", stored) for p, stored in match.params
@@ -399,6 +408,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         _load_buffers(match)
         for mine, saved in zip(optimizer.param_groups, groups):
             optimizer._take_group(mine, saved)
+    sharded.attempt.goes_on_from(made)
     sharded.barrier()
 
 

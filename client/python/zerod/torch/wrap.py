@@ -253,6 +253,8 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
             p.value = None
     if first:
         sharded.barrier()
+    elif sharded.attempt.is_of_another_world:
+        sharded.attempt.agree_on_steps()
 
 
 def _find_standing(sharded: Sharded, resume: str) -> None:
