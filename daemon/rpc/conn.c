@@ -54,7 +54,7 @@ static uint64_t conn_now(const struct conn *conn)
         return uv_now(conn->poll.loop);
 }
 
-static bool conn_held(const struct conn *conn)
+bool conn_held(const struct conn *conn)
 {
         return !list_empty(&conn->link);
 }

@@ -83,7 +83,8 @@ void session_end(struct session *s)
 
 void session_check(struct session *s, uint64_t now_ms)
 {
-        if (!s->greeted && now_ms - s->began_ms > HELLO_MS)
+        /* a hello may have come, and wait for the end of the user's debt */
+        if (!s->greeted && now_ms - s->began_ms > HELLO_MS && !conn_held(s->conn))
                 session_end(s);
         else
                 conn_check(s->conn, now_ms);
