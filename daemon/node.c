@@ -135,6 +135,18 @@ static uint32_t node_tell_waits(const struct node *node)
         return rules;
 }
 
+/* Holders keep a dead job, and none of its states (core/job.h). */
+static bool states_closed(const struct engine *x)
+{
+        list_for_each ((struct list *)&x->dead_jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->references > job->holders)
+                        return false;
+        }
+        return x->stopping && list_empty(&x->jobs);
+}
+
 /* Whether a disk or a resolver alone holds the stop up, and states of GPUs are whole: they are
  * saved once the loop ends. */
 static bool node_may_leave(const struct node *node, uint32_t waits)
@@ -142,15 +154,19 @@ static bool node_may_leave(const struct node *node, uint32_t waits)
         bool engine_gone = !node->x.lifetime; /* links look names up */
 
         return (waits == 1u << LANE_LEFT || (!waits && engine_gone)) &&
-               list_empty(&node->x.dead_jobs) && !offload_pending(node->x.offload);
+               (engine_gone || states_closed(&node->x)) && !offload_pending(node->x.offload);
 }
 
 static void stop_late(uv_timer_t *timer)
 {
         struct node *node = CONTAINER_OF(timer, struct node, stop_timer);
-        uint32_t waits = node_tell_waits(node);
+        uint32_t waits = node_tell_waits(node), making = offload_making(node->x.offload);
 
-        if (waits && (node->again || waits & 1u << LANE_AWAITED)) {
+        if (making)
+                log_warning("the %s waits for %u states that are being made",
+                            node->again ? "restart with other owners" : "stop", making);
+        if ((waits && (node->again || waits & 1u << LANE_AWAITED)) ||
+            (making && !(waits & 1u << LANE_FATAL))) {
                 service_stop_takes(30);
                 uv_timer_start(timer, stop_late, STOP_MS, 0);
         } else if (node_may_leave(node, waits)) {

@@ -301,15 +301,17 @@ static void remove_done(struct blocking_work *job)
 static void capture_release(struct capture *t)
 {
         struct replica *h = t->replica;
+        bool pinned = t->pinned;
 
-        if (t->pinned) {
-                capture_unpin(t, UINT64_MAX);
+        if (pinned) {
                 t->pinned = h->copying = false;
-                shard_settled(h->job);
+                capture_unpin(t, UINT64_MAX);
         }
         t->disk.what = abandoned;
         h->capture = NULL;
         t->replica = NULL;
+        if (pinned) /* whoever goes on then may end here again, and finds no capture */
+                shard_settled(h->job);
         job_unref(h->job);
 }
 

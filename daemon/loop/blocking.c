@@ -85,6 +85,8 @@ static struct blocking_work *next_work(struct crew *c)
         return NULL;
 }
 
+static int crew_call(struct crew *c);
+
 static void *crew_main(void *arg)
 {
         struct crew *c = arg;
@@ -96,6 +98,8 @@ static void *crew_main(void *arg)
                 list_remove(&work->link);
                 list_insert(&c->working, &work->link);
                 work->began_ns = uv_hrtime();
+                (void)crew_call(
+                        c); /* for what else may begin, where a thread could not be made before */
                 pthread_mutex_unlock(&b->mutex);
                 work->run(work);
                 pthread_mutex_lock(&b->mutex);

@@ -53,8 +53,8 @@ struct offload {
         struct lane lanes[OFFLOAD_LANES];
         struct queue completed;
         bool stop;
-        uint32_t running; /* workers that have not left */
-        uint32_t pending;
+        uint32_t running;         /* workers that have not left */
+        uint32_t pending, making; /* making: of OFFLOAD_MAKE */
         bool closing;
         void (*closed)(void *arg);
         void *closed_arg;
@@ -264,11 +264,13 @@ static void on_async(uv_async_t *async)
         pthread_mutex_unlock(&o->mutex);
         while (completed.first) {
                 struct offload_task *task = queue_take(&completed);
+                bool made = task->lane == OFFLOAD_MAKE; /* done() may free the task */
 
                 if (o->ran && task->lane == OFFLOAD_READ)
                         o->ran(o->ran_arg, task->user, task->cpu_ns / o->n_workers);
                 task->done(task);
                 o->pending--;
+                o->making -= made;
         }
         close_when_idle(o);
 }
@@ -328,6 +330,7 @@ void offload_submit(struct offload *offload, enum offload_lane lane, uint32_t us
         task->lane = lane;
         task->user = user;
         offload->pending++;
+        offload->making += lane == OFFLOAD_MAKE;
         pthread_mutex_lock(&offload->mutex);
         assert(!offload->stop);
         lane_put(&offload->lanes[lane], task);
@@ -345,6 +348,11 @@ void offload_watch(struct offload *offload, void (*ran)(void *arg, uint32_t user
 uint32_t offload_pending(const struct offload *offload)
 {
         return offload->pending;
+}
+
+uint32_t offload_making(const struct offload *offload)
+{
+        return offload->making;
 }
 
 void offload_close(struct offload *offload, void (*closed)(void *arg), void *arg)

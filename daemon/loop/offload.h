@@ -42,6 +42,8 @@ void offload_submit(struct offload *offload, enum offload_lane lane, uint32_t us
                     struct offload_task *task);
 /* How many tasks were submitted and are not done yet. */
 uint32_t offload_pending(const struct offload *offload);
+/* The same of OFFLOAD_MAKE, whose tasks take as long as memory is large. */
+uint32_t offload_making(const struct offload *offload);
 /* ran() hears on the loop thread, before done(), what a task of OFFLOAD_READ took of a CPU, divided
  * by the lane's workers.  NULL: nobody hears. */
 void offload_watch(struct offload *offload, void (*ran)(void *arg, uint32_t user, uint64_t ns),

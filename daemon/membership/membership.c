@@ -52,7 +52,8 @@ bool membership_changing(const struct engine *x)
 }
 
 /* ZERO_OK, or why the placement cannot change now: a job is being restored, or the restart would
- * wait for work that a disk or a driver holds up.  It waits for no checkpoint and no look. */
+ * wait for work that a disk or a driver holds up.  It waits for no checkpoint and no look, and what
+ * the kernel ends by itself is no hindrance: users cause such work. */
 static int membership_hindered(const struct engine *x, struct fault *fault)
 {
         if (loadings_any(x))
@@ -61,7 +62,8 @@ static int membership_hindered(const struct engine *x, struct fault *fault)
         for (enum lane lane = 0; lane < LANES; lane++) {
                 struct lane_load load = blocking_load(x->blocking, lane);
 
-                if (lane != LANE_CHECKPOINTS && lane != LANE_LOOKS && load.oldest_ms > LANE_LATE_MS)
+                if (lane != LANE_CHECKPOINTS && lane != LANE_LOOKS && load.stop != LANE_AWAITED &&
+                    load.oldest_ms > LANE_LATE_MS)
                         return fault_set(fault, ZERO_EBUSY,
                                          "node %s waits %s: try again when its disk or driver has "
                                          "answered",

@@ -3,7 +3,9 @@
  * being read, and memory for replies that wait to be read.
  *
  * Loop time is a credit: each millisecond adds one quantum, up to one quantum in total.  Work that
- * takes longer than the credit leaves a debt, and the user waits until the debt is paid.
+ * takes longer than the credit leaves a debt, and the user waits until the debt is paid.  What
+ * reads take on other threads is a credit of its own, which ranks do not wait for: others than the
+ * user may have asked for it, and steps come first.
  *
  * Pure: the caller passes the time.
  */
@@ -23,17 +25,20 @@ enum {
 };
 
 struct budget {
-        int64_t quantum_ns, credit_ns;
-        uint64_t filled_ms; /* when credit was last added */
-        uint32_t n_owing;   /* connections that are held until a debt is paid, first come, first
-                               served */
-        size_t frames;      /* bytes granted to large frames */
-        size_t replies;     /* bytes of replies in queues */
+        int64_t quantum_ns, credit_ns, reads_ns; /* reads_ns: the credit for reads */
+        uint64_t filled_ms;                      /* when credit was last added */
+        uint32_t n_owing; /* connections that are held until a debt is paid, first come, first
+                             served */
+        size_t frames;    /* bytes granted to large frames */
+        size_t replies;   /* bytes of replies in queues */
 };
 
 void budget_init(struct budget *budget, uint64_t now_ms);
 /* Whether the user may go on. */
 bool budget_may_work(struct budget *budget, uint64_t now_ms);
 void budget_worked(struct budget *budget, uint64_t ns);
+/* Whether the user's connections that are no ranks may go on; after budget_may_work(). */
+bool budget_may_read(const struct budget *budget);
+void budget_read(struct budget *budget, uint64_t ns);
 /* Whether a frame of this size may be read now.  True for any frame if the user has no other. */
 bool budget_grant(struct budget *budget, size_t bytes);

@@ -93,12 +93,18 @@ static void conn_end(struct conn *conn, const char *why)
 
 static void conns_paced(uv_timer_t *timer);
 
+static bool conn_owes(struct conn *conn)
+{
+        return !budget_may_work(conn->budget, conn_now(conn)) ||
+               (conn->price != PRICE_RANK && !budget_may_read(conn->budget));
+}
+
 static void conn_hold(struct conn *conn)
 {
         struct conns *conns = conn->conns;
 
         list_insert(&conns->held, &conn->link);
-        conn->owes = conn->budget->n_owing || !budget_may_work(conn->budget, conn_now(conn));
+        conn->owes = (conn->price != PRICE_RANK && conn->budget->n_owing) || conn_owes(conn);
         conn->budget->n_owing += conn->owes;
         if (!uv_is_active((uv_handle_t *)&conns->pace))
                 uv_timer_start(&conns->pace, conns_paced, 1, 1);
@@ -126,8 +132,7 @@ static void conn_give_back(struct conn *conn)
 
 static bool conn_may_go_on(struct conn *conn)
 {
-        return conn->queued <= CONN_UNREAD && budget_may_work(conn->budget, conn_now(conn)) &&
-               conn_grant(conn);
+        return conn->queued <= CONN_UNREAD && !conn_owes(conn) && conn_grant(conn);
 }
 
 /* ---- reading --------------------------------------------------------------- */
@@ -301,7 +306,7 @@ static void conns_paced(uv_timer_t *timer)
         while (conns->held.next != &conns->tried) {
                 struct conn *conn = CONTAINER_OF(conns->held.next, struct conn, link);
 
-                if (conn->owes && !budget_may_work(conn->budget, conn_now(conn))) {
+                if (conn->owes && conn_owes(conn)) {
                         /* without a try: hundreds may wait for one user's debt */
                         list_remove(&conn->link);
                         list_insert(&conns->held, &conn->link);
@@ -438,7 +443,7 @@ static void conn_polled(uv_poll_t *poll, int status, int events)
         if (!conn->closing && !conn->ended && (events & UV_WRITABLE))
                 conn_write(conn);
         if (!conn->closing && !conn->ended && (events & UV_READABLE)) {
-                if (conn->budget->n_owing)
+                if (conn->price != PRICE_RANK && conn->budget->n_owing)
                         conn_hold(conn); /* the line sees that a rank left before it comes again */
                 else
                         conn_read(conn);

@@ -255,7 +255,7 @@ static void server_ran(void *arg, uint32_t uid, uint64_t ns)
         struct user *user = user_find(&rpc->users, uid);
 
         if (user && user->budget.quantum_ns < QUANTUM_ALONE_NS)
-                budget_worked(&user->budget, ns);
+                budget_read(&user->budget, ns);
 }
 
 int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)

@@ -378,7 +378,8 @@ static void survey_ask(struct survey *s, uint32_t node, uint64_t timeout_ms)
                 query.version = s->job->version;
         m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
         m.query = &query;
-        budget_worked(&s->user->budget, ASKING_NS + (s->kind->ahead_ns ? s->kind->ahead_ns(s) : 0));
+        budget_worked(&s->user->budget, ASKING_NS);
+        budget_read(&s->user->budget, s->kind->ahead_ns ? s->kind->ahead_ns(s) : 0);
         call_send(s->x, node, &m, timeout_ms, question_answered, q);
 }
 

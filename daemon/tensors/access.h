@@ -115,6 +115,8 @@ struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum 
 void work_name_put(struct work *w, uint32_t node, uint64_t put);
 void work_start(struct work *w);
 void work_submit(struct work *w);
+/* Of the next piece of a work that pins groups: the step's, once an update waits for the pins. */
+enum offload_lane work_lane(const struct work *w);
 /* ZERO_EBUSY: the client has as many gets in progress as it may have. */
 int gets_check(const struct push_window *window, struct fault *fault);
 extern const char being_moved[]; /* why a node without all its shards is ZERO_EBUSY */

@@ -149,7 +149,7 @@ static void summing_ran(struct offload_task *task)
         if (c->work.job->dead)
                 summing_end(c, ZERO_ENOJOB);
         else if (c->segment < c->work.replica->state->plan->n_segments)
-                job_compute(c->work.job, OFFLOAD_READ, task);
+                job_compute(c->work.job, work_lane(&c->work), task);
         else
                 summing_end(c, ZERO_OK);
 }

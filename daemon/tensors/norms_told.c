@@ -144,7 +144,7 @@ static void norms_submit(struct work *w)
 {
         w->task.run = norms_run;
         w->task.done = norms_ran;
-        job_compute(w->job, w->plane == ZERO_PLANE_GRAD ? OFFLOAD_STEP : OFFLOAD_READ, &w->task);
+        job_compute(w->job, w->plane == ZERO_PLANE_GRAD ? OFFLOAD_STEP : work_lane(w), &w->task);
 }
 
 static void norms_ran(struct offload_task *task)

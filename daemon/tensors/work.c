@@ -170,6 +170,11 @@ static void work_put_single(struct work *w)
         w->end(w, 0);
 }
 
+enum offload_lane work_lane(const struct work *w)
+{
+        return w->replica->updating || w->replica->ahead ? OFFLOAD_STEP : OFFLOAD_READ;
+}
+
 void work_submit(struct work *w)
 {
         if (w->put && plane_is_single(w->plane)) {
