@@ -108,8 +108,10 @@ static int cuda_stream_wait(void *stream)
         int64_t until = now_ns() + ASK_NS;
         cudaError_t error;
 
-        while ((error = cudaStreamQuery(stream)) == cudaErrorNotReady && now_ns() < until)
+        while ((error = cudaStreamQuery(stream)) == cudaErrorNotReady && now_ns() < until) {
+                (void)cudaGetLastError(); /* no launch of this thread shall report it */
                 sched_yield();
+        }
         if (error == cudaErrorNotReady) {
                 (void)cudaGetLastError();
                 error = cudaStreamSynchronize(stream);

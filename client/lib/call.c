@@ -289,12 +289,27 @@ static uint32_t event_of(const Zero__Request *request)
         }
 }
 
+/* Where the next request is remembered, by its number.  A push may keep its place until the step
+ * ends: numbers pass over it.  NULL: all places are taken. */
+static struct pending *next_place(struct zero_client *c)
+{
+        for (uint32_t i = 1; i <= CLIENT_PENDING; i++) {
+                struct pending *p = &c->pending[(c->last_seq + i) % CLIENT_PENDING];
+
+                if (p->seq != 0)
+                        continue;
+                c->last_seq += i - 1;
+                return p;
+        }
+        return NULL;
+}
+
 static int post(struct zero_client *c, Zero__Request *request, uint32_t slot, int64_t deadline_ms)
 {
-        struct pending *p = &c->pending[(c->last_seq + 1) % CLIENT_PENDING];
+        struct pending *p;
         int r;
 
-        while (p->seq != 0) {
+        while (!(p = next_place(c))) {
                 r = pump_or_drop(c, deadline_ms);
                 if (r)
                         return r;

@@ -79,7 +79,7 @@ struct zero_client {
         struct arena arena;
         Zero__Reply *reply; /* to call_seq, until the next pump */
 
-        char job[ZERO_JOB_MAX + 1]; /* empty: none */
+        char job[ZERO_NAME_MAX + 1]; /* empty: none */
         int32_t rank;
         uint32_t world_size, local_world_size;
         uint32_t protocol; /* of the messages */

@@ -93,7 +93,7 @@ static bool job_name_valid(const char *name)
         size_t n = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
                                 "0123456789._-");
 
-        return n > 0 && n <= ZERO_JOB_MAX && name[n] == '\0';
+        return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0';
 }
 
 static int check_options(const struct zero_options *o)
@@ -102,7 +102,7 @@ static int check_options(const struct zero_options *o)
                 return refuse(ZERO_EINVAL, "zero_connect() needs options");
         if (o->job && !job_name_valid(o->job))
                 return refuse(ZERO_EINVAL, "a job's name is 1 to %d of A-Z a-z 0-9 . _ -",
-                              ZERO_JOB_MAX);
+                              ZERO_NAME_MAX);
         if (!o->job || o->rank == ZERO_OBSERVER)
                 return 0;
         if (o->world_size < 1 || o->world_size > ZERO_RANK_MAX)
@@ -245,9 +245,9 @@ void zero_close(struct zero_client *client)
                 say_bye(client);
         client_forget_reply(client);
         client_detach(client);
-        gpu_close(client->gpu);
-        gpu_close(client->copy.gpu);
         wire_deinit(&client->wire); /* then the daemon frees windows: they must be unmapped */
+        gpu_close(client->gpu);     /* the process's next client may record its events at once */
+        gpu_close(client->copy.gpu);
         if (client->interrupt_fd >= 0)
                 close(client->interrupt_fd);
         free(client);

@@ -16,7 +16,7 @@ bool job_name_valid(const char *name)
         size_t n =
                 strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
 
-        return n > 0 && n <= ZERO_JOB_MAX && name[n] == '\0' && name[0] != '.';
+        return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0' && name[0] != '.';
 }
 
 Zero__LinkMessage job_message(const char *job)

@@ -479,14 +479,16 @@ static void fence_earlier(struct engine *x, const char *name, const struct rank_
         }
 }
 
-static int needs_check(const char *job, const struct rank_needs *n, struct fault *fault)
+static int needs_check(struct engine *x, const char *job, const struct rank_needs *n,
+                       struct fault *fault)
 {
-        if (!job_name_valid(job))
+        /* a job of an earlier release may have a longer name, and cannot be checkpointed */
+        if (!job_name_valid(job) || (strlen(job) > ZERO_JOB_MAX && !job_find(x, job)))
                 return fault_set(
                         fault, ZERO_EINVAL,
                         "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
                         "with a dot",
-                        ZERO_NAME_MAX);
+                        ZERO_JOB_MAX);
         if (n->world_size < 1 || n->world_size > ZERO_RANK_MAX)
                 return fault_set(fault, ZERO_ERANK, "world size %u is not in 1..%d", n->world_size,
                                  ZERO_RANK_MAX);
@@ -524,7 +526,7 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
         struct shared_layout *shared = NULL;
         struct rank *rank;
         layout *l = NULL;
-        int status = needs_check(job, needs, fault);
+        int status = needs_check(x, job, needs, fault);
 
         if (!status)
                 status = optimizer_layout(message, &l, fault);

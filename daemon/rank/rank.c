@@ -253,6 +253,10 @@ int rank_reclaim(struct rank *rank, const Zero__Reclaim *m, struct request *r, s
 
         if (status)
                 return status;
+        if (m->attempt == rank->job->attempt && rank_state_of(rank)->closed)
+                return fault_set(fault, ZERO_EORDER,
+                                 "the rank has ended its gradients of the step: no zero_grad() "
+                                 "before the next one");
         if (m->attempt == rank->job->attempt)
                 reduce_reclaim(rank->job, m->group);
         request_end(r, ZERO_OK, NULL);

@@ -237,7 +237,7 @@ void accumulator_advance(struct replica *h, uint32_t group)
                 offer_take_end(o, queue);
                 if (!o->node_gradient && o->phase != OFFER_LANDED)
                         offer_pull(o, true);
-                else if (!offer_waits(o))
+                else if (o->link.next != queue || !offer_waits(o)) /* what follows is there */
                         offer_submit(o);
                 if (!lg->deferred)
                         return;

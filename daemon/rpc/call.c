@@ -258,7 +258,7 @@ static int handle_hello(struct pending_call *call, const Zero__Hello *m, struct 
                         fault, ZERO_EINVAL,
                         "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
                         "with a dot",
-                        ZERO_JOB_MAX);
+                        ZERO_NAME_MAX);
         snprintf(s->job_name, sizeof s->job_name, "%s", m->job);
         s->rank_number = m->rank;
         s->world_size = m->world_size;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/device/segment/segment.h"
 #include "daemon/store/carry.h"
 #include "proto/cleanup.h"
 
@@ -148,6 +149,12 @@ static int save(const struct store *store, struct save *s, struct fault *fault)
 
         if (map == MAP_FAILED)
                 return fault_errno(fault, errno, p->file);
+        if (!segment_fits(fd, end)) {
+                munmap(map, end);
+                return fault_set(fault, ZERO_ESHM,
+                                 "zerod's control group has no room for its %llu bytes",
+                                 (unsigned long long)p->needed);
+        }
         r = carry_run(&(struct carry){ .save = true,
                                        .fd = fd,
                                        .at = p->at,
@@ -160,6 +167,9 @@ static int save(const struct store *store, struct save *s, struct fault *fault)
         if (r == 0) {
                 crash_point(CRASH_PLANES_WRITTEN);
                 file_set_planes(map, PLANES_HERE);
+        } else { /* a smaller state behind this one may fit */
+                (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
+                                (off_t)p->needed);
         }
         munmap(map, end);
         if (r == -ENOSPC)

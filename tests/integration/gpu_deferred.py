@@ -261,6 +261,40 @@ def step_by_hand(ranks, **fields):
     return finish_all(ranks)
 
 
+def sums_of(do):
+    """The states after a step of one rank with windows in host memory, and on the GPU, where pushes wait."""
+    told = []
+    for where in (None, "cuda:0"):
+        with gpus() if where else Cluster(1) as c:
+            a, = attach(c, [0], "bf16", where, grad="bf16", reduce="bf16", timeout_ms=20000 * SLOW)
+            do(a)
+            step_by_hand([a])
+            told.append(c.checksum("job")["planes"])
+    return told
+
+
+@case
+def an_empty_push_behind_one_that_waits():
+    def pushes(a):
+        push(a, 0, last=False)
+        a.do("push", group=0, last=False, present=[False])
+        a.do("push", group=1, last=True, present=[False])
+    there, here = sums_of(pushes)
+    assert there == here
+
+
+@case
+def more_requests_than_places_behind_a_push_that_waits():
+    """libzero remembers a request until its answer; the answer to such a push comes with the step."""
+    def pushes(a):
+        push(a, 0, last=False)
+        for _ in range(2100):
+            a.do("fetch", group=1)
+            a.do("release", group=1)
+    there, here = sums_of(pushes)
+    assert there == here
+
+
 @case
 def norm_before_the_step():
     """zero_norm() may be called repeatedly. Deferred pushes are acknowledged at the step, which does not wait for that."""

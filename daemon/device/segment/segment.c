@@ -21,7 +21,7 @@
 #include "proto/cleanup.h"
 
 /* Pages of tmpfs stay, so the kernel would end this process for those beyond its group's limit. */
-static bool group_has(int fd, uint64_t bytes)
+bool segment_fits(int fd, uint64_t bytes)
 {
         struct statfs fs;
         struct stat st;
@@ -37,7 +37,7 @@ int segment_reserve(int fd, uint64_t bytes)
 {
         int r;
 
-        if (!group_has(fd, bytes))
+        if (!segment_fits(fd, bytes))
                 return -ENOMEM;
         do
                 r = posix_fallocate(fd, 0, (off_t)bytes);

@@ -37,3 +37,5 @@ int segment_new_away(uint32_t place, const char *name, uint64_t bytes, struct se
 void segment_free(struct segment *s);
 /* Gives a file this size and its space at once, or -errno; -ENOMEM: control groups leave less. */
 int segment_reserve(int fd, uint64_t bytes);
+/* Whether control groups leave room for a file of this size, where its pages stay in memory. */
+bool segment_fits(int fd, uint64_t bytes);
