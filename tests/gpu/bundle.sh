@@ -88,6 +88,7 @@ pack_ucx() {
         else
                 from=$(dirname "$(ldd "$tree/daemon/zerod" | awk '$1 == "libucp.so.0" { print $3 }')")
                 ucx="this machine's, without CUDA"
+                ! $ucx_of_pypi || say "without $UCX_WHEEL, which could not be had: GPU memory will be staged" >&2
         fi
         for name in ucm ucs uct ucp; do
                 install -m 0644 "$from/lib$name.so.0" "$lib/" || return

@@ -150,7 +150,7 @@ static void keep_busy(const struct gpu *gpu, const struct busy *b, int count)
 static struct busy busy_new(const struct gpu *gpu)
 {
         enum { TRIED = 8 };
-        size_t bytes = gpu->quick ? BYTES : BUSY_BYTES;
+        size_t bytes = gpu->small ? BYTES : BUSY_BYTES;
         struct busy b = { .to = gpu_new(gpu, bytes), .from = gpu_new(gpu, bytes), .bytes = bytes };
         int64_t start, us;
 

@@ -36,7 +36,7 @@ REST='daemon:quick trainers paths:quick gpus:quick conformance transformers prof
 NO_GPU=77
 # Seconds that --time keeps for a part: what those before it leave over is its own too.  Those of FIRST are 290
 # together, those of REST 420.
-declare -A shares=([info]=10 [processes]=20 [kernels]=20 [figures]=30 [adamw]=20 [torch]=45 [on_gpu]=25 [tokens]=80 [fetch]=40
+declare -A shares=([info]=20 [processes]=20 [kernels]=10 [figures]=30 [adamw]=20 [torch]=45 [on_gpu]=25 [tokens]=80 [fetch]=40
         [daemon]=90 [trainers]=60 [paths]=40 [gpus]=30 [conformance]=50 [transformers]=40 [profile]=30 [sanitizer]=80)
 # Seconds that a part may take at most.
 declare -A limits=([info]=60 [processes]=180 [kernels]=240 [figures]=180 [adamw]=180 [torch]=400 [on_gpu]=400 [tokens]=900 [fetch]=300
@@ -103,10 +103,12 @@ need_torch() {
 }
 
 need_torch_gpu() {
-        python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+        # asked once: to import PyTorch takes seconds
+        [[ -e $work/torch ]] || python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
                 echo 'no PyTorch here that sees a GPU'
                 return "$NO_GPU"
         }
+        : >"$work/torch"
 }
 
 # torch_test NAME CASE...: one of tests/torch, on this GPU.
@@ -135,7 +137,7 @@ part_info() {
 # Why there may be none.
 no_gpu() {
         ls -l /dev/nvidia* 2>&1
-        nvidia-smi 2>&1 | head -n 20
+        timeout 20 nvidia-smi 2>&1 | head -n 20
         ldconfig -p 2>/dev/null | grep libcuda
         echo "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}"
 }
@@ -359,20 +361,23 @@ make_memory() {
 }
 
 run_parts() {
-        local nccl limit
+        local nccl limit status
         trap 'end_running; finish' EXIT # this is a process of its own
         trap 'exit 130' INT TERM HUP
         mkdir -p "$work/figures"
         make_memory
+        # everything runs with -B, so each trainer would compile the package anew
+        python3 -m compileall -q -j 0 "$root"/{python,tests,peers} >/dev/null 2>&1
         [[ -n $plugin ]] || plugin=$root/lib/zerod/zerod-cuda.so
         export CUDA_LOG_FILE=${CUDA_LOG_FILE:-stderr} # the driver's own words
         nccl=$(nccl_of_torch)
         [[ -z $nccl ]] || export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$nccl
         sed 's/^/    /' "$root/bundle.info"
-        "$root/bin/info" "$plugin" 2>&1
-        if (($? == NO_GPU)); then
+        timeout -k 5 60 "$root/bin/info" "$plugin" 2>&1 # a driver that hangs costs this minute, and no more
+        status=$?
+        if ((status == NO_GPU || status == 124 || status == 137)); then
                 no_gpu
-                exit "$NO_GPU"
+                exit "$status"
         fi
         # held open, so that the driver does not begin anew with each program
         [[ ! -r /dev/nvidia0 ]] || { exec 9</dev/nvidia0; } 2>/dev/null || :

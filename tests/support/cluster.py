@@ -25,7 +25,7 @@ SAVE_RATE = 64 << 20  # bytes a second: what a stop is allowed to write states w
 # default options of every daemon: "NAME=VALUE ..."
 OPTIONS = dict(o.split("=", 1) for o in os.environ.get("TESTS_OPTIONS", "").split())
 PR_SET_PDEATHSIG = 1
-if not tempfile.gettempdir().startswith("/dev/shm/"):
+if "TMPDIR" not in os.environ and not tempfile.gettempdir().startswith("/dev/shm/"):
     tempfile.tempdir = "/dev/shm"  # states and checkpoints lie in memory
 libc = ctypes.CDLL(None, use_errno=True)
 
