@@ -183,6 +183,16 @@ static void examine_checkpoint_dir(const struct site *site, struct findings *f)
 
 /* ---- limits ------------------------------------------------------------------ */
 
+uint64_t sessions_that_fit(void)
+{
+        struct rlimit files;
+
+        if (getrlimit(RLIMIT_NOFILE, &files))
+                return UINT64_MAX;
+        return files.rlim_cur > FILES_BESIDE ? (files.rlim_cur - FILES_BESIDE) / FILES_OF_A_SESSION
+                                             : 0;
+}
+
 static void examine_open_files(const struct site *site, struct findings *f)
 {
         uint64_t needed = FILES_OF_A_SESSION * site->conf->session_limit + FILES_BESIDE;

@@ -38,6 +38,9 @@ struct site {
         uint64_t state_bytes; /* of all jobs */
 };
 void site_examine(const struct site *site, struct findings *ret);
+/* How many sessions the limit of open files leaves room for, beside what states, other nodes and
+ * root need. */
+uint64_t sessions_that_fit(void);
 /* Whether the kernel has an RDMA device. */
 bool site_has_rdma(const struct site *site);
 

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 
 #include "daemon/base/log.h"
+#include "daemon/doctor/doctor.h"
 #include "daemon/rpc/disposal.h"
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
@@ -258,6 +259,20 @@ static void server_ran(void *arg, uint32_t uid, uint64_t ns)
                 budget_read(&user->budget, ns);
 }
 
+/* A daemon without descriptors would accept nobody, and lose states and links. */
+static uint32_t sessions_most(const struct engine *x)
+{
+        uint64_t limit = x->conf->session_limit, fit = sessions_that_fit();
+
+        if (fit >= limit)
+                return (uint32_t)limit;
+        log_warning(
+                "open files: there is room for %llu sessions, not for the %llu of session_limit: "
+                "raise LimitNOFILE in the unit",
+                (unsigned long long)fit, (unsigned long long)limit);
+        return fit ? (uint32_t)fit : 1;
+}
+
 int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)
 {
         struct rpc *rpc = calloc(1, sizeof *rpc);
@@ -270,7 +285,7 @@ int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)
         rpc->fd = fd;
         rpc->started_ms = uv_now(x->loop);
         list_init(&rpc->sessions);
-        users_init(&rpc->users, (uint32_t)x->conf->session_limit);
+        users_init(&rpc->users, sessions_most(x));
         descriptors_refuse(fd);
         if (handles_open(rpc)) {
                 close(rpc->fd);

@@ -632,6 +632,22 @@ def session_limit():
 
 
 @case
+def open_files_bound_sessions():
+    """More clients than descriptors: states, links and checkpoints have theirs all the same."""
+    with Cluster(2, start=False) as c:
+        for d in c.daemons:
+            d.start(["prlimit", "--nofile=300:300"])
+        c.wait_up()
+        keep = c.ranks("j", TWO, [0, 1], hold=1, push=1)
+        held = [wire.Raw(c[0].socket) for _ in range(400)]
+        still_trains_two(keep)
+        c[1].ctl("checkpoint", "j", f"{c.directory}/saved")
+        for raw in held:
+            raw.close()
+        assert "there is room for 22 sessions" in c[0].log()
+
+
+@case
 def out_of_shared_memory():
     """The tmpfs of the state directory is too small for a job: that job is refused, the others go on."""
     if os.getuid():
