@@ -82,6 +82,7 @@ static void offload_gone(void *arg)
 {
         struct node *node = arg;
 
+        node->x.offload = NULL; /* it is freed now */
         if (node->x.event_waits)
                 event_waits_close(node->x.event_waits, event_waits_gone, node);
         else
@@ -152,15 +153,17 @@ static bool states_closed(const struct engine *x)
 static bool node_may_leave(const struct node *node, uint32_t waits)
 {
         bool engine_gone = !node->x.lifetime; /* links look names up */
+        bool computes = node->x.offload && offload_pending(node->x.offload);
 
         return (waits == 1u << LANE_LEFT || (!waits && engine_gone)) &&
-               (engine_gone || states_closed(&node->x)) && !offload_pending(node->x.offload);
+               (engine_gone || states_closed(&node->x)) && !computes;
 }
 
 static void stop_late(uv_timer_t *timer)
 {
         struct node *node = CONTAINER_OF(timer, struct node, stop_timer);
-        uint32_t waits = node_tell_waits(node), making = offload_making(node->x.offload);
+        uint32_t waits = node_tell_waits(node);
+        uint32_t making = node->x.offload ? offload_making(node->x.offload) : 0;
 
         if (making)
                 log_warning("the %s waits for %u states that are being made",
