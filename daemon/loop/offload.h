@@ -16,8 +16,8 @@ struct offload;
 
 enum offload_lane {
         OFFLOAD_STEP, /* a step waits for it: tasks of a few milliseconds */
-        OFFLOAD_READ, /* nothing waits for it but the client: tasks as short; its threads are nice
-                       */
+        OFFLOAD_READ, /* a client waits for it: tasks as short, on nice threads; work that pins
+                       * groups leaves the lane once an update waits for the pins */
         OFFLOAD_MAKE, /* makes states: tasks of seconds, for which attaches and moves wait */
         OFFLOAD_LANES,
 };

@@ -25,7 +25,7 @@ enum query_bound {
         QUERY_LOOP = 1, /* the loop answers it at once, and its time is charged */
         QUERY_NODE, /* one node answers from what it knows: calls in flight of a session bound it */
         QUERY_SURVEY, /* all nodes work on it: a few of a user are in flight (user.h) */
-        QUERY_LARGE,  /* the same, of which the user has fewer: the answer may have megabytes */
+        QUERY_LARGE,  /* a survey with megabytes in its answer: fewer of a user are in flight */
 };
 struct query_kind {
         const char *what;

@@ -296,6 +296,17 @@ def more_requests_than_places_behind_a_push_that_waits():
 
 
 @case
+def no_gradient_is_begun_behind_the_norm():
+    """The slot is kept until the step: the call is refused by name, and not at its deadline."""
+    with gpus() as c:
+        a, = attach(c, [0], "bf16", grad="bf16", reduce="bf16", timeout_ms=20000 * SLOW)
+        push(a, 0, last=False)
+        a.do("norm")
+        a.refused("EORDER", "grad", "before the next one", group=0, seed=SEED, step=0)
+        step_by_hand([a])
+
+
+@case
 def norm_before_the_step():
     """zero_norm() may be called repeatedly. Deferred pushes are acknowledged at the step, which does not wait for that."""
     told = []
