@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import Place, end, whole  # noqa: E402
-from cluster import (SETS, SLOW, Cluster, ask_to_end, crash_points, end_process, finish_all,  # noqa: E402
+from cluster import (SETS, SLOW, Cluster, ask_to_end, crash_points, end_process, finish_all, group, tensor,  # noqa: E402
                      small_layout, until)
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
@@ -307,6 +307,29 @@ def lost_without_a_mirror():
         train(ranks, STEPS - 2)
         lies(c[0], DEVICE)
         as_undisturbed(c, [0, 0])
+
+
+@case
+def a_state_without_room_costs_no_other_one():
+    """Of two states the file system has room for the smaller one: a stop saves that, also behind the other."""
+    if os.getuid():
+        raise Skip("mounting needs root")
+    with Cluster(1, start=False, **gpu()) as c:
+        path = c[0].options["state_dir"]
+        os.mkdir(path, 0o700)
+        if os.system(f"unshare -m sh -c 'mount -t tmpfs tmpfs \"{path}\"' 2>/dev/null"):
+            raise Skip("nobody may mount on this machine")
+        script = f'mount -t tmpfs -o size=20m,mode=0700 tmpfs "{path}" && exec "$@"'
+        c[0].start(wrapper=["unshare", "-m", "sh", "-c", script, "sh"])
+        until(c[0].peers_up, what="readiness")
+        for job, elements in (("large", 3_000_000), ("small", 300_000), ("larger", 3_100_000)):
+            a, = c.ranks(job, [group("g", tensor("t", elements))], [0], hold=1, push=1)
+            a.do("train", steps=1, sets=SETS)
+            end([a])
+        end_process(c[0].process, 15 * SLOW)
+        told = [line for line in c[0].log().splitlines() if "state file" in line]
+        saved = [line for line in told if "wrote" in line and "from GPU memory" in line]
+        assert len(told) == 3 and len(saved) == 1 and "has no room" in c[0].log(), c[0].log()[-3000:]
 
 
 @case
