@@ -63,9 +63,34 @@ static __device__ inline float widen(bf16 x)
         return __uint_as_float((unsigned)x.bits << 16);
 }
 
+/*
+ * The GPU's own conversions make one NaN of all.  Here a NaN keeps its sign and the upper bits of
+ * its payload and becomes quiet, as in proto/dtype.c: a copy has the same bits wherever it is made.
+ */
 static __device__ inline float widen(fp16 x)
 {
-        return fp32_of_fp16(x.bits);
+        unsigned bits = x.bits;
+        float number = fp32_of_fp16(x.bits),
+              nan = __uint_as_float((bits & 0x8000) << 16 | 0x7fc00000 | (bits & 0x03ff) << 13);
+
+        return number == number ? number : nan;
+}
+
+/* Both are computed: a branch for NaN would have stores in each of its arms. */
+static __device__ inline uint16_t narrow_to_bf16(float x)
+{
+        uint16_t number = bf16_of_fp32(x), nan = __float_as_uint(x) >> 16 | 0x0040;
+
+        return x == x ? number : nan;
+}
+
+static __device__ inline uint16_t narrow_to_fp16(float x)
+{
+        unsigned bits = __float_as_uint(x);
+        uint16_t number = fp16_of_fp32(x),
+                 nan = (bits >> 16 & 0x8000) | 0x7e00 | (bits >> 13 & 0x03ff);
+
+        return x == x ? number : nan;
 }
 
 static __device__ inline void narrow(float *to, float x)
@@ -75,12 +100,12 @@ static __device__ inline void narrow(float *to, float x)
 
 static __device__ inline void narrow(bf16 *to, float x)
 {
-        to->bits = bf16_of_fp32(x);
+        to->bits = narrow_to_bf16(x);
 }
 
 static __device__ inline void narrow(fp16 *to, float x)
 {
-        to->bits = fp16_of_fp32(x);
+        to->bits = narrow_to_fp16(x);
 }
 
 /* x = each of its elements as it crosses the wire: rounded once; for fp32 as they are. */
@@ -89,11 +114,11 @@ template <unsigned N> static __device__ inline void round_to(zero_dtype wire, fl
         if (wire == ZERO_BF16)
 #pragma unroll
                 for (unsigned i = 0; i < N; i++)
-                        x[i] = widen(bf16{ bf16_of_fp32(x[i]) });
+                        x[i] = widen(bf16{ narrow_to_bf16(x[i]) });
         else if (wire == ZERO_FP16)
 #pragma unroll
                 for (unsigned i = 0; i < N; i++)
-                        x[i] = widen(fp16{ fp16_of_fp32(x[i]) });
+                        x[i] = widen(fp16{ narrow_to_fp16(x[i]) });
 }
 
 /* The elements of one access. */

@@ -20,7 +20,7 @@ static __device__ inline float fp32_of_fp16(uint16_t x)
         return wide;
 }
 
-/* To nearest, ties to even; subnormals are kept. */
+/* To nearest, ties to even; subnormals are kept; every NaN becomes the same one, here and above. */
 static __device__ inline uint16_t bf16_of_fp32(float x)
 {
         uint16_t bits;

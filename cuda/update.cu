@@ -138,8 +138,12 @@ static __device__ inline void update_tile(const table_piece &piece, size_t tile)
         });
 }
 
+/* Thread blocks of a multiprocessor: left to itself nvcc takes registers for one less. */
+template <update_rule RULE> static constexpr unsigned RESIDENT = planes_of<RULE>::n > 3 ? 3 : 4;
+
 template <update_rule RULE>
-static __global__ void update_kernel(const __grid_constant__ update_table t)
+static __global__ void __launch_bounds__(THREADS, RESIDENT<RULE>)
+        update_kernel(const __grid_constant__ update_table t)
 {
         each_tile(t.tiles, blockIdx.x, gridDim.x,
                   [&](unsigned piece, size_t tile) { update_tile<RULE>(t.piece[piece], tile); });

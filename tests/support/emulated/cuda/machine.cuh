@@ -34,29 +34,6 @@ constexpr size_t GRID = 3;
 
 using std::isfinite;
 
-static inline float fp32_of_fp16(uint16_t x)
-{
-        return dtype_fp32_from_fp16(x);
-}
-
-static inline uint16_t bf16_of_fp32(float x)
-{
-        return dtype_bf16_from_fp32(x);
-}
-
-static inline uint16_t fp16_of_fp32(float x)
-{
-        return dtype_fp16_from_fp32(x);
-}
-
-/* As on a GPU, a wrong alignment is an error. */
-template <typename Q> static inline void store_aligned(void *to, const Q &q)
-{
-        if (reinterpret_cast<uintptr_t>(to) % sizeof(q))
-                abort();
-        memcpy(to, &q, sizeof(q));
-}
-
 static inline float __uint_as_float(unsigned bits)
 {
         float x;
@@ -71,6 +48,30 @@ static inline unsigned __float_as_uint(float x)
 
         memcpy(&bits, &x, sizeof(x));
         return bits;
+}
+
+/* As on a GPU, every NaN becomes the same one. */
+static inline float fp32_of_fp16(uint16_t x)
+{
+        return (x & 0x7fff) > 0x7c00 ? __uint_as_float(0x7fffffff) : dtype_fp32_from_fp16(x);
+}
+
+static inline uint16_t bf16_of_fp32(float x)
+{
+        return std::isnan(x) ? 0x7fff : dtype_bf16_from_fp32(x);
+}
+
+static inline uint16_t fp16_of_fp32(float x)
+{
+        return std::isnan(x) ? 0x7fff : dtype_fp16_from_fp32(x);
+}
+
+/* As on a GPU, a wrong alignment is an error. */
+template <typename Q> static inline void store_aligned(void *to, const Q &q)
+{
+        if (reinterpret_cast<uintptr_t>(to) % sizeof(q))
+                abort();
+        memcpy(to, &q, sizeof(q));
 }
 
 static inline double __shfl_down_sync(unsigned, double x, unsigned by, unsigned team)
