@@ -59,6 +59,7 @@ struct group_use {
         uint32_t micro_batches; /* pushed */
         uint32_t accepted;      /* by the service, from this rank or its predecessor */
         bool ended;             /* by a push with `last` */
+        bool served;            /* its last fetch had nothing to gather: nor has a prefetch */
         const void *view;       /* while held */
 };
 

@@ -33,6 +33,7 @@ static int view_of(struct zero_client *c, uint32_t group, const Zero__FetchReply
         const struct layout_group *g = &c->layout->groups[group];
         uint64_t bytes = g->elements * dtype_size(g->dtype);
 
+        c->groups[group].served = fetch->serve;
         if (bytes == 0) {
                 *ret_view = &nothing;
                 return 0;
@@ -90,7 +91,7 @@ int zero_prefetch(struct zero_client *client, uint32_t group)
 
         if (r == 0)
                 r = client_check_group(client, group);
-        if (r || client->groups[group].held > 0)
+        if (r || client->groups[group].held > 0 || client->groups[group].served)
                 return r;
         prefetch.group = group;
         prefetch.version = client->version;

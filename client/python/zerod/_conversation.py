@@ -32,21 +32,9 @@ class Conversation:
         self._given_up = None  # why, if this side ended the connection
         _conversations.add(self)
 
-    @contextlib.contextmanager
     def _use(self):
-        """The handle, for this thread alone."""
-        with self._lock:
-            if self._calling:
-                raise Busy(
-                    "a signal handler called this client during another call of it"
-                )
-            if self._handle is None:
-                raise Closed(f"the client is closed: {self._given_up or 'by close()'}")
-            self._calling = True
-            try:
-                yield self._handle
-            finally:
-                self._calling = False
+        """A context with the handle, for this thread alone."""
+        return _Use(self)
 
     def _check(self, handle, status):
         if status:
@@ -100,6 +88,35 @@ class Conversation:
             with contextlib.suppress(OSError):
                 os.close(self._library.zero_fd(self._handle))
             self._handle, self._given_up = None, FORKED
+
+
+class _Use:
+    """What Conversation._use() returns: no generator, since a trainer comes here hundreds of times a step."""
+
+    __slots__ = ("conversation", "lock")
+
+    def __init__(self, conversation):
+        self.conversation, self.lock = conversation, conversation._lock
+
+    def __enter__(self):
+        c = self.conversation
+        self.lock.acquire()
+        try:
+            if c._calling:
+                raise Busy(
+                    "a signal handler called this client during another call of it"
+                )
+            if c._handle is None:
+                raise Closed(f"the client is closed: {c._given_up or 'by close()'}")
+        except BaseException:
+            self.lock.release()
+            raise
+        c._calling = True
+        return c._handle
+
+    def __exit__(self, *_):
+        self.conversation._calling = False
+        self.lock.release()
 
 
 def _run(future, function, arguments):

@@ -26,6 +26,7 @@ class GroupGradient:
         self.place, self.group = place, group
         self.parts: list[torch.Tensor | None] = [None] * len(group.params)
         self.marks: list[Any] = [None] * len(group.params)  # of the work that made the part
+        self.places: dict[int, list[torch.Tensor]] = {}  # of all parts, by the address of the push memory
 
     def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
         """Takes a gradient over, or adds it to the one before in the job's gradient dtype."""
@@ -43,11 +44,15 @@ class GroupGradient:
         if not any(present):
             return
         address = attempt.grad(self.group.index)
-        flat = self.place.tensor_at(address, self.group.elements, dtype)
-        for p, part, mark in zip(self.group.params, self.parts, self.marks):
+        if address not in self.places:
+            flat = self.place.tensor_at(address, self.group.elements, dtype)
+            self.places[address] = [flat[p.offset:p.offset + p.local_numel].view(p.local_shape) for p in self.group.params]
+        pairs = []
+        for into, part, mark in zip(self.places[address], self.parts, self.marks):
             if part is not None:
                 self.place.follow(mark, part)
-                flat[p.offset:p.offset + p.local_numel].view(p.local_shape).copy_(part)
+                pairs.append((into, part))
+        torch._foreach_copy_(*map(list, zip(*pairs)))  # pylint: disable=protected-access
         self.forget()
         attempt.push(self.group.index, present, self.place.stream, last)
 

@@ -7,7 +7,8 @@ use at most held 370 to 450.
 Rule: where a unit's forward or backward begins, free memory is given back if the process has more than SLACK times what
 it needed at most; what it needs is what is left then.  Steps that fit into that take nothing from the system, and give
 nothing back.  At stage 3, which is for memory, the process has no more than it needed at most, and gives free memory
-back after each step: the next step takes it anew, at 0.5 s a GiB.
+back after each step: the next step takes it anew, at 0.5 s a GiB.  A model on a GPU has its activations there, and no
+use for any of this.
 """
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Hooks:
         self.forward_order, self.backward_order = Order(), Order()
         self.task = -1  # the backward pass whose end the engine will report
         self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
-        self.heap = Heap(lean=not self.holds)
+        self.heap = Heap(lean=not self.holds) if sharded.place.holds else None
         self.copies = Copies()
 
     def install(self) -> None:
@@ -152,7 +152,7 @@ class Hooks:
             if p.trainable:
                 p.gathered.register_post_accumulate_grad_hook(
                     functools.partial(self._gradient, unit, p))
-                p.follow_requires_grad()
+                p.follow_requires_grad(p.placeholder.requires_grad)
 
     # ---- forward ----------------------------------------------------------------
 
@@ -217,7 +217,8 @@ class Hooks:
 
     def fetch(self, unit: Unit, order: Order | None = None) -> None:
         """Holds a unit and shows its parameters, and prefetches what will probably follow it in that order."""
-        self.heap.look()
+        if self.heap:
+            self.heap.look()
         self._hold(unit)
         unit.show()
         if order is not None:
@@ -235,7 +236,7 @@ class Hooks:
         unit, fetched, trains = param.unit, param.unit.fetched, torch.is_grad_enabled()
         try:
             self._hold(unit)
-            param.follow_requires_grad()
+            param.follow_requires_grad(param.placeholder.requires_grad)
             with torch.inference_mode(False), torch.set_grad_enabled(trains):  # a copy counts its versions
                 return param.shown.clone()
         finally:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,7 @@ class Gpu:
 
     def __init__(self, device: torch.device):
         self.device = device
+        self._raw_stream = functools.partial(torch._C._cuda_getCurrentRawStream, device.index)  # pylint: disable=protected-access
         self._beside: torch.cuda.Stream | None = None  # made when it is first needed
 
     def needs(self) -> dict[str, Any]:
@@ -150,17 +152,17 @@ class Gpu:
     @property
     def stream(self) -> int:
         """The current stream, as libzero takes it."""
-        return torch.cuda.current_stream(self.device).cuda_stream
+        return self._raw_stream()
 
     def mark(self) -> Any:
         """A mark behind the work that is enqueued now."""
-        return torch.cuda.current_stream(self.device)
+        return self._raw_stream()
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
         """Orders work from now on, which uses the tensor, behind the marked work."""
-        current = torch.cuda.current_stream(self.device)
-        if mark != current:
-            current.wait_stream(mark)
+        if mark != self._raw_stream():
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(torch.cuda.ExternalStream(mark, self.device))
             if tensor.is_cuda:
                 tensor.record_stream(current)
 
@@ -192,11 +194,13 @@ class _DeviceMemory:
 
 
 class Storage:
-    """A group's storage; flat: a tensor over all of it, which nobody else has."""
+    """A group's storage; flat: a tensor over all of it, which nobody else has.  sources: tensors over the daemon's windows,
+    by address: to make one takes as long as the copy of a small group."""
 
     def __init__(self, place: Gpu, group: "Group"):
         self.place, self.group = place, group
         self.flat: torch.Tensor | None = None  # from the first fetch on
+        self.sources: dict[int, torch.Tensor] = {}
 
     def fetch(self, attempt: "Attempt") -> None:
         """Gives the parameters their values; blocks until the service has them."""
@@ -216,7 +220,9 @@ class Storage:
         if self.flat is None:
             self._make()
         self.flat.untyped_storage().resize_(elements * dtype.itemsize)
-        self.flat.copy_(self.place.tensor_at(address, elements, dtype))
+        if address not in self.sources:
+            self.sources[address] = self.place.tensor_at(address, elements, dtype)
+        self.flat.copy_(self.sources[address])
 
     def _make(self) -> None:
         self.flat = torch.empty(self.group.elements, dtype=self.group.dtype,

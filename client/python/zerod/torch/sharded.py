@@ -232,7 +232,8 @@ class Sharded:
         self.hooks.in_backward.clear()
         for unit in self.units:
             unit.forget()
-        self.hooks.heap.after_step()
+        if self.hooks.heap:
+            self.hooks.heap.after_step()
         for p in self.base:
             if p.zerod_mapped and p._version:
                 raise WrittenToBase(p.zerod_taken)

@@ -112,9 +112,8 @@ class ShardedParam:
                                             stride=torch.empty(self.shape, device="meta").stride())
             self.shown.zerod_param = self
 
-    def follow_requires_grad(self) -> None:
+    def follow_requires_grad(self, wanted: bool) -> None:
         """Gives the gathered parameter the placeholder's requires_grad, which the user may set."""
-        wanted = self.placeholder.requires_grad
         if wanted and not self.trainable:
             raise ValueError(f"parameter '{self.name}' was frozen when the model was sharded and "
                              "cannot be trained now; set requires_grad before shard()")
@@ -190,9 +189,11 @@ class Unit:
         """Shows the parameters of a unit that is fetched."""
         if not self.shown:
             params = [p for p in self.params if p.full is None]
-            for p in params:
+            with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access  # a placeholder is slow to tell
+                wanted = [p.placeholder.requires_grad for p in params]
+            for p, trains in zip(params, wanted):
                 p.check_place()
-                p.follow_requires_grad()
+                p.follow_requires_grad(trains)
             for p in params:
                 p.put_in_place(p.shown)
             self.shown = True
