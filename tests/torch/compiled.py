@@ -2,18 +2,20 @@
 """torch.compile of a whole sharded model and of its blocks, before shard() and after: losses are those of the model that is
 not compiled, each block is one graph, and what cannot be compiled is refused by name."""
 import os
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+from cluster import Cluster  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
 
 import zerod.torch as zt  # noqa: E402
-from zerod.torch.hooks import GIVES_REASON  # noqa: E402
 from common import raises  # noqa: E402
 from net import Net, fetched, in_rank, loss_of, make, tokens, train  # noqa: E402
+from torchrun import worker_environment  # noqa: E402
 
 BLOCKS = 9  # more than the window has places
 
@@ -143,10 +145,54 @@ def a_compiled_model_loads_where_ranks_meet():
     in_rank(state)
 
 
+LATE = """
+import sys
+
+import torch
+import zerod.torch as zt
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu()).sum()
+
+
+torch.manual_seed(0)
+x = torch.randn(4, 8)
+model = zt.shard(Net(), stage=3, groups=[torch.nn.Linear])
+optimizer = zt.AdamW(model, lr=1e-2)
+for _ in range(2):
+    model(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert "torch._dynamo" not in sys.modules, "who compiles nothing waits for the compiler"
+wanted = model(x)
+try:
+    torch.compile(model, backend="eager", fullgraph=True)(x)
+except torch._dynamo.exc.Unsupported as why:
+    print("refused:", why)
+torch._dynamo.reset()
+assert torch.equal(torch.compile(model, backend="eager")(x), wanted)
+"""
+
+
+@case
+def the_compiler_is_imported_by_who_compiles():
+    """To import it takes as long as to import torch.  It then does what it does when it is there from the beginning."""
+    with Cluster(1) as cluster:
+        out = subprocess.run([sys.executable, "-B", "-c", LATE], env=worker_environment(cluster), stdin=subprocess.DEVNULL,
+                             capture_output=True, text=True, timeout=600, check=False)
+    assert out.returncode == 0 and "refused:" in out.stdout and "block.compile(" in out.stdout, out
+
+
 def refuses():
     model = zt.shard(make(), stage=3)
     run = torch.compile(model, backend="eager", fullgraph=True)
-    words = ["zerod", "fullgraph=True", "block.compile("] if GIVES_REASON else "zerod"
+    words = ["zerod", "fullgraph=True", "block.compile("]
     raises(torch._dynamo.exc.Unsupported, words, loss_of, run, 0)
     assert not fetched(model), fetched(model)
     torch._dynamo.reset()

@@ -34,7 +34,7 @@ import zerod
 
 from .place import host_tensor_at
 from .sharded import sharded_of
-from .twin import override
+from .twin import not_traced, override
 
 if TYPE_CHECKING:
     from .sharded import Sharded
@@ -318,4 +318,4 @@ def _checkpoint_block(module: nn.Module, settings: dict[str, Any]) -> None:
         return checkpoint(functools.partial(forward, **kwargs), *args, **settings)
 
     zerod_checkpointed.zerod_checkpoints = True
-    override(module, "forward", torch.compiler.disable(zerod_checkpointed, recursive=False))
+    override(module, "forward", not_traced(zerod_checkpointed, "a checkpointed block makes graphs of its own"))

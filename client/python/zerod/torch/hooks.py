@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ import torch
 
 from .heap import Heap
 from .parameter import Copies
-from .twin import override
+from .twin import not_compiled, not_traced, override
 from .unit import ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 NO_GRAPH = ("zerod fetches parameters before each block of a sharded model and releases them after it, so that no graph has "
             "the whole model: leave fullgraph=True out, or compile the blocks, block.compile(fullgraph=True)")
-GIVES_REASON = "reason" in inspect.signature(torch.compiler.disable).parameters  # not in PyTorch 2.6
 
 _passes = itertools.count(1)
 
@@ -170,14 +168,14 @@ class Hooks:
                 raise
             return self._after_forward(unit, call, output)
 
-        return torch.compiler.disable(zerod_forward, recursive=False, **({"reason": NO_GRAPH} if GIVES_REASON else {}))
+        return not_traced(zerod_forward, NO_GRAPH)
 
     def within(self, function: Any) -> Any:
         """The function, as a forward pass of the whole model: what stands in no block is fetched while it runs, and
         what it returns begins a backward pass."""
         return self._wrap(self.sharded.units[-1], function)
 
-    @torch.compiler.disable
+    @not_compiled
     def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
         if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
@@ -257,7 +255,7 @@ class Hooks:
                 if t.requires_grad:
                     t.register_hook(functools.partial(self._before_backward, unit, unit.call))
 
-    @torch.compiler.disable
+    @not_compiled
     def _after_forward(self, unit: Unit, call: Call, output: Any) -> Any:
         """The output, with copies of views of parameters, since the parameters go away."""
         if any(map(unit.has_memory_of, tensors_in(output))) and not self.holds:
@@ -289,7 +287,7 @@ class Hooks:
         else:
             self.let_go(unit)
 
-    @torch.compiler.disable
+    @not_compiled
     def _failed_forward(self, unit: Unit) -> None:
         self._leave(unit)
         if graph_task() != -1:

@@ -5,6 +5,7 @@ One param group is one hyperparameter set of zero_step().
 """
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -157,7 +158,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
         if not isinstance(given, set):  # torch refuses sets
             param_group["params"] = [self._checked(i, p) for i, p in enumerate(given)]
         self.set_of({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        # what it is wrapped in imports torch._dynamo, which takes as long as to import torch
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
         if self._is_mine():
             self.sharded.optimized = self._optimized()
 

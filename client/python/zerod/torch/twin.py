@@ -5,10 +5,16 @@ Rule: what shard() puts over a module's attributes goes through override(), and 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.abc
+import importlib.util
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 BEFORE = "_zerod_before"  # a module's own attributes that were put aside; None: there was none
@@ -39,3 +45,61 @@ def plain(model: nn.Module) -> Iterator[None]:
         for module, attributes in kept:
             module.__dict__.clear()
             module.__dict__.update(attributes)
+
+
+class _Importing(importlib.abc.MetaPathFinder):
+    """Has torch._dynamo leave functions alone as soon as it is imported.  To import it takes as long as to import torch: only
+    who compiles shall wait for that."""
+
+    def __init__(self) -> None:
+        self.functions: dict[CodeType, Any] = {}
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """importlib asks for every module."""
+        if name != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            for function in self.functions.values():
+                module.decorators.skip(function)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+    def add(self, function: Any) -> None:
+        """All functions of the same code are left alone."""
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.decorators.skip(function)  # pylint: disable=protected-access
+        self.functions[function.__code__] = function
+
+
+_importing = _Importing()
+sys.meta_path.insert(0, _importing)
+
+
+def not_traced(function: Any, reason: str) -> Any:
+    """torch.compiler.disable(function, recursive=False, reason=reason)."""
+    _importing.add(function)
+    function._torchdynamo_disable, function._torchdynamo_disable_msg = True, reason  # pylint: disable=protected-access
+    return function
+
+
+def not_compiled(function: Any) -> Any:
+    """torch.compiler.disable(function), from when the process compiles anything; for callers that are not traced."""
+    disabled = None
+
+    @functools.wraps(function)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    _importing.add(eager)
+    return eager
