@@ -86,7 +86,7 @@ static void settle_gpu(struct link_peer *peer)
         else if (peer->gpu_failures >= GPU_TRIES)
                 peer->why_staged = "GPU memory did not pass over UCX";
         else if (!peer->bulk->gpu)
-                peer->why_staged = "UCX cannot read the other side's memory";
+                peer->why_staged = "UCX cannot read the other side's GPU memory";
         else if (!link_peer_is_lower(peer) && !peer->takes_gpu)
                 peer->why_staged = "the other side takes no GPU memory";
         peer->bulk->gpu = !peer->why_staged;

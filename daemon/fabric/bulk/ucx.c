@@ -301,6 +301,7 @@ int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t si
                 .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                 .err_handler = { .cb = on_error, .arg = port },
         };
+        struct ucx_reads reads;
         int r;
 
         assert(!port->endpoint);
@@ -315,8 +316,9 @@ int bulk_ucx_peer_new(struct bulk_ucx_port *port, const void *address, size_t si
         if (r)
                 return r;
         port->token = token;
-        port->can_get = bulk_ucx_can_get(port->endpoint);
-        port->base.peer.gpu = port->can_get && port->ucx->gpus;
+        reads = bulk_ucx_reads(port->endpoint);
+        port->can_get = reads.any;
+        port->base.peer.gpu = reads.gpus && port->ucx->gpus;
         port->base.peer.announces = port->can_get;
         ucx_port_wake(port);
         *ret = &port->base.peer;

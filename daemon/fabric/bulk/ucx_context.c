@@ -182,15 +182,49 @@ bool bulk_ucx_knows_cuda(ucp_context_h context)
                attributes.memory_types >> UCS_MEMORY_TYPE_CUDA & 1;
 }
 
-/* This, too, is told to people only: "lane[1]: ... rma_bw#0". */
-bool bulk_ucx_can_get(ucp_ep_h endpoint)
+/* Of memory that a daemon shares with trainers.  cuda_ipc passes it between processes since UCX
+ * 1.22.1; older ones copy it through the host's memory, at half the speed of staging it here. */
+static bool reads_gpus(const char *transport, unsigned version)
+{
+        static const char hosts[] = "self,posix,sysv,cma,knem,xpmem,tcp,cuda_copy,gdr_copy";
+
+        return strcmp(transport, "cuda_ipc") == 0 ? version >= 12201 : !list_has(hosts, transport);
+}
+
+/* "#   lane[1]:  3:cma/memory.0 md[3] -> md[3]/cma/sysdev[255] rma_bw#0" */
+static void read_lanes(char *text, unsigned version, struct ucx_reads *ret)
+{
+        char *rest = text;
+
+        for (char *line = strsep(&rest, "\n"); line; line = strsep(&rest, "\n")) {
+                char *name = strstr(line, "lane[");
+
+                if (!name || !strstr(line, "rma_bw#"))
+                        continue;
+                ret->any = true;
+                name = strchr(name, ':');
+                name = name ? strchr(name + 1, ':') : NULL;
+                if (!name || !strchr(++name, '/'))
+                        continue;
+                *strchr(name, '/') = '\0';
+                ret->gpus = ret->gpus || reads_gpus(name, version);
+        }
+}
+
+/* This, too, is told to people only. */
+struct ucx_reads bulk_ucx_reads(ucp_ep_h endpoint)
 {
         CLEANUP(cleanup_free) char *text = NULL;
+        struct ucx_reads reads = { 0 };
+        unsigned major, minor, release;
         size_t size;
         FILE *info = open_memstream(&text, &size);
 
         if (!info)
-                return false;
+                return reads;
         ucp_ep_print_info(endpoint, info);
-        return fclose(info) == 0 && strstr(text, "rma_bw#");
+        ucp_get_version(&major, &minor, &release);
+        if (fclose(info) == 0)
+                read_lanes(text, major * 10000 + minor * 100 + release, &reads);
+        return reads;
 }

@@ -23,5 +23,10 @@ int bulk_ucx_context_new(const char *tls, ucp_context_h *ret, char **ret_tls);
 /* Whether it knows the memory of CUDA. */
 bool bulk_ucx_knows_cuda(ucp_context_h context);
 
-/* Whether the endpoint has a lane to read the other side's memory by. */
-bool bulk_ucx_can_get(ucp_ep_h endpoint);
+/* Whether the endpoint has lanes to read the other side's memory by. */
+struct ucx_reads {
+        bool any;
+        bool gpus; /* one of them reads memory of a GPU, and not through the host's */
+};
+
+struct ucx_reads bulk_ucx_reads(ucp_ep_h endpoint);
