@@ -3,9 +3,9 @@
 #
 #   tests/gpu/run.sh [--bundle FILE | --build DIR] [--plugin FILE] [--out DIR] [--quick | --small] [--time S] [first | rest | PART[:quick]...]
 #
-#   first          what answers the most, in 290 s: info processes:quick kernels:quick figures adamw torch:quick
+#   first          what answers the most, in 290 s: info processes:quick kernels:quick conformance figures adamw torch:quick
 #                  on_gpu:quick tokens:once fetch
-#   rest           everything else, in 420 s: daemon:quick trainers paths:quick gpus:quick conformance transformers
+#   rest           everything else, in 420 s: daemon:quick trainers paths:quick gpus:quick transformers
 #                  profile sanitizer
 #   PART           only these, in this order; without any, all of first and rest, whole and in whatever time they take
 #   :quick         small and few; of tokens :once is one round of each system
@@ -31,13 +31,13 @@ shopt -s extglob
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
-FIRST='info processes:quick kernels:quick figures adamw torch:quick on_gpu:quick tokens:once fetch'
-REST='daemon:quick trainers paths:quick gpus:quick conformance transformers profile sanitizer'
+FIRST='info processes:quick kernels:quick conformance figures adamw torch:quick on_gpu:quick tokens:once fetch'
+REST='daemon:quick trainers paths:quick gpus:quick transformers profile sanitizer'
 NO_GPU=77
 # Seconds that --time keeps for a part: what those before it leave over is its own too.  Those of FIRST are 290
 # together, those of REST 420.
-declare -A shares=([info]=20 [processes]=20 [kernels]=10 [figures]=30 [adamw]=20 [torch]=45 [on_gpu]=25 [tokens]=80 [fetch]=40
-        [daemon]=90 [trainers]=60 [paths]=40 [gpus]=30 [conformance]=50 [transformers]=40 [profile]=30 [sanitizer]=80)
+declare -A shares=([info]=10 [processes]=10 [kernels]=10 [conformance]=15 [figures]=20 [adamw]=20 [torch]=50 [on_gpu]=20 [tokens]=120 [fetch]=15
+        [daemon]=90 [trainers]=70 [paths]=20 [gpus]=20 [transformers]=40 [profile]=30 [sanitizer]=150)
 # Seconds that a part may take at most.
 declare -A limits=([info]=60 [processes]=180 [kernels]=240 [figures]=180 [adamw]=180 [torch]=400 [on_gpu]=400 [tokens]=900 [fetch]=300
         [daemon]=400 [paths]=300 [trainers]=300 [gpus]=300 [conformance]=180 [transformers]=300 [profile]=120 [sanitizer]=300)

@@ -48,7 +48,7 @@ def answer(c, rank, process):
 
 def figure(killed, at):
     """What the successor did from the kill to the end of its first step."""
-    stages = ["main", "import torch", "CUDA", "attach", "first step"]
+    stages = ["main", "import torch", "CUDA", "import zerod", "model", "attach", "first step"]
     times = [killed] + [at[s] for s in stages]
     took = {s: round(b - a, 3) for s, a, b in zip(["start", *stages[1:]], times, times[1:])}
     total = at["first step"] - killed

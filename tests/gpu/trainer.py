@@ -173,13 +173,17 @@ class Zerod(Trainer):
         import zerod
         import zerod.torch as zt
 
+        AT["import zerod"] = time.monotonic()
         if not GPU:
             import storages
 
             zt.wrap.place_of = lambda device, values: storages.Stand()
+        model = build(size).bfloat16()
+        wait_for_gpu()
+        AT["model"] = time.monotonic()
         client = zerod.connect(job=job, socket=socket, rank=int(rank), world_size=int(world),
                                local_world_size=int(world), timeout=240.0)
-        self.model = zt.shard(build(size).bfloat16(), stage=3, client=client, **push_groups(zt.shard))
+        self.model = zt.shard(model, stage=3, client=client, **push_groups(zt.shard))
         self.optimizer = zt.AdamW(self.model, **gpt.ADAMW)
         self.first = self.model.sharded.steps_made  # a dead rank's successor goes on where it was
 
@@ -220,8 +224,9 @@ SYSTEMS = {"autocast": Autocast, "masters": Masters, "fsdp2": Fsdp2, "zero3": Ze
 
 def main(system, size, steps, sequences, *where):
     torch.zeros(1, device=DEVICE)
+    how = same_bits() if os.environ.get("TRAINER_DETERMINISTIC") else contextlib.nullcontext()  # torch takes seconds for that
     AT["CUDA"] = time.monotonic()
-    with same_bits() if os.environ.get("TRAINER_DETERMINISTIC") else contextlib.nullcontext():
+    with how:
         trainer = SYSTEMS[system](size, int(sequences), *where)
         wait_for_gpu()
         AT["attach"] = time.monotonic()

@@ -156,13 +156,13 @@ class Gpu:
 
     def mark(self) -> Any:
         """A mark behind the work that is enqueued now."""
-        return self._raw_stream()
+        return torch.cuda.current_stream(self.device)
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
         """Orders work from now on, which uses the tensor, behind the marked work."""
-        if mark != self._raw_stream():
+        if mark.cuda_stream != self._raw_stream():
             current = torch.cuda.current_stream(self.device)
-            current.wait_stream(torch.cuda.ExternalStream(mark, self.device))
+            current.wait_stream(mark)
             if tensor.is_cuda:
                 tensor.record_stream(current)
 
