@@ -78,6 +78,37 @@ class Adapter(nn.Module):
         return x + self.frozen(x) + x @ self.a @ self.b
 
 
+class Walked(list):
+    """Counts how often somebody goes through it."""
+
+    walks = 0
+
+    def __iter__(self):
+        Walked.walks += 1
+        return super().__iter__()
+
+
+def scalars(count):
+    """How often a step goes through a unit's parameters."""
+    model = nn.Module()
+    model.all = nn.ParameterList(nn.Parameter(torch.ones(())) for _ in range(count))
+    model.forward = lambda: sum(p * p for p in model.all)
+    zt.shard(model, stage=3)
+    for unit in model.sharded.units:
+        unit.params = Walked(unit.params)
+    Walked.walks = 0
+    model().backward()
+    walks = Walked.walks
+    model.sharded.client.close()
+    return walks
+
+
+@case
+def gradients_do_not_each_go_through_all_parameters():
+    (few,), (many,) = in_rank(scalars, 4), in_rank(scalars, 64)
+    assert few == many, (few, many)
+
+
 @case
 def adapters_on_frozen_layers():
     def prepare(model):

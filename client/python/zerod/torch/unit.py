@@ -159,6 +159,7 @@ class Unit:
         self.call: object = None  # the newest
         self.calls: set[object] = set()  # whose backward is under way
         self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
+        self.awaited = 0  # of how many, counted when the first one came
 
     def __repr__(self) -> str:
         return f"<Unit '{self.name}' of {len(self.params)} parameters>"
@@ -255,8 +256,10 @@ class Unit:
 
     def gradient_arrived(self, param: ShardedParam) -> bool:
         """Whether all trained parameters have their gradients now; then counting starts again."""
+        if not self.arrived:
+            self.awaited = sum(p.trainable and p.gathered.requires_grad for p in self.params)
         self.arrived.add(param.index)
-        if len(self.arrived) < sum(p.trainable and p.gathered.requires_grad for p in self.params):
+        if len(self.arrived) < self.awaited:
             return False
         self.arrived.clear()
         return True
