@@ -478,7 +478,7 @@ static int session_request(void *arg, const uint8_t *p, size_t n)
                 if (m)
                         zero__request__free_unpacked(m, &allocator);
                 free(call);
-                return -EPROTO;
+                return !m ? -EPROTO : s->n_pending >= SESSION_PENDING_MAX ? -EDQUOT : -ENOMEM;
         }
         call->session = s;
         call->seq = m->seq;
@@ -496,15 +496,7 @@ static int session_request(void *arg, const uint8_t *p, size_t n)
         zero__request__free_unpacked(m, &allocator);
         if (r) /* refused: nobody else ends the call */
                 request_end(&call->request, r, "%s", fault.text);
-        return !s->greeted ? -EPROTO : 0;
-}
-
-static void session_ended(void *arg, const char *why)
-{
-        struct session *s = arg;
-
-        log_debug("session of pid %d: %s", (int)s->pid, why);
-        session_end(s);
+        return !s->greeted ? -EACCES : 0;
 }
 
 static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)

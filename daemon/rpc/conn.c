@@ -42,7 +42,8 @@ struct conn {
         struct conn_events events;
         struct list queue;
         size_t queued;
-        bool shut, ended, closing;
+        int shut; /* the error by which it ends soon */
+        bool ended, closing;
         void (*closed)(void *arg);
         void *closed_arg;
 };
@@ -79,10 +80,37 @@ static void conn_let_go(struct conn *conn)
         conn->owes = false;
 }
 
+/* NULL: the client closed it, or has died. */
+static const char *conn_why(int error)
+{
+        switch (error) {
+        case 0:
+        case -ECONNRESET:
+        case -EPIPE:
+                return NULL;
+        case -EACCES:
+                return "its first request was refused";
+        case -EDQUOT:
+                return "it has as many requests in progress as a session may have";
+        case -EMSGSIZE:
+                return "a frame is larger than the limit";
+        case -ENOBUFS:
+                return "its user reads too few replies";
+        case -EPERM:
+                return "the client sent descriptors";
+        case -EPROTO:
+                return "protocol violation";
+        default:
+                return strerror(-error);
+        }
+}
+
 static void conn_end(struct conn *conn, const char *why)
 {
         if (conn->closing || conn->ended)
                 return;
+        if (conn->shut)
+                why = conn_why(conn->shut);
         conn->ended = true;
         uv_poll_stop(&conn->poll);
         conn_let_go(conn);
@@ -184,7 +212,7 @@ static int conn_feed(struct conn *conn, const uint8_t *p, size_t n, size_t *ret_
                 r = conn_frame(conn);
                 conn_worked(conn);
                 if (r || conn->shut)
-                        return r ? r : -ECONNRESET;
+                        return r ? r : conn->shut;
         }
         *ret_taken = at;
         return 0;
@@ -227,20 +255,6 @@ static ssize_t conn_receive(const struct conn *conn, uint8_t *p, size_t size)
         return n < 0 ? -errno : n;
 }
 
-static const char *conn_why(int error)
-{
-        switch (error) {
-        case -EMSGSIZE:
-                return "a frame is larger than the limit";
-        case -EPERM:
-                return "the client sent descriptors";
-        case -EPROTO:
-                return "protocol violation";
-        default:
-                return strerror(-error);
-        }
-}
-
 static void conn_read(struct conn *conn)
 {
         uint8_t buffer[READ_BYTES];
@@ -255,7 +269,7 @@ static void conn_read(struct conn *conn)
         if (n == -EAGAIN || n == -EINTR)
                 return;
         if (n <= 0) {
-                conn_end(conn, n ? conn_why((int)n) : "closed by the client");
+                conn_end(conn, conn_why((int)n));
                 return;
         }
         conn->progress_ms = conn_now(conn);
@@ -365,7 +379,7 @@ static void conn_write(struct conn *conn)
                                       p->sent ? 0 : p->n_fds);
 
                 if (n < 0) {
-                        conn_end(conn, strerror((int)-n));
+                        conn_end(conn, conn_why((int)n));
                         return;
                 }
                 if (n == 0)
@@ -425,9 +439,9 @@ int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_
         return conn_queue(conn, p + sent, n - (size_t)sent, fds, sent ? 0 : n_fds);
 }
 
-void conn_shutdown(struct conn *conn)
+void conn_shutdown(struct conn *conn, int error)
 {
-        conn->shut = true; /* nobody waits for requests that were read: they are not carried out */
+        conn->shut = error; /* nobody waits for requests that were read: they are not carried out */
         shutdown(conn->fd, SHUT_RDWR);
 }
 
@@ -439,7 +453,7 @@ static void conn_polled(uv_poll_t *poll, int status, int events)
 
         conn_begin_work(conn);
         if (status < 0)
-                conn_end(conn, uv_strerror(status));
+                conn_end(conn, NULL);
         if (!conn->closing && !conn->ended && (events & UV_WRITABLE))
                 conn_write(conn);
         if (!conn->closing && !conn->ended && (events & UV_READABLE)) {

@@ -36,7 +36,8 @@ struct conn_events {
         /* A frame has come; p is valid during the call only.  Any result but 0 ends the connection.
          */
         int (*frame)(void *arg, const uint8_t *p, size_t n);
-        /* The connection has ended and must be closed.  Never called after conn_close(). */
+        /* The connection has ended and must be closed.  why: NULL if the client closed it.  Never
+         * called after conn_close(). */
         void (*ended)(void *arg, const char *why);
         void *arg;
 };
@@ -56,8 +57,8 @@ void conn_price(struct conn *conn, uint32_t price);
 /* Sends one frame of n payload bytes and writes its header to the first FRAME_HEADER bytes of p.
  * Duplicates the descriptors.  -ENOBUFS: the user's budget is full. */
 int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_fds);
-/* Makes the connection end soon: the loop calls ended(). */
-void conn_shutdown(struct conn *conn);
+/* Makes the connection end soon, by this error: the loop calls ended(). */
+void conn_shutdown(struct conn *conn, int error);
 /* Whether the connection waits in the line, for its user's budget or a grant. */
 bool conn_held(const struct conn *conn);
 /* Ends the connection if it makes no progress. */

@@ -43,20 +43,23 @@ static void server_turn_away(struct rpc *rpc)
 /* Logs why a client was turned away. */
 static void server_refused(const struct rpc *rpc, int r, uid_t uid)
 {
-        char why[200];
+        const char *limit = rpc->users.limit < rpc->x->conf->session_limit
+                                    ? "the limit of open files (raise LimitNOFILE in the unit)"
+                                    : "session_limit";
+        char why[250];
 
         if (r == -EUSERS)
-                snprintf(why, sizeof why, "there are %u sessions, as many as session_limit allows",
-                         rpc->users.n_sessions);
+                snprintf(why, sizeof why, "there are %u sessions, as many as %s allows",
+                         rpc->users.n_sessions, limit);
         else if (r == -EDQUOT)
                 snprintf(why, sizeof why,
-                         "of %u sessions, user %u has as many as session_limit allows one user, "
-                         "with "
-                         "%u that wait to be closed",
-                         rpc->users.n_sessions, (unsigned)uid, disposal_waiting(uid));
+                         "of %u sessions, user %u has as many as %s allows one user, with %u that "
+                         "wait to be closed",
+                         rpc->users.n_sessions, (unsigned)uid, limit, disposal_waiting(uid));
         else
                 snprintf(why, sizeof why, "%s%s", strerror(-r),
-                         r == -EMFILE ? ": raise the limit of open files" : "");
+                         r == -EMFILE ? ": raise the limit of open files, LimitNOFILE in the unit"
+                                      : "");
         log_warning_for(uid, "a client was turned away: %s", why);
 }
 

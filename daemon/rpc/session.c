@@ -1,27 +1,33 @@
 /* A session, from its first call to its end; call.c opens one and serves its calls. */
 #include "daemon/rpc/session.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/base/log.h"
 #include "proto/cleanup.h"
 
 void session_reply(struct session *s, const Zero__Reply *reply, const int *fds, size_t n_fds)
 {
         size_t n = zero__reply__get_packed_size(reply);
+        int r;
 
         if (s->ending)
                 return;
         if (n + FRAME_HEADER > s->scratch_size) {
                 uint8_t *p = realloc(s->scratch, n + FRAME_HEADER);
 
-                if (!p)
+                if (!p) { /* a client would wait for the reply */
+                        conn_shutdown(s->conn, -ENOMEM);
                         return;
+                }
                 s->scratch = p;
                 s->scratch_size = n + FRAME_HEADER;
         }
         zero__reply__pack(reply, s->scratch + FRAME_HEADER);
-        if (conn_send(s->conn, s->scratch, n, fds, n_fds))
-                conn_shutdown(s->conn);
+        r = conn_send(s->conn, s->scratch, n, fds, n_fds);
+        if (r)
+                conn_shutdown(s->conn, r);
 }
 
 int session_allowed(const struct session *s, const char *what, struct fault *fault)
@@ -81,11 +87,21 @@ void session_end(struct session *s)
         conn_close(s->conn, session_closed, s);
 }
 
+void session_ended(void *arg, const char *why)
+{
+        struct session *s = arg;
+
+        if (why)
+                log_warning_for(s->uid, "the connection of pid %d was closed: %s", (int)s->pid,
+                                why);
+        session_end(s);
+}
+
 void session_check(struct session *s, uint64_t now_ms)
 {
         /* a hello may have come, and wait for the end of the user's debt */
         if (!s->greeted && now_ms - s->began_ms > HELLO_MS && !conn_held(s->conn))
-                session_end(s);
+                session_ended(s, "it sent no hello in 10 s");
         else
                 conn_check(s->conn, now_ms);
 }

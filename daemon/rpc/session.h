@@ -102,6 +102,8 @@ void rpc_share(struct rpc *rpc);
 void session_check(struct session *session, uint64_t now_ms);
 /* Ends a session at once and forgets its calls.  Must not be called inside a request's handler. */
 void session_end(struct session *session);
+/* Of struct conn_events: logs why the daemon closes the connection, and ends the session. */
+void session_ended(void *session, const char *why);
 /* Whether the client may do what concerns the node and not one job: "change the owners". */
 int session_allowed(const struct session *session, const char *what, struct fault *fault);
 void session_reply(struct session *session, const Zero__Reply *reply, const int *fds, size_t n_fds);

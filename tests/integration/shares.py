@@ -99,6 +99,7 @@ def keeps_its_steps(layout, function, *arguments):
                 into[1] += seconds
                 total += steps
             answers, good = a[0], a[1]
+            until(lambda: a[0] > answers, what="an answer to the attack behind the windows")
         train(ranks, BATCH)
         total += BATCH
         share = attacked[0] / attacked[1] / (calm[0] / calm[1])
@@ -149,7 +150,10 @@ class Asker:
     def take(self):
         """The statuses of the answers that have come."""
         answers, at = [], 0
-        self.buffer += self.raw.socket.recv(1 << 20)
+        data = self.raw.socket.recv(1 << 20)
+        if not data:
+            raise ConnectionError
+        self.buffer += data
         while len(self.buffer) - at >= 4:
             size = 4 + struct.unpack_from("<I", self.buffer, at)[0]
             if len(self.buffer) - at < size:
@@ -167,11 +171,17 @@ def ask_without_end(attack, path, connections, question, **more):
             ready.register(a.raw.socket, selectors.EVENT_READ, a)
         while True:
             for key, _ in ready.select():
-                for status in key.data.take():
-                    assert status in (wire.OK, wire.EBUSY), status
-                    attack[0] += 1
-                    attack[1] += status == wire.OK
-                    key.data.ask()
+                try:
+                    for status in key.data.take():
+                        assert status in (wire.OK, wire.EBUSY), status
+                        attack[0] += 1
+                        attack[1] += status == wire.OK
+                        key.data.ask()
+                except ConnectionError:  # this process was stopped, and did not read for long
+                    ready.unregister(key.fileobj)
+                    key.data.raw.close()
+                    a = Asker(path, question, **more)
+                    ready.register(a.raw.socket, selectors.EVENT_READ, a)
 
 
 def attach_without_end(attack, path, connections):
@@ -197,8 +207,25 @@ def checksums_of_four_shells():
 
 @case
 def checksums_that_are_not_awaited():
+    """The answers to 500 are less than a client may leave unread: before it reads the first one the daemon takes them all."""
     keeps_its_steps(LARGE, lambda attack, path: ask_without_end(attack, path, 8, ("query", {1: "checksum", 2: "large"}),
-                                                                at_once=2000))
+                                                                at_once=500))
+
+
+@case
+def a_client_that_reads_no_answers():
+    """Its connection is closed, the log says why, and whoever reads gets answers."""
+    with Cluster(1) as c:
+        deaf = wire.Raw(c[0].socket, timeout=600)
+        deaf.hello()
+        try:
+            while True:
+                deaf.send(wire.request(2, "query", {1: "status"}))
+        except ConnectionError:
+            pass
+        deaf.close()
+        until(lambda: "was closed: the client does not read its replies" in c[0].log(), what="the reason in the log")
+        assert c[0].ctl_run("status").returncode == 0
 
 
 @case

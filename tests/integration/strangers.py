@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import re
+import resource
 import select
 import socket
 import struct
@@ -322,12 +323,15 @@ def reconnecting_strangers_do_not_keep_a_restarted_node_out(address):
 
 # ---- the unix socket -------------------------------------------------------------------
 
-@case
-def descriptors_run_out():
-    """Clients for which no descriptor is left are closed; the log says so at a limited rate."""
+@cases_of(["at_the_start", "later"])
+def descriptors_run_out(when):
+    """Clients for which no descriptor is left are closed; the log says so at a limited rate.
+
+    A daemon that starts with the limit of open files takes no more sessions than have room; one that meets it later does."""
     with Cluster(1, start=False) as c:
-        c[0].start(wrapper=["prlimit", "--nofile=64:64"])
+        c[0].start(wrapper=["prlimit", "--nofile=64:64"] if when == "at_the_start" else [])
         c.wait_up()
+        resource.prlimit(c[0].process.pid, resource.RLIMIT_NOFILE, (64, 64))
         held = [wire.Raw(c[0].socket) for _ in range(80)]
         assert held[-1].closed(), "no descriptor was left for it"
         before = len(c[0].log().splitlines())
@@ -336,7 +340,8 @@ def descriptors_run_out():
             assert turned.closed()
             turned.close()
         assert len(c[0].log().splitlines()) - before < 500, c[0].log()[-300:]
-        assert "limit of open files" in c[0].log()
+        told = [line for line in c[0].log().splitlines() if "was turned away" in line]
+        assert told and all("limit of open files" in line and "LimitNOFILE" in line for line in told), told[:5]
         for raw in held:
             raw.close()
         until(lambda: c[0].ctl_run("status").returncode == 0, what="room for a session")

@@ -54,7 +54,7 @@ static void on_ended(void *arg, const char *why)
         struct end *e = arg;
 
         e->ends++;
-        snprintf(e->why, sizeof e->why, "%s", why);
+        snprintf(e->why, sizeof e->why, "%s", why ? why : "closed by the client");
         conn_close(e->conn, on_closed, e);
 }
 
@@ -182,11 +182,12 @@ Test(conn, shut_down_it_ends_from_the_loop)
         struct end e;
 
         open_end(&e);
-        conn_shutdown(e.conn);
+        conn_shutdown(e.conn, -ENOBUFS);
         cr_assert_eq(e.ends, 0);
         for (int i = 0; i < 10; i++)
                 turn(&e);
         cr_assert_eq(e.ends, 1);
+        cr_assert_str_eq(e.why, "its user reads too few replies");
         close_end(&e);
 }
 
