@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -374,7 +375,8 @@ def users_share_nothing():
 ZEROS = bytes(96 * MIB)
 
 
-def leave_while_it_is_hashed(raw):
+def leave_while_it_is_hashed(raw, fd):
+    os.write(fd, ZEROS)
     raw.send(request(2, "open_base", {1: hashlib.blake2b(ZEROS, digest_size=32).digest(), 2: len(ZEROS), 3: 1}))
     raw.close()
 
@@ -382,12 +384,12 @@ def leave_while_it_is_hashed(raw):
 @case
 def filler_that_leaves_while_its_base_is_hashed_leaves_it_to_others():
     with Cluster(1) as c:
-        raw, _ = filler(c, ZEROS)
+        raw, fd = filler(c, ZEROS)
         with waiting(c, ZEROS):
-            leave_while_it_is_hashed(raw)
+            leave_while_it_is_hashed(raw, fd)
         until(lambda: not bases(c), what="the end of the base")
-        raw, _ = filler(c, ZEROS)
-        leave_while_it_is_hashed(raw)  # and nobody is left; the daemon ends in order at the end of the block
+        raw, fd = filler(c, ZEROS)
+        leave_while_it_is_hashed(raw, fd)  # and nobody is left; the daemon ends in order at the end of the block
 
 
 @case
@@ -446,12 +448,24 @@ def odd_requests_are_refused():
 
 
 @case
-def holes_read_as_zeros():
+def holes_are_refused_and_not_hashed():
+    """They cost a client nothing: all that a node may spare would take it hours."""
+    with open("/proc/meminfo", encoding="utf-8") as f:
+        spare = int(re.search(r"MemAvailable: *(\d+)", f.read()).group(1)) * 1024
     with Cluster(1) as c:
-        zeros = bytes(3 * MIB)
-        raw, _ = filler(c, zeros)
-        status, _, fd = ask(raw, zeros, 1)
-        assert status == OK and os.pread(fd, len(zeros), 0) == zeros
+        for size in (3 * MIB, spare // 4):
+            raw = Raw(c[0].socket)
+            raw.hello("filler", 0, 1)
+            status, fill, fd = ask(raw, b"", size=size)
+            assert (status, fill) == (OK, True)
+            os.pwrite(fd, PAGE, MIB)
+            hashed = hashlib.blake2b(b"", digest_size=32).digest()
+            status, text, _ = raw.ask("open_base", {1: hashed, 2: size, 3: 1})
+            assert status == EINVAL and "holes" in text, (status, text)
+            raw.close()
+        raw, fd = filler(c, bytes(3 * MIB))
+        os.write(fd, bytes(3 * MIB))
+        assert ask(raw, bytes(3 * MIB), 1)[0] == OK
         raw.close()
 
 
