@@ -182,6 +182,12 @@ int zero_connect(const struct zero_options *options, struct zero_client **ret_cl
 /* Ends the session; all views and gradient pointers become invalid.  NULL is allowed. */
 void zero_close(struct zero_client *client);
 /*
+ * Leaves zero_close() to the end of the process: exit() and the return of main() with status 0 call it.
+ * After any other end the rank counts as lost, and a successor may go on.  Nobody uses the client from
+ * now on; views stay valid until then.  An end of a forked process changes nothing.  Never blocks.
+ */
+void zero_close_at_exit(struct zero_client *client);
+/*
  * Declares that this rank has completed the job; zero_close() tells the daemon.  When all ranks have
  * left so, the job is finished.  It stays to be read, exported or trained further, until a new job
  * of the same user finds job_limit or a node's memory used up and the places of finished jobs

@@ -24,6 +24,7 @@
 
 #include <errno.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "arena.h"
 #include "gpu.h"
@@ -90,6 +91,7 @@ struct zero_client {
         uint32_t incarnation;
         bool entering;       /* attaching, for the first time or again */
         Zero__Finish finish; /* how the rank leaves the job */
+        pid_t exit_pid;      /* the process whose end closes the client; 0: none */
 
         layout *layout; /* NULL: not attached */
         struct zero_needs needs;

@@ -253,6 +253,19 @@ void zero_close(struct zero_client *client)
         free(client);
 }
 
+/* A forked process has the handler, too, and the connection is its parent's. */
+static void close_if_good(int status, void *client)
+{
+        if (status == 0 && ((struct zero_client *)client)->exit_pid == getpid())
+                zero_close(client);
+}
+
+void zero_close_at_exit(struct zero_client *client)
+{
+        client->exit_pid = getpid();
+        on_exit(close_if_good, client); /* if that fails, the rank counts as lost */
+}
+
 void zero_interrupt(struct zero_client *client)
 {
         uint64_t one = 1;

@@ -220,7 +220,9 @@ static void part(struct coordinated *c, const struct coordinator_action *a)
         part_send(c, a, &part);
         if (part.back)
                 log_info_for(c->uid, "job %s: rank %u is back", c->name, a->rank);
-        else if (a->kind == COORDINATOR_TELL_LEFT && !a->flag)
+        else if (a->kind == COORDINATOR_TELL_LEFT && a->flag)
+                log_info_for(c->uid, "job %s: rank %u has left", c->name, a->rank);
+        else if (a->kind == COORDINATOR_TELL_LEFT)
                 log_warning_for(c->uid, "job %s: rank %u on %s was lost", c->name, a->rank,
                                 node_name(c->x, a->node));
 }

@@ -19,7 +19,7 @@ LIBRARY = os.path.abspath(os.environ.get("ZEROD_LIBRARY") or _library.library().
 _library.library()
 SETS = [zerod.AdamWSet(1e-2, 0.9, 0.99, 1e-8, 0.1)]
 # variables that would change what a case sees
-FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "ZEROD_JOB", "SLURM_PROCID",
+FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "ZEROD_JOB", "SLURM_PROCID",
            "SLURM_NTASKS", "SLURM_JOB_ID")
 for name in FOREIGN:
     os.environ.pop(name, None)

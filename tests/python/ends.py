@@ -11,6 +11,7 @@ from common import REPLY_S, SETS, Cluster, attached, output, python, raises, sma
 from cluster import until
 from harness import case, cases_of, main
 
+RUN = "0a1b2c3d-0a1b-4a1b-8a1b-0a1b2c3d4e5f"  # a run id as torchrun makes them
 ATTACH = """
 import os, signal, sys
 import zerod
@@ -121,6 +122,128 @@ def named_job_outlives_its_process():
         status, _, err = output(python(ATTACH + "zerod.connect('named').attach(layout)", cluster))
         assert status == 0 and not err, err
         assert jobs(cluster) == ["named"]
+
+
+# ---- the end of a process that has a rank --------------------------------------------
+
+ENDS = {"end": "", "exit_0": "sys.exit(0)", "exit_3": "sys.exit(3)", "exception": "raise ValueError('mine')",
+        "killed": "os.kill(os.getpid(), signal.SIGKILL)", "os_exit": "os._exit(0)",
+        "in_a_call": "threading.Thread(target=client.step, args=[[]], daemon=True).start()\n"
+                     "with zerod.connect(rank=zerod.OBSERVER) as o:\n"
+                     "    while not o.query('status')['jobs'][0]['waiting']: time.sleep(0.01)"}
+IN_ORDER = ("end", "exit_0")
+
+
+def trainer(cluster, name, rank=0, world=1, before="", more="", **environment):
+    """A process that attaches as torchrun's worker, and ends that way."""
+    place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_WORLD_SIZE": 1, **environment}
+    return python(ATTACH + f"import threading, time\nos.environ.update({ {k: str(v) for k, v in place.items()} })\n"
+                  f"{before}\nclient = zerod.connect()\nclient.attach(layout)\n{more}\n{ENDS[name]}\n", cluster)
+
+
+def ended(cluster, job, left, lost):
+    """The log tells how many ranks left and were lost; the job's sessions are over."""
+    until(lambda: [cluster[0].log().count(t) for t in (" has left", " was lost")] == [left, lost],
+          what=f"{left} ranks that left {job} and {lost} lost ones in\n{cluster[0].log()}")
+
+
+@cases_of(ENDS)
+def a_process_leaves_its_named_job_that_ends_by(name):
+    """Status 0 is an end in order; after any other the job waits for a successor.  It stays in either case."""
+    with Cluster(1) as cluster:
+        world = 2 if name == "in_a_call" else 1
+        process = trainer(cluster, name, world=world, ZEROD_JOB="named")
+        if world == 2:
+            other = zerod.connect("named", 1, 2, socket=cluster[0].socket)
+            other.attach(one_tensor())
+        status, _, err = output(process)
+        assert status == {"exit_3": 3, "exception": 1, "killed": -signal.SIGKILL}.get(name, 0), (status, err)
+        ended(cluster, "named", name in IN_ORDER, name not in IN_ORDER)
+        assert jobs(cluster) == ["named"]
+
+
+@cases_of([n for n in ENDS if n != "in_a_call"])
+def a_job_that_torchrun_named_stays_unless_its_process_ends_in_order(name):
+    """A successor goes on with it."""
+    with Cluster(1) as cluster:
+        run = {"TORCHELASTIC_RUN_ID": RUN}
+        output(trainer(cluster, name, more="client.step([zerod.AdamWSet(0.1)])", **run))
+        ended(cluster, RUN, name in IN_ORDER, name not in IN_ORDER)
+        if name in IN_ORDER:
+            until(lambda: not jobs(cluster), what="the end of the job")
+            return
+        assert jobs(cluster) == [f"torchrun-{RUN}"]
+        _, out, err = output(trainer(cluster, "end", more="print(client.version)", TORCHELASTIC_RESTART_COUNT=1, **run))
+        assert out == "1\n", (out, err)
+        until(lambda: not jobs(cluster), what="the end of the job")
+
+
+@cases_of({"closed": "client.close()", "with": "with client: pass", "completed": "client.finish()"}.items(), "{0[0]}")
+def a_job_that_torchrun_named_ends_when_it_is(how):
+    with Cluster(1) as cluster:
+        output(trainer(cluster, "end", more=how[1], TORCHELASTIC_RUN_ID=RUN))
+        until(lambda: not jobs(cluster) and "it is dropped" in cluster[0].log(), what="the end of the job")
+
+
+@case
+def a_job_that_torchrun_named_stays_if_its_ranks_keep_it():
+    with Cluster(1) as cluster:
+        output(trainer(cluster, "end", more="client.finish(True)", TORCHELASTIC_RUN_ID=RUN))
+        until(lambda: "finished after step 0" in cluster[0].log(), what="the end of the rank")
+        assert jobs(cluster) == [f"torchrun-{RUN}"]
+
+
+@cases_of(["exit_0", "killed", "exit_3"])
+def the_last_of_two_ranks(name):
+    """Ends the job if both end in order.  Both come again where torchrun starts them again, and then the job ends."""
+    with Cluster(1) as cluster:
+        run = {"TORCHELASTIC_RUN_ID": RUN}
+        go = f"{cluster.directory}/go"
+        first, second = (trainer(cluster, end, rank, 2, more=more, **run) for rank, (end, more) in enumerate(
+            (("end", ""), (name, f"while not os.path.exists('{go}'): time.sleep(0.01)"))))
+        output(first)
+        ended(cluster, RUN, 1, 0)
+        assert jobs(cluster) == [f"torchrun-{RUN}"], "a rank is there"
+        with open(go, "w", encoding="utf-8"):
+            output(second)
+        if name != "exit_0":
+            ended(cluster, RUN, 1, 1)
+            assert jobs(cluster) == [f"torchrun-{RUN}"]
+            for process in [trainer(cluster, "end", r, 2, TORCHELASTIC_RESTART_COUNT=1, **run) for r in range(2)]:
+                output(process)
+        until(lambda: not jobs(cluster), what="the end of the job")
+
+
+CHILD = "import multiprocessing\np = multiprocessing.get_context('{}').Process(target=print)\np.start(), p.join()"
+CHILDREN = {"fork": "if os.fork() == 0: sys.exit(0)\nos.wait()", "multiprocessing_fork": CHILD.format("fork"),
+            "multiprocessing_spawn": CHILD.format("spawn")}
+ATTACHED = "zerod.connect(rank=zerod.OBSERVER).query('status')['jobs'][0]['ranks'][0]['attached']"
+
+
+@cases_of(CHILDREN)
+def the_rank_outlives_a_child_by(name):
+    with Cluster(1) as cluster:
+        status, _, err = output(trainer(cluster, "end", ZEROD_JOB="named",
+                                        more=f"{CHILDREN[name]}\nassert client.step([]).version == 0 and {ATTACHED}"))
+        assert status == 0 and not err, err
+        ended(cluster, "named", 1, 0)
+
+
+@case
+def a_child_of_the_interpreters_end_says_nothing_for_its_parent():
+    """It is forked when the client has left its close to the end of the process, and ends with status 0."""
+    with Cluster(1) as cluster:
+        status, _, err = output(trainer(cluster, "end", ZEROD_JOB="named", before="""
+import atexit
+@atexit.register
+def last():
+    assert client.closed
+    if os.fork():
+        os.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""))
+        assert status == -signal.SIGKILL and not err, (status, err)
+        ended(cluster, "named", 0, 1)
 
 
 @case

@@ -2,12 +2,13 @@
 """Rank, world size and job from arguments, from torchrun's variables and from Slurm's."""
 import os
 import re
+import uuid
 from unittest import mock
 
 from common import raises, zerod
 from harness import case, cases_of, main
 from zerod import environment
-from zerod.environment import incarnation, job, own_job, place
+from zerod.environment import incarnation, job, job_is_random, own_job, place
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "1", "SLURM_TASKS_PER_NODE": "4(x2)",
@@ -156,6 +157,21 @@ def job_by_environment():
 def run_id_becomes_a_valid_name():
     assert job({"TORCHELASTIC_RUN_ID": "a b/\u00e9"}) == "torchrun-a-b--"
     assert len(job({"TORCHELASTIC_RUN_ID": "x" * 5000})) < 255
+
+
+@case
+def random_names():
+    """Those that torchrun makes on one node, with dashes, and a launcher in Python, as a number."""
+    run = uuid.uuid4()
+    for text in (str(run), str(run.int)):
+        assert job_is_random({"TORCHELASTIC_RUN_ID": text, "GROUP_WORLD_SIZE": "1"})
+        assert not job_is_random({"TORCHELASTIC_RUN_ID": text, "GROUP_WORLD_SIZE": "2"}), "two nodes cannot make one name"
+        assert not job_is_random({"TORCHELASTIC_RUN_ID": text, "GROUP_WORLD_SIZE": "1", "ZEROD_JOB": "mine"})
+
+
+@cases_of(["run", "none", "", "12345", "9" * 5000, "\u00b2", str(uuid.uuid1()), str(uuid.UUID(int=0))])
+def chosen_names(text):
+    assert not job_is_random({"TORCHELASTIC_RUN_ID": text, "GROUP_WORLD_SIZE": "1"})
 
 
 @case

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Trainers started as users start them: by torchrun, on one node and on two, and alone."""
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
-from cluster import Cluster, free_ports  # noqa: E402
-from harness import case  # noqa: E402
+from cluster import Cluster, free_ports, until  # noqa: E402
+from harness import case, cases_of  # noqa: E402
 
-from torchrun import END_S, finish, launch, worker_environment  # noqa: E402
+from torchrun import END_S, finish, launch, started_again, worker_environment  # noqa: E402
 
 SCRIPT = textwrap.dedent("""
     import os, sys, torch, zerod
@@ -45,8 +46,8 @@ def torchrun_on_one_node():
         said = finish([launch(cluster, 0, "--standalone", "--nproc-per-node=3",
                               script=script_in(cluster))])
         assert sorted(said) == [0, 1, 2] and len(set(said.values())) == 1, said
-        job = said[0].split()[3].rstrip(":")
-        assert job.startswith("torchrun-") and cluster[0].job(job)["version"] == 3, said
+        assert said[0].split()[3].startswith("torchrun-"), said
+        until(lambda: cluster[0].status()["jobs"] == [], what="the end of a job that all ranks have closed")
 
 
 @case
@@ -60,6 +61,63 @@ def torchrun_on_two_nodes():
                        for node in range(2)])
         assert sorted(said) == [0, 1, 2, 3] and len(set(said.values())) == 1, said
         assert "of 4 in two: 3 " in said[0], said
+
+
+# before and behind the example of README.md: a model, data from a DataLoader with a worker, and how it ends
+BEFORE = """
+import os, sys, torch, zerod
+from torch.nn.functional import mse_loss
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+data = torch.utils.data.DataLoader(torch.ones(6, 8), 2, num_workers=1)
+loss_of = lambda model, batch: mse_loss(model(batch), batch)
+"""
+BEHIND = """
+client = model.sharded.client
+os.write(1, f"RANK {client.rank} of {client.world_size} after {client.version}\\n".encode())
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+"""
+
+
+def example(end=""):
+    with open(os.path.join(ranks.ROOT, "README.md"), encoding="utf-8") as f:
+        block = re.search(r"^## PyTorch\n\n```python\n(.*?)^```", f.read(), re.M | re.S)[1]
+    return f"{BEFORE}{block}{BEHIND}{end}"
+
+
+@cases_of({"torchrun": (), "standalone": ("--standalone",)}.items(), "{0[0]}")
+def the_example_of_the_readme_leaves_nothing_behind(how):
+    with Cluster(1) as cluster:
+        path = f"{cluster.directory}/example.py"
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(example())
+        said = finish([launch(cluster, 0, *how[1], "--nproc-per-node=2", script=path)])
+        assert said == {r: "of 2 after 3" for r in range(2)}, said
+        until(lambda: cluster[0].status()["jobs"] == [], what="the end of the job")
+        log = cluster[0].log()
+        assert "was lost" not in log and log.count(" has left") == 2, log
+
+
+@cases_of(["raise ValueError('mine')", "sys.exit(3)", "os._exit(3)"])
+def a_worker_that_ends_by(how):
+    """torchrun starts all ranks again, and they go on where the job stood; then the job ends."""
+    with Cluster(1) as cluster:
+        said = started_again(cluster, example(f"if first and client.rank == 1: {how}\n"), 2, None)
+        assert said == {r: "of 2 after 6" for r in range(2)}, said
+        until(lambda: cluster[0].status()["jobs"] == [], what="the end of the job")
+        assert "rank 1 on n0 was lost" in cluster[0].log(), cluster[0].log()
+
+
+@case
+def a_worker_that_raises_and_is_not_started_again_leaves_the_job():
+    with Cluster(1) as cluster:
+        path = f"{cluster.directory}/example.py"
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(example("if client.rank == 1: raise ValueError('mine')\n"))
+        several = launch(cluster, 0, "--standalone", "--nproc-per-node=2", script=path)
+        out, _ = several.communicate(timeout=END_S)
+        assert several.returncode != 0 and "ValueError: mine" in out, out
+        until(lambda: not any(rank["attached"] for rank in cluster[0].status()["jobs"][0]["ranks"]), what="both ends")
+        assert cluster[0].status()["jobs"][0]["version"] == 3
 
 
 @case

@@ -198,6 +198,7 @@ PROTOTYPES = {
     "zero_blob": (c_void_p, _client, POINTER(c_size_t)),
     "zero_client_layout": (_layout, _client),
     "zero_close": (None, _client),
+    "zero_close_at_exit": (None, _client),
     "zero_compose": (c_int, _client, _layout, c_uint32, POINTER(_layout)),
     "zero_connect": (c_int, POINTER(Options), POINTER(c_void_p)),
     "zero_dtype_is_bytes": (c_bool, c_int),

@@ -11,7 +11,6 @@ import json
 import math
 import numbers
 import os
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -148,11 +147,11 @@ class Client(Conversation):
     higher if the step was committed after all.
     """
 
-    def __init__(self, handle, job, place, socket, own_job):
+    def __init__(self, handle, job, place, socket, own_job, named):
         super().__init__(handle)
         self._job, self._place, self._socket = job, place, socket
         self._own_job = own_job  # close() drops the job
-        self._closes_at_exit = False
+        self._named = named  # False: nobody chose the job's name
         self._layout, self._may_have_job, self._stash_on_gpu = None, False, False
         self._base = None  # the memory, which the library gives to a new daemon
         self._copy = None  # of it on a GPU
@@ -348,6 +347,10 @@ class Client(Conversation):
                 self._wait(self._library.zero_attach, borrowed, ctypes.byref(needs))
             where = stash.where if isinstance(stash, Stash) else "windows"
             self._stash_on_gpu = device is not None and where == "windows"
+            if not self._named:
+                self.finish()
+            if not self._own_job:
+                atexit.register(self._close_at_exit)
         with self._use() as handle:
             self._layout = Layout.of_client(self._library.zero_client_layout(handle), self._use)
 
@@ -631,20 +634,18 @@ class Client(Conversation):
         finally:
             lib.libc().free(answer)
 
-    def finish(self, keep: bool = True) -> None:
+    def finish(self, keep: bool | None = None) -> None:
         """Declares that this rank has completed the job; close() tells the daemon.  When all ranks have
         left so, the job is finished: when job_limit or memory is used up, a new job of the same user
         takes the place of the job that finished first.  keep False, on every rank: the daemon drops the
-        job when the last rank has left.  From here on the normal end of the process closes, too, also
-        sys.exit() with any status; an end by another exception does not, and the job stays unfinished."""
-        self._call(self._library.zero_finish, bool(keep))
-        if not self._own_job and not self._closes_at_exit:
-            self._closes_at_exit = True
-            atexit.register(_close_unless_failed, self)
+        job when the last rank has left.  None: False if nobody chose the job's name (:func:`connect`)."""
+        self._call(self._library.zero_finish, self._named if keep is None else bool(keep))
 
     def close(self) -> None:
         """Ends the session; every address that it returned becomes invalid.  Closing twice is allowed.
-        Drops a job that connect() named itself."""
+        The end of the process with status 0 closes, too.  After an exception, sys.exit() with another status
+        or a signal, the rank counts as lost, and the job waits for its successor.
+        A job whose name nobody chose ends when all its ranks have closed."""
         with self._lock:
             if self._handle is None:
                 return
@@ -652,8 +653,16 @@ class Client(Conversation):
                 self._handle = None
                 self._library.zero_close(handle)
             self._base = self._copy = None
+            atexit.unregister(self._close_at_exit)
             if self._own_job:
                 self._drop_own_job()
+
+    def _close_at_exit(self):
+        """At the interpreter's end, whose status only the library will see.  A thread may still be in a call,
+        maybe a long one: then the rank has not left in order."""
+        if self._lock.acquire(blocking=False) and self._handle is not None:
+            handle, self._handle = self._handle, None
+            self._library.zero_close_at_exit(handle)
 
     def _drop_own_job(self):
         """Nobody else knows the job.  Takes another connection: this one may be broken."""
@@ -684,12 +693,6 @@ class Client(Conversation):
 
     def __repr__(self):
         return f"<zerod.Client of job {self._job!r}, rank {self.rank} of {self.world_size}>"
-
-
-def _close_unless_failed(client):
-    """At the process's end.  Python keeps the exception that ended the process here."""
-    if getattr(sys, "last_value", None) is None:
-        client.close()
 
 
 class BaseCopy:
@@ -765,16 +768,18 @@ def _timeout_ms(timeout):
 
 
 def _job_of(job, place):
-    """The job's name, and whether this process made it up."""
-    job = environment.job() if job is None else job
+    """The job's name, whether this process made it up, and False if torchrun did."""
+    if job is not None:
+        return job, False, True
+    job = environment.job()
     if job is not None or place.rank == lib.OBSERVER:
-        return job, False
+        return job, False, not environment.job_is_random()
     if place.world_size > 1:
         raise ValueError(
             f"a job of {place.world_size} ranks has to be named: pass job=..., or set ZEROD_JOB to "
             "the same name for all of them (torchrun does it with --rdzv-id, Slurm by SLURM_JOB_ID)"
         )
-    return environment.own_job(), True
+    return environment.own_job(), True, True
 
 
 def connect(
@@ -789,8 +794,9 @@ def connect(
     """Connects to the node's daemon.
 
     job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id.  Without those a process that is
-    alone (world size 1) gets a job of its own, which close() or the end of the process drops.  Other
-    jobs stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until a new job needs their
+    alone (world size 1) gets a job of its own, which close() or the end of the process drops.  A run id
+    that torchrun made up, on one node and without --rdzv-id, names a job that ends when all its ranks have
+    closed or ended with status 0.  Other jobs stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until a new job needs their
     place (:meth:`Client.finish`).
     rank, world_size, local_world_size (ranks on this node): else torchrun's variables, else Slurm's,
     else 0, 1, 1.  rank zerod.OBSERVER takes no part in steps.
@@ -811,7 +817,7 @@ def connect(
         place = environment.place(rank, world_size, local_world_size)
     if incarnation is None:
         incarnation = environment.incarnation()
-    job, own = _job_of(job, place)
+    job, own, named = _job_of(job, place)
     path = socket if socket is not None else os.environ.get("ZEROD_SOCKET") or None
     options = lib.Options(
         name_of(os.fspath(path), "socket") if path is not None else None,
@@ -824,7 +830,7 @@ def connect(
     status = library.zero_connect(ctypes.byref(options), ctypes.byref(handle))
     if status:
         raise error_of(status, (library.zero_error(None) or b"").decode("utf-8", "replace"))
-    client = Client(handle.value, job, place, path, own)
+    client = Client(handle.value, job, place, path, own, named)
     if own:
         atexit.register(client.close)
     return client

@@ -9,6 +9,7 @@ import numbers
 import os
 import re
 import secrets
+import uuid
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -196,6 +197,18 @@ def job(environment: Mapping[str, str] | None = None) -> str | None:
     if environment.get("SLURM_JOB_ID"):
         return "slurm-" + _clean(environment["SLURM_JOB_ID"])
     return None
+
+
+def job_is_random(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether :func:`job` is a name that nobody chose: torchrun on one node makes a UUID, as a number or with dashes."""
+    environment = os.environ if environment is None else environment
+    run = environment.get("TORCHELASTIC_RUN_ID", "")
+    if environment.get("ZEROD_JOB") or environment.get("GROUP_WORLD_SIZE") != "1":
+        return False
+    try:
+        return (uuid.UUID(int=int(run)) if run.isdecimal() else uuid.UUID(run)).version == 4
+    except ValueError:
+        return False
 
 
 def own_job() -> str:

@@ -117,8 +117,8 @@ class ZerodStrategy(DDPStrategy):
     def _shard(self, optimizer: torch.optim.Optimizer | None) -> None:
         options, place = dict(self._options), (self.global_rank, self.world_size)
         if options.get("client") is None:
-            job = options.get("job") or environment.job()
-            if job is None and self.world_size > 1:
+            job = options.get("job")
+            if job is None and environment.job() is None and self.world_size > 1:
                 job = self.broadcast(environment.own_job())
                 options.setdefault("keep", False)  # nobody knows the name
             # ranks that Lightning starts have no RANK

@@ -142,7 +142,7 @@ class TrainerMixin:
                  job: str | None = None, timeout: float | None = None,
                  reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
                  init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
-                 on_lost_rank: str = "wait", resume: str = "auto", keep: bool = True,
+                 on_lost_rank: str = "wait", resume: str = "auto", keep: bool | None = None,
                  base: Iterable[str | os.PathLike[str]] | None = None, **named: Any):
         if model is None:
             raise ValueError("pass model=...: one job holds one model, and model_init makes many")

@@ -47,7 +47,7 @@ class Sharded:
     optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
     optimizer_name: of the optimizer in the service that the model was sharded for.
     goes_on: the job had its values when this rank attached, so that loading others is left out.
-    keep: whether the job stays when all ranks have completed it.
+    keep: whether the job stays when all ranks have completed it; None: if somebody chose its name.
     hold_groups: how many groups this rank may hold at once, or zerod.ALL.
     eager: its groups are updated as soon as their gradients are complete, where a trainer says which is the last.
     pipeline: this rank's stage, if the model is one; elsewhere: the parameters of other stages.
@@ -72,7 +72,7 @@ class Sharded:
         self.optimizer_name = optimizer_name
         self.goes_on = False
         self.hold_groups = 0
-        self.keep = True
+        self.keep: bool | None = None
         self.eager = False
         self.pipeline: Stage | None = None
         self.elsewhere: list[ParamElsewhere] = []

@@ -296,7 +296,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           push_groups: int = zerod.AUTO, on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
-          keep: bool = True, optimizer: str = "adamw", eager: bool = False,
+          keep: bool | None = None, optimizer: str = "adamw", eager: bool = False,
           stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
           data: Iterable[str] | None = None, pipeline: str | None = None,
           tied: Iterable[Iterable[str]] = (),
@@ -338,8 +338,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     RuntimeError if the job has none.
     keep: False: the daemon drops the job when all ranks have completed it: when :func:`steps` or the
     Trainer has run to its end, or after ``client.finish(keep=False)``, and the processes have ended
-    normally.  A process that ends by an exception keeps the job; sys.exit() is a normal end, whatever
-    its status.
+    with status 0.  True: it stays.  None: a job whose name torchrun made up (:func:`zerod.connect`) is dropped when all
+    processes have ended with status 0, completed or not; others stay.
     optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
     "sgd", or "sgd-momentum" for :class:`SGD` with momentum; with "-ema" behind it, as "adamw-ema", also the average
     of the weights (:func:`ema_params`), for an optimizer that is given ema_decay.  A job is continued under its own optimizer alone.
