@@ -13,7 +13,8 @@
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 
-enum { STATUS_MS = 100, STATUS_FRESH = 4 };
+/* LOOKS_MAX: a question that waits for a driver outlives its deadline and its session. */
+enum { STATUS_MS = 100, STATUS_FRESH = 4, LOOKS_MAX = 256 };
 
 struct look {
         struct blocking_work job;
@@ -93,6 +94,13 @@ int status_query(struct pending_call *call, const char *what, const char *argume
                 status_answer(rpc, call, NULL);
                 return 0;
         }
+        if (blocking_load(rpc->x->blocking, LANE_LOOKS).waiting >= LOOKS_MAX)
+                return fault_set(
+                        fault, ZERO_EBUSY,
+                        "%d questions wait for the GPUs to say how much of their memory is "
+                        "free: ask again; if that lasts, the driver hangs: zeroctl doctor "
+                        "tells for how long",
+                        LOOKS_MAX);
         l = calloc(1, sizeof *l + n * sizeof l->gpus[0]);
         if (!l)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");

@@ -10,6 +10,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from cluster import SLOW, expect, finish_all, small_layout, until  # noqa: E402
 from gpu_ranks import DEADLINE_MS, Gate, LAYOUTS, attach, gpus, in_host_memory, memory_of_gpu, outcome, train  # noqa: E402
 from harness import case, main  # noqa: E402
+import wire  # noqa: E402
+
+
+LOOKS, QUESTIONS = 256, 300  # questions that wait for the driver; those that come
 
 
 @contextlib.contextmanager
@@ -133,6 +137,32 @@ def a_stop_while_a_window_is_allocated():
         c[0].start()
         finish_all([a])
         train([a], 2)
+
+
+@case
+def questions_that_wait_for_a_driver_are_bounded():
+    """For they outlive their deadline and their connection.  All are answered when the driver answers."""
+    with tempfile.TemporaryDirectory() as directory:
+        gate = Gate(directory)
+        with gpus(daemon={"FAKE_GPU_LOOK_GATE": gate.path}) as c:
+            gate.shut()
+            try:
+                raw = wire.Raw(c[0].socket, timeout=60 * SLOW)
+                raw.hello(timeout_ms=60000 * SLOW)
+                raw.send(b"".join(wire.request(i, "query", {1: "status"}) for i in range(QUESTIONS)))
+                raw.send(wire.request(QUESTIONS, "query", {1: "ping"}))
+                refused = []
+                while (reply := raw.reply())[2].get(1) != [QUESTIONS]:
+                    refused.append(reply[:2])
+                assert LOOKS <= QUESTIONS - len(refused) <= LOOKS + 4, f"{QUESTIONS - len(refused)} of {QUESTIONS} wait"
+                for status, text in refused:
+                    assert status == wire.EBUSY and f"{LOOKS} questions wait for the GPUs" in text and "doctor" in text, text
+                others_train(c)
+            finally:
+                gate.open()
+            assert {raw.reply()[0] for _ in range(QUESTIONS - len(refused))} == {wire.OK}
+            raw.close()
+            assert c[0].ctl_run("status").returncode == 0
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ int fake_memory(uint64_t *ret_free, uint64_t *ret_total)
         int gpu;
 
         fake_copy_off_loop("memory");
+        fake_pass_gate("FAKE_GPU_LOOK_GATE");
         if (fake_gpus() == 0)
                 return -ENODEV;
         gpu = fake_chosen("memory");

@@ -77,7 +77,7 @@ def memory_of_gpu(daemon, kind="gpu"):
 
 
 class Gate:
-    """While the gate is shut, a call of the driver does not return: $FAKE_GPU_GATE or $FAKE_GPU_UNMAP_GATE."""
+    """While the gate is shut, a call of the driver does not return: $FAKE_GPU_GATE or another one of fake_gpu.c."""
 
     def __init__(self, directory):
         self.path = os.path.join(directory, "gate")
