@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import LAYOUT, Place, end, partial, planes, train, whole  # noqa: E402
-from cluster import REPLY_S, SLOW, Cluster, Tools, end_process, finish_all, spawn, until  # noqa: E402
+from cluster import REPLY_S, SETS, SLOW, WAIT, Cluster, Tools, ask_to_end, end_process, ended_cleanly, finish_all, spawn, until  # noqa: E402
 from fake_gpu import plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
@@ -47,11 +47,11 @@ class Disk(Place):
         """How many threads wait for it."""
         return len(glob.glob(f"{self.gate}.*"))
 
-    def wrapper(self, name=""):
-        """For a daemon; name: a host that is looked up in vain meanwhile."""
+    def wrapper(self, name="", directory=None):
+        """For a daemon; name: a host that is looked up in vain meanwhile; directory: the disk's, else this one's."""
         library = os.path.join(os.path.dirname(os.path.abspath(Tools.actor)), "zerod-slow-disk.so")
         asan = os.environ.get("ASAN_OPTIONS", "")
-        return ["env", f"LD_PRELOAD={library}", f"SLOW_DISK={self.path}", f"SLOW_DISK_GATE={self.gate}",
+        return ["env", f"LD_PRELOAD={library}", f"SLOW_DISK={directory or self.path}", f"SLOW_DISK_GATE={self.gate}",
                 f"SLOW_NAME={name}", f"ASAN_OPTIONS={asan}:verify_asan_link_order=0"]
 
 
@@ -159,6 +159,48 @@ def stop_leaves_a_restore():
         c[0].start()
         c.wait_up()
         assert planes(c) == sums
+
+
+@cases_of(["host", "device"])
+def stop_leaves_a_recording(place):
+    """States are saved, those on GPUs too.  The file in log_dir cannot be opened before somebody reads it."""
+    gpu = {"optimizer": "device", "cuda_plugin": plugin()} if place == "device" else {}
+    with Cluster(1, wait_ms=1500 * WAIT, **gpu) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 0], timeout_ms=0, hold=2, push=2)
+        train(ranks, 2)
+        sums = planes(c)
+        fifo = f"{c[0].options['log_dir']}/.n0.part"
+        os.makedirs(os.path.dirname(fifo), 0o700)
+        os.mkfifo(fifo, 0o600)
+        ranks[1].stop()
+        ranks[0].refused("EDEADLINE", "step", "rank 1", sets=SETS)
+        ranks[1].go_on()
+        end(ranks)
+        assert end_process(c[0].process, 30 * SLOW), c[0].log()[-2000:]
+        assert "to write to log_dir about job job" in c[0].log() and "the stop leaves that work as it is" in c[0].log()
+        c[0].start()
+        c.wait_up()
+        assert planes(c) == sums
+
+
+@case
+def stop_waits_for_states_that_are_made():
+    """However long they take, for their making ends by itself."""
+    with Disk() as disk, Cluster(1, start=False) as c:
+        c[0].wrapper = disk.wrapper(directory=c[0].options["state_dir"])
+        c.start()
+        disk.block()
+        a = c.caller("job", LAYOUT, [0], 0)
+        finish_all([a]), finish_all([a])
+        a.start("attach", hold=2, push=2)
+        until(disk.held, what="the making of the state")
+        ask_to_end(c[0].process)
+        for times in (1, 2):  # each time its time is over
+            until(lambda n=times: c[0].log().count("the stop waits for 1 states that are being made") == n, 60 * SLOW,
+                  "the stop to name what it waits for")
+            assert c[0].alive(), c[0].log()[-2000:]
+        disk.answer()
+        assert ended_cleanly(c[0].process, 30 * SLOW), c[0].log()[-2000:]
 
 
 @case

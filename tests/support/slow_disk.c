@@ -18,6 +18,7 @@
 
 int fsync(int fd);
 int fdatasync(int fd);
+int ftruncate(int fd, off_t bytes);
 ssize_t pread(int fd, void *data, size_t bytes, off_t at);
 
 static int is_slow(int fd)
@@ -77,6 +78,12 @@ int fdatasync(int fd)
 {
         wait_for(fd);
         return (int)syscall(SYS_fdatasync, fd);
+}
+
+int ftruncate(int fd, off_t bytes)
+{
+        wait_for(fd);
+        return (int)syscall(SYS_ftruncate, fd, bytes);
 }
 
 ssize_t pread(int fd, void *data, size_t bytes, off_t at)
