@@ -134,11 +134,11 @@ ENDS = {"end": "", "exit_0": "sys.exit(0)", "exit_3": "sys.exit(3)", "exception"
 IN_ORDER = ("end", "exit_0")
 
 
-def trainer(cluster, name, rank=0, world=1, before="", more="", **environment):
+def trainer(cluster, name, rank=0, world=1, first="", more="", **environment):
     """A process that attaches as torchrun's worker, and ends that way."""
     place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_WORLD_SIZE": 1, **environment}
-    return python(ATTACH + f"import threading, time\nos.environ.update({ {k: str(v) for k, v in place.items()} })\n"
-                  f"{before}\nclient = zerod.connect()\nclient.attach(layout)\n{more}\n{ENDS[name]}\n", cluster)
+    return python(f"{first}{ATTACH}import threading, time\nos.environ.update({ {k: str(v) for k, v in place.items()} })\n"
+                  f"client = zerod.connect()\nclient.attach(layout)\n{more}\n{ENDS[name]}\n", cluster)
 
 
 def ended(cluster, job, left, lost):
@@ -230,11 +230,25 @@ def the_rank_outlives_a_child_by(name):
 
 
 @case
+def a_handler_of_the_interpreters_end_has_the_client():
+    """If it is registered behind the import."""
+    with Cluster(1) as cluster:
+        status, out, err = output(python(ATTACH + """
+import atexit
+atexit.register(lambda: print(client.step([]).version))
+client = zerod.connect("named")
+client.attach(layout)
+""", cluster))
+        assert (status, out) == (0, "0\n") and not err, (status, out, err)
+        ended(cluster, "named", 1, 0)
+
+
+@case
 def a_child_of_the_interpreters_end_says_nothing_for_its_parent():
     """It is forked when the client has left its close to the end of the process, and ends with status 0."""
     with Cluster(1) as cluster:
-        status, _, err = output(trainer(cluster, "end", ZEROD_JOB="named", before="""
-import atexit
+        status, _, err = output(trainer(cluster, "end", ZEROD_JOB="named", first="""
+import atexit, os
 @atexit.register
 def last():
     assert client.closed

@@ -350,7 +350,7 @@ class Client(Conversation):
             if not self._named:
                 self.finish()
             if not self._own_job:
-                atexit.register(self._close_at_exit)
+                _attached.add(self)
         with self._use() as handle:
             self._layout = Layout.of_client(self._library.zero_client_layout(handle), self._use)
 
@@ -643,8 +643,8 @@ class Client(Conversation):
 
     def close(self) -> None:
         """Ends the session; every address that it returned becomes invalid.  Closing twice is allowed.
-        The end of the process with status 0 closes, too.  After an exception, sys.exit() with another status
-        or a signal, the rank counts as lost, and the job waits for its successor.
+        The end of the process with status 0 closes, too.  After an exception, sys.exit() with another status,
+        a signal or os._exit(), as of a fork by multiprocessing, the rank counts as lost, and the job waits for its successor.
         A job whose name nobody chose ends when all its ranks have closed."""
         with self._lock:
             if self._handle is None:
@@ -653,16 +653,9 @@ class Client(Conversation):
                 self._handle = None
                 self._library.zero_close(handle)
             self._base = self._copy = None
-            atexit.unregister(self._close_at_exit)
+            _attached.discard(self)
             if self._own_job:
                 self._drop_own_job()
-
-    def _close_at_exit(self):
-        """At the interpreter's end, whose status only the library will see.  A thread may still be in a call,
-        maybe a long one: then the rank has not left in order."""
-        if self._lock.acquire(blocking=False) and self._handle is not None:
-            handle, self._handle = self._handle, None
-            self._library.zero_close_at_exit(handle)
 
     def _drop_own_job(self):
         """Nobody else knows the job.  Takes another connection: this one may be broken."""
@@ -693,6 +686,19 @@ class Client(Conversation):
 
     def __repr__(self):
         return f"<zerod.Client of job {self._job!r}, rank {self.rank} of {self.world_size}>"
+
+
+_attached: set[Client] = set()  # ranks, also when nobody else knows them any more
+
+
+@atexit.register  # on import: handlers that a script registers itself come before, and find their client
+def _close_at_exit():
+    """At the interpreter's end, whose status only the library will see.  A thread may still be in a call,
+    maybe a long one: then the rank has not left in order."""
+    for client in _attached:
+        if client._lock.acquire(blocking=False) and client._handle is not None:
+            handle, client._handle = client._handle, None
+            client._library.zero_close_at_exit(handle)
 
 
 class BaseCopy:
