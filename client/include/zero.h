@@ -667,8 +667,11 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
  * Asks the daemon. [blocks]  what is "status", "jobs", "shards", "ping", "checksum", "config",
  * "drop", "members" (the owners), "moves" (how far jobs have moved to the owners), or "progress"
  * (of a checkpoint or restore); argument is a job name or NULL.  "checkpoint" and "restore" begin
- * one; their argument is a JSON object with "job", "directory" (an absolute path) and, for
- * checkpoints, "keep" and "every".  *ret_json is a JSON text that the caller frees with free().  If
+ * one; their argument is a JSON object with "job", "directory" (an absolute path), for checkpoints
+ * "keep" and "every", and "seen": "DEVICE:INODE PATH", both as stat() tells them, in hexadecimal,
+ * of the directory, or of the nearest one above it that the caller sees.  The daemon may have other
+ * mounts, as under systemd its own /tmp: it refuses with ZERO_EINVAL where it sees another one, and
+ * compares nothing without "seen".  *ret_json is a JSON text that the caller frees with free().  If
  * the daemon is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to
  * the step's next call.  ZERO_EBUSY: a user may have 8 questions in flight that all nodes answer,
  * as "checksum", "ping" and "moves" are, and 2 of "shards"; 256 of "status" wait for a driver of GPUs.

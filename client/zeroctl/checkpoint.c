@@ -44,7 +44,10 @@ const struct command command_checkpoint = {
         .description =
                 "Writes the job's state to <DIR>/<JOB>-<VERSION>, while the job trains. "
                 "<DIR> is a directory that all nodes see, or one of the same name on each "
-                "node's own disk; it is made if it is missing.\n"
+                "node's own disk. If <DIR> is missing it is made, but nothing above it is. "
+                "Refused is a <DIR> that the node's daemon does not see as this command does, "
+                "such as the daemon's own /tmp under systemd, and one in the memory of the "
+                "states.\n"
                 "Each node copies its part between two steps, or saves it while the next "
                 "step updates it, and then writes it. Before that the command says how "
                 "much longer a step may take (with less memory than the state has, or "

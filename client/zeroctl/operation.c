@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "progress.h"
@@ -55,6 +56,19 @@ static int absolute_path(const char *path, char ret[static PATH_MAX])
         return CTL_USAGE;
 }
 
+/* What this process sees at the path, or nearest above it: the daemon may have other mounts. */
+static json_t *seen(const char *path)
+{
+        char at[PATH_MAX];
+        struct stat st;
+
+        snprintf(at, sizeof at, "%s", path);
+        while (stat(*at ? at : "/", &st) < 0 && *at)
+                *strrchr(at, '/') = '\0';
+        return json_sprintf("%llx:%llx %s", (unsigned long long)st.st_dev,
+                            (unsigned long long)st.st_ino, *at ? at : "/");
+}
+
 int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
                     json_t **ret_answer)
 {
@@ -68,6 +82,7 @@ int operation_begin(struct ctl *ctl, const char *what, const struct operation_co
         request = json_object();
         json_object_set_new(request, "job", json_string(ctl->argument));
         json_object_set_new(request, "directory", json_string(path));
+        json_object_set_new(request, "seen", seen(path));
         for (; counts && counts->name; counts++)
                 if (counts->value >= 0)
                         json_object_set_new(request, counts->name, json_integer(counts->value));

@@ -99,10 +99,12 @@ static bool disk_ended(struct capture *t)
 static void open_run(struct blocking_work *job)
 {
         struct capture *t = CONTAINER_OF(job, struct capture, disk);
-        struct snapshot_place place = { t->x->conf->checkpoint_dir, t->directory, t->uid };
+        const struct conf *conf = t->x->conf;
+        struct snapshot_place place = { conf->checkpoint_dir, t->directory, t->uid,
+                                        conf->state_dir };
         struct fault *fault = &t->disk_fault;
 
-        t->status = snapshot_place_open(&place, true, &t->dir, fault);
+        t->status = snapshot_place_open(&place, PLACE_MADE, &t->dir, fault);
         if (t->status == 0)
                 t->status = snapshot_check_space(t->dir, t->map.bytes, fault);
 }

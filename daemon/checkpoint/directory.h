@@ -20,16 +20,31 @@
 /* `root` is checkpoint_dir, "" if there is none; `path` is absolute. */
 struct snapshot_place {
         const char *root, *path;
-        uint32_t uid; /* the asking user */
+        uint32_t uid;          /* the asking user */
+        const char *state_dir; /* which a checkpoint must outlive; NULL: nothing is written */
+};
+enum place_use {
+        PLACE_READ,
+        PLACE_MADE,  /* to write; made if it is missing, with mode 0700 */
+        PLACE_TRIED, /* whether PLACE_MADE would do; a missing one is not made, its parent opened */
 };
 
 /* Whether the user may name the directory at all: ZERO_EPERM or ZERO_EINVAL.  Does not block. */
 int snapshot_place_check(const struct snapshot_place *place, struct fault *fault);
 /*
- * Opens DIR, or a checkpoint in it.  make: makes missing parts of the path, with mode 0700.  Below
- * root, a directory of a third user is used as far as its mode allows everybody.
+ * Opens DIR, or a checkpoint in it.  Below root, a directory of a third user is used as far as its
+ * mode allows everybody.  Whoever writes is refused a missing path, a read-only one, and the memory
+ * of state_dir.
  */
-int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_fd,
+int snapshot_place_open(const struct snapshot_place *place, enum place_use use, int *ret_fd,
+                        struct fault *fault);
+/*
+ * Whether zerod sees the directory as the client does, and may use it.  seen: "DEVICE:INODE PATH"
+ * (hexadecimal) of the directory, or of the nearest one above it that the client sees.  ZERO_EINVAL
+ * where they differ: each may have file systems of its own.  Other nodes have theirs, and nothing to
+ * compare: a cluster's units are alike.
+ */
+int snapshot_place_look(const struct snapshot_place *place, const char *seen, bool writes,
                         struct fault *fault);
 /* Measures the disk's bytes per second: writes and deletes a file of `bytes` bytes. */
 int snapshot_probe(int dir, const void *data, size_t bytes, double *ret_rate, struct fault *fault);

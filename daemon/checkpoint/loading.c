@@ -106,7 +106,7 @@ static void load_run(struct blocking_work *job)
         struct snapshot_place place = { ld->x->conf->checkpoint_dir, ld->directory, ld->uid };
         CLEANUP(cleanup_close) int dir = -1;
         struct fault *fault = &ld->fault;
-        int r = snapshot_place_open(&place, false, &dir, fault);
+        int r = snapshot_place_open(&place, PLACE_READ, &dir, fault);
 
         for (uint32_t i = 0; r == 0 && i < ld->n_drafts; i++)
                 r = load_draft(ld, &ld->drafts[i], dir);

@@ -2,9 +2,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -117,18 +120,23 @@ static int step(int fd, const char *name, int flags, bool make, uint32_t uid)
         return next;
 }
 
-static int walk(int fd, const char *path, int flags, bool make, uint32_t uid)
+/* Makes the last directory alone: a whole path that is missing is one of a disk that is not
+ * mounted.  TRIED: ends with the parent instead. */
+static int walk(int fd, const char *path, int flags, enum place_use use, uint32_t uid)
 {
         char name[NAME_MAX + 1];
 
         while (fd >= 0 && component(&path, name)) {
-                int next = step(fd, name, flags, make, uid), error = errno;
+                bool last = path[strspn(path, "/")] == 0;
+                int next = step(fd, name, flags, last && use == PLACE_MADE, uid), error = errno;
 
+                if (next < 0 && error == ENOENT && last && use == PLACE_TRIED)
+                        break;
                 close(fd);
                 errno = error;
                 fd = next;
         }
-        if (fd >= 0 && !may(fd, uid, S_IXOTH | (make ? S_IWOTH : S_IROTH))) {
+        if (fd >= 0 && !may(fd, uid, S_IXOTH | (use == PLACE_READ ? S_IROTH : S_IWOTH))) {
                 close(fd);
                 errno = EACCES;
                 return -1;
@@ -136,25 +144,106 @@ static int walk(int fd, const char *path, int flags, bool make, uint32_t uid)
         return fd;
 }
 
-int snapshot_place_open(const struct snapshot_place *place, bool make, int *ret_fd,
+/* ---- whether a checkpoint lasts there ---- */
+
+/* What each refusal of a place ends with. */
+static const char way_out[] = "name one on a disk: for a packaged zerod, one in checkpoint_dir that "
+                              "ReadWritePaths= of its unit lists";
+
+static bool is_inside(int fd, const char *directory)
+{
+        CLEANUP(cleanup_free) char *real = realpath(directory, NULL);
+        char link[64], path[PATH_MAX];
+        ssize_t n;
+
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        n = readlink(link, path, sizeof path - 1);
+        path[n < 0 ? 0 : n] = 0;
+        return real && below(real, path);
+}
+
+/* Whether what is written there is the states' own memory, or goes with the states. */
+static bool goes_with_states(int fd, const char *state_dir)
+{
+        struct stat dir, states;
+        struct statfs fs;
+        bool same = fstat(fd, &dir) == 0 && stat(state_dir, &states) == 0 &&
+                    dir.st_dev == states.st_dev;
+
+        return same &&
+               (is_inside(fd, state_dir) || (fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC));
+}
+
+static int lasting_check(const struct snapshot_place *place, int fd, struct fault *fault)
+{
+        struct statvfs fs;
+
+        if (place->state_dir && goes_with_states(fd, place->state_dir))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "directory %.200s lies in state_dir or its memory, which a "
+                                 "checkpoint must outlive: %s",
+                                 place->path, way_out);
+        if (fstatvfs(fd, &fs) == 0 && (fs.f_flag & ST_RDONLY))
+                return fault_set(fault, ZERO_EIO, "directory %.200s is read-only to zerod: %s",
+                                 place->path, way_out);
+        return 0;
+}
+
+int snapshot_place_open(const struct snapshot_place *place, enum place_use use, int *ret_fd,
                         struct fault *fault)
 {
         const char *rest = place->root[0] ? below(place->root, place->path) : NULL;
-        int r = snapshot_place_check(place, fault), fd;
+        int r = snapshot_place_check(place, fault);
+        CLEANUP(cleanup_close) int fd = -1;
         char why[128];
 
         if (r)
                 return r;
         if (rest)
                 fd = walk(open(place->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rest, O_NOFOLLOW,
-                          make, place->uid);
+                          use, place->uid);
         else
-                fd = walk(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC), place->path, 0, make, 0);
+                fd = walk(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC), place->path, 0, use, 0);
+        if (fd < 0 && errno == ENOENT && use != PLACE_READ)
+                return fault_set(fault, ZERO_EIO,
+                                 "directory %.200s is missing, and zerod makes only the last part "
+                                 "of a path: mount its disk, make it, or %s",
+                                 place->path, way_out);
         if (fd < 0)
                 return fault_set(fault, errno == EACCES ? ZERO_EPERM : ZERO_EIO, "directory %s: %s",
                                  place->path, strerror_r(errno, why, sizeof(why)));
-        *ret_fd = fd;
-        return 0;
+        r = use == PLACE_READ ? 0 : lasting_check(place, fd, fault);
+        if (r == 0)
+                *ret_fd = STEAL_FD(fd);
+        return r;
+}
+
+/* ---- whether it is the caller's ---- */
+
+int snapshot_place_look(const struct snapshot_place *place, const char *seen, bool writes,
+                        struct fault *fault)
+{
+        unsigned long long device, inode;
+        CLEANUP(cleanup_close) int fd = -1;
+        int r = snapshot_place_check(place, fault), at = 0;
+        const char *what = "another directory";
+        struct stat st;
+        char why[128];
+
+        if (r)
+                return r;
+        if (sscanf(seen, "%llx:%llx /%n", &device, &inode, &at) != 2 || at == 0 ||
+            !below(seen + at - 1, place->path))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "\"seen\" is DEVICE:INODE PATH, of the directory or one above it");
+        if (stat(seen + at - 1, &st) < 0)
+                what = strerror_r(errno, why, sizeof why);
+        else if (st.st_dev == device && st.st_ino == inode)
+                return snapshot_place_open(place, writes ? PLACE_TRIED : PLACE_READ, &fd, fault);
+        return fault_set(fault, ZERO_EINVAL,
+                         "zerod does not see the %.200s that you see (%s), as with the private /tmp "
+                         "of a unit, which a restart deletes: %s",
+                         seen + at - 1, what, way_out);
 }
 
 int snapshot_check_space(int dir, uint64_t bytes, struct fault *fault)

@@ -41,7 +41,7 @@ static void read_run(struct blocking_work *job)
         struct snapshot_place place = { op->x->conf->checkpoint_dir, op->directory, op->uid };
         struct fault *fault = &op->read.fault;
         CLEANUP(cleanup_close) int dir = -1;
-        int r = snapshot_place_open(&place, false, &dir, fault);
+        int r = snapshot_place_open(&place, PLACE_READ, &dir, fault);
 
         if (r == 0)
                 r = snapshot_open_checkpoint(dir, &op->read.manifest, &op->read.layout, fault);

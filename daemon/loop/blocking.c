@@ -36,6 +36,7 @@ static const struct {
         [LANE_MEMORY] = { "memory", 4, 2, LANE_AWAITED },
         [LANE_BASES] = { "bases", 2, 1, LANE_AWAITED },
         [LANE_CHECKPOINTS] = { "checkpoints", 32, 4, LANE_LEFT },
+        [LANE_PLACES] = { "places", 32, 4, LANE_LEFT },
         [LANE_FILES] = { "files", 4, 4, LANE_LEFT },
 };
 

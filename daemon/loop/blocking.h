@@ -24,6 +24,7 @@ enum lane {
         LANE_MEMORY,      /* host memory is taken and freed */
         LANE_BASES,       /* bases are hashed */
         LANE_CHECKPOINTS, /* checkpoints are written and read */
+        LANE_PLACES,      /* what clients name for checkpoints is looked at */
         LANE_FILES,       /* doctor, recordings */
         LANES,
 };

@@ -62,8 +62,8 @@ static int membership_hindered(const struct engine *x, struct fault *fault)
         for (enum lane lane = 0; lane < LANES; lane++) {
                 struct lane_load load = blocking_load(x->blocking, lane);
 
-                if (lane != LANE_CHECKPOINTS && lane != LANE_LOOKS && load.stop != LANE_AWAITED &&
-                    load.oldest_ms > LANE_LATE_MS)
+                if (lane != LANE_CHECKPOINTS && lane != LANE_LOOKS && lane != LANE_PLACES &&
+                    load.stop != LANE_AWAITED && load.oldest_ms > LANE_LATE_MS)
                         return fault_set(fault, ZERO_EBUSY,
                                          "node %s waits %s: try again when its disk or driver has "
                                          "answered",

@@ -3,7 +3,8 @@
  * answers at once; clients then ask for "progress".
  *
  * A client's question is parsed here and rebuilt with the client's user, because nodes trust each
- * other, not clients.
+ * other, not clients.  If it says what the client sees of its directory, this node compares before
+ * it passes the question on.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,23 @@ static int wish_parse(const char *argument, bool job_only, struct arena *arena,
 
 struct forward {
         struct pending_call *call; /* NULL once it has ended */
+        struct blocking_work look;
+        struct snapshot_place place;
+        bool looks, writes;
+        char what[16], job[ZERO_NAME_MAX + 1];
+        char *argument, *directory, *seen;
+        struct fault fault;
 };
+
+static void forward_free(struct forward *f)
+{
+        free(f->argument);
+        free(f->directory);
+        free(f->seen);
+        free(f);
+}
+
+DEFINE_CLEANUP(struct forward *, forward_free)
 
 static void forward_forget(struct request *r)
 {
@@ -48,8 +65,11 @@ static void forward_forget(struct request *r)
 
 static int forward_describe(const struct request *r, struct wait_line *ret)
 {
-        snprintf(ret->who, sizeof ret->who, "the job's coordinator");
-        snprintf(ret->what, sizeof ret->what, "its answer");
+        const struct forward *f = r->subject;
+
+        snprintf(ret->who, sizeof ret->who, "%s", f->looks ? "a disk" : "the job's coordinator");
+        snprintf(ret->what, sizeof ret->what, "%s",
+                 f->looks ? "a look at the checkpoint's directory" : "its answer");
         return ZERO_EDEADLINE;
 }
 
@@ -59,7 +79,7 @@ static void forward_answered(void *arg, int status, const char *text, const Zero
         struct pending_call *call = f->call;
         json_t *j = call ? query_reply(status, m) : NULL;
 
-        free(f);
+        forward_free(f);
         if (!call)
                 return;
         if (status)
@@ -70,33 +90,87 @@ static void forward_answered(void *arg, int status, const char *text, const Zero
                 query_end(call, j);
 }
 
+static void forward_send(struct forward *f)
+{
+        struct engine *x = f->call->session->rpc->x;
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Query query = ZERO__QUERY__INIT;
+
+        query.what = f->what;
+        query.argument = f->argument;
+        m.job = f->job;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
+        m.query = &query;
+        call_send(x, coordinator_of(x, f->job), &m, f->call->session->timeout_ms, forward_answered,
+                  f);
+}
+
+static void look_run(struct blocking_work *work)
+{
+        struct forward *f = CONTAINER_OF(work, struct forward, look);
+
+        snapshot_place_look(&f->place, f->seen, f->writes, &f->fault);
+}
+
+static void look_done(struct blocking_work *work)
+{
+        struct forward *f = CONTAINER_OF(work, struct forward, look);
+        struct pending_call *call = f->call;
+
+        f->looks = false;
+        if (call && !f->fault.status) {
+                forward_send(f);
+                return;
+        }
+        if (call)
+                request_end(&call->request, f->fault.status, "%s", f->fault.text);
+        forward_free(f);
+}
+
+static void look_begin(struct forward *f)
+{
+        const struct engine *x = f->call->session->rpc->x;
+
+        f->looks = true;
+        f->writes = strcmp(f->what, "checkpoint") == 0;
+        f->place = (struct snapshot_place){ x->conf->checkpoint_dir, f->directory,
+                                            f->call->session->uid, x->conf->state_dir };
+        f->look = (struct blocking_work){ .run = look_run,
+                                          .done = look_done,
+                                          .what = "to look at the directory for checkpoints of job",
+                                          .of = f->job,
+                                          .uid = f->call->session->uid };
+        blocking_submit(x->blocking, LANE_PLACES, &f->look);
+}
+
 /* Frees the arena that holds the wish. */
 static int forward(struct pending_call *call, const char *what, struct status_wish *wish,
                    struct arena *arena, struct fault *fault)
 {
-        struct engine *x = call->session->rpc->x;
-        char job[ZERO_NAME_MAX + 1];
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
-        Zero__Query query = ZERO__QUERY__INIT;
-        CLEANUP(cleanup_free) struct forward *f = calloc(1, sizeof *f);
-        CLEANUP(cleanup_free) char *argument = NULL;
+        CLEANUP(cleanup_forward_free) struct forward *f = calloc(1, sizeof *f);
+        bool looks = wish->seen && wish->directory;
 
-        snprintf(job, sizeof job, "%s", wish->job);
+        if (!f) {
+                arena_deinit(arena);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        snprintf(f->what, sizeof f->what, "%s", what);
+        snprintf(f->job, sizeof f->job, "%s", wish->job);
+        f->seen = looks ? strdup(wish->seen) : NULL;
+        f->directory = looks ? strdup(wish->directory) : NULL;
+        wish->seen = NULL;
         wish->uid = call->session->uid;
-        argument = query_text(record_take_json(status_wish_type(), wish, arena));
-        if (!f || !argument)
+        f->argument = query_text(record_take_json(status_wish_type(), wish, arena));
+        if (!f->argument || (looks && !(f->seen && f->directory)))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         f->call = call;
         call->request.subject = f;
         call->request.describe = forward_describe;
         call->request.forget = forward_forget;
-        query.what = (char *)what;
-        query.argument = argument;
-        m.job = job;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_QUERY;
-        m.query = &query;
-        call_send(x, coordinator_of(x, job), &m, call->session->timeout_ms, forward_answered,
-                  STEAL(f));
+        if (looks)
+                look_begin(STEAL(f));
+        else
+                forward_send(STEAL(f));
         return 0;
 }
 

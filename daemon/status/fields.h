@@ -513,7 +513,8 @@
         F(text, directory, "directory of the checkpoint")                                          \
         F(number, keep, "how many checkpoints to keep; null: all")                                 \
         F(number, every, "steps between two checkpoints; 0: stop; null: one now")                  \
-        F(number, uid, "user who asks; set by the node that the client is connected to")
+        F(number, uid, "user who asks; set by the node that the client is connected to")           \
+        F(text, seen, "what the client sees there, to be compared: DEVICE:INODE PATH")
 
 /* ---- all ---- */
 

@@ -6,6 +6,7 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from checkpointing import Place  # noqa: E402
 from cluster import SETS, SLOW, Cluster, finish_all, group, small_layout, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
@@ -188,8 +189,7 @@ def jobs_that_cannot_be_opened_are_forgotten():
 @case
 def attach_while_a_job_of_that_name_is_restored():
     """Nobody is attached to a job that the restore then replaces."""
-    with Cluster(2, checkpoint_dir="/dev/shm") as c:
-        place = f"{c.directory}/kept"
+    with Place() as place, Cluster(2, checkpoint_dir=place) as c:
         name = next(n for n in (f"job{i}" for i in range(99)) if c.coordinator(n) is c[0])
         rank = c.ranks(name, LAYOUT, [0], **NEEDS)[0]
         train([rank])
@@ -213,10 +213,10 @@ def attach_while_a_job_of_that_name_is_restored():
 
 @case
 def restores_at_once_do_not_pass_the_job_limit():
-    with Cluster(2, checkpoint_dir="/dev/shm", job_limit=2) as c:
+    with Place() as place, Cluster(2, checkpoint_dir=place, job_limit=2) as c:
         rank = c.ranks("job", LAYOUT, [0], **NEEDS)[0]
         train([rank])
-        path = c[0].ctl("checkpoint", "job", f"{c.directory}/kept")["path"]
+        path = c[0].ctl("checkpoint", "job", place)["path"]
         c[1].stop()
         raws = []
         for i in range(5):

@@ -7,6 +7,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from browser import Browser  # noqa: E402
+from checkpointing import Place  # noqa: E402
 from cluster import SETS, Cluster, finish_all, group, small_layout, tensor, until  # noqa: E402
 from harness import case, main  # noqa: E402
 from ports import free_ports  # noqa: E402
@@ -214,12 +215,12 @@ def training_then_a_lost_rank_then_moving_shards():
 
 @case
 def a_checkpoint_shows():
-    with cluster(2) as c:
+    with Place() as place, cluster(2) as c:
         train(c)
         at = c.coordinator("work")
         with Page(c, c.daemons.index(at)) as browser:
             reads(browser, "none since this node coordinates the job")
-            at.ctl("checkpoint", "work", f"{c.directory}/saved")
+            at.ctl("checkpoint", "work", place)
             reads(browser, "✓ version 2,")
 
 

@@ -6,6 +6,7 @@ import select
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from checkpointing import Place  # noqa: E402
 from cluster import SETS, WAIT, Cluster, expect, finish_all, group, small_layout, step_all, tensor, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
@@ -635,7 +636,7 @@ def session_limit():
 @case
 def open_files_bound_sessions():
     """More clients than descriptors: states, links and checkpoints have theirs all the same."""
-    with Cluster(2, start=False) as c:
+    with Place() as place, Cluster(2, start=False) as c:
         for d in c.daemons:
             d.start(["prlimit", "--nofile=300:300"])
         c.wait_up()
@@ -646,7 +647,7 @@ def open_files_bound_sessions():
                 raw.socket.settimeout(5)
                 raw.hello()
         still_trains_two(keep)
-        c[1].ctl("checkpoint", "j", f"{c.directory}/saved")
+        c[1].ctl("checkpoint", "j", place)
         for raw in held:
             raw.close()
         assert "there is room for 22 sessions" in c[0].log()

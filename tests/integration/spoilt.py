@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import BIG, LAYOUT, Place, end, partial, planes, taken, train, whole  # noqa: E402
-from cluster import SETS, SLOW, Cluster, Tools, crash_points, libc, small_layout, until  # noqa: E402
+from cluster import REPLY_S, SETS, SLOW, Cluster, Tools, crash_points, libc, small_layout, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 from mounts import private_mounts, small_disk  # noqa: E402
 
@@ -99,13 +99,86 @@ def each_node_writes_to_its_own_disk():
                 raise Skip("no mount namespaces here") from e
         train(c.ranks("job", LAYOUT, [0, 1], hold=2, push=2), 1)
         sums = c.checksum("job")
-        assert c[0].ctl("checkpoint", "job", "/mnt")["path"] == "/mnt/job-1"
+        r = subprocess.run(["nsenter", f"--mount=/proc/{c[0].process.pid}/ns/mnt", os.path.abspath(Tools.zeroctl), "--socket",
+                            c[0].socket, "checkpoint", "job", "/mnt"], stdin=subprocess.DEVNULL, capture_output=True,
+                           text=True, timeout=REPLY_S, check=False)
+        assert r.returncode == 0 and "/mnt/job-1" in r.stdout, r
         assert len(os.listdir(f"{d}/disk0/job-1")) == len(os.listdir(f"{d}/disk1/job-1")) == 3
         with Cluster(2) as other:
             refused(other[0], f"{d}/disk0/job-1", "shard-00001-of-00002 is missing", "node n1 wrote it")
             shutil.copy(f"{d}/disk1/job-1/shard-00001-of-00002", f"{d}/disk0/job-1")
             other[0].ctl("restore", "job", f"{d}/disk0/job-1")
             assert other.checksum("job") == sums
+
+
+def not_taken(daemon, directory, *what, command="checkpoint", **options):
+    r = daemon.ctl_run(command, "job", directory, **options)
+    assert r.returncode == 1 and all(text in r.stderr for text in (*what, "checkpoint_dir", "ReadWritePaths=")), r
+
+
+@case
+def directory_that_the_client_does_not_see():
+    """A daemon has a directory of its own where the client sees another one, as a systemd unit has its own /tmp. The
+    node that is asked compares, whichever node coordinates the job; the other one has nothing to compare."""
+    with Place() as d, Cluster(2, start=False) as c:
+        tmp, private = f"{d}/tmp", f"{d}/private"
+        for path in (tmp, private, f"{private}/only-there"):
+            os.mkdir(path)
+        c[0].start(wrapper=["unshare", "-m", "sh", "-c", f'mount --make-rprivate / && mount --bind "{private}" "{tmp}" '
+                            '&& exec "$@"', "sh"])
+        c[1].start()
+        try:
+            until(c[0].peers_up, what="readiness")
+        except AssertionError as e:
+            raise Skip("no mount namespaces here") from e
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        train(ranks, 1)
+        for path in (tmp, f"{tmp}/new", f"{tmp}/only-there"):
+            not_taken(c[0], path, f"does not see the {tmp} that you see")
+        r = c[0].ctl_run("checkpoint", "job", tmp, "--every", "1")
+        assert r.returncode == 1 and "does not see" in r.stderr, r
+        train(ranks, 1)
+        assert os.listdir(private) == ["only-there"] and not os.listdir(tmp)
+        path = c[0].ctl("checkpoint", "job", d)["path"]
+        for seen in ("", "1:2", "1:2 relative", "1:2 /nowhere", f"x:y {d}", f"1:2 {d}/below"):
+            wish = json.dumps({"job": "job", "directory": d, "seen": seen})
+            reply = ranks[0].ask("query", what="checkpoint", argument=wish)
+            assert reply["status"] == "EINVAL" and "DEVICE:INODE PATH" in reply["text"], (seen, reply)
+        end(ranks)
+        shutil.copytree(path, f"{tmp}/saved")
+        not_taken(c[0], f"{tmp}/saved", "No such file", command="restore")
+
+
+@case
+def directory_that_does_not_outlive_the_states():
+    """Neither state_dir nor the rest of its memory; whether or not the client says what it sees."""
+    with Place() as d, Cluster(1) as c:
+        train(c.ranks("job", LAYOUT, [0, 0], hold=2, push=2), 1)
+        states = c[0].options["state_dir"]
+        os.symlink(states, f"{d}/link")
+        for path in (states, f"{states}/new", f"{d}/link", f"{d}/link/new"):
+            not_taken(c[0], path, "lies in state_dir or its memory")
+        if subprocess.run(["stat", "-f", "-c", "%T", states], capture_output=True, check=True).stdout == b"tmpfs\n":
+            not_taken(c[0], f"{c.directory}/new", "lies in state_dir or its memory")
+        assert not os.path.exists(f"{states}/new") and not os.path.exists(f"{c.directory}/new")
+
+
+@case
+def missing_path_is_not_made():
+    """zerod makes the last directory alone: a whole path is missing where a disk is not mounted."""
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        train(ranks, 1)
+        not_taken(c[0], f"{d}/a/b", "only the last part")
+        assert not os.listdir(d)
+        assert c[0].ctl("checkpoint", "job", f"{d}/a")["path"] == f"{d}/a/job-1"
+        # asked without a word about what the client sees, the owners refuse by themselves
+        for path, why in ((f"{d}/b/c", "only the last part"), (f"{c[0].options['state_dir']}/x", "state_dir")):
+            ranks[0].do("query", what="checkpoint", argument=json.dumps({"job": "job", "directory": path}))
+            until(lambda: ranks[0].do("query", what="progress", argument="job")["answer"]["over"], what="the refusal")
+            told = ranks[0].do("query", what="progress", argument="job")["answer"]
+            assert why in told["error"], told
+        assert os.listdir(d) == ["a"]
 
 
 # ---- disks and daemons that fail ---------------------------------------------------------------------
@@ -306,12 +379,14 @@ def other_users_are_kept_to_checkpoint_dir():
                 assert reply["status"] == "EINVAL", (path, reply)
             r = as_nobody(c[0], "checkpoint", "mine", f"{d}/root/x")
             assert r.returncode == 1 and "EPERM" in r.stderr, r
-            assert as_nobody(c[0], "checkpoint", "theirs", f"{d}/root/a/b").returncode == 0
-            path = f"{d}/root/a/b/theirs-1"
+            r = as_nobody(c[0], "checkpoint", "theirs", f"{d}/root/a/b")
+            assert r.returncode == 1 and "only the last part" in r.stderr, r
+            assert as_nobody(c[0], "checkpoint", "theirs", f"{d}/root/a").returncode == 0
+            path = f"{d}/root/a/theirs-1"
             assert os.stat(path).st_mode & 0o777 == 0o700
             mine.do("train", steps=1, sets=SETS)
-            c[0].ctl("checkpoint", "mine", f"{d}/root/a/b")
-            r = as_nobody(c[0], "restore", "copy", f"{d}/root/a/b/mine-1")
+            c[0].ctl("checkpoint", "mine", f"{d}/root/a")
+            r = as_nobody(c[0], "restore", "copy", f"{d}/root/a/mine-1")
             assert r.returncode == 1 and "belongs to user 0" in r.stderr, r
             assert as_nobody(c[0], "restore", "copy", path).returncode == 0
             assert c[0].job("copy")["uid"] == NOBODY and planes(c, "copy") == planes(c, "theirs")

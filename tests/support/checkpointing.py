@@ -8,10 +8,11 @@ import cluster
 
 
 class Place:
-    """A directory for checkpoints, deleted at the end of the block."""
+    """A directory for checkpoints, deleted at the end of the block.  Not in memory: states lie there, and a daemon
+    refuses to write checkpoints beside its states."""
 
     def __enter__(self):
-        self.path = tempfile.mkdtemp(prefix="zerod-ckpt-")
+        self.path = tempfile.mkdtemp(prefix="zerod-ckpt-", dir="/var/tmp")
         return self.path
 
     def __exit__(self, *_):

@@ -10,7 +10,7 @@ import random
 import subprocess
 import time
 
-from checkpointing import whole
+from checkpointing import Place, whole
 from cluster import SETS, SLOW, Cluster, Tools, small_layout, spawn, until
 from network import Network
 
@@ -125,16 +125,18 @@ class World:
         options = {**(plan.options if disturbed else {}), "mirror": int(plan.mirrored)}
         network = Network(plan.nodes) if plan.wired and disturbed else None
         self.cluster = Cluster(plan.nodes, network=network, **options)
+        self.disk = Place()
+        self.place = self.disk.__enter__()
         try:
             self.fresh = [(d.state_files(), d.descriptors(), d.mappings()) for d in self.cluster.daemons]
             self.until = f"{self.cluster.directory}/until"
             self.aim(NEVER)
             self.journal = Journal(f"{self.cluster.directory}/journal")
-            self.place, self.order = f"{self.cluster.directory}/checkpoints", None
-            os.mkdir(self.place)
+            self.order = None
             self.trainers = [Trainer(self, rank) for rank in range(len(plan.placement))]
         except BaseException:
             self.cluster.end()
+            self.disk.__exit__()
             raise
 
     def note(self, text):
@@ -282,6 +284,7 @@ class World:
         if kind and not issubclass(kind, KeyboardInterrupt):
             print(self.explain())
         self.cluster.__exit__(kind, error, trace)
+        self.disk.__exit__()
 
 
 def undisturbed(plan, version):

@@ -7,7 +7,7 @@ threads, past the cache, its pages in place.
   stall     what the update after the version that is kept takes longer than others, from zero_step() to its end: it
             waits, or saves what is not copied yet
   training  what all steps take longer until the checkpoint is there, gradients and pushes too: preparing, hashing and
-            writing (to tmpfs) included
+            writing (to a tmpfs of its own, which root mounts) included
   mapped    the copy from pages of a state file, for comparison
 
 One daemon; states of 12 bytes a parameter.  Steps with a checkpoint are compared with those before and behind it, and
@@ -27,6 +27,7 @@ sys.path.insert(0, "@SOURCE@/tests/bench")
 import common  # noqa: E402  (its place is known only now)
 from checkpointing import Place  # noqa: E402
 from cluster import SETS, Cluster, Tools, group, spawn, tensor  # noqa: E402
+from mounts import private_mounts, small_disks  # noqa: E402
 
 BUILD = "@BUILD@"
 STATE_BYTES = 12
@@ -141,7 +142,9 @@ def main():
     output = common.Output(options.json)
     layout = [group(f"g{i}", tensor(f"t{i}", options.parameters // GROUPS)) for i in range(GROUPS)]
     rounds = []
-    with Place() as directory, contextlib.ExitStack() as stack:
+    private_mounts()
+    with Place() as place, small_disks([f"{place}/memory"], options.parameters * STATE_BYTES * 4) as (directory,), \
+            contextlib.ExitStack() as stack:
         limits = {name: stack.enter_context(Limit(kind, options.parameters * STATE_BYTES, options.threads))
                   for name, kind in (("limit", "memory"), ("mapped", "file"))}
         cluster = stack.enter_context(Cluster(1, threads=options.threads))

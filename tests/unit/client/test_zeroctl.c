@@ -1,5 +1,6 @@
 /* zeroctl as a program: its output and exit status for given answers. */
 #include <criterion/criterion.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -291,14 +292,20 @@ Test(zeroctl, members_tells_who_holds_what_and_whether_that_can_change)
 
 Test(zeroctl, checkpoint_names_its_directory_from_the_root_on)
 {
-        const struct answer plain = { "checkpoint",
-                                      "{\"job\":\"a\",\"directory\":\"/x/z\",\"keep\":3}", NULL };
-        const struct answer every = { "checkpoint",
-                                      "{\"job\":\"a\",\"directory\":\"/b\",\"every\":5}",
+        char plain_wish[160], every_wish[160];
+        const struct answer plain = { "checkpoint", plain_wish, NULL };
+        const struct answer every = { "checkpoint", every_wish,
                                       "{\"job\":\"a\",\"directory\":\"/b\",\"every\":5,"
                                       "\"next_version\":17}" };
+        struct stat st;
 
-        cr_assert_eq(chdir("/tmp"), 0);
+        cr_assert_eq(chdir("/tmp") | stat("/", &st), 0);
+        snprintf(plain_wish, sizeof plain_wish,
+                 "{\"job\":\"a\",\"directory\":\"/x/z\",\"seen\":\"%llx:%llx /\",\"keep\":3}",
+                 (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
+        snprintf(every_wish, sizeof every_wish,
+                 "{\"job\":\"a\",\"directory\":\"/b\",\"seen\":\"%llx:%llx /\",\"every\":5}",
+                 (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
         cr_assert_eq(ask("checkpoint a ../x//y/../z/. --keep 3", &plain), 1);
         cr_assert_eq(ask("checkpoint a /../../b/ --every 5", &every), 0);
         SHOWS("every 5 steps, the next at version 17");

@@ -147,7 +147,7 @@ static int place(const char *root, const char *path, uint32_t uid)
 {
         struct snapshot_place p = { root, path, uid };
         struct fault fault;
-        int fd, r = snapshot_place_open(&p, true, &fd, &fault);
+        int fd, r = snapshot_place_open(&p, PLACE_MADE, &fd, &fault);
 
         if (r == 0)
                 close(fd);
@@ -174,6 +174,8 @@ Test(checkpoints, others_come_below_the_root_only_and_no_link_leads_out)
         snprintf(path, sizeof(path), "%sx", root);
         cr_assert_eq(place(root, path, other), ZERO_EPERM);
         snprintf(path, sizeof(path), "%s//a/b/", root);
+        cr_assert_eq(place(root, path, other), ZERO_EIO, "a whole path is made");
+        snprintf(path, sizeof(path), "%s//a/", root);
         cr_assert_eq(place(root, path, other), 0);
         remove_tree(root);
         remove_tree(outside);
