@@ -19,8 +19,7 @@ static void show_schedule(const struct ctl *ctl, FILE *out, const json_t *answer
                 fprintf(out, "job %s: no more periodic checkpoints\n", field_text(answer, "job"));
         else
                 fprintf(out,
-                        "job %s: a checkpoint in %s every %ld steps, the next at version %.0f, "
-                        "until the job's coordinator restarts\n",
+                        "job %s: a checkpoint in %s every %ld steps, the next at version %.0f\n",
                         field_text(answer, "job"), field_text(answer, "directory"), every,
                         field_number(answer, "next_version"));
 }
@@ -57,9 +56,9 @@ const struct command command_checkpoint = {
                 "A checkpoint appears as a whole or not at all. While it is written, and if "
                 "it is interrupted, its name is .<JOB>-<VERSION>.partial; nothing reads such "
                 "a directory, and the next checkpoint deletes it.\n"
-                "With *--every* the job's coordinator takes the checkpoints, and "
-                "remembers that in memory only: give the order again after its daemon has "
-                "restarted.",
+                "With *--every* the job's coordinator takes the checkpoints while ranks train, "
+                "also another node after a change of owners, until *--every 0* or the job's drop. "
+                "*zeroctl status* says how old the newest is.",
         .options = options,
         .run = run,
 };

@@ -2,6 +2,7 @@
 #include "ctl.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "table.h"
 #include "units.h"
@@ -45,6 +46,23 @@ static void add_job(struct table *t, const json_t *job)
         table_add(t, PAINT_NONE, "%.0f", field_number(job, "uid"));
 }
 
+/* As a warning once two in a row are missing. */
+static void show_schedule(const struct ctl *ctl, FILE *out, const json_t *job)
+{
+        const json_t *schedule = json_object_get(job, "schedule");
+        double every = field_number(schedule, "every");
+        double last = field_number(schedule, "last_version");
+        double age = difftime(time(NULL), (time_t)field_number(schedule, "last_unix_s"));
+        bool late = field_number(job, "version") > last + 2 * every;
+
+        if (!json_is_object(schedule))
+                return;
+        fprintf(out, "%s%s: a checkpoint every %.0f steps; none after version %.0f, %s ago%s\n",
+                paint_begin(late ? PAINT_WARN : PAINT_NONE, ctl->colour), field_text(job, "job"),
+                every, last, unit_seconds(age > 0 ? age : 0).text,
+                paint_end(late ? PAINT_WARN : PAINT_NONE, ctl->colour));
+}
+
 void show_jobs(const struct ctl *ctl, FILE *out, const json_t *jobs)
 {
         struct table t;
@@ -60,6 +78,7 @@ void show_jobs(const struct ctl *ctl, FILE *out, const json_t *jobs)
         json_array_foreach(jobs, i, job) add_job(&t, job);
         table_print(&t, out, ctl->colour);
         table_deinit(&t);
+        json_array_foreach(jobs, i, job) show_schedule(ctl, out, job);
 }
 
 void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs)

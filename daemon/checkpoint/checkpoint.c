@@ -1,5 +1,5 @@
 /*
- * The phases of a checkpoint, and periodic checkpoints.
+ * The phases of a checkpoint.
  *
  * PREPARE, COPY and WRITE go to all owners at once.  PUBLISH goes to this node first and then to
  * the others: those that share its directory find the work done.
@@ -11,7 +11,6 @@
 #include <time.h>
 
 #include "daemon/base/log.h"
-#include "proto/cleanup.h"
 
 static Zero__Snapshot phase_message(Zero__Snapshot__Phase phase)
 {
@@ -181,7 +180,7 @@ static void prepared(struct operation *op)
 
 /* ---- orders -------------------------------------------------------------------------- */
 
-static int order_check(struct engine *x, const struct order *order, struct fault *fault)
+int order_check(struct engine *x, const struct order *order, struct fault *fault)
 {
         struct snapshot_place place = { x->conf->checkpoint_dir, order->directory, order->uid };
         const struct job *job = job_find(x, order->job);
@@ -208,91 +207,4 @@ int checkpoint_order(struct engine *x, const struct order *order, uint64_t *ret_
         *ret_id = op->id;
         operation_ask(op, UINT64_MAX, &s, prepared);
         return 0;
-}
-
-/* ---- periodic ---------------------------------------------------------------------------- */
-
-static void schedule_free(struct schedule *s)
-{
-        list_remove(&s->link);
-        free(s->directory);
-        free(s);
-}
-
-void schedules_free(struct engine *x)
-{
-        list_for_each (&x->checkpoints->schedules, item) {
-                schedule_free(CONTAINER_OF(item, struct schedule, link));
-        }
-}
-
-const struct schedule *schedule_find(const struct engine *x, const char *job)
-{
-        list_for_each (&x->checkpoints->schedules, item) {
-                const struct schedule *s = CONTAINER_OF(item, struct schedule, link);
-
-                if (strcmp(s->job, job) == 0)
-                        return s;
-        }
-        return NULL;
-}
-
-int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t every,
-                        struct fault *fault)
-{
-        struct schedule *s = (struct schedule *)schedule_find(x, order->job);
-        int r = order_check(x, order, fault);
-
-        if (r)
-                return r;
-        if (s)
-                schedule_free(s);
-        if (every == 0)
-                return 0;
-        s = calloc(1, sizeof *s);
-        if (s)
-                s->directory = strdup(order->directory);
-        if (!s || !s->directory) {
-                free(s);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
-        snprintf(s->job, sizeof s->job, "%s", order->job);
-        s->uid = order->uid;
-        s->keep = order->keep;
-        s->every = every;
-        s->next_version = job_find(x, order->job)->version + every;
-        list_insert(&x->checkpoints->schedules, &s->link);
-        return 0;
-}
-
-/* A checkpoint that is due while another one is being written waits for it. */
-static void schedule_run(struct engine *x, struct schedule *s)
-{
-        struct order order = { s->job, s->directory, s->uid, s->keep };
-        const struct job *job = job_find(x, s->job);
-        struct fault fault;
-        uint64_t id;
-        int r;
-
-        if (!job) {
-                schedule_free(s);
-                return;
-        }
-        if (job->version + s->every < s->next_version) /* an older checkpoint was restored */
-                s->next_version = job->version + s->every;
-        if (job->version < s->next_version)
-                return;
-        r = checkpoint_order(x, &order, &id, &fault);
-        if (r == ZERO_EBUSY)
-                return;
-        if (r)
-                log_error("job %s: periodic checkpoint: %s", s->job, fault.text);
-        s->next_version = job->version + s->every;
-}
-
-void checkpoints_due(struct engine *x)
-{
-        list_for_each (&x->checkpoints->schedules, item) {
-                schedule_run(x, CONTAINER_OF(item, struct schedule, link));
-        }
 }

@@ -2,7 +2,8 @@
  * checkpoint.h - checkpoints of jobs, written and restored.
  *
  *   operation.c   one checkpoint or restore as the job's coordinator runs it: phases, progress
- *   checkpoint.c  the phases of a checkpoint, and periodic ones
+ *   checkpoint.c  the phases of a checkpoint
+ *   schedule.c    periodic checkpoints
  *   capture.c     an owner's part of a checkpoint
  *   capture_copy.c, capture_save.c  the owner's copy of its planes
  *   restore.c     the phases of a restore
@@ -77,13 +78,17 @@ struct operation {
         } read;
 };
 
-/* A checkpoint every `every` steps; kept in memory only. */
+/* A checkpoint every `every` steps.  Every node that may come to coordinate the job keeps it. */
 struct schedule {
         struct list link; /* checkpoints.schedules */
         char job[ZERO_NAME_MAX + 1];
         char *directory;
         uint32_t uid, keep;
-        uint64_t every, next_version;
+        uint64_t every; /* 0: it was ended */
+        uint64_t stamp; /* the newer of two has the higher one */
+        /* The newest of its checkpoints; until there is one, when the schedule was made. */
+        uint64_t last_version, last_unix_s;
+        uint64_t next_version; /* as this node reckons; the coordinator goes by it */
 };
 
 /*
@@ -114,6 +119,8 @@ uint64_t operation_done_bytes(const struct operation *op);
 /* Call after all calls have ended. */
 void operations_stop(struct engine *x);
 void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+/* Takes up schedules of an earlier process, before its drops are. */
+void schedules_resume(struct engine *x);
 
 extern const struct module checkpoint_module;
 extern const struct shard_observer checkpoint_observer;

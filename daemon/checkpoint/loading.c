@@ -370,7 +370,9 @@ static int swap(struct loading *ld, uint64_t attempt)
                 job_unref(job);
                 return r;
         }
+        x->checkpoints->replaces = true;
         job_name_dropped(x, ld->job);
+        x->checkpoints->replaces = false;
         if (old) {
                 old->drop_state = true;
                 job_detach(old);

@@ -222,6 +222,8 @@ void operation_end(struct operation *op, int status, const char *text)
         } else {
                 log_info_for(op->uid, "job %s: %s %s done, version %llu", op->job, what,
                              op->directory, (unsigned long long)op->manifest.version);
+                if (!op->restore)
+                        schedule_done(op->x, op);
         }
 }
 
@@ -382,6 +384,10 @@ void snapshot_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 snapshot_progress_message(x, node, m);
                 return;
         }
+        if (job_name_valid(m->job) && m->snapshot->phase == ZERO__SNAPSHOT__PHASE__SCHEDULE) {
+                schedule_message(x, node, m);
+                return;
+        }
         if (!job_name_valid(m->job) || node != coordinator_of(x, m->job)) {
                 answer(x, node, m, ZERO_EPROTO, "the request is not from the job's coordinator");
                 return;
@@ -441,7 +447,9 @@ const struct module checkpoint_module = { .node_at = offsetof(struct engine, che
                                           .node_bytes = sizeof(struct checkpoints),
                                           .node_init = checkpoints_init,
                                           .progress = operations_tick,
+                                          .node_up = schedules_node_up,
                                           .node_down = operations_down,
                                           .idle = operations_idle,
                                           .job_admit = loadings_admit,
+                                          .name_dropped = schedule_dropped,
                                           .job_dropped = captures_job_dropped };

@@ -7,6 +7,7 @@
 struct checkpoints {
         struct list operations, schedules, captures, loadings;
         uint64_t last_operation;
+        bool replaces; /* a restored job takes the place of one of its name, and its schedule */
         uint64_t stopped_ms;
         double disk_rate; /* bytes a second of the last checkpoint; 0: unknown */
 };
@@ -22,7 +23,14 @@ void operation_end(struct operation *op, int status, const char *text);
 /* Call after blocking work of the operation.  True: it is over, and perhaps freed. */
 bool operation_gone(struct operation *op);
 /* checkpoint.c */
+int order_check(struct engine *x, const struct order *order, struct fault *fault);
+/* schedule.c */
 void checkpoints_due(struct engine *x);
+/* The checkpoint came out well. */
+void schedule_done(struct engine *x, const struct operation *op);
+void schedule_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+void schedules_node_up(struct engine *x, uint32_t node);
+void schedule_dropped(struct engine *x, const char *job);
 void schedules_free(struct engine *x);
 
 /* ---- at every node ---- */

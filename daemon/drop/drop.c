@@ -2,7 +2,7 @@
  * Drops a job on all nodes.
  *
  * A node that holds shards under the owner list in force keeps the drop.  Before it deletes
- * anything, it writes down which nodes may have some of the job (drops_write()).  It then tells
+ * anything, it writes down which nodes may have some of the job (note_write()).  It then tells
  * each of them, and forgets the drop when all have answered.  A node that is away hears of the drop
  * when it comes up, from any node that keeps it, and before anybody asks that node for the job.
  *
@@ -118,7 +118,7 @@ static bool is_dying(struct engine *x, const char *job)
 
 static void drop_forget(struct drop *d)
 {
-        drops_delete(d->x->store, d->job);
+        note_delete(d->x->store, NOTE_DROP, d->job);
         list_remove(&d->link);
         free(d);
 }
@@ -225,7 +225,7 @@ static void drops_check(struct engine *x)
                 const struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 if (is_over(d))
-                        drops_delete(x->store, d->job);
+                        note_delete(x->store, NOTE_DROP, d->job);
         }
         list_for_each (&x->drops->waits, item) {
                 struct drop_wait *w = CONTAINER_OF(item, struct drop_wait, link);
@@ -261,17 +261,19 @@ static struct drop *drop_new(struct engine *x, const char *job, uint32_t uid, ui
         return d;
 }
 
+/* A note has three lines: the job, the nodes and the job's user. */
 static void drop_write(const struct drop *d)
 {
-        char nodes[ZERO_NODE_MAX * (NODE_NAME_MAX + 1) + 1] = "";
+        char text[NOTE_SIZE]; /* 64 nodes, whose names have 63 characters at most, and a job */
         struct fault fault;
-        size_t n = 0;
+        size_t n = (size_t)snprintf(text, sizeof text, "%s\n", d->job);
 
         for (uint32_t i = 0; i < d->x->cluster->n_nodes; i++)
                 if (d->untold >> i & 1)
-                        n += (size_t)snprintf(nodes + n, sizeof nodes - n, "%s ",
+                        n += (size_t)snprintf(text + n, sizeof text - n, "%s ",
                                               node_name(d->x, i));
-        if (drops_write(d->x->store, &(struct drop_note){ d->job, nodes, d->uid }, &fault))
+        snprintf(text + n, sizeof text - n, "\n%u\n", d->uid);
+        if (note_write(d->x->store, NOTE_DROP, d->job, text, &fault))
                 log_error("job %s: cannot write down the drop: %s; if this daemon ends before all "
                           "nodes have heard of the drop, drop the job again",
                           d->job, fault.text);
@@ -373,23 +375,27 @@ static uint64_t nodes_parse(const struct engine *x, const char *names)
 }
 
 /* A node that was declared dead keeps no drops: the others may have made a new job of that name. */
-static void resume_note(const struct drop_note *note, void *arg)
+static void resume_note(char *job, void *arg)
 {
+        char *nodes = strchr(job, '\n'), *end = nodes ? strchr(nodes + 1, '\n') : NULL;
         struct engine *x = arg;
 
-        if (!job_name_valid(note->job))
+        if (!end)
+                return;
+        *nodes = *end = 0;
+        if (!job_name_valid(job))
                 return;
         if (x->placement.dead >> x->cluster->self & 1) {
-                drops_delete(x->store, note->job);
+                note_delete(x->store, NOTE_DROP, job);
                 return;
         }
-        if (drop_new(x, note->job, note->uid, nodes_parse(x, note->nodes)))
-                drop_here(x, note->job);
+        if (drop_new(x, job, (uint32_t)strtoul(end + 1, NULL, 10), nodes_parse(x, nodes + 1)))
+                drop_here(x, job);
 }
 
 void drops_resume(struct engine *x)
 {
-        drops_each(x->store, resume_note, x);
+        notes_each(x->store, NOTE_DROP, resume_note, x);
         drops_check(x);
 }
 

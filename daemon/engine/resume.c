@@ -9,6 +9,7 @@
  * and the job with it.  Until then it answers like a node that is not up, so that nobody takes the
  * state for lost.
  */
+#include "daemon/checkpoint/checkpoint.h"
 #include "daemon/core/shut.h"
 #include "daemon/engine/lifetime.h"
 #include "daemon/job/moving.h"
@@ -254,6 +255,7 @@ void jobs_resume(struct engine *x)
                             "are taken up, but no other job is created",
                             (unsigned long long)store_used(x->store),
                             (unsigned long long)store_quota(x->store));
+        schedules_resume(x);
         drops_resume(x);
         jobs_begin(x, false);
 }

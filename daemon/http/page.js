@@ -228,8 +228,9 @@ function works(job) {
 }
 
 function checkpoint(job, node) {
-  const c = job.checkpoint;
+  const c = job.checkpoint, s = job.schedule;
 
+  if (!c && s) return `every ${s.every} steps; none after version ${s.last_version}, ${duration(Date.now() / 1000 - s.last_unix_s)} ago`;
   if (!c) return job.coordinator === node ? 'none since this node coordinates the job' : `ask ${job.coordinator}, which coordinates the job`;
   if (c.failed) return `✕ version ${c.version} failed: ${c.error}`;
   if (c.age_s === null) return `version ${c.version} is written now`;

@@ -18,7 +18,8 @@ struct status_schedule *report_schedule(struct arena *arena, const struct engine
 
         if (ret)
                 *ret = (struct status_schedule){ s->every, s->next_version,
-                                                 arena_copy(arena, s->directory) };
+                                                 arena_copy(arena, s->directory), s->last_version,
+                                                 s->last_unix_s };
         return ret;
 }
 

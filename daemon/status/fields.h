@@ -81,6 +81,16 @@
         F(text, error, "reason of the failure; null: none")                                        \
         F(flag, failed, "it has failed", GAUGE("checkpoint_failed"))
 
+/* Periodic checkpoints. */
+#define STATUS_SCHEDULE(F, R)                                                                      \
+        F(number, every, "steps between two periodic checkpoints", GAUGE("checkpoint_every_steps"))\
+        F(number, next_version, "version of the job in the next periodic checkpoint")              \
+        F(text, periodic_directory, "directory of periodic checkpoints; null: others read this")   \
+        F(number, last_version, "version of the job in the newest of them; until there is one, "   \
+          "when it was ordered", GAUGE("checkpoint_last_version"))                                 \
+        F(number, last_unix_s, "when the newest was written; until there is one, the order's time",\
+          GAUGE("checkpoint_last_timestamp_seconds"))
+
 /* Waits of one kind that have ended. */
 #define STATUS_WAITED(F, R)                                                                        \
         R(called, "for", what, "fetch, push, step: a rank's call; vote: an owner's, once it is "   \
@@ -130,6 +140,7 @@
         F(texts, owners, "node of each owner of shards")                                           \
         R(maybe, status_move, move, "move of the job's shards; null: all are in their place")      \
         R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
+        R(maybe, status_schedule, schedule, "periodic checkpoints; null: none")                    \
         R(list, status_wait, waiting, "who keeps the job waiting", GAUGE("job_waits"))             \
         F(real, longest_rank_wait_s, "longest of these waits for a rank; null: none",              \
           GAUGE("job_rank_wait_seconds"))                                                          \
@@ -411,11 +422,6 @@
         F(text, status, "status that it ended with; OK while it runs")                             \
         F(text, error, "reason of the failure")
 
-#define STATUS_SCHEDULE(F, R)                                                                      \
-        F(number, every, "steps between two periodic checkpoints")                                 \
-        F(number, next_version, "version of the job in the next periodic checkpoint")              \
-        F(text, periodic_directory, "directory of periodic checkpoints")
-
 #define STATUS_PROGRESS(F, R)                                                                      \
         F(text, job, "name")                                                                       \
         R(inlined, status_operation, operation, "the newest operation")                            \
@@ -528,6 +534,7 @@
         X(status_session, STATUS_SESSION)                                                          \
         X(status_move, STATUS_MOVE)                                                                \
         X(status_checkpoint, STATUS_CHECKPOINT)                                                    \
+        X(status_schedule, STATUS_SCHEDULE)                                                        \
         X(status_waited, STATUS_WAITED)                                                            \
         X(status_origin, STATUS_ORIGIN)                                                            \
         X(status_job, STATUS_JOB)                                                                  \
@@ -565,7 +572,6 @@
         X(status_moves_here, STATUS_MOVES_HERE)                                                    \
         X(status_moves, STATUS_MOVES)                                                              \
         X(status_operation, STATUS_OPERATION)                                                      \
-        X(status_schedule, STATUS_SCHEDULE)                                                        \
         X(status_progress, STATUS_PROGRESS)                                                        \
         X(status_ordered, STATUS_ORDERED)                                                          \
         X(status_reached, STATUS_REACHED)                                                          \

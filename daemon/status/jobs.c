@@ -301,6 +301,9 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->groups = job->layout->n_groups;
         report_owners(arena, job->x, &job->placement, &ret->owners);
         ret->checkpoint = report_checkpoint(arena, job->x, job->name);
+        ret->schedule = report_schedule(arena, job->x, job->name);
+        if (ret->schedule)
+                ret->schedule->periodic_directory = NULL;
         report_waiting(arena, job, ret);
         report_longest(ret);
         report_times(arena, job, ret);

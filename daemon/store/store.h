@@ -84,20 +84,19 @@ void state_discard(struct store *store, const struct state_identity *id, uint32_
  * Returns how many. */
 uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before);
 
-/* ---- notes of dropped jobs ---- */
+/* ---- notes: what this node has to remember of a job beside its states ---- */
 
-/* A dropped job, and the nodes that may not know of the drop yet.  A small file beside the states.
- */
-struct drop_note {
-        const char *job;
-        const char *nodes; /* names, separated by blanks */
-        uint32_t uid;      /* of the job */
-};
+enum { NOTE_SIZE = 8192 };
+#define NOTE_DROP ".drop"
+#define NOTE_SCHEDULE ".schedule"
 
-/* Replaces an older note of the job. */
-int drops_write(const struct store *store, const struct drop_note *note, struct fault *fault);
-void drops_delete(const struct store *store, const char *job);
-void drops_each(const struct store *store, void (*each)(const struct drop_note *note, void *arg),
+/* Replaces an older note of that kind, in a small file beside the states.  The text is shorter than
+ * NOTE_SIZE. */
+int note_write(const struct store *store, const char *kind, const char *job, const char *text,
+               struct fault *fault);
+void note_delete(const struct store *store, const char *kind, const char *job);
+/* each() may change the text, and deletes no note but its own. */
+void notes_each(const struct store *store, const char *kind, void (*each)(char *text, void *arg),
                 void *arg);
 
 /* ---- a job's state: blocking calls, 0.3 s a GiB ---- */

@@ -227,5 +227,130 @@ def every_writes_one_every_n_steps():
         assert whole(d) == ["job-6", "job-9"]
 
 
+def by_name(c, name):
+    return next(d for d in c.daemons if d.name == name)
+
+
+def coordinator(c):
+    """By the owner list in force, which all nodes have taken up."""
+    def named():
+        jobs = [d.job("job") for d in c.daemons]
+        names = {job["coordinator"] for job in jobs if job}
+        return len(names) == 1 and all(jobs) and names.pop()
+    return by_name(c, until(named, what="a coordinator"))
+
+
+def schedules(c):
+    return {d.name: d.job("job")["schedule"] for d in c.daemons}
+
+
+def goes_on(c, d, ranks, every):
+    """Two more checkpoints are there after twice as many steps."""
+    for _ in range(2):
+        train(ranks, every)
+        version = c[0].job("job")["version"]
+        until(lambda v=version: f"job-{v}" in whole(d), what=f"the periodic checkpoint of version {version}")
+        until(lambda v=version: {s["last_version"] for s in schedules(c).values()} == {v}, what="all nodes to know it")
+
+
+@case
+def schedule_belongs_to_the_job():
+    """It survives changes of owners, and the death of whoever coordinates; every node says when the next is due."""
+    with Place() as d, Cluster(3) as c:
+        ranks = c.ranks("job", LAYOUT, [1, 2], hold=2, push=2)
+        first = coordinator(c)
+        first.ctl("checkpoint", "job", d, "--every", "2", "--keep", "3")
+        goes_on(c, d, ranks, 2)
+        c[1].change_owners("remove-node", first.name)
+        second = coordinator(c)
+        assert second is not first
+        goes_on(c, d, ranks, 2)
+        end(ranks)
+        for victim in (second, *(x for x in c.daemons if x not in (first, second)), first):
+            victim.restart()
+            c.wait_up()
+            coordinator(c)
+            assert {s["every"] for s in schedules(c).values()} == {2}, schedules(c)
+        ranks = c.ranks("job", LAYOUT, [1, 2], hold=2, push=2)
+        goes_on(c, d, ranks, 2)
+        c[1].change_owners("add-node", first.name)
+        assert coordinator(c) is first
+        goes_on(c, d, ranks, 2)
+        for daemon in c.daemons:
+            assert all(s["periodic_directory"] is None for s in schedules(c).values()), "a path is its user's"
+            for command in ("status", "jobs"):
+                text = daemon.ctl_run(command).stdout
+                assert "job: a checkpoint every 2 steps; none after version " in text, text
+        version = c[0].job("job")["version"]
+        assert whole(d) == sorted(f"job-{v}" for v in (version - 4, version - 2, version)), os.listdir(d)
+
+
+@case
+def new_owner_learns_the_schedule():
+    """While the list is the first, a node without shards keeps no notes: as an owner it hears from those before it."""
+    with Place() as d, Cluster(2, owners="n0") as c:
+        ranks = c.ranks("job", LAYOUT, [0, 0], hold=2, push=2)
+        c[1].ctl("checkpoint", "job", d, "--every", "2")
+        train(ranks, 2)
+        until(lambda: whole(d) == ["job-2"], what="the periodic checkpoint")
+        assert not any(f.endswith(".schedule") for f in c[1].state_files())
+        for command, node in (("add-node", "n1"), ("remove-node", "n0")):
+            c[0].change_owners(command, node)
+            until(lambda: not c[0].job("job")["move"], what="the move")
+        until(lambda: (job := c[1].job("job")) and job["coordinator"] == "n1", what="the new coordinator")
+        for version in (4, 6):
+            train(ranks, 2)
+            until(lambda v=version: f"job-{v}" in whole(d), what=f"the periodic checkpoint of version {version}")
+
+
+@case
+def schedule_that_was_ended_does_not_come_back():
+    """Not by a node that was away at the order; nor does a new job have that of a dropped one."""
+    with Place() as d, Cluster(3) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        at = coordinator(c)
+        away = next(x for x in c.daemons if x is not at)
+        at.ctl("checkpoint", "job", d, "--every", "2")
+        goes_on(c, d, ranks, 2)
+        end(ranks)
+        away.kill()
+        at.ctl("checkpoint", "job", d, "--every", "0")
+        at.restart()
+        away.start()
+        c.wait_up()
+        coordinator(c)
+        until(lambda: set(schedules(c).values()) == {None}, what="all nodes to know the end")
+        at.ctl("checkpoint", "job", d, "--every", "2")
+        until(lambda: all(schedules(c).values()), what="all nodes to know the schedule")
+        away.kill()
+        at.ctl_run("drop", "job")
+        away.start()
+        c.wait_up()
+        until(lambda: not any(x.job("job") for x in c.daemons), what="the drop")
+        until(lambda: not any(f.endswith((".schedule", ".drop")) for x in c.daemons for f in x.state_files()),
+              what="the notes' end")
+        train(c.ranks("job", LAYOUT, [0, 1], hold=2, push=2), 4)
+        assert set(schedules(c).values()) == {None} and whole(d) == ["job-2", "job-4"], os.listdir(d)
+
+
+@case
+def schedule_survives_a_restore():
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        c[0].ctl("checkpoint", "job", d, "--every", "3")
+        goes_on(c, d, ranks, 3)
+        end(ranks)
+        until(lambda: not any(x.job("job")["sessions"] for x in c.daemons), what="the sessions' end")
+        c[0].ctl("restore", "job", f"{d}/job-3")
+        for x in c.daemons:
+            x.kill()
+        c.start()
+        ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
+        os.rename(f"{d}/job-6", f"{d}/before")
+        until(lambda: coordinator(c).job("job")["schedule"]["next_version"] == 6, what="the coordinator to reckon anew")
+        train(ranks, 3)
+        until(lambda: "job-6" in whole(d), what="the periodic checkpoint")
+
+
 if __name__ == "__main__":
     main()

@@ -16,6 +16,7 @@ import time
 import urllib.parse
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from checkpointing import Place  # noqa: E402
 from cluster import SETS, Cluster, Daemon, descriptors, finish_all, small_layout, spawn, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 from ports import free_ports  # noqa: E402
@@ -63,6 +64,44 @@ def train(c, steps=2):
         r.start("train", steps=steps, sets=SETS)
     finish_all(ranks)
     return ranks
+
+
+def checkpoints_of(daemon):
+    return tuple(value(daemon, f"checkpoint_{name}", job="work") for name in ("every_steps", "last_version"))
+
+
+@case
+def checkpoints_that_stop_show():
+    """What the alert reads stays where it was while the job steps on, on every node, whoever is started anew."""
+    with Place() as d, cluster(2) as c:
+        ranks = train(c)
+        begun = int(time.time())
+        c[0].ctl("checkpoint", "work", f"{d}/saved", "--every", "2")
+        step = 2
+        for good in (True, False):
+            for _ in range(3):
+                for r in ranks:
+                    r.start("train", steps=2, first_step=step, sets=SETS)
+                finish_all(ranks)
+                step += 2
+                if good:
+                    until(lambda v=step: all(checkpoints_of(x) == (2, v) for x in c.daemons), what="the checkpoint")
+            if good:
+                shutil.rmtree(f"{d}/saved")
+                with open(f"{d}/saved", "w", encoding="ascii"):
+                    pass  # whatever comes to this place fails
+        for x in (None, *c.daemons):
+            if x:
+                x.restart()
+                c.wait_up()
+            for y in c.daemons:
+                until(lambda y=y: y.job("work") and y.job("work")["schedule"], what="the job and its schedule")
+                until(lambda y=y: value(y, "job_steps_total", job="work") == step, what="the last step")
+                assert checkpoints_of(y) == (2, 8), checkpoints_of(y)
+                assert begun <= value(y, "checkpoint_last_timestamp_seconds", job="work") <= time.time()
+        c[0].ctl("checkpoint", "work", d, "--every", "0")
+        until(lambda: not any(n == "zerod_checkpoint_every_steps" for x in c.daemons for n, _ in samples(x)),
+              what="the end of the series")
 
 
 # ---- what is there ------------------------------------------------------------------
