@@ -33,16 +33,16 @@ enum place_use {
 int snapshot_place_check(const struct snapshot_place *place, struct fault *fault);
 /*
  * Opens DIR, or a checkpoint in it.  Below root, a directory of a third user is used as far as its
- * mode allows everybody.  Whoever writes is refused a missing path, a read-only one, and the memory
- * of state_dir.
+ * mode allows everybody.  Whoever writes is refused a missing path, a read-only one, the memory of
+ * state_dir, and a unit's own /tmp.
  */
 int snapshot_place_open(const struct snapshot_place *place, enum place_use use, int *ret_fd,
                         struct fault *fault);
 /*
  * Whether zerod sees the directory as the client does, and may use it.  seen: "DEVICE:INODE PATH"
  * (hexadecimal) of the directory, or of the nearest one above it that the client sees.  ZERO_EINVAL
- * where they differ: each may have file systems of its own.  Other nodes have theirs, and nothing to
- * compare: a cluster's units are alike.
+ * where they differ: each may have file systems of its own.  Other nodes have theirs, and nothing
+ * to compare; they know by themselves only what systemd made for their units.
  */
 int snapshot_place_look(const struct snapshot_place *place, const char *seen, bool writes,
                         struct fault *fault);

@@ -147,8 +147,9 @@ static int walk(int fd, const char *path, int flags, enum place_use use, uint32_
 /* ---- whether a checkpoint lasts there ---- */
 
 /* What each refusal of a place ends with. */
-static const char way_out[] = "name one on a disk: for a packaged zerod, one in checkpoint_dir that "
-                              "ReadWritePaths= of its unit lists";
+static const char way_out[] =
+        "name one on a disk: for a packaged zerod, one in checkpoint_dir that "
+        "ReadWritePaths= of its unit lists";
 
 static bool is_inside(int fd, const char *directory)
 {
@@ -174,6 +175,29 @@ static bool goes_with_states(int fd, const char *state_dir)
                (is_inside(fd, state_dir) || (fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC));
 }
 
+/* Whether it is in the /tmp or /var/tmp that systemd gave the unit alone (PrivateTmp=). */
+static bool is_of_unit(int fd)
+{
+        CLEANUP(cleanup_free) char *line = NULL;
+        FILE *mounts = fopen("/proc/self/mountinfo", "re");
+        unsigned long long id;
+        struct statx of = { 0 };
+        bool found = false;
+        size_t size = 0;
+        int root;
+
+        if (!mounts)
+                return false;
+        statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &of);
+        while (!found && getline(&line, &size, mounts) > 0)
+                if (sscanf(line, "%llu %*s %*s %n", &id, &root) == 1 && id == of.stx_mnt_id) {
+                        line[(size_t)root + strcspn(line + root, " ")] = 0;
+                        found = strstr(line + root, "/systemd-private-") != NULL;
+                }
+        fclose(mounts);
+        return found;
+}
+
 static int lasting_check(const struct snapshot_place *place, int fd, struct fault *fault)
 {
         struct statvfs fs;
@@ -182,6 +206,11 @@ static int lasting_check(const struct snapshot_place *place, int fd, struct faul
                 return fault_set(fault, ZERO_EINVAL,
                                  "directory %.200s lies in state_dir or its memory, which a "
                                  "checkpoint must outlive: %s",
+                                 place->path, way_out);
+        if (is_of_unit(fd))
+                return fault_set(fault, ZERO_EINVAL,
+                                 "directory %.200s is one that systemd made for zerod's unit, and "
+                                 "deletes when the unit stops: %s",
                                  place->path, way_out);
         if (fstatvfs(fd, &fs) == 0 && (fs.f_flag & ST_RDONLY))
                 return fault_set(fault, ZERO_EIO, "directory %.200s is read-only to zerod: %s",
@@ -240,10 +269,11 @@ int snapshot_place_look(const struct snapshot_place *place, const char *seen, bo
                 what = strerror_r(errno, why, sizeof why);
         else if (st.st_dev == device && st.st_ino == inode)
                 return snapshot_place_open(place, writes ? PLACE_TRIED : PLACE_READ, &fd, fault);
-        return fault_set(fault, ZERO_EINVAL,
-                         "zerod does not see the %.200s that you see (%s), as with the private /tmp "
-                         "of a unit, which a restart deletes: %s",
-                         seen + at - 1, what, way_out);
+        return fault_set(
+                fault, ZERO_EINVAL,
+                "zerod does not see the %.200s that you see (%s), as with a unit's own /tmp, "
+                "which goes when the unit stops: %s",
+                seen + at - 1, what, way_out);
 }
 
 int snapshot_check_space(int dir, uint64_t bytes, struct fault *fault)

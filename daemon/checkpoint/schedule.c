@@ -8,8 +8,8 @@
  * from the nodes of the list before.  A schedule that was ended is kept too, with every 0: a node
  * that was away does not bring it back.
  *
- * The drop of a job deletes its schedule.  Nobody makes a new job of that name before all nodes that
- * may keep one have heard of the drop (drop.c).
+ * The drop of a job deletes its schedule.  Nobody makes a new job of that name before all nodes
+ * that may keep one have heard of the drop (drop.c).
  */
 #include "daemon/checkpoint/operation.h"
 #include "daemon/drop/drop.h"
@@ -63,9 +63,10 @@ static void schedule_write(const struct engine *x, const struct schedule *s)
                  (unsigned long long)s->last_version, (unsigned long long)s->last_unix_s,
                  s->directory);
         if (keeps_notes(x) && note_write(x->store, NOTE_SCHEDULE, s->job, text, &fault))
-                log_error("job %s: cannot write down when its checkpoints are due: %s; a restart of "
-                          "this daemon may forget that",
-                          s->job, fault.text);
+                log_error(
+                        "job %s: cannot write down when its checkpoints are due: %s; a restart of "
+                        "this daemon may forget that",
+                        s->job, fault.text);
 }
 
 /* node: ZERO_NODE_MAX for all. */

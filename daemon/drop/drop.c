@@ -270,8 +270,7 @@ static void drop_write(const struct drop *d)
 
         for (uint32_t i = 0; i < d->x->cluster->n_nodes; i++)
                 if (d->untold >> i & 1)
-                        n += (size_t)snprintf(text + n, sizeof text - n, "%s ",
-                                              node_name(d->x, i));
+                        n += (size_t)snprintf(text + n, sizeof text - n, "%s ", node_name(d->x, i));
         snprintf(text + n, sizeof text - n, "\n%u\n", d->uid);
         if (note_write(d->x->store, NOTE_DROP, d->job, text, &fault))
                 log_error("job %s: cannot write down the drop: %s; if this daemon ends before all "

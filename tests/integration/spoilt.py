@@ -119,16 +119,18 @@ def not_taken(daemon, directory, *what, command="checkpoint", **options):
 @case
 def directory_that_the_client_does_not_see():
     """A daemon has a directory of its own where the client sees another one, as a systemd unit has its own /tmp. The
-    node that is asked compares, whichever node coordinates the job; the other one has nothing to compare."""
+    node that is asked compares, whichever node coordinates the job; the other one knows systemd's by its name."""
     with Place() as d, Cluster(2, start=False) as c:
         tmp, private = f"{d}/tmp", f"{d}/private"
-        for path in (tmp, private, f"{private}/only-there"):
-            os.mkdir(path)
-        c[0].start(wrapper=["unshare", "-m", "sh", "-c", f'mount --make-rprivate / && mount --bind "{private}" "{tmp}" '
-                            '&& exec "$@"', "sh"])
-        c[1].start()
+        unit, units = f"{d}/unit", f"{d}/systemd-private-1-zerod.service/tmp"
+        for path in (tmp, private, f"{private}/only-there", unit, units):
+            os.makedirs(path)
+        for daemon, of, at in ((c[0], private, tmp), (c[1], units, unit)):
+            daemon.start(wrapper=["unshare", "-m", "sh", "-c", f'mount --make-rprivate / && mount --bind "{of}" "{at}" && '
+                                  'exec "$@"', "sh"])
         try:
             until(c[0].peers_up, what="readiness")
+            until(c[1].peers_up, what="readiness")
         except AssertionError as e:
             raise Skip("no mount namespaces here") from e
         ranks = c.ranks("job", LAYOUT, [0, 1], hold=2, push=2)
@@ -139,6 +141,8 @@ def directory_that_the_client_does_not_see():
         assert r.returncode == 1 and "does not see" in r.stderr, r
         train(ranks, 1)
         assert os.listdir(private) == ["only-there"] and not os.listdir(tmp)
+        not_taken(c[0], unit, "node n1: ", "made for zerod's unit")
+        assert not os.listdir(units)
         path = c[0].ctl("checkpoint", "job", d)["path"]
         for seen in ("", "1:2", "1:2 relative", "1:2 /nowhere", f"x:y {d}", f"1:2 {d}/below"):
             wish = json.dumps({"job": "job", "directory": d, "seen": seen})
