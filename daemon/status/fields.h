@@ -84,7 +84,8 @@
 /* Periodic checkpoints. */
 #define STATUS_SCHEDULE(F, R)                                                                      \
         F(number, every, "steps between two periodic checkpoints", GAUGE("checkpoint_every_steps"))\
-        F(number, next_version, "version of the job in the next periodic checkpoint")              \
+        F(number, next_version, "version of the job in the next periodic checkpoint",              \
+          GAUGE("checkpoint_next_version"))                                                        \
         F(text, periodic_directory, "directory of periodic checkpoints; null: others read this")   \
         F(number, last_version, "version of the job in the newest of them; until there is one, "   \
           "when it was ordered", GAUGE("checkpoint_last_version"))                                 \
