@@ -18,7 +18,8 @@
 #include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 
-enum { JOIN_MS = 24 * 3600 * 1000 };
+/* SETUPS_LEFT_MAX: an attach that a driver holds up outlives its session. */
+enum { JOIN_MS = 24 * 3600 * 1000, SETUPS_LEFT_MAX = 64 };
 
 /* ---- attaching ---------------------------------------------------------------- */
 
@@ -503,6 +504,13 @@ static int needs_check(struct engine *x, const char *job, const struct rank_need
                                  "grad_dtype and reduce_dtype are fp32, bf16 or fp16");
         if (n->hold_groups < 1 || n->push_groups < 1)
                 return fault_set(fault, ZERO_EINVAL, "hold_groups and push_groups are at least 1");
+        if (!place_is_host(n->windows) && setups_left(x) >= SETUPS_LEFT_MAX)
+                return fault_set(
+                        fault, ZERO_EBUSY,
+                        "%d ranks have left while they waited for the driver of a GPU, which "
+                        "has not answered yet: attach again; if that lasts, the driver "
+                        "hangs: zeroctl doctor tells for how long",
+                        SETUPS_LEFT_MAX);
         return 0;
 }
 

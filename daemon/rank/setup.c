@@ -65,6 +65,16 @@ static struct rank_setup *rank_setup_new(struct rank *rank, uint32_t n_handles, 
         return m;
 }
 
+uint32_t setups_left(const struct engine *x)
+{
+        uint32_t n = 0;
+
+        list_for_each (&x->ranks->setups, item) {
+                n += CONTAINER_OF(item, struct rank_setup, link)->rank->left;
+        }
+        return n;
+}
+
 /* Perhaps nobody needs the result any more. */
 static void rank_setup_end(struct rank_setup *m)
 {

@@ -8,11 +8,12 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SLOW, expect, finish_all, small_layout, until  # noqa: E402
-from gpu_ranks import DEADLINE_MS, Gate, LAYOUTS, attach, gpus, in_host_memory, memory_of_gpu, outcome, train  # noqa: E402
+from gpu_ranks import DEADLINE_MS, Event, GPU_0, Gate, LAYOUTS, attach, gpus, in_host_memory, memory_of_gpu, outcome, raw_attach, train  # noqa: E402
 from harness import case, main  # noqa: E402
 import wire  # noqa: E402
 
 
+LEFT = 64  # ranks that have left
 LOOKS, QUESTIONS = 256, 300  # questions that wait for the driver; those that come
 
 
@@ -163,6 +164,31 @@ def questions_that_wait_for_a_driver_are_bounded():
             assert {raw.reply()[0] for _ in range(QUESTIONS - len(refused))} == {wire.OK}
             raw.close()
             assert c[0].ctl_run("status").returncode == 0
+
+
+@case
+def ranks_that_leave_before_the_driver_answers_are_bounded():
+    """Each one keeps memory until then.  Ranks in host memory attach meanwhile, and all do when the driver answers."""
+    event = Event()
+    needs = {1: wire.layout_message(LAYOUTS["fp32"]), 2: 2, 3: 2, 4: 1, 5: 1, 9: GPU_0, 10: [event.handle]}
+    with tempfile.TemporaryDirectory() as directory:
+        gate = Gate(directory)
+        with gpus(daemon={"FAKE_GPU_EVENT_GATE": gate.path}) as c:
+            gate.shut()
+            try:
+                for n in range(2 * LEFT):
+                    raw = wire.Raw(c[0].socket, timeout=60 * SLOW)
+                    raw.hello(f"job{n}", 0, 1, timeout_ms=60000 * SLOW)
+                    raw.send(wire.request(2, "attach", needs) + wire.request(3, "query", {1: "ping"}))
+                    status, text, fields = raw.reply()
+                    raw.close()
+                    if fields[1] == [2]:
+                        break
+                assert n >= LEFT and status == wire.EBUSY and f"{LEFT} ranks have left" in text, (n, status, text)
+                others_train(c)
+            finally:
+                gate.open()
+            until(lambda: raw_attach(c, GPU_0)[0][0] == wire.OK, what="an attach")
 
 
 if __name__ == "__main__":

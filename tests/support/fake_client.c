@@ -100,6 +100,7 @@ int fake_event_open(const uint8_t handle[ZERO_GPU_HANDLE], void **ret_event)
         struct event *e;
 
         fake_off_loop("event_open");
+        fake_pass_gate("FAKE_GPU_EVENT_GATE");
         fake_chosen("event_open");
         if (fd >= 0 && fake_setting("FAKE_GPU_NO_EVENTS", 0)) {
                 close(fd);

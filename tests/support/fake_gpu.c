@@ -28,6 +28,7 @@
  *   FAKE_GPU_GATE=FILE  while the file exists, an allocation of memory for export waits;
  *                             FILE.reached is made then
  *   FAKE_GPU_LOOK_GATE=FILE   the same for a look at how much memory is free
+ *   FAKE_GPU_EVENT_GATE=FILE  ... for an event of a trainer's that is opened
  *   FAKE_GPU_UNMAP_GATE=FILE  ... for a trainer that unmaps memory
  *   FAKE_GPU_REDUCES=FILE  a byte is appended for each launch of a reduction
  *   FAKE_GPU_WRITABLE=1  a trainer maps all memory writable, as with some drivers
