@@ -33,6 +33,7 @@
 #include "daemon/membership/membership.h"
 #include "daemon/rpc/rpc.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 enum { STOP_MS = 10000, THREADS_DEFAULT_MAX = 8 };
 /* Bytes a second: writing states from GPUs is allowed to be as slow as this. */
@@ -623,6 +624,8 @@ int node_run(struct conf *conf, struct fault *fault)
         node.x.node = &node_ops;
         node.x.node_arg = &node;
         node.socket = socket;
+        uv_replace_allocator(malloc, sure_realloc, calloc,
+                             free); /* libuv ends the process otherwise */
         uv_loop_init(&node.loop);
         uv_timer_init(&node.loop, &node.stop_timer);
         r = node_start(&node, fault);

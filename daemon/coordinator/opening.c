@@ -9,6 +9,7 @@
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 struct opening {
         struct coordinated *c;
@@ -106,9 +107,14 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
                                        .states = states };
         struct fault fault;
 
-        if (!states || !standings)
-                e.status = fault_set(&fault, ZERO_ENOMEM, "out of memory");
-        else if (o->n_standings > STATES_MAX)
+        if (!states || !standings) {
+                coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_ASK_AGAIN,
+                                                                 .node = node });
+                free(standings);
+                free(states);
+                return;
+        }
+        if (o->n_standings > STATES_MAX)
                 e.status = fault_set(&fault, ZERO_EPROTO,
                                      "it has %zu states of the job, more than the limit of %d",
                                      o->n_standings, STATES_MAX);
@@ -206,10 +212,8 @@ void opening_ask(struct coordinated *c, uint32_t node, bool create)
 {
         Zero__LinkMessage m = job_message(c->name);
         Zero__Open open = ZERO__OPEN__INIT;
-        struct opening *o = malloc(sizeof *o);
+        struct opening *o = sure_realloc(NULL, sizeof *o);
 
-        if (!o)
-                abort(); /* some bytes: nothing sensible is left to do */
         *o = (struct opening){ c, node, displaced_is_dropped(c) ? c->given : DROP_UNDER_WAY };
         coordinated_ref(c);
         open.uid = c->uid;

@@ -8,6 +8,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
+#include "proto/sure.h"
 
 /* A question or a fill without an answer yet. */
 struct asked {
@@ -18,10 +19,8 @@ struct asked {
 
 static struct asked *asked_new(struct coordinated *c, uint32_t of, uint64_t epoch)
 {
-        struct asked *a = malloc(sizeof *a);
+        struct asked *a = sure_realloc(NULL, sizeof *a);
 
-        if (!a)
-                abort(); /* some bytes: nothing sensible is left to do */
         *a = (struct asked){ c, of, epoch };
         coordinated_ref(c);
         return a;

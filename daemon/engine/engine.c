@@ -16,6 +16,7 @@
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 /* ---- the tick ----------------------------------------------------------------- */
 
@@ -95,6 +96,7 @@ static void engine_tick(uv_timer_t *timer)
         struct engine *x = life->x;
         bool progress = engine_now(x) - life->progress_ms >= PROGRESS_MS;
 
+        sure_fill();
         if (progress)
                 life->progress_ms = engine_now(x);
         for_modules (x, module) {
@@ -279,10 +281,11 @@ static void offer_message(struct job *job, uint32_t node, const Zero__Offer *off
 {
         int r = accumulator_offer(job, node, offer, NULL);
 
-        if (r == -EPROTO)
+        if (r) /* the attempt cannot do without it */
                 fabric_cut(job->x->fabric, node,
-                           "its offer of a gradient does not fit the job's layout, owners or order "
-                           "of micro-batches");
+                           r == -ENOMEM ? "out of memory for its offer of a gradient"
+                                        : "its offer of a gradient does not fit the job's layout, "
+                                          "owners or order of micro-batches");
 }
 
 /* A message for a job on this node. */

@@ -15,6 +15,7 @@
 #include "daemon/device/place/place.h"
 #include "proto/cleanup.h"
 #include "proto/list.h"
+#include "proto/sure.h"
 
 enum { FIRST_TRANSFER = 16 }; /* lower numbers are probes */
 
@@ -177,9 +178,7 @@ static int put_off(struct fabric_peer *peer, const Zero__LinkMessage *m)
 
         if (size > LINK_MESSAGE_MAX)
                 return -EMSGSIZE;
-        waiting = malloc(sizeof *waiting + size);
-        if (!waiting)
-                return -ENOMEM;
+        waiting = sure_realloc(NULL, sizeof *waiting + size); /* no link to this node could end */
         waiting->due = due > peer->last_due ? due : peer->last_due;
         peer->last_due = waiting->due;
         waiting->size = zero__link_message__pack(m, waiting->packed);
@@ -204,6 +203,8 @@ int fabric_send(struct fabric *fabric, uint32_t node, const Zero__LinkMessage *m
                 r = fabric->ops->send(fabric->carrier, node, m);
         assert((unsigned)m->body_case < FABRIC_BODIES);
         peer->messages[m->body_case] += r == 0;
+        if (r == -ENOMEM) /* a message is lost in the middle of the others */
+                fabric_cut(fabric, node, "out of memory");
         return r;
 }
 

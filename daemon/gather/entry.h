@@ -35,6 +35,7 @@ struct gather {
         struct segment segment;
         struct list starving;
         bool feeding;
+        bool lacking;      /* a part had no memory: the next tick goes on with it */
         uint64_t admitted; /* the sum of the groups that its ranks may hold */
         uint32_t busy;     /* slices and spreads in progress */
         uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */

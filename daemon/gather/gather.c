@@ -370,7 +370,24 @@ static void gathers_node_up(struct engine *x, uint32_t node)
         }
 }
 
-const struct module gather_module = { .node_up = gathers_node_up,
+/* Goes on where memory was lacking. */
+static void gathers_tick(struct engine *x)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                for_gathers (job, g) {
+                        bool lacking = g->lacking;
+
+                        g->lacking = false;
+                        for (uint32_t i = 0; lacking && i < job->layout->n_groups; i++)
+                                gather_advance(g, i);
+                }
+        }
+}
+
+const struct module gather_module = { .tick = gathers_tick,
+                                      .node_up = gathers_node_up,
                                       .job_dropped = gather_fail,
                                       .job_free = gathers_free };
 const struct shard_observer gather_observer = { .ready = gather_shard_ready };

@@ -137,8 +137,10 @@ bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         if (h && h->shard_version[group] != e->version)
                 return false;
         s = calloc(1, sizeof *s);
-        if (!s)
+        if (!s) {
+                g->lacking = true;
                 return false;
+        }
         *s = (struct slice){ .gather = g,
                              .replica = h,
                              .group = group,
@@ -147,6 +149,7 @@ bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                              .bytes = range.count * size,
                              .elements = range.count };
         if (!h && slice_ask(s, owner, e->version, range)) {
+                g->lacking = true;
                 free(s);
                 return false;
         }

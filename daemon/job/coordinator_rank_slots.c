@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 /* ---- what all parts need ---------------------------------------------------------------- */
 
@@ -30,9 +31,7 @@ void act(struct coordinator *c, struct coordinator_action action)
 
         if (a->n == a->capacity) {
                 a->capacity = a->capacity ? 2 * a->capacity : 32;
-                a->items = realloc(a->items, a->capacity * sizeof *a->items);
-                if (!a->items)
-                        abort(); /* some bytes: nothing sensible is left to do */
+                a->items = sure_realloc(a->items, a->capacity * sizeof *a->items);
         }
         a->items[a->n++] = action;
 }

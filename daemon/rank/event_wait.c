@@ -22,6 +22,7 @@
 
 #include "proto/cleanup.h"
 #include "proto/list.h"
+#include "proto/sure.h"
 
 /*
  * How often the thread looks at events.  While something has just happened, it looks as often as a
@@ -323,11 +324,9 @@ static struct held *held_find(struct event_waits *w, const struct place_events *
 
 static struct held *held_new(struct event_waits *w, struct place_events *events)
 {
-        struct held *h = calloc(1, sizeof *h);
+        struct held *h = sure_realloc(NULL, sizeof *h);
 
-        if (!h)
-                return NULL;
-        h->events = events;
+        *h = (struct held){ .events = events };
         list_insert(&w->held, &h->link);
         return h;
 }
@@ -346,13 +345,11 @@ int event_wait(struct event_waits *w, struct place_events *events, uint32_t inde
         if (h && h->n_waits >= EVENT_WAITS_MAX)
                 return fault_set(fault, ZERO_EBUSY,
                                  "%u messages wait for events of this rank already", h->n_waits);
-        wait = calloc(1, sizeof *wait);
-        if (!h && wait)
-                h = held_new(w, events);
-        if (!h || !wait) {
-                free(wait);
+        wait = malloc(sizeof *wait);
+        if (!wait)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        }
+        if (!h)
+                h = held_new(w, events);
         *wait = (struct wait){
                 .held = h, .index = index, .deadline_ms = deadline_ms, .done = done, .arg = arg
         };
@@ -373,9 +370,8 @@ void event_waits_drop(struct event_waits *w, struct place_events *events)
                 return;
         }
         h = held_new(w, events);
-        wait = calloc(1, sizeof *wait);
-        if (!h || !wait)
-                abort(); /* a few bytes are missing: nothing sensible is left to do */
+        wait = sure_realloc(NULL, sizeof *wait);
+        *wait = (struct wait){ 0 };
         h->dropped = true;
         held_idle(w, h, wait);
 }

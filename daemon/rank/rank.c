@@ -9,6 +9,7 @@
 #include "daemon/base/process.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 /* ---- holds -------------------------------------------------------------------- */
 
@@ -392,23 +393,21 @@ static void ready_send(struct job *job, const struct rank *last)
 {
         Zero__LinkMessage m = job_message(job->name);
         Zero__Ready ready = ZERO__READY__INIT;
-        Zero__RankBlob *kept = calloc(job->world_size, sizeof *kept);
-        Zero__RankBlob **pointers = calloc(job->world_size, sizeof *pointers);
+        Zero__RankBlob *kept = sure_realloc(NULL, job->world_size * sizeof *kept);
+        Zero__RankBlob **pointers = sure_realloc(NULL, job->world_size * sizeof *pointers);
         struct step_params_message params;
 
-        if (kept && pointers) { /* otherwise the step's deadline will say so */
-                ready.attempt = job->attempt;
-                ready.rank = last->rank;
-                if (last->waits == WAITS_STEP) {
-                        ready.params = step_params_to_message(rank_state_of(last)->params, &params);
-                        ready.n_kept = blobs_fill(job, kept, pointers);
-                        ready.kept = pointers;
-                }
-                m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
-                m.ready = &ready;
-                job_ref(job);
-                call_send(job->x, job->coordinator, &m, CALL_MS, ready_answered, job);
+        ready.attempt = job->attempt;
+        ready.rank = last->rank;
+        if (last->waits == WAITS_STEP) {
+                ready.params = step_params_to_message(rank_state_of(last)->params, &params);
+                ready.n_kept = blobs_fill(job, kept, pointers);
+                ready.kept = pointers;
         }
+        m.body_case = ZERO__LINK_MESSAGE__BODY_READY;
+        m.ready = &ready;
+        job_ref(job);
+        call_send(job->x, job->coordinator, &m, CALL_MS, ready_answered, job);
         free(kept);
         free(pointers);
 }

@@ -87,6 +87,7 @@ struct accumulator {
         bool left;                 /* a rank has left in this attempt: nothing more is deferred */
         struct step_params params;
         struct blob *kept; /* [rank]: its blob of the step */
+        bool kept_lost;    /* there was no memory for the blobs: the vote says so */
         uint32_t n_kept;
         uint64_t generation; /* a task of an older one has no effect */
 };

@@ -10,6 +10,8 @@
 
 #include <stdlib.h>
 
+#include "proto/sure.h"
+
 static bool offer_has(const struct offer *o, uint32_t tensor)
 {
         uint32_t i = tensor - o->replica->job->layout->groups[o->group].first_tensor;
@@ -106,10 +108,8 @@ static void pieces_init(struct pieces *p, size_t n_segments, const struct offer 
         *p = (struct pieces){ .most = o && o->node_gradient
                                               ? node_gradient_sources_max(o->node_gradient)
                                               : 1 };
-        p->list = calloc(n_segments + 1, sizeof *p->list);
-        p->src = calloc(n_segments * p->most + 1, sizeof *p->src);
-        if (!p->list || !p->src)
-                abort(); /* a few bytes on a worker: nothing sensible is left to do */
+        p->list = sure_realloc(NULL, n_segments * sizeof *p->list);
+        p->src = sure_realloc(NULL, n_segments * p->most * sizeof *p->src);
 }
 
 static void pieces_deinit(struct pieces *p)

@@ -13,6 +13,7 @@
  * of the attempt that offered it.
  */
 #include "daemon/reduce/accumulator.h"
+#include "daemon/reduce/node_gradient.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -22,6 +23,7 @@
 #include "daemon/base/crash.h"
 #include "daemon/core/progress.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 /* ---- the mirror ------------------------------------------------------------------------ */
 
@@ -59,9 +61,8 @@ static void mirror_offer(struct replica *h, uint32_t group)
 
         if (h->copy != 0 || placement->copies < 2)
                 return;
-        CLEANUP(cleanup_free) uint8_t *present = calloc(1, bytes + 1);
-        if (!present)
-                return; /* the step's deadline will say so */
+        CLEANUP(cleanup_free) uint8_t *present = sure_realloc(NULL, bytes);
+        memset(present, 0, bytes);
         some = group_present(h, group, present);
         offer.attempt = job->attempt;
         offer.group = group;
@@ -143,6 +144,8 @@ static int accumulator_keep(struct replica *h, struct fault *fault)
 {
         const struct job *job = h->job;
 
+        if (h->accumulator->kept_lost)
+                return fault_set(fault, ZERO_ENOMEM, "no memory for the ranks' blobs of the step");
         for (uint32_t r = 0; r < job->world_size; r++) {
                 const struct blob *k = &h->accumulator->kept[r];
                 int status = state_blob_stage(h->state, r, job->attempt, k->data, k->bytes);
@@ -346,7 +349,8 @@ static void deferred_measure(struct replica *h)
         uint32_t n = unmeasured(h);
         struct deferred_task *t = n ? calloc(1, sizeof *t + n * sizeof t->offers[0]) : NULL;
 
-        if (!t) /* out of memory: the step's deadline will say so */
+        h->job->reduce->lacking = h->job->reduce->lacking || (n && !t);
+        if (!t)
                 return;
         t->replica = h;
         job_ref(h->job);
@@ -448,8 +452,10 @@ void accumulator_measure(struct replica *h, uint32_t group)
 {
         struct measure *m = calloc(1, sizeof *m);
 
-        if (!m)
+        if (!m) {
+                h->job->reduce->lacking = true;
                 return;
+        }
         m->replica = h;
         job_ref(h->job);
         m->group = group;
@@ -494,8 +500,7 @@ void accumulator_prepare(struct replica *h, const Zero__Prepare *m,
 {
         struct accumulator *l = h->accumulator;
 
-        if (params && !kept_take(h, m))
-                return; /* the step's deadline will say so */
+        l->kept_lost = params && !kept_take(h, m);
         l->preparing = true;
         l->asked_ns = uv_hrtime();
         l->have_params = params != NULL;

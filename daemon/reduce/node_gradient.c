@@ -8,6 +8,7 @@
 
 #include "daemon/base/crash.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 /* Pushes of a session that may wait for their step: as many calls again fit into it. */
 enum { KEPT_MAX = 2048 };
@@ -98,10 +99,8 @@ static void node_gradient_sum(struct offload_task *task, uint32_t worker)
         const struct node_gradient *p = sum->node_gradient;
         const struct layout_group *g = &p->job->layout->groups[p->group];
         const struct layout_tensor *t = &p->job->layout->tensors[g->first_tensor];
-        const void **src = malloc(p->n_sources * sizeof *src);
+        const void **src = sure_realloc(NULL, p->n_sources * sizeof *src);
 
-        if (!src)
-                abort(); /* a few bytes on a worker: nothing sensible is left to do */
         for (uint32_t first = 0, end; first < g->n_tensors; first = end) {
                 uint64_t offset = t[first].offset;
 
@@ -217,14 +216,12 @@ void node_gradient_start(struct node_gradient *p)
                 job->reduce->ready(job, p->group);
                 return;
         }
-        if (!sum_take(p)) {
-                p->starved = true;
-                return;
-        }
-        if (!node_gradient_submit(p)) {
+        if (sum_take(p)) {
+                if (node_gradient_submit(p))
+                        return;
                 sum_give(p);
-                p->starved = true;
         }
+        p->starved = job->reduce->lacking = true;
 }
 
 void reduce_feed(struct reduce *r)

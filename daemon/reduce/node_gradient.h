@@ -39,6 +39,8 @@ struct reduce_group {
         uint32_t offered;     /* next to offer: sums end in any order */
         bool ended;           /* no more node gradients */
         bool ends_empty;      /* an empty offer follows the last node gradient */
+        bool offering;        /* somebody does, and goes on with what becomes ready meanwhile */
+        uint32_t told;        /* of the owners of the group: those that have the next offer */
 };
 
 enum { PUSH_WAITS_MS = 500 };
@@ -57,6 +59,7 @@ struct reduce {
         uint64_t elements_sent, deferred;
         void (*ready)(struct job *job, uint32_t group); /* a node gradient can be offered */
         uint64_t asked, full; /* bits of places: asked for a piece; without memory for one */
+        bool lacking;         /* something had no memory: the next tick goes on with it */
 };
 
 /* Memory for the parts of a sum in one place. */

@@ -40,7 +40,9 @@ static void offer_forget_parts(struct offer *o)
 static void offer_pulled(struct offer *o)
 {
         o->phase = OFFER_WAITING;
-        if (o->landed < o->n_parts) { /* the job says why and what follows */
+        if (o->landed < o->n_parts) {
+                /* memory was lacking here or there, unless the job says what follows */
+                o->replica->job->reduce->lacking = true;
                 if (o->landed == 0 || o->cut)
                         offer_forget_parts(o);
                 return;
@@ -156,6 +158,7 @@ static bool offer_reserve(struct offer *o, bool its_turn)
         o->parts = calloc(o->n_parts, sizeof *o->parts);
         if (!o->parts || !receive_buffer_take(h, o->group, its_turn, &o->buffer)) {
                 free(STEAL(o->parts));
+                h->job->reduce->lacking = h->job->reduce->lacking || its_turn;
                 return false;
         }
         offer_cut(o);

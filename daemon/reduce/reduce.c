@@ -345,8 +345,10 @@ static void reduce_advance(struct job *job, uint32_t group)
                         return;
                 }
                 p = node_gradient_new(job, group, queued);
-                if (!p)
-                        return; /* out of memory: the step's deadline will say so */
+                if (!p) {
+                        r->lacking = true;
+                        return;
+                }
                 g->micro_batch++;
                 g->ended = p->last;
                 node_gradient_start(p);
@@ -451,6 +453,36 @@ static void reduce_job_dropped(struct job *job, int status, const char *text)
         reduce_reset(job, false);
 }
 
+/* Goes on where memory was lacking. */
+static void reduce_again(struct job *job)
+{
+        job->reduce->lacking = false;
+        job_ref(job);
+        reduce_feed(job->reduce);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                reduce_advance(job, g);
+                group_offer(job, g);
+        }
+        spill_check(job);
+        for_replicas (job, h) {
+                for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                        accumulator_advance(h, g);
+                accumulator_vote(h);
+        }
+        job_unref(job);
+}
+
+static void reduce_tick(struct engine *x)
+{
+        accumulators_tick(x);
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (job->reduce->lacking)
+                        reduce_again(job);
+        }
+}
+
 static void reduce_progress(struct engine *x)
 {
         buffers_rest(1);
@@ -459,7 +491,7 @@ static void reduce_progress(struct engine *x)
 const struct module reduce_module = { .job_at = offsetof(struct job, reduce),
                                       .job_bytes = sizeof(struct reduce),
                                       .job_init = reduce_init,
-                                      .tick = accumulators_tick,
+                                      .tick = reduce_tick,
                                       .progress = reduce_progress,
                                       .node_down = accumulators_node_down,
                                       .job_dropped = reduce_job_dropped,

@@ -85,8 +85,10 @@ static void spill_start(struct contribution *c)
         c->copy_bytes =
                 job->layout->groups[c->group].elements * dtype_size(job->reduce->grad_dtype);
         c->copy = buffer_new(c->copy_bytes);
-        if (!c->copy)
-                return; /* out of memory: the step's deadline will say so */
+        if (!c->copy) {
+                job->reduce->lacking = true;
+                return;
+        }
         job->reduce->spilled[c->rank] = true;
         c->copying = true;
         c->task.run = spill_copy;

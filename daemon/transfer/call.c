@@ -8,6 +8,7 @@
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 struct call {
         struct list link; /* transfer.calls */
@@ -21,15 +22,13 @@ struct call {
 void call_send(struct engine *x, uint32_t node, Zero__LinkMessage *m, uint64_t timeout_ms,
                call_done *done, void *arg)
 {
-        struct call *call = calloc(1, sizeof *call);
+        struct call *call = sure_realloc(NULL, sizeof *call); /* keeps the promise to call done() */
 
-        if (!call)
-                abort(); /* nothing else keeps the promise to call done() */
-        call->id = ++x->transfer->last_call;
-        call->node = node;
-        call->done = done;
-        call->arg = arg;
-        call->deadline_ms = engine_now(x) + timeout_ms;
+        *call = (struct call){ .id = ++x->transfer->last_call,
+                               .deadline_ms = engine_now(x) + timeout_ms,
+                               .node = node,
+                               .done = done,
+                               .arg = arg };
         list_insert(&x->transfer->calls, &call->link);
         m->call = call->id;
         call->unsent = !(x->up >> node & 1) || fabric_send(x->fabric, node, m) != 0;

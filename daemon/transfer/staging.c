@@ -55,14 +55,25 @@ static void staged_copy(struct offload_task *task, uint32_t worker)
         s->job->x->ops->copy(s->buffer, s->p, s->n);
 }
 
+/* As fabric_payload(); tells the node where memory is lacking. */
+static int payload_send(struct job *job, uint32_t node, uint64_t transfer, enum traffic kind,
+                        const void *p, size_t n, bulk_done *done, void *arg)
+{
+        int r = fabric_payload(job->x->fabric, node, transfer, kind, p, n, done, arg);
+
+        if (r == -ENOMEM)
+                ask_refuse(job, node, transfer, ZERO_ENOMEM, "out of memory");
+        return r;
+}
+
 static void staged_copied(struct offload_task *task)
 {
         struct staged *s = CONTAINER_OF(task, struct staged, task);
-        struct engine *x = s->job->x;
 
-        if (s->gone || fabric_payload(x->fabric, s->node, s->transfer, s->kind, s->buffer, s->n,
-                                      staged_sent, s))
-                staged_end(s, -ENOTCONN); /* the node is gone, and its request with it */
+        /* the node is gone, and its request with it, or the request was refused */
+        if (s->gone ||
+            payload_send(s->job, s->node, s->transfer, s->kind, s->buffer, s->n, staged_sent, s))
+                staged_end(s, -ENOTCONN);
 }
 
 /* False: there is no memory now; payloads in progress will free some. */
@@ -121,12 +132,14 @@ int staged_payload(struct job *job, uint32_t node, uint64_t transfer, enum traff
 
         if (fabric_takes(x->fabric, node, place_of(p), n) &&
             !(pushed && fabric_checks(x->fabric, node)))
-                return fabric_payload(x->fabric, node, transfer, kind, p, n, done, arg);
+                return payload_send(job, node, transfer, kind, p, n, done, arg);
         if (!(x->up >> node & 1))
                 return -ENOTCONN;
         s = malloc(sizeof *s);
-        if (!s)
+        if (!s) {
+                ask_refuse(job, node, transfer, ZERO_ENOMEM, "out of memory");
                 return -ENOMEM;
+        }
         *s = (struct staged){ .job = job,
                               .node = node,
                               .transfer = transfer,

@@ -25,6 +25,7 @@
 #include "daemon/core/progress.h"
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 enum { TASK_CHUNKS = 512 };
 enum { IDLE_STEPS = 8 }; /* steps without a gradient of a group before the warning */
@@ -384,9 +385,7 @@ static bool group_submit(struct replica *h, uint32_t group)
         if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end ||
             (g->phase == GROUP_PENDING && h->pins[group]))
                 return false;
-        t = calloc(1, sizeof *t);
-        if (!t)
-                return false;
+        t = sure_realloc(NULL, sizeof *t); /* the step is decided */
         if (g->phase == GROUP_PENDING && !g->saved)
                 g->save_from = g->ahead ? UINT64_MAX : save_begin(h, group);
         g->saved = g->save_from != UINT64_MAX;

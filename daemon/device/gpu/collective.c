@@ -23,6 +23,7 @@
 #include "daemon/device/gpu/core.h"
 #include "proto/cleanup.h"
 #include "proto/list.h"
+#include "proto/sure.h"
 
 enum { SPIN_NS = 200000, PAUSE_NS = 20000, NS_PER_MS = 1000000 };
 
@@ -137,9 +138,7 @@ static int enqueue_moves(const struct list *batch)
                 n += CONTAINER_OF(item, struct request, link)->n_moves;
         if (n == 0)
                 return 0;
-        moves = calloc(n, sizeof *moves);
-        if (!moves)
-                abort(); /* a few bytes on a worker: nothing sensible is left to do */
+        moves = sure_realloc(NULL, n * sizeof *moves);
         n = 0;
         list_for_each (batch, item) {
                 const struct request *q = CONTAINER_OF(item, struct request, link);

@@ -6,6 +6,7 @@
 #include "cases.h"
 #include "check.h"
 #include "proto/cleanup.h"
+#include "refusing.h"
 #include "training.h"
 
 struct asker {
@@ -153,16 +154,6 @@ static void a_checksum_that_an_update_waits_for_waits_for_no_reads(void)
         session_close(&s);
 }
 
-static size_t refused_bytes = SIZE_MAX;
-
-/* In the place of malloc(), by the linker. */
-void *__real_malloc(size_t n);
-void *__wrap_malloc(size_t n);
-void *__wrap_malloc(size_t n)
-{
-        return n >= refused_bytes ? NULL : __real_malloc(n);
-}
-
 static void a_checksum_without_memory_is_refused(void)
 {
         struct training t = training_default();
@@ -174,9 +165,9 @@ static void a_checksum_without_memory_is_refused(void)
         session_open(&s, &t);
         session_attach(&s);
         h = net_own(net_job(&s.net, 0, "zoo"));
-        refused_bytes = 1 << 20;
+        allocations_refuse_bytes(1 << 20);
         CHECK(checksum_ask(h, 0, &asker.asker) == ZERO_ENOMEM);
-        refused_bytes = SIZE_MAX;
+        allocations_refuse_bytes(SIZE_MAX);
         CHECK(n_summings(h) == 0 && !asker.done);
         ask_checksum(h, 0, &asker);
         net_wait(&s.net, no_summings, h, "the checksum");

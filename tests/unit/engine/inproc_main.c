@@ -28,7 +28,8 @@ static int run_cases(int argc, char **argv)
         const struct test_case *const lists[] = { bitwise_cases,    plane_cases,   lost_cases,
                                                   trouble_cases,    fill_cases,    mirror_cases,
                                                   checkpoint_cases, restore_cases, gpu_cases,
-                                                  gpus_cases,       part_cases,    checksum_cases };
+                                                  gpus_cases,       part_cases,    checksum_cases,
+                                                  memory_cases };
         int ran = 0;
 
         CHECK(sodium_init() >= 0);

@@ -271,7 +271,10 @@ static void begin_attach(struct trainer *t, const struct op *op)
         Zero__Layout *m;
         int r;
 
-        CHECK(layout_to_message(t->layout, &m) == 0);
+        if (layout_to_message(t->layout, &m)) {
+                request_end(&task->request, ZERO_ENOMEM, "out of memory");
+                return;
+        }
         t->needs.n_events = 0;
         stream_free(t->stream);
         t->stream = NULL;
