@@ -1,4 +1,5 @@
 /* Carries out what a job's coordinator decides: messages and log lines (coordinator.h). */
+#include "daemon/checkpoint/checkpoint.h"
 #include "daemon/coordinator/coordinator.h"
 
 #include <stdlib.h>
@@ -285,18 +286,18 @@ static void unknown(struct coordinated *c, uint32_t node, bool waited)
                         c->name, name);
 }
 
-/* Deletes the job on the node at once, so that new ranks may come. */
+/* Deletes what the node has made of the job; but not what a restore puts in its place. */
 static void discard(struct coordinated *c, uint32_t node)
 {
         Zero__LinkMessage m = job_message(c->name);
         Zero__Drop drop = ZERO__DROP__INIT;
 
+        if (restore_runs(c->x, c->name))
+                return;
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
+        drop.made = true;
         m.drop = &drop;
-        if (node == c->x->cluster->self)
-                job_discard(c->x, c->name);
-        else
-                fabric_send(c->x->fabric, node, &m);
+        fabric_send(c->x->fabric, node, &m); /* to this node, too: behind what it was asked */
 }
 
 static void closed(struct coordinated *c)

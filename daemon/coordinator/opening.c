@@ -76,10 +76,10 @@ int standing_read(const Zero__Standing *m, struct told_state *ret, struct standi
         *ret = (struct told_state){ .place = { m->epoch, m->n_owners, m->owner, m->copy },
                                     .attempt = m->attempt,
                                     .puts = m->puts,
-                                    .fresh = m->fresh,
                                     .standing = standing };
         *standing = (struct standing){ .version = m->version,
                                        .done = m->done,
+                                       .fresh = m->fresh,
                                        .prepared_attempt = m->prepared_attempt,
                                        .decision.loss_scale = 0 };
         if (m->decision)

@@ -316,7 +316,10 @@ void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call,
 
 void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        drop_here(x, m->job);
+        if (m->drop->made)
+                job_discard(x, m->job);
+        else
+                drop_here(x, m->job);
         if (m->call)
                 wait_add(x, m->job, node, m->call, NULL);
         drops_check(x);

@@ -185,6 +185,34 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
         return 0;
 }
 
+/*
+ * Whether the job may go for another one of its name.  Nobody has worked on it or looks at it, and
+ * its coordinator knows another one: an opening that did not come to its end left this one.
+ */
+static bool gives_way(const struct job *job)
+{
+        return !job->opening && !job->n_attached && job->holders == job->onlookers &&
+               job_fresh(job);
+}
+
+/* The node has a job of that name. */
+static void open_answer(struct job *job, uint32_t node, const Zero__LinkMessage *m, const layout *l)
+{
+        struct fault fault;
+        int r = open_check(job, m->open, l, &fault);
+
+        if (!r) {
+                opened_answer(job->x, node, m->call, job, false);
+        } else if (gives_way(job)) {
+                log_warning("job %s: deleted here, where nobody has worked on it: %s", job->name,
+                            fault.text);
+                unknown_answer(job->x, node, m, true);
+                job_discard(job->x, m->job);
+        } else {
+                answer(job->x, node, m, r, fault.text);
+        }
+}
+
 /* Makes a replica for everything that this node holds of the job. */
 static bool replicas_new(struct job *job)
 {
@@ -266,14 +294,16 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
         }
         if (!r)
                 r = optimizer_layout(open->layout, &l, &fault);
-        if (!r)
-                r = job ? open_check(job, open, l, &fault) : open_new_check(x, node, m, l, &fault);
-        if (r || job) {
+        if (!r && job) {
+                open_answer(job, node, m, l);
                 layout_free(l);
-                if (r)
-                        answer(x, node, m, r, fault.text);
-                else
-                        opened_answer(x, node, m->call, job, false);
+                return;
+        }
+        if (!r)
+                r = open_new_check(x, node, m, l, &fault);
+        if (r) {
+                layout_free(l);
+                answer(x, node, m, r, fault.text);
                 return;
         }
         job = job_new(x, m->job, open->uid, open->world_size, open->reduce_dtype, l);

@@ -202,11 +202,16 @@ static void job_claim(struct job *job)
         zero__layout__free_unpacked(join.layout, NULL);
 }
 
-/* Whether this node has something that the job's coordinator may lack. */
+/*
+ * Whether this node has something that the job's coordinator may lack, or something fresh, of which
+ * the coordinator may know nothing.  Old states that are fresh wait until they are asked for: they
+ * may be another job's than the newer ones.
+ */
 static bool is_claimed(const struct job *job)
 {
-        return !list_empty(&job->old_replicas) ||
-               (job->placement.copies > 1 && !list_empty(&job->replicas));
+        if (job_fresh(job))
+                return !list_empty(&job->replicas);
+        return !list_empty(&job->old_replicas) || job->placement.copies > 1;
 }
 
 void jobs_claim(struct engine *x, uint32_t node)

@@ -8,7 +8,9 @@
  * OPENING   Every node that comes up is asked what it knows of the job (NODE_ASKED, then
  *           NODE_KNOWN).  When all owners have answered, their records say where the job stands
  *           (recover.h, moving.h), or the job is created.  From then on each node that comes up is
- *           compared with that.  A node is open (NODE_OPEN) when its states are complete.
+ *           compared with that.  A node is open (NODE_OPEN) when its states are complete.  What one
+ *           node refuses, all nodes forget; what an opening has left that was killed goes when all
+ *           owners have told and no rank comes.
  * PLACING   The holders of the placement in force are filled from the states that tell where the
  *           job stands: those of an earlier placement, or the other copy of the same shards.
  * JOINING   Ranks wait until it is known where the job stands and take their slots.  Their calls
@@ -60,7 +62,7 @@ struct coordinator {
         enum node_state nodes[NODE_SET_MAX];
         bool created[NODE_SET_MAX];        /* by this opening: dropping it loses nothing */
         bool lacks[NODE_SET_MAX];          /* it knew nothing of the job when asked */
-        bool fresh[NODE_SET_MAX];          /* no rank has worked on its states */
+        bool fresh[NODE_SET_MAX];          /* so are all states that it has told of */
         struct standing **standings;       /* [holder]; NULL: unknown */
         struct standing *standing_storage; /* [holder] */
         uint64_t puts[HOLDER_MAX];         /* [holder]: which client puts its state has */

@@ -27,7 +27,6 @@ struct join {
 struct told_state {
         struct state_place place;
         uint64_t attempt, puts;
-        bool fresh; /* no rank has worked on it */
         const struct standing *standing;
 };
 

@@ -14,19 +14,23 @@ static bool is_holder(const struct coordinator *c, uint32_t node)
 
 /* ---- the end of a job that cannot be created ------------------------------------------------ */
 
+/* Whether the node has created the job for this opening, or may have and not said so yet. */
+static bool may_have_created(const struct coordinator *c, uint32_t node)
+{
+        return c->created[node] || (c->nodes[node] == NODE_ASKED && c->lacks[node]);
+}
+
+/* What one node refuses, all nodes forget. */
 void coordinator_end(struct coordinator *c, int status, const char *text)
 {
+        bool opening = !c->settled || c->clash.status;
+
+        for (uint32_t n = 0; n < c->job.n_nodes && opening; n++)
+                if (may_have_created(c, n))
+                        act_node(c, COORDINATOR_DISCARD, n);
         c->dead = true;
         joins_end(c, status, text);
         act(c, (struct coordinator_action){ .kind = COORDINATOR_CLOSED });
-}
-
-static void open_fail(struct coordinator *c, int status, const char *text)
-{
-        for (uint32_t n = 0; n < c->job.n_nodes; n++)
-                if (c->created[n])
-                        act_node(c, COORDINATOR_DISCARD, n);
-        coordinator_end(c, status, text);
 }
 
 void open_clash(struct coordinator *c)
@@ -41,7 +45,7 @@ void open_clash(struct coordinator *c)
                 created = created || c->created[n];
         }
         if (created)
-                open_fail(c, c->clash.status, c->clash.text);
+                coordinator_end(c, c->clash.status, c->clash.text);
         else
                 joins_clash(c);
         c->clash.status = ZERO_OK;
@@ -65,6 +69,7 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
         uint32_t holder = coordinator_holder(c, node, s->place.owner, s->place.copy);
 
         step_heard(&c->step, s->attempt);
+        c->fresh[node] = c->fresh[node] && s->standing->fresh;
         if (s->place.epoch < c->step.placement.epoch) {
                 node_set_add(&c->stale, node);
                 return old_placements_hear(c->old_placements, node, &s->place, s->standing, s->puts,
@@ -77,7 +82,6 @@ int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
                                  "it has shards that the owner list gives to another node");
         c->standings[holder] = &c->standing_storage[holder];
         *c->standings[holder] = *s->standing;
-        c->fresh[node] = s->fresh;
         c->puts[holder] = s->puts;
         return 0;
 }
@@ -92,6 +96,7 @@ static bool node_told(struct coordinator *c, const struct coordinator_event *e)
         c->nodes[node] = NODE_KNOWN;
         c->created[node] = e->created;
         c->lacks[node] = !e->known;
+        c->fresh[node] = true;
         step_heard(&c->step, e->attempt);
         old_placements_retell(c->old_placements, node);
         if (!e->known)
@@ -123,8 +128,9 @@ void open_failed(struct coordinator *c, const struct coordinator_event *e)
         } else if (c->settled) {
                 open_hinder(c, e->status, e->node, e->text);
         } else {
+                c->nodes[e->node] = NODE_UNASKED; /* what it may have is not this opening's */
                 fault_set(&fault, e->status, "node %s: %.300s", c->job.nodes[e->node], e->text);
-                open_fail(c, fault.status, fault.text);
+                coordinator_end(c, fault.status, fault.text);
         }
         open_clash(c);
 }
@@ -232,6 +238,21 @@ static void open_recover(struct coordinator *c)
         act(c, (struct coordinator_action){ .kind = COORDINATOR_STANDS });
 }
 
+/*
+ * Nodes have parts of the job that nobody has ever worked on, and the others lack theirs: what an
+ * opening left that did not come to its end.  If no rank comes for them, they go.
+ */
+static void open_forsake(struct coordinator *c)
+{
+        if (!c->return_until_ms)
+                c->return_until_ms = c->now_ms + RETURN_MS;
+        if (c->now_ms < c->return_until_ms || !list_empty(&c->joins))
+                return;
+        for (uint32_t n = 0; n < c->job.n_nodes; n++)
+                c->created[n] = c->nodes[n] == NODE_KNOWN && !c->lacks[n] && c->fresh[n];
+        coordinator_end(c, ZERO_ENOJOB, "the job was never complete");
+}
+
 /* Creates the job on all owners; or, if no rank has ever worked on it, on those that lack it. */
 static void open_create(struct coordinator *c)
 {
@@ -250,15 +271,18 @@ static void open_create(struct coordinator *c)
         if (some && !fresh) {
                 open_hinder(c, ZERO_ECONFLICT, c->step.placement.node[lost],
                             "its state of the job is gone");
+        } else if (!c->may_create && some) {
+                open_forsake(c);
         } else if (!c->may_create) {
-                if (!some)
-                        coordinator_end(c, ZERO_ENOJOB,
-                                        "the job is gone: it was dropped, or its "
-                                        "state was lost on all nodes");
+                coordinator_end(c, ZERO_ENOJOB,
+                                "the job is gone: it was dropped, or its "
+                                "state was lost on all nodes");
         } else {
                 for (uint32_t n = 0; n < c->job.n_nodes; n++)
                         if (is_holder(c, n) && c->lacks[n])
                                 open_send(c, n, true);
+                        else if (c->nodes[n] == NODE_KNOWN && !c->lacks[n])
+                                c->created[n] = c->fresh[n]; /* by an earlier opening */
         }
 }
 
@@ -336,7 +360,7 @@ static void open_choose(struct coordinator *c)
         struct old_placement *old_placement = NULL;
         enum opening_choice choice =
                 opening_choose((const struct standing *const *)c->standings, &c->step.placement,
-                               c->old_placements, &old_placement);
+                               c->old_placements, ~others_unknown(c), &old_placement);
         bool first = choice == OPENING_MAKES &&
                      c->step.placement.epoch == 0; /* nobody else can have it */
         bool gap = choice == OPENING_MOVES &&
@@ -363,13 +387,23 @@ static void open_choose(struct coordinator *c)
         }
 }
 
+/* Earlier states go, but none on which somebody has worked while nobody has on those in force. */
+static bool earlier_may_go(const struct coordinator *c, uint32_t node)
+{
+        bool fresh = !c->step.started;
+
+        for (uint32_t h = 0; h < placement_holders(&c->step.placement); h++)
+                fresh = fresh && (!c->standings[h] || c->standings[h]->fresh);
+        return c->fresh[node] || !fresh;
+}
+
 static void node_open(struct coordinator *c, uint32_t node)
 {
         c->nodes[node] = NODE_OPEN;
         if (step_node_has_ranks(&c->step, node))
                 c->return_until_ms = c->now_ms + RETURN_MS;
         step_node_open(&c->step, node);
-        if (node_set_has(&c->stale, node))
+        if (node_set_has(&c->stale, node) && earlier_may_go(c, node))
                 placed_tell(c, node);
 }
 

@@ -273,18 +273,39 @@ static bool has_some(const struct old_placement *f)
         return false;
 }
 
+static bool is_fresh(const struct standing *const *standings, const struct placement *p)
+{
+        for (uint32_t h = 0; h < placement_holders(p); h++)
+                if (standings[h] && !standings[h]->fresh)
+                        return false;
+        return true;
+}
+
+/* The newest complete one on which somebody has worked, or else the newest complete one. */
+static struct old_placement *old_placement_complete(struct old_placement *old_placements)
+{
+        struct old_placement *f = NULL, *fresh = NULL;
+
+        while ((f = old_placement_before(old_placements, f))) {
+                if (recover_lost(standings_of(f), &f->placement) != NO_OWNER)
+                        continue;
+                if (!is_fresh(standings_of(f), &f->placement))
+                        return f;
+                fresh = fresh ? fresh : f;
+        }
+        return fresh;
+}
+
 /* A move that was given up for another one leaves states that were never complete. */
 static struct old_placement *old_placement_choose(struct old_placement *old_placements,
                                                   const struct standing *const *standings,
                                                   const struct placement *placement)
 {
-        struct old_placement *f = old_placement_before(old_placements, NULL);
+        struct old_placement *f = old_placement_complete(old_placements);
         struct recovery r;
         struct fault fault;
         uint32_t odd;
 
-        while (f && recover_lost(standings_of(f), &f->placement) != NO_OWNER)
-                f = old_placement_before(old_placements, f);
         if (!f || old_placement_recover(f, &r, &odd, &fault)) /* its node will be told why */
                 return f;
         if (!is_unused(standings, placement, &r))
@@ -296,26 +317,50 @@ static struct old_placement *old_placement_choose(struct old_placement *old_plac
         return f;
 }
 
+/* Whether all nodes of the list have told, and what they have of it is fresh: none has the rest. */
+static bool is_remnant(const struct old_placement *f, const struct placement *p, node_set told)
+{
+        uint64_t i = p->epoch - 1 - f->placement.epoch;
+        node_set nodes = i < PLACEMENT_BEFORE ? p->before[i] : p->older;
+
+        return !node_set_any(nodes & ~(told | p->dead)) && is_fresh(standings_of(f), &f->placement);
+}
+
+static bool some_count(struct old_placement *old_placements, const struct placement *p,
+                       node_set told)
+{
+        struct old_placement *f = NULL;
+
+        while ((f = old_placement_before(old_placements, f)))
+                if (!is_remnant(f, p, told))
+                        return true;
+        return false;
+}
+
 enum opening_choice opening_choose(const struct standing *const *standings,
                                    const struct placement *placement,
-                                   struct old_placement *old_placements, struct old_placement **ret)
+                                   struct old_placement *old_placements, node_set told,
+                                   struct old_placement **ret)
 {
         bool covered = recover_lost(standings, placement) == NO_OWNER;
+        bool fresh = is_fresh(standings, placement);
         struct recovery r;
         struct fault fault;
         struct old_placement *f;
         uint32_t odd;
 
-        if (covered && recover(standings, placement, &r, &odd, &fault) == 0)
+        if (covered && !fresh && recover(standings, placement, &r, &odd, &fault) == 0)
                 return OPENING_STANDS;
         f = old_placement_choose(old_placements, standings, placement);
+        if (f && covered && fresh && is_fresh(standings_of(f), &f->placement))
+                f = NULL;
         if (f) {
                 *ret = f;
                 return OPENING_MOVES;
         }
         if (covered) /* its node will be told why not */
                 return OPENING_STANDS;
-        return old_placement_before(old_placements, NULL) ? OPENING_WAITS : OPENING_MAKES;
+        return some_count(old_placements, placement, told) ? OPENING_WAITS : OPENING_MAKES;
 }
 
 node_set lists_untold(const struct placement *p, uint64_t since, node_set told)

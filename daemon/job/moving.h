@@ -16,6 +16,9 @@
  * complete: a step needs all nodes, so the node has the step's outcome, or has deleted it for a
  * later one.  If all nodes of a list are silent, the last commit may exist there and nowhere else.
  * So a job neither goes back past such a list nor is created anew after it.
+ *
+ * Fresh states, on which nobody has ever worked, outweigh nothing: complete ones give way to others
+ * that were worked on.  Incomplete ones are what an opening left that did not come to its end.
  */
 #pragma once
 
@@ -104,12 +107,12 @@ enum opening_choice {
 };
 
 /*
- * Chooses once all nodes that should hold states have told.  *ret: only with OPENING_MOVES: the
- * newest complete earlier placement, unless a later one was worked on.
+ * Chooses once all nodes that should hold states have told; told: all nodes that have.  *ret: only
+ * with OPENING_MOVES: the newest complete earlier placement, unless a later one was worked on.
  */
 enum opening_choice opening_choose(const struct standing *const *standings,
                                    const struct placement *placement,
-                                   struct old_placement *old_placements,
+                                   struct old_placement *old_placements, node_set told,
                                    struct old_placement **ret);
 
 /*

@@ -25,6 +25,7 @@ struct standing {
         struct decision decision;
         uint32_t skipped; /* steps, in all */
         bool done;        /* it has carried the decision out */
+        bool fresh;       /* no rank has worked on its state, and no client has put anything */
         /* Its vote in a later attempt. */
         uint64_t prepared_attempt; /* 0: none */
         struct votes vote;

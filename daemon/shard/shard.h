@@ -136,6 +136,7 @@ uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);
 int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
                 const struct partition *p, uint32_t owner, bool draft, struct state **ret,
                 struct fault *fault);
+bool job_fresh(const struct job *job); /* all of its states here are as they were created */
 
 /* The message that says where a state stands; what it points to belongs to the caller. */
 struct standing_message {

@@ -42,6 +42,27 @@ int shards_make(const struct engine *x, const struct state_identity *id, const l
 
 /* ---- where a state stands ---------------------------------------------------------------- */
 
+/* No rank has ever worked on it, and no client has put anything. */
+static bool state_fresh(const struct state *state)
+{
+        const struct state_record *r = state->record;
+
+        return r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN &&
+               !state->puts && !state_putting(state);
+}
+
+bool job_fresh(const struct job *job)
+{
+        for_replicas (job, h)
+                if (!state_fresh(h->state))
+                        return false;
+        list_for_each ((struct list *)&job->old_replicas, item) {
+                if (!state_fresh(CONTAINER_OF(item, struct replica, link)->state))
+                        return false;
+        }
+        return true;
+}
+
 static void record_decision(const struct state_record *r, Zero__Decision *d)
 {
         d->attempt = r->decided_attempt;
@@ -81,7 +102,7 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
         s->version = stand.version;
         s->attempt = stand.attempt;
         s->done = stand.done;
-        s->fresh = r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN;
+        s->fresh = state_fresh(state);
         s->puts = state->puts;
         if (r->decided_attempt) {
                 zero__decision__init(&ret->decision);

@@ -194,14 +194,13 @@ static void on_opened(struct world *w, const struct message *m)
         if (!standings)
                 abort(); /* nothing sensible is left to do */
         for (uint32_t i = 0; i < n->n_replicas; i++) {
-                standings[i].done = true;
+                standings[i].done = standings[i].fresh = true;
                 standings[i].vote.finite = true;
                 exact_sum_init(&standings[i].vote.norm);
                 states[i] = (struct told_state){ .place = { .n_owners = w->d->placement.n_owners,
                                                             .owner = n->replicas[i].owner,
                                                             .copy = n->replicas[i].copy },
                                                  .attempt = n->replicas[i].record.attempt,
-                                                 .fresh = true,
                                                  .standing = &standings[i] };
         }
         event(w, (struct coordinator_event){ .kind = COORDINATOR_OPENED,

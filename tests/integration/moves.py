@@ -235,6 +235,32 @@ def comes(c, number):
             until(lambda d=d: epoch(d) == number and d.ctl("members")["majority"], what=f"epoch {number} on {d.name}")
 
 
+@cases_of(["the_same_layout", "another_layout"])
+def what_a_killed_opening_left_stops_no_job(layout):
+    """The opening's node comes back when a job of that name has steps, and becomes an owner again."""
+    with Cluster(3, owners=2) as c:
+        can_vote(c)
+        left = LAYOUT if layout == "the_same_layout" else LAYOUT[:-1]
+        a = c.rank("job", left, [0, 1], 0, **NEEDS)  # waits for the other rank
+        for d in c.daemons[:2]:
+            until(lambda d=d: any(f.endswith(".state") for f in d.state_files()), what=f"the state on {d.name}")
+        c.dismiss(a)
+        for d in c.daemons[:2]:
+            d.kill()
+        for f in c[0].state_files():
+            os.remove(f"{c[0].options['state_dir']}/{f}")
+        c[0].start()
+        until(lambda: c[0].ctl_run("members").returncode == 0 and c[0].ctl("members")["majority"], what="n0")
+        c[0].change_owners("remove-node", "n1")
+        ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
+        train(ranks, 2)
+        c[1].start()
+        c[0].change_owners("add-node", "n1")
+        train(ranks, STEPS - 2, patient=True)
+        lies_on(c, ["n0", "n1"])
+        as_undisturbed(c, [0, 0])
+
+
 def attach_after_the_only_owner_was_removed(c):
     """n0 is lost as the only owner and removed from the list; ranks on other nodes attach to the job, and wait."""
     c[0].kill()

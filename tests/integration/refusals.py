@@ -617,6 +617,44 @@ def job_limit():
         still_trains_two(keep)
 
 
+def holds(daemon):
+    """What a node has of jobs."""
+    return sorted(j["job"] for j in daemon.status()["jobs"]), daemon.state_files()
+
+
+@cases_of([0, 1])
+def what_one_node_refuses_all_nodes_forget(node):
+    with Cluster(2, per_node={node: {"job_limit": 1}}) as c:
+        keep = c.ranks("one", TWO, [0], hold=1, push=1)
+        before = [holds(d) for d in c.daemons]
+        for i in (0, 1):
+            refused_attach(c, i, "EQUOTA", f"node n{node}", "job_limit", job="more", rank=0, world=1, layout=TWO)
+        for d, had in zip(c.daemons, before):
+            until(lambda d=d, had=had: holds(d) == had, what=f"the end of the job on {d.name}")
+        still_trains_two(keep)
+        c[0].ctl("drop", "one")
+        assert [d.status()["memory"]["state_used"] for d in c.daemons] == [0, 0]
+        still_trains_two(c.ranks("more", [group("g", tensor("other", 77))], [1], hold=1, push=1))
+
+
+@case
+def an_opening_that_was_killed_leaves_nothing():
+    """One node has its part of a job that no rank has ever worked on, and the other node has none."""
+    with Cluster(2) as c:
+        a = c.rank("job", TWO, [0, 1], 0, hold=1, push=1)  # waits for the other rank
+        for d in c.daemons:
+            until(lambda d=d: any(f.endswith(".state") for f in d.state_files()), what=f"the state on {d.name}")
+        c.dismiss(a)
+        for d in c.daemons:
+            d.kill()
+        gone = c.coordinator("job")
+        for f in gone.state_files():
+            os.remove(f"{gone.options['state_dir']}/{f}")
+        c.start()
+        for d in c.daemons:
+            until(lambda d=d: holds(d) == ([], [".lock"]), what=f"the end of what is left on {d.name}")
+
+
 @case
 def session_limit():
     with Cluster(1, session_limit=8) as c:

@@ -69,6 +69,7 @@ static void standing_fill(struct standing *ret, const struct stand *s)
         ret->decision = *decision_at(s->decision);
         ret->skipped = s->skipped;
         ret->done = s->done;
+        ret->fresh = false;
         ret->prepared_attempt = s->prepared_attempt;
         if (!s->prepared_attempt)
                 return;

@@ -51,6 +51,7 @@ static void standing_fill(struct standing *ret, const struct stand *s, uint32_t 
         ret->decision = decision_of(s->decided);
         ret->skipped = 0;
         ret->done = s->done;
+        ret->fresh = false;
         ret->prepared_attempt = s->prepared;
         ret->vote = *vote_of(owner);
         ret->params.n_sets = step_params.n_sets;

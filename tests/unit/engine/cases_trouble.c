@@ -52,6 +52,7 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
 {
         struct training t = training_default();
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Drop drop = ZERO__DROP__INIT;
         struct engine *x;
         struct session s;
 
@@ -61,6 +62,7 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
         session_attach(&s);
         x = &s.net.nodes[0].x;
         m.job = (char *)"zoo";
+        m.drop = &drop;
         drop_message(x, 0, &m);
         CHECK(x->releases == 1);
         CHECK(state_vacant(x->store,

@@ -554,7 +554,7 @@ static bool state_word(struct told_state *t, struct standing *s)
         else if (word_is("puts"))
                 t->puts = number();
         else if (word_is("fresh"))
-                t->fresh = true;
+                s->fresh = true;
         else
                 return false;
         return true;

@@ -66,11 +66,17 @@ static void check(struct old_placement *old_placements, const struct told *told)
         struct old_placement *old_placement = NULL;
         struct placement p;
         enum opening_choice choice;
+        node_set here = 0;
         bool some;
         int epoch = expected(told, &some);
 
         placement_init(&p, LISTS, nodes, NODES, false);
-        choice = opening_choose(none, &p, old_placements, &old_placement);
+        for (uint32_t e = 0; e < LISTS; e++)
+                p.before[e] = (1 << NODES) - 1;
+        for (uint32_t n = 0; n < NODES; n++)
+                if (told[n].here)
+                        node_set_add(&here, n);
+        choice = opening_choose(none, &p, old_placements, here, &old_placement);
         if (epoch >= 0) {
                 cr_assert_eq(choice, OPENING_MOVES);
                 cr_assert_eq(old_placement->placement.epoch, (uint64_t)epoch);
