@@ -169,6 +169,9 @@ static int job_check(struct engine *x, const char *name, uint32_t uid, struct fa
                 return fault_set(fault, ZERO_EBUSY,
                                  "the state of job '%s' on node %s is whole and waits for memory",
                                  name, node_name(x, x->cluster->self));
+        if (!job && shut_why(x, name))
+                return fault_set(fault, ZERO_EBUSY, "node %s: %s", node_name(x, x->cluster->self),
+                                 shut_why(x, name));
         if (!job)
                 return vacant_check(x, name, fault);
         if (job->opening)

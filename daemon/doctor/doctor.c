@@ -104,6 +104,7 @@ int doctor_start(struct engine *x, doctor_done *done, void *arg)
                 if (n != x->cluster->self)
                         examine_link(x, &e->site, n, &e->findings);
         examine_lanes(x, &e->findings);
+        states_examine(x, &e->findings);
         x->examinations++;
         blocking_submit(x->blocking, LANE_FILES, &e->work);
         return 0;

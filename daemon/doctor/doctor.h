@@ -1,15 +1,16 @@
 /*
  * doctor.h - what a person would check on a node before trusting it: files, limits, memory, the
- * kernel's settings, the links.  Nothing is changed.
+ * kernel's settings, the links, the states of jobs.  Nothing is changed.
  *
  *   checks.c   this machine, from its files; may block on a disk
+ *   states.c   state files that no job in order uses
  *   doctor.c   the links, and a thread for the checks
  */
 #pragma once
 
 #include "daemon/core/core.h"
 
-enum { FINDINGS_MAX = 128, FOUND_MAX = 240 };
+enum { FINDINGS_MAX = 128, FOUND_MAX = 480 };
 
 enum finding_state { FINDING_FINE, FINDING_WARNING, FINDING_ERROR, FINDING_STATES };
 extern const char *const finding_states[FINDING_STATES];
@@ -37,6 +38,8 @@ struct site {
         bool alone;           /* a cluster of one node */
         uint64_t state_bytes; /* of all jobs */
 };
+/* State files that are not taken up, and what is left of jobs. */
+void states_examine(struct engine *x, struct findings *ret);
 void site_examine(const struct site *site, struct findings *ret);
 /* How many sessions the limit of open files leaves room for, beside what states, other nodes and
  * root need. */

@@ -73,7 +73,7 @@ static uint32_t owner_of(struct engine *x, const char *name)
 
         if (job)
                 return job->uid;
-        if (shut_has(x, name))
+        if (shut_has(x, name) || shut_why(x, name))
                 shut_uid(x, name, &uid, &fault);
         return uid;
 }

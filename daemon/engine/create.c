@@ -235,14 +235,18 @@ static bool asks_again(const struct engine *x, uint32_t coordinator)
         return coordinator == x->cluster->self || info.link.speaks >= MESSAGES_GOODBYE;
 }
 
+static bool is_owner(const struct engine *x)
+{
+        return placement_owner_on(&x->placement, x->cluster->self) != NO_OWNER;
+}
+
 /*
  * Whether the node has to wait with its answer until a change of owners is decided.  A state that
  * an owner made meanwhile would be of the old epoch, without those of the others: an owner refuses.
  */
 static bool open_waits(const struct engine *x, uint32_t node, const Zero__Open *open)
 {
-        return membership_changing(x) && asks_again(x, node) &&
-               !(open->create && placement_owner_on(&x->placement, x->cluster->self) != NO_OWNER);
+        return membership_changing(x) && asks_again(x, node) && !(open->create && is_owner(x));
 }
 
 /* Whether a job with that layout may be created. */
@@ -262,6 +266,20 @@ static int open_new_check(struct engine *x, uint32_t node, const Zero__LinkMessa
         return store_admit(x->store, bytes, bytes, what, fault);
 }
 
+/* Answers if the node has a state file of the job that it does not use. */
+static bool open_is_shut(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
+{
+        const char *why = job_find(x, m->job) ? NULL : shut_why(x, m->job);
+
+        if (shut_has(x, m->job))
+                answer(x, node, m, ZERO_EPEER, "the job's state on this node waits for memory");
+        else if (why && (is_owner(x) || !m->open->create))
+                answer(x, node, m, ZERO_EIO, why);
+        else
+                return false;
+        return true;
+}
+
 void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__Open *open = m->open;
@@ -279,10 +297,8 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                        "coordinator");
                 return;
         }
-        if (shut_has(x, m->job)) {
-                answer(x, node, m, ZERO_EPEER, "the job's state on this node waits for memory");
+        if (open_is_shut(x, node, m))
                 return;
-        }
         if (waits || (!job && drop_only_ends(x, m->job))) {
                 unknown_answer(x, node, m, waits || open->create);
                 return;

@@ -294,6 +294,8 @@ int job_for_user(struct engine *x, const char *name, uint32_t uid, struct job **
                                  "the state of job '%.100s' on this node is whole and waits for "
                                  "memory: see the daemon's log",
                                  name);
+        if (!job && shut_why(x, name))
+                return fault_set(fault, ZERO_EIO, "%s", shut_why(x, name));
         if (!job)
                 return fault_set(fault, ZERO_ENOJOB, "there is no job '%.100s' on this node", name);
         if (!job_is_for(job, uid))

@@ -31,14 +31,27 @@ static enum state_use resume_use(const struct engine *x, const struct state *sta
         return state_use(&x->placement, x->cluster->self, &of);
 }
 
-static bool resume_check(const struct engine *x, const struct state *state, const char *file)
+/* Nobody makes the file's job anew, and a person hears of the file. */
+static void resume_refuse(struct engine *x, const char *file, const char *why)
 {
+        log_error("%s", why);
+        shut_add(x, file, why);
+}
+
+static bool resume_check(struct engine *x, const struct state *state, const char *file)
+{
+        char why[400];
+
         if (job_name_valid(state->id.job) && resume_use(x, state) != STATE_FOREIGN)
                 return true;
-        log_error("state file %s was made for %u owners at epoch %llu, this node holding %snumber "
-                  "%u: the file is left alone; restore that owner list to use it",
-                  file, state->id.n_owners, (unsigned long long)state->id.epoch,
-                  state->id.copy ? "the mirror of " : "", state->plan->owner);
+        snprintf(why, sizeof why,
+                 "state file %s is whole, and of another owner list: of epoch %llu with %u owners, "
+                 "of which this node is number %u%s; here epoch %llu with %u is in force: bring "
+                 "the `peers`, `owners` and membership_dir of then back to use it",
+                 file, (unsigned long long)state->id.epoch, state->id.n_owners, state->plan->owner,
+                 state->id.copy ? " (mirror)" : "", (unsigned long long)x->placement.epoch,
+                 x->placement.n_owners);
+        resume_refuse(x, file, why);
         return false;
 }
 
@@ -46,15 +59,18 @@ static bool resume_check(const struct engine *x, const struct state *state, cons
 static bool resume_matches(const struct job *job, const struct state *state, const layout *l,
                            const char *file)
 {
-        char text[300];
+        char text[300], why[400];
 
         if (job->uid == state->id.uid && job->reduce_dtype == state->id.reduce_dtype &&
             layout_equal(l, job->layout, text, sizeof text) &&
             !replica_of_epoch(job, state->id.epoch, state->plan->owner, state->id.copy))
                 return true;
-        log_error("state file %s names job '%s' but does not fit the job's other files here (user, "
-                  "reduce_dtype or layout), or repeats one of them: the file is left alone",
-                  file, job->name);
+        snprintf(why, sizeof why,
+                 "state file %s names job '%.64s' but does not fit the job's other files here "
+                 "(user, reduce_dtype or layout), or repeats one of them: move away the one that "
+                 "is not wanted, and start again",
+                 file, job->name);
+        resume_refuse(job->x, file, why);
         return false;
 }
 
@@ -130,7 +146,7 @@ static int resume_open(struct engine *x, const char *file, struct fault *fault)
         if (r == ZERO_ESHM || r == ZERO_ENOMEM)
                 return r;
         if (r) {
-                log_error("state file %s is not used: %s", file, fault->text);
+                resume_refuse(x, file, fault->text);
                 return 0;
         }
         if (state->record->attempt < JOB_FILLED) {
@@ -172,7 +188,7 @@ static int resume_state(const char *file, void *arg)
         log_error("state file %s is whole, but memory is short: %s; the daemon tries again until "
                   "there is enough",
                   file, fault.text);
-        shut_add(x, file);
+        shut_add(x, file, NULL);
         return 0;
 }
 

@@ -75,8 +75,10 @@ struct coordinator {
         struct fault refused;                /* why the placement in force is given up; or OK */
         struct fault clash;       /* attaching ranks have brought different layouts; or OK */
         struct fault fault;       /* why the job cannot go on until a node returns; or OK */
+        struct fault unusable;    /* why a node does not use a state file of the job; or OK */
         struct fault note;        /* COORDINATOR_ANSWER, COORDINATOR_FILL_AGAIN */
         uint32_t hinders;         /* the node of `fault` */
+        uint32_t unusable_on;     /* the node of `unusable` */
         struct sitter *sitters;   /* [rank] */
         struct list joins;        /* struct join, oldest first */
         node_set untold;          /* nodes that may have the newest state, which nobody else has */

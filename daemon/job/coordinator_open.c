@@ -61,6 +61,18 @@ void open_hinder(struct coordinator *c, int status, uint32_t node, const char *w
         joins_admit(c);
 }
 
+void open_gone(struct coordinator *c, uint32_t node)
+{
+        if (!c->unusable.status) {
+                open_hinder(c, ZERO_ECONFLICT, node, "its state of the job is gone");
+                return;
+        }
+        c->hinders = c->unusable_on;
+        c->fault = c->unusable;
+        act_node(c, COORDINATOR_HINDERED, c->hinders);
+        joins_admit(c);
+}
+
 /* ---- what nodes tell ----------------------------------------------------------------- */
 
 int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
@@ -97,6 +109,8 @@ static bool node_told(struct coordinator *c, const struct coordinator_event *e)
         c->created[node] = e->created;
         c->lacks[node] = !e->known;
         c->fresh[node] = true;
+        if (c->unusable_on == node)
+                c->unusable.status = ZERO_OK;
         step_heard(&c->step, e->attempt);
         old_placements_retell(c->old_placements, node);
         if (!e->known)
@@ -119,12 +133,23 @@ void open_answered(struct coordinator *c, const struct coordinator_event *e)
         open_clash(c);
 }
 
+/* The node has a state file that it does not use: it lacks its state, and the job is not new. */
+static void open_unusable(struct coordinator *c, const struct coordinator_event *e)
+{
+        node_told(c, &(struct coordinator_event){ .node = e->node });
+        c->unusable_on = e->node;
+        fault_set(&c->unusable, e->status, "node %s: %.400s", c->job.nodes[e->node], e->text);
+        open_settle(c);
+}
+
 void open_failed(struct coordinator *c, const struct coordinator_event *e)
 {
         struct fault fault;
 
         if (e->status == ZERO_EPEER) {
                 c->nodes[e->node] = NODE_UNASKED; /* again when it is up */
+        } else if (e->status == ZERO_EIO && !c->lacks[e->node]) {
+                open_unusable(c, e);
         } else if (c->settled) {
                 open_hinder(c, e->status, e->node, e->text);
         } else {
@@ -268,9 +293,8 @@ static void open_create(struct coordinator *c)
                 some = true;
                 fresh = fresh && c->fresh[node];
         }
-        if (some && !fresh) {
-                open_hinder(c, ZERO_ECONFLICT, c->step.placement.node[lost],
-                            "its state of the job is gone");
+        if ((some && !fresh) || c->unusable.status) {
+                open_gone(c, c->step.placement.node[lost]);
         } else if (!c->may_create && some) {
                 open_forsake(c);
         } else if (!c->may_create) {

@@ -36,6 +36,8 @@ void open_settle(struct coordinator *c);
 void open_forget(struct coordinator *c, uint32_t node);
 /* The job stays as it is until a node returns or the job is dropped. */
 void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why);
+/* Likewise, because nobody has what a node should hold. */
+void open_gone(struct coordinator *c, uint32_t node);
 /* A node tells of a state. */
 int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
                struct fault *fault);

@@ -225,8 +225,7 @@ static void fill_from_twin(struct coordinator *c, uint32_t holder)
         uint32_t twin;
 
         if (is_gone(c, holder)) {
-                open_hinder(c, ZERO_ECONFLICT, holder_node(&c->step.placement, holder),
-                            "its state of the job is gone");
+                open_gone(c, holder_node(&c->step.placement, holder));
                 return;
         }
         twin = twin_of(&c->step.placement, holder);

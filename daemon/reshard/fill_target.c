@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/core/shut.h"
 #include "daemon/base/log.h"
 #include "daemon/reshard/fill_target.h"
 #include "daemon/gather/gather.h"
@@ -162,7 +163,10 @@ static int name_draft(struct fill_target *f, struct state *old, struct fault *fa
         state_set_puts(f->state, f->puts);
         state_restore(f->state, &f->record);
         crash_point(CRASH_FILL_FILLED);
-        return state_replace(f->state, old, fault);
+        if (state_replace(f->state, old, fault))
+                return fault->status;
+        shut_replaced(f->x, state_file(f->state));
+        return 0;
 }
 
 static void tell_filled(struct fill_target *f, const struct state *state)

@@ -428,11 +428,17 @@ static int survey_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
-/* Whether the user may ask about a job whose state waits for memory. */
+/* Whether there is nothing of the job here but a state that waits for memory, or is refused. */
+static bool is_shut(struct engine *x, const char *job)
+{
+        return shut_has(x, job) || (!job_find(x, job) && shut_why(x, job));
+}
+
+/* Whether the user may ask about such a job. */
 static int shut_for_user(const struct engine *x, const char *job, uint32_t uid, struct fault *fault)
 {
         uint32_t owner;
-        int r = shut_uid(x, job, &owner, fault);
+        int r = uid == 0 ? 0 : shut_uid(x, job, &owner, fault);
 
         if (r || uid == 0 || uid == owner)
                 return r;
@@ -450,7 +456,7 @@ int survey_query(struct pending_call *call, const char *what, const char *argume
 
         while (strcmp(kind->what, what) != 0)
                 kind++;
-        if (kind->finish == drop_together && shut_has(x, argument))
+        if (kind->finish == drop_together && is_shut(x, argument))
                 r = shut_for_user(x, argument, call->session->uid, fault);
         else if (kind->privileged)
                 r = session_allowed(call->session, what, fault);

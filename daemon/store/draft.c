@@ -15,13 +15,18 @@
 #include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 
+bool store_has(const struct store *store, const char *file)
+{
+        return faccessat(store->dir, file, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
 int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
                  struct fault *fault)
 {
         char file[STORE_FILE_NAME];
 
         store_file_name(id, owner, file);
-        if (faccessat(store->dir, file, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
+        if (!store_has(store, file))
                 return 0;
         if (store_lost(store, file))
                 return fault_set(fault, ZERO_EBUSY,
@@ -29,8 +34,10 @@ int state_vacant(const struct store *store, const struct state_identity *id, uin
                                  "earlier process: restore a checkpoint, or delete %s/%s to give "
                                  "the job up",
                                  id->job, store->path, file);
-        return fault_set(fault, ZERO_EBUSY, "job %s has a state in %s already: drop it first",
-                         id->job, store->path);
+        return fault_set(fault, ZERO_EBUSY,
+                         "job %s has the state file %s/%s, which this node does not use: zeroctl "
+                         "doctor says why",
+                         id->job, store->path, file);
 }
 
 bool state_was_lost(const struct store *store, const struct state_identity *id, uint32_t owner)

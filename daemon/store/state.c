@@ -323,7 +323,8 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
         return 0;
 }
 
-int state_file_uid(const struct store *store, const char *file, uint32_t *ret, struct fault *fault)
+int state_file_look(const struct store *store, const char *file, struct state_identity *ret,
+                    struct fault *fault)
 {
         CLEANUP(cleanup_close) int fd = -1;
         struct file_header h;
@@ -333,7 +334,12 @@ int state_file_uid(const struct store *store, const char *file, uint32_t *ret, s
         if (!r)
                 r = file_read_header(fd, bytes, file, &h, fault);
         if (!r)
-                *ret = h.uid;
+                *ret = (struct state_identity){ .uid = h.uid,
+                                                .world_size = h.world_size,
+                                                .n_owners = h.n_owners,
+                                                .reduce_dtype = h.reduce_dtype,
+                                                .copy = h.copy,
+                                                .epoch = store_file_epoch(file) };
         return r;
 }
 
@@ -384,6 +390,11 @@ void state_drop(struct state *state)
 uint64_t state_bytes(const struct state *state)
 {
         return state->in->file_bytes + state->in->blobs.bytes + state->plan->serve_bytes;
+}
+
+const char *state_file(const struct state *state)
+{
+        return state->in->file;
 }
 
 /* ---- in another place ---- */

@@ -82,6 +82,9 @@ const struct segment *state_serve(const struct state *state);
 /* Where the group's shard begins there, in bytes; only if it is served from there. */
 uint64_t state_serve_offset(const struct state *state, uint32_t group);
 
+/* The name of its file; NULL: it has none any more. */
+const char *state_file(const struct state *state);
+
 /* Its planes are in the file: the CPU reads and writes them, and they outlive the process. */
 static inline bool state_in_file(const struct state *state)
 {

@@ -66,8 +66,10 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
 
 /* Whether the file belongs to the job. */
 bool state_is_of(const char *file, const char *job);
-/* The user who owns the file's job.  Needs no memory for the state itself. */
-int state_file_uid(const struct store *store, const char *file, uint32_t *ret, struct fault *fault);
+/* Whose the file is, without the job's name.  Needs no memory for the state itself. */
+int state_file_look(const struct store *store, const char *file, struct state_identity *ret,
+                    struct fault *fault);
+bool store_has(const struct store *store, const char *file);
 /* Deletes the file.  The state must not be open. */
 void store_discard(struct store *store, const char *file);
 
@@ -80,8 +82,7 @@ int state_vacant(const struct store *store, const struct state_identity *id, uin
 bool state_was_lost(const struct store *store, const struct state_identity *id, uint32_t owner);
 /* Deletes the file.  The state must not be open. */
 void state_discard(struct store *store, const struct state_identity *id, uint32_t owner);
-/* Deletes those states of the job that are older than epoch `before` and were lost on a GPU.
- * Returns how many. */
+/* Deletes the job's states of before epoch `before` that were lost on a GPU.  Returns how many. */
 uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before);
 
 /* ---- notes: what this node has to remember of a job beside its states ---- */

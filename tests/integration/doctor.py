@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import Cluster, until  # noqa: E402
-from harness import Skip, case, main  # noqa: E402
+from cluster import SETS, Cluster, ask_to_end, small_layout, until  # noqa: E402
+from harness import Skip, case, cases_of, main  # noqa: E402
 
 
 def examined(daemon, code):
@@ -59,6 +59,93 @@ def a_key_that_others_may_read_is_an_error():
             assert words in r.stdout, f"'{words}' is not in: {r.stdout}"
         assert "version" not in r.stdout, r.stdout
         assert "version" in c[0].ctl_run("doctor", "--all").stdout
+
+
+LAYOUT = small_layout(blocks=1)
+
+
+def state_file(daemon):
+    name, = (f for f in daemon.state_files() if f.endswith(".state"))
+    return name
+
+
+def stopped(c):
+    for d in c.daemons:
+        ask_to_end(d.process)
+        assert d.ends_cleanly(), d.log()
+
+
+def flip(daemon):
+    """Flips a bit in the header of the daemon's state file."""
+    with open(f"{daemon.options['state_dir']}/{state_file(daemon)}", "r+b") as f:
+        f.seek(40)
+        byte, = f.read(1)
+        f.seek(40)
+        f.write(bytes([byte ^ 1]))
+
+
+@cases_of([1, 2], "of_{}")
+def a_damaged_state_file_is_named(nodes):
+    """To a trainer, too: nobody makes the job anew over the file."""
+    with Cluster(nodes) as c:
+        a, = c.ranks("job", LAYOUT, [0], hold=2, push=2)
+        a.do("train", steps=1, sets=SETS)
+        saved, sums = c[0].ctl("checkpoint", "job", f"{c.directory}/saved")["path"], c.checksum("job")
+        c.dismiss(a)
+        stopped(c)
+        name = state_file(c[0])
+        flip(c[0])
+        c.start()
+        found = examined(c[-1], 1)["n0"]["state file"]
+        assert found["state"] == "error" and name in found["found"] and "move it away" in found["found"], found
+        a = c.actor(nodes - 1)
+        a.do("connect", job="job", rank=0, world=1)
+        a.do("layout", groups=LAYOUT)
+        a.refused("EIO", "attach", "node n0", name, "move it away", hold=2, push=2)
+        r = c[0].ctl_run("restore", "job", saved)
+        assert r.returncode == 1 and name in r.stderr, r
+        assert all(map(state_file, c.daemons))
+        c[0].ctl("drop", "job")
+        for d in c.daemons:
+            assert d.state_files() == [".lock"] and d.status()["memory"]["state_used"] == 0, d.state_files()
+        c[0].ctl("restore", "job", saved)
+        assert c.checksum("job") == sums
+
+
+@case
+def a_mirror_replaces_a_damaged_state_file():
+    with Cluster(2, mirror=1) as c:
+        a, = c.ranks("job", LAYOUT, [0], hold=2, push=2)
+        a.do("train", steps=2, sets=SETS)
+        sums = c.checksum("job")
+        stopped(c)
+        path = c[0].options["state_dir"]
+        name = next(f for f in c[0].state_files() if f.endswith(".0.state"))
+        with open(f"{path}/{name}", "r+b") as f:
+            f.write(b"damaged")
+        c.start()
+        assert c.checksum("job") == sums
+        assert "all are in use" in examined(c[1], 1 if in_memory(c.directory) else 0)["n0"]["state file"]["found"]
+        c[0].ctl("drop", "job")
+        for d in c.daemons:
+            until(lambda d=d: d.status()["memory"]["state_used"] == 0, what=f"the end of the job on {d.name}")
+
+
+@case
+def what_an_opening_left_is_named():
+    """One node has its part of a job that no rank has ever worked on, and the other node is away."""
+    with Cluster(2) as c:
+        c.rank("job", LAYOUT, [0, 1], 0, hold=2, push=2)  # waits for the other rank
+        for d in c.daemons:
+            until(lambda d=d: any(f.endswith(".state") for f in d.state_files()), what=f"the state on {d.name}")
+        c.dismiss(c.actors[0])
+        for d in c.daemons:
+            d.kill()
+        c[1].start()
+        until(lambda: c[1].ctl_run("members").returncode == 0, what="n1")
+        found = examined(c[1], 1)["n1"]["state file"]
+        assert found["state"] == "warning" and state_file(c[1]) in found["found"], found
+        assert "start the daemons of all owners" in found["advice"], found
 
 
 @case
