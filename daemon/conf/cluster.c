@@ -238,7 +238,7 @@ static int read_keys(struct cluster *c, const struct conf *conf, struct fault *f
 }
 
 /* Hashes names in order, owners and mirror; each name ends with a byte 0. */
-static void hash_nodes(struct cluster *c)
+void cluster_hash(const struct cluster *c, uint32_t n, uint8_t ret[static 32])
 {
         static const char domain[] = "zerod cluster 2";
         uint8_t mirror = c->mirror;
@@ -246,14 +246,15 @@ static void hash_nodes(struct cluster *c)
 
         crypto_generichash_init(&state, NULL, 0, sizeof(c->hash));
         crypto_generichash_update(&state, (const uint8_t *)domain, sizeof(domain));
-        for (uint32_t i = 0; i < c->n_nodes; i++) {
-                const struct cluster_node *n = &c->nodes[i];
+        for (uint32_t i = 0; i < n; i++) {
+                const struct cluster_node *node = &c->nodes[i];
 
-                crypto_generichash_update(&state, (const uint8_t *)n->name, strlen(n->name) + 1);
-                crypto_generichash_update(&state, &n->owners, 1);
+                crypto_generichash_update(&state, (const uint8_t *)node->name,
+                                          strlen(node->name) + 1);
+                crypto_generichash_update(&state, &node->owners, 1);
         }
         crypto_generichash_update(&state, &mirror, 1);
-        crypto_generichash_final(&state, c->hash, sizeof(c->hash));
+        crypto_generichash_final(&state, ret, sizeof(c->hash));
 }
 
 int conf_cluster(const struct conf *conf, struct cluster *ret, struct fault *fault)
@@ -275,7 +276,7 @@ int conf_cluster(const struct conf *conf, struct cluster *ret, struct fault *fau
                 r = read_keys(c, conf, fault);
         if (r == 0) {
                 c->mirror = conf->mirror;
-                hash_nodes(c);
+                cluster_hash(c, c->n_nodes, c->hash);
                 *ret = *c;
         }
         sodium_memzero(c, sizeof(*c));

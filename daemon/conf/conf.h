@@ -122,5 +122,7 @@ void conf_each(const struct conf *conf,
                void *arg);
 /* The cluster that peers, owners, node and key files describe. */
 int conf_cluster(const struct conf *conf, struct cluster *ret, struct fault *fault);
+/* The hash of its first n nodes, which is what it had before it grew. */
+void cluster_hash(const struct cluster *c, uint32_t n, uint8_t ret[static 32]);
 /* What http and http_token_file say. */
 int conf_http(const struct conf *conf, struct http_place *ret, struct fault *fault);

@@ -15,12 +15,13 @@
           "Name of this node among the peers. Empty: the host name.")                              \
         S("Cluster", peers, LIST, "NAME=HOST:PORT ...", "", 32768,                                 \
           "All nodes of the cluster, this one included, in the same order on every node; at most " \
-          "64. Put an IPv6 address in brackets: a=[fd00::1]:7600. Empty: this node alone, with no "\
-          "open port.")                                                                            \
+          "64. New nodes come to the end. Put an IPv6 address in brackets: a=[fd00::1]:7600. "     \
+          "Empty: this node alone, with no open port.")                                            \
         S("Cluster", owners, LIST, "NAME[*DEVICES] ...", "", 8192,                                 \
           "Names of the nodes that hold shards at first; the same on every node. Empty: all "      \
           "nodes. DEVICES: how many of its devices a node divides its shards over, 1 to 8. "       \
-          "zeroctl(1) changes the owners later.")                                                  \
+          "zeroctl(1) changes the owners later; from then on, and for nodes that come to `peers` " \
+          "later, the list on record counts.")                                                     \
         N("Cluster", mirror, COUNT, "copies", "0", 0, 1,                                           \
           "1: the next node in the list of owners holds every owner's shards a second time, if "   \
           "there are owners on at least two nodes, so that the loss of one node loses no state; "  \

@@ -29,6 +29,7 @@ static void links_tell(struct engine *x)
 
         links.cut = all_nodes(x) & ~x->up;
         links.epoch = x->placement.epoch;
+        links.mark = placement_mark(&x->placement);
         m.job = (char *)"";
         m.body_case = ZERO__LINK_MESSAGE__BODY_LINKS;
         m.links = &links;
@@ -69,22 +70,23 @@ void links_down(struct engine *x, uint32_t node)
 
 /* The first word of a node on a link; messages may come before this node hears that the link
  * stands. */
-static void links_agree(struct engine *x, uint32_t node, uint64_t epoch)
+static void links_agree(struct engine *x, uint32_t node, const Zero__Links *m)
 {
-        if (epoch == x->placement.epoch) {
+        if (m->epoch == x->placement.epoch &&
+            (!m->mark || m->mark == placement_mark(&x->placement))) {
                 x->agreeing |= 1ull << node;
                 links_check(x, node);
         } else {
                 log_info("node %s has owner list %llu in force, this node %llu: one of the two is "
-                         "about to hear of the newer list",
-                         node_name(x, node), (unsigned long long)epoch,
+                         "about to hear of the list on record",
+                         node_name(x, node), (unsigned long long)m->epoch,
                          (unsigned long long)x->placement.epoch);
         }
 }
 
 void links_message(struct engine *x, uint32_t node, const Zero__Links *m)
 {
-        links_agree(x, node, m->epoch);
+        links_agree(x, node, m);
         x->cut[node] = m->cut;
         coordinators_cut(x, node, m->cut);
 }

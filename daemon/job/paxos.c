@@ -89,15 +89,9 @@ static uint32_t chosen(struct paxos *r, const struct placement *placement)
         return actions;
 }
 
-static bool same_owners(const struct placement *a, const struct placement *b)
-{
-        return a->n_owners == b->n_owners &&
-               memcmp(a->node, b->node, a->n_owners * sizeof *a->node) == 0;
-}
-
 bool paxos_won(const struct paxos *r)
 {
-        return same_owners(&r->record.chosen, &r->wanted);
+        return placement_same_owners(&r->record.chosen, &r->wanted);
 }
 
 bool paxos_undecided(const struct paxos *r)
@@ -272,9 +266,15 @@ static uint32_t learn(struct paxos *r, const struct paxos_record *theirs)
 
         if (theirs->chosen.epoch > ours)
                 return chosen(r, &theirs->chosen);
-        if (theirs->chosen.epoch == ours && !same_owners(&theirs->chosen, &r->record.chosen))
+        if (theirs->chosen.epoch < ours ||
+            placement_same_owners(&theirs->chosen, &r->record.chosen))
+                return 0;
+        if (ours || (theirs->voter && r->record.voter))
                 return PAXOS_SPLIT;
-        return 0;
+        if (!theirs->voter)
+                return 0;
+        r->record.chosen = theirs->chosen;
+        return PAXOS_WRITE | PAXOS_CHOSEN;
 }
 
 /* A proposal cannot count on a node that has promised a higher ballot. */

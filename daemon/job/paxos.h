@@ -22,6 +22,10 @@
  * ask themselves first, one of the others has whatever this node may have promised before.  That
  * holds for one lost disk at a time.
  *
+ * GROWTH.  New nodes come to the end of the static list.  The others' records stay in force: a node
+ * without a record, whose first list is that of its configuration, takes theirs.  It votes once it
+ * has heard from all nodes of the longer list, so two majorities of different lists always meet.
+ *
  * THE DEAD.  A person may declare nodes dead (bits in `dead`): their votes are not needed.  Then
  * half of all nodes, or all remaining ones if these are fewer, is enough.  That meets every earlier
  * majority in a living node, so nothing chosen together with the dead is chosen again.  The price:

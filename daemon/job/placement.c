@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#define FNV_FIRST UINT64_C(14695981039346656037)
+
 /* The next node in the list, or the owner's own if there is no other. */
 static uint32_t next_node(const struct placement *p, uint32_t owner)
 {
@@ -31,6 +33,27 @@ void placement_follow(struct placement *p, const struct placement *last, node_se
         p->before[0] = placement_nodes(last);
         memcpy(p->before + 1, last->before, sizeof p->before - sizeof p->before[0]);
         p->dead = (last->dead | dead) & ~placement_nodes(p);
+}
+
+bool placement_same_owners(const struct placement *a, const struct placement *b)
+{
+        return a->n_owners == b->n_owners &&
+               memcmp(a->node, b->node, a->n_owners * sizeof *a->node) == 0;
+}
+
+/* FNV-1a. */
+static uint64_t fnv(uint64_t h, uint8_t byte)
+{
+        return (h ^ byte) * 1099511628211u;
+}
+
+uint64_t placement_mark(const struct placement *p)
+{
+        uint64_t h = FNV_FIRST;
+
+        for (uint32_t o = 0; o < p->n_owners; o++)
+                h = fnv(h, (uint8_t)p->node[o]);
+        return h ? h : 1;
 }
 
 bool placement_sane(const struct placement *p, uint32_t n_nodes)
@@ -103,13 +126,12 @@ uint32_t holder_device(const struct placement *p, uint32_t holder)
         return place % placement_owners_on(p, node);
 }
 
-/* By FNV-1a. */
 uint32_t placement_coordinator(const struct placement *p, const char *job)
 {
-        uint64_t h = 14695981039346656037u;
+        uint64_t h = FNV_FIRST;
 
         for (; *job; job++)
-                h = (h ^ (uint8_t)*job) * 1099511628211u;
+                h = fnv(h, (uint8_t)*job);
         return p->node[(h >> 32) % p->n_owners];
 }
 

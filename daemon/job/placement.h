@@ -39,6 +39,9 @@ void placement_init(struct placement *p, uint64_t epoch, const uint32_t *owners,
                     bool mirror);
 /* Makes p the successor of `last`, with `dead` declared dead. */
 void placement_follow(struct placement *p, const struct placement *last, node_set dead);
+bool placement_same_owners(const struct placement *a, const struct placement *b);
+/* Stands for its owners; not 0. */
+uint64_t placement_mark(const struct placement *p);
 /* The message points into the placement. */
 void placement_to_message(const struct placement *p, Zero__Placement *ret);
 /* Whether owners are nodes of the cluster, those of one node adjacent and not too many. */

@@ -144,12 +144,14 @@ static int refuse(struct fault *fault, const char *directory, const char *name, 
 
 static int refuse_other(struct fault *fault, const char *directory, const char *name)
 {
-        return fault_set(fault, ZERO_EIO,
-                         "the file of votes %s/%s is of another cluster: it was written with other "
-                         "`peers` or `owners`. "
-                         "Change the owners with zeroctl add-node and remove-node; or "
-                         "move the file away on every node, and `owners` counts again",
-                         directory, name);
+        return fault_set(
+                fault, ZERO_EIO,
+                "the file of votes %s/%s is of another cluster: it was written with other "
+                "`peers` or `owners`, for which the states here are cut. Start with those; "
+                "new nodes come to the end of `peers`. Change the owners with zeroctl "
+                "add-node and remove-node. In a cluster without jobs, move the file away on "
+                "every node, and `owners` counts again",
+                directory, name);
 }
 
 static const char *file_flaw(const struct ballots_file *f)
@@ -226,12 +228,12 @@ static int read_file(const struct ballots *b, const char *directory, struct ball
         return 0;
 }
 
-static int load(const struct ballots *b, const char *directory, struct ballots_record *ret,
-                bool *ret_found, struct fault *fault)
+static int load(const struct ballots *b, const struct ballots_place *place,
+                struct ballots_record *ret, bool *ret_found, struct fault *fault)
 {
         struct ballots_file f;
         const char *flaw;
-        int r = read_file(b, directory, &f, ret_found, fault);
+        int r = read_file(b, place->directory, &f, ret_found, fault);
 
         if (r || !*ret_found)
                 return r;
@@ -239,16 +241,17 @@ static int load(const struct ballots *b, const char *directory, struct ballots_r
         if (!flaw && !file_record(&f, ret))
                 flaw = "it has more owners than a cluster can have";
         if (flaw)
-                return refuse(fault, directory, b->name, flaw);
-        if (memcmp(f.cluster, b->cluster, sizeof b->cluster) == 0)
-                return 0;
+                return refuse(fault, place->directory, b->name, flaw);
+        for (uint32_t i = 0; i < place->n_clusters; i++)
+                if (memcmp(f.cluster, place->clusters[i], sizeof f.cluster) == 0)
+                        return 0;
         *ret_found = false;
-        return never_voted(ret) ? 0 : refuse_other(fault, directory, b->name);
+        return never_voted(ret) && !place->states ? 0
+                                                  : refuse_other(fault, place->directory, b->name);
 }
 
-int ballots_open(const char *directory, const char *node, const uint8_t cluster[BALLOTS_CLUSTER],
-                 struct ballots **ret, struct ballots_record *ret_record, bool *ret_found,
-                 struct fault *fault)
+int ballots_open(const struct ballots_place *place, struct ballots **ret,
+                 struct ballots_record *ret_record, bool *ret_found, struct fault *fault)
 {
         CLEANUP(cleanup_ballots_close) struct ballots *b = calloc(1, sizeof *b);
         struct ballots_record record = { 0 };
@@ -258,12 +261,12 @@ int ballots_open(const char *directory, const char *node, const uint8_t cluster[
         if (!b)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         b->dir = -1;
-        memcpy(b->cluster, cluster, sizeof b->cluster);
-        snprintf(b->name, sizeof b->name, "%s.votes", node);
-        snprintf(b->temporary, sizeof b->temporary, ".%s.votes.new", node);
-        r = open_directory(directory, &b->dir, fault);
+        memcpy(b->cluster, place->clusters[0], sizeof b->cluster);
+        snprintf(b->name, sizeof b->name, "%s.votes", place->node);
+        snprintf(b->temporary, sizeof b->temporary, ".%s.votes.new", place->node);
+        r = open_directory(place->directory, &b->dir, fault);
         if (r == 0)
-                r = load(b, directory, &record, &found, fault);
+                r = load(b, place, &record, &found, fault);
         if (r)
                 return r;
         if (found)

@@ -27,14 +27,22 @@ struct ballots_record {
         struct ballots_placement chosen, value;
 };
 
+/* Where the record is, and of which clusters it may be. */
+struct ballots_place {
+        const char *directory, *node;
+        /* Hashes of what all nodes must agree on: of this cluster, and of those that it grew from.
+         */
+        const uint8_t (*clusters)[BALLOTS_CLUSTER];
+        uint32_t n_clusters;
+        bool states; /* the node has states, which are cut for the owners on record */
+};
 /*
- * Opens the directory, or makes it, and reads the node's file in it. *ret_found: there is a file.
- * cluster: a hash of what all nodes must agree on; a file of another cluster without any vote is
- * ignored.  ZERO_EIO, ZERO_EPERM with what to do.
+ * Opens the directory, or makes it, and reads the node's file in it. *ret_found: there is a file. A
+ * file of another cluster is ignored if it has no vote and the node no states. ZERO_EIO, ZERO_EPERM
+ * with what to do.
  */
-int ballots_open(const char *directory, const char *node, const uint8_t cluster[BALLOTS_CLUSTER],
-                 struct ballots **ret, struct ballots_record *ret_record, bool *ret_found,
-                 struct fault *fault);
+int ballots_open(const struct ballots_place *place, struct ballots **ret,
+                 struct ballots_record *ret_record, bool *ret_found, struct fault *fault);
 void ballots_close(struct ballots *b);
 /* Durable when it returns 0; -errno: the old or the new record is on the disk.  Blocks; one thread
  * at a time. */

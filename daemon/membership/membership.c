@@ -97,6 +97,11 @@ void membership_describe(const struct engine *x, uint64_t dead, struct wait_line
 
 /* ---- adopting ---- */
 
+static bool is_in_force(const struct engine *x, const struct placement *p)
+{
+        return p->epoch == x->placement.epoch && placement_same_owners(p, &x->placement);
+}
+
 static void membership_tell(const struct engine *x, const struct placement *p)
 {
         char owners[1024];
@@ -188,7 +193,7 @@ static void membership_speak(struct membership *v, uint32_t actions, uint32_t fr
                 change_over(v);
         if (actions & PAXOS_SPLIT)
                 split_found(v, from);
-        if (v->r.record.chosen.epoch <= x->placement.epoch)
+        if (v->r.record.chosen.epoch < x->placement.epoch || is_in_force(x, &v->r.record.chosen))
                 return;
         if (v->change)
                 change_over(v);
@@ -451,21 +456,63 @@ void membership_back_forget(struct engine *x)
 
 /* ---- start and stop ---- */
 
+static int is_some(const char *file, void *arg)
+{
+        return 1;
+}
+
+struct misfit {
+        const struct engine *x;
+        struct fault *fault;
+};
+
+/* Whether the state was cut for other owners than those of the configuration. */
+static int is_misfit(const char *file, void *arg)
+{
+        const struct misfit *m = arg;
+        struct state_identity id;
+
+        if (state_file_look(m->x->store, file, &id, m->fault) || id.epoch ||
+            id.n_owners == m->x->placement.n_owners)
+                return 0;
+        return fault_set(m->fault, ZERO_EINVAL,
+                         "state file %s is cut for %u owners, and `owners` says %u: set `owners` "
+                         "to those of then on every node, and let others in with zeroctl add-node",
+                         file, id.n_owners, m->x->placement.n_owners);
+}
+
+static int record_read(struct engine *x, struct ballots **ret, struct ballots_record *ret_record,
+                       bool *ret_found, struct fault *fault)
+{
+        const struct cluster *cluster = x->cluster;
+        uint8_t clusters[ZERO_NODE_MAX][BALLOTS_CLUSTER];
+        struct ballots_place place = { .directory = x->conf->membership_dir,
+                                       .node = node_name(x, cluster->self),
+                                       .clusters = clusters,
+                                       .states = store_each(x->store, is_some, NULL) != 0 };
+        int r;
+
+        for (uint32_t n = cluster->n_nodes; n > 1; n--)
+                cluster_hash(cluster, n, clusters[place.n_clusters++]);
+        r = place.n_clusters ? ballots_open(&place, ret, ret_record, ret_found, fault) : 0;
+        if (!r && !*ret_found)
+                r = store_each(x->store, is_misfit, &(struct misfit){ x, fault });
+        return r < 0 ? 0 : r; /* what cannot be read is no misfit */
+}
+
 int membership_start(struct engine *x, struct fault *fault)
 {
         struct paxos_record record;
         struct ballots_record b = { 0 };
         struct membership *v = calloc(1, sizeof *v);
         bool found = false;
-        int r = 0;
+        int r;
 
         if (!v)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         v->x = x;
         x->membership = v;
-        if (x->cluster->n_nodes > 1)
-                r = ballots_open(x->conf->membership_dir, node_name(x, x->cluster->self),
-                                 x->cluster->hash, &v->ballots, &b, &found, fault);
+        r = record_read(x, &v->ballots, &b, &found, fault);
         if (!r && found && !record_from_ballots(x, &b, &record))
                 r = fault_set(fault, ZERO_EIO,
                               "the file of votes in %s has owners or ballots that this cluster "
@@ -477,7 +524,7 @@ int membership_start(struct engine *x, struct fault *fault)
         paxos_init(&v->r, x->cluster->n_nodes, x->cluster->self, &x->placement,
                    found ? &record : NULL);
         v->durable = v->r.record;
-        if (v->r.record.chosen.epoch) {
+        if (!is_in_force(x, &v->r.record.chosen)) {
                 x->placement = v->r.record.chosen;
                 membership_tell(x, &x->placement);
         }

@@ -235,6 +235,69 @@ def comes(c, number):
             until(lambda d=d: epoch(d) == number and d.ctl("members")["majority"], what=f"epoch {number} on {d.name}")
 
 
+@cases_of([(how, mirror) for how in ("all_at_once", "one_by_one") for mirror in (0, 1)], "{0[0]}_mirror_{0[1]}")
+def the_cluster_grows(what):
+    """A machine comes to `peers`, whose owners are the default: the job stays where it is until the machine is made
+    an owner."""
+    how, mirror = what
+    with Cluster(3, start=False, mirror=mirror) as c:
+        old = c.daemons[:2]
+        grown = c[0].options["peers"]
+        for d in old:
+            d.options["peers"] = " ".join(grown.split()[:2])
+            d.start()
+        for d in old:
+            until(lambda d=d: d.peers_up() and d.ctl("members")["voter"], what=f"the vote of {d.name}")
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        train(ranks, 2)
+        for d in old:
+            if how == "all_at_once":
+                d.kill()
+        for d in old:
+            if how == "one_by_one":
+                d.kill()
+            d.options["peers"] = grown
+            d.start()
+        train(ranks, 1, patient=True)
+        lies_on(c, ["n0", "n1"], old)
+        c[2].start()
+        can_vote(c)
+        assert [d.ctl("members")["owners"] for d in c.daemons] == [["n0", "n1"]] * 3
+        train(ranks, 1, patient=True)
+        c[2].change_owners("add-node", "n2")
+        train(ranks, STEPS - 4, patient=True)
+        lies_on(c, ["n0", "n2", "n1"])
+        as_undisturbed(c, [0, 1])
+        assert not any("other owners for epoch" in d.log() for d in c.daemons)
+
+
+@case
+def one_node_grows():
+    """A cluster of one has no record of its owners: a node that would lose its jobs to the default of `owners` does not
+    start, and says what to set."""
+    with Cluster(2, start=False) as c:
+        grown = {k: c[0].options.pop(k) for k in ("peers", "key_file")}
+        c[0].start()
+        until(lambda: c[0].ctl_run("members").returncode == 0, what="n0")
+        ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
+        train(ranks, 2)
+        c[0].kill()
+        c[0].options.update(grown)
+        c[0].start()
+        assert c[0].process.wait(REPLY_S) == 1
+        assert "is cut for 1 owners, and `owners` says 2: set `owners`" in c[0].log()
+        for d in c.daemons:
+            d.options["owners"] = "n0"
+            d.start()
+        c.wait_up()
+        can_vote(c)
+        train(ranks, 2, patient=True)
+        c[0].change_owners("add-node", "n1")
+        train(ranks, STEPS - 4, patient=True)
+        lies_on(c, ["n0", "n1"])
+        as_undisturbed(c, [0, 0])
+
+
 @cases_of(["the_same_layout", "another_layout"])
 def what_a_killed_opening_left_stops_no_job(layout):
     """The opening's node comes back when a job of that name has steps, and becomes an owner again."""

@@ -47,11 +47,19 @@ static bool equal(const struct ballots_record *a, const struct ballots_record *b
                memcmp(&a->value, &b->value, sizeof a->value) == 0;
 }
 
-static int try_open(const uint8_t *of, struct ballots_record *ret, bool *ret_found,
-                    struct fault *fault)
+static struct ballots_place ballots_of(const char *in, const uint8_t (*of)[BALLOTS_CLUSTER])
+{
+        return (struct ballots_place){
+                .directory = in, .node = "a", .clusters = of, .n_clusters = 1
+        };
+}
+
+static int try_open(const uint8_t (*of)[BALLOTS_CLUSTER], struct ballots_record *ret,
+                    bool *ret_found, struct fault *fault)
 {
         struct ballots *b = NULL;
-        int r = ballots_open(directory, "a", of, &b, ret, ret_found, fault);
+        const struct ballots_place place = ballots_of(directory, of);
+        int r = ballots_open(&place, &b, ret, ret_found, fault);
 
         cr_assert_eq(r == 0, b != NULL);
         ballots_close(b);
@@ -65,8 +73,8 @@ static void keep(const struct ballots_record *record)
         struct fault fault;
         bool found;
 
-        cr_assert_eq(ballots_open(directory, "a", cluster, &b, &was, &found, &fault), 0, "%s",
-                     fault.text);
+        const struct ballots_place place = ballots_of(directory, &cluster);
+        cr_assert_eq(ballots_open(&place, &b, &was, &found, &fault), 0, "%s", fault.text);
         cr_assert_eq(ballots_write(b, record), 0);
         ballots_close(b);
 }
@@ -101,7 +109,7 @@ Test(ballots, are_not_there_at_first)
         struct fault fault;
         bool found = true;
 
-        cr_assert_eq(try_open(cluster, &r, &found, &fault), 0);
+        cr_assert_eq(try_open(&cluster, &r, &found, &fault), 0);
         cr_assert_not(found);
 }
 
@@ -115,7 +123,7 @@ Test(ballots, are_read_as_they_were_written)
                 s.promised += 64;
                 s.voter = !s.voter;
                 keep(&s);
-                cr_assert_eq(try_open(cluster, &r, &found, &fault), 0, "%s", fault.text);
+                cr_assert_eq(try_open(&cluster, &r, &found, &fault), 0, "%s", fault.text);
                 cr_assert(found && equal(&r, &s));
         }
 }
@@ -131,7 +139,8 @@ Test(ballots, make_their_directory_with_all_above_it)
 
         snprintf(middle, sizeof middle, "%s/x", directory);
         snprintf(path, sizeof path, "%s/x/y", directory);
-        cr_assert_eq(ballots_open(path, "a", cluster, &b, &r, &found, &fault), 0, "%s", fault.text);
+        const struct ballots_place place = ballots_of(path, &cluster);
+        cr_assert_eq(ballots_open(&place, &b, &r, &found, &fault), 0, "%s", fault.text);
         ballots_close(b);
         cr_assert_eq(stat(path, &st), 0);
         cr_assert_eq(st.st_mode & 07777, 0700);
@@ -152,7 +161,7 @@ Test(ballots, each_flipped_bit_is_found)
         for (size_t i = 0; i < 8 * n; i++) {
                 bytes[i / 8] ^= (uint8_t)(1 << i % 8);
                 file_set(bytes, n);
-                cr_assert_eq(try_open(cluster, &r, &found, &fault), ZERO_EIO, "bit %zu", i);
+                cr_assert_eq(try_open(&cluster, &r, &found, &fault), ZERO_EIO, "bit %zu", i);
                 cr_assert(strstr(fault.text, "cannot be used") && strstr(fault.text, directory));
                 bytes[i / 8] ^= (uint8_t)(1 << i % 8);
         }
@@ -171,7 +180,7 @@ Test(ballots, another_length_is_found)
         bytes[n] = 0;
         for (size_t i = 0; i <= n + 1; i++) {
                 file_set(bytes, i);
-                cr_assert_eq(try_open(cluster, &r, &found, &fault), i == n ? 0 : ZERO_EIO);
+                cr_assert_eq(try_open(&cluster, &r, &found, &fault), i == n ? 0 : ZERO_EIO);
         }
 }
 
@@ -183,9 +192,9 @@ Test(ballots, of_another_cluster_are_refused)
         bool found;
 
         keep(&s);
-        cr_assert_eq(try_open(other, &r, &found, &fault), ZERO_EIO);
+        cr_assert_eq(try_open(&other, &r, &found, &fault), ZERO_EIO);
         cr_assert(strstr(fault.text, "another cluster"));
-        cr_assert_eq(try_open(cluster, &r, &found, &fault), 0);
+        cr_assert_eq(try_open(&cluster, &r, &found, &fault), 0);
         cr_assert(found && equal(&r, &s));
 }
 
@@ -197,8 +206,42 @@ Test(ballots, of_another_cluster_that_never_voted_count_for_nothing)
         bool found = true;
 
         keep(&s);
-        cr_assert_eq(try_open(other, &r, &found, &fault), 0);
+        cr_assert_eq(try_open(&other, &r, &found, &fault), 0);
         cr_assert_not(found);
+}
+
+Test(ballots, by_which_states_are_cut_are_refused_without_a_vote)
+{
+        const struct ballots_record s = { .voter = true, .chosen = { .n_owners = 1 } };
+        struct ballots_place place = ballots_of(directory, &other);
+        struct ballots_record r;
+        struct ballots *b;
+        struct fault fault;
+        bool found;
+
+        keep(&s);
+        place.states = true;
+        cr_assert_eq(ballots_open(&place, &b, &r, &found, &fault), ZERO_EIO);
+        cr_assert(strstr(fault.text, "the end of `peers`"));
+}
+
+Test(ballots, of_the_cluster_before_it_grew_count)
+{
+        static const uint8_t grown[][BALLOTS_CLUSTER] = { { 1, 2, 4 }, { 1, 2, 3 } };
+        const struct ballots_record s = sample();
+        struct ballots_place place = ballots_of(directory, grown);
+        struct ballots_record r;
+        struct ballots *b;
+        struct fault fault;
+        bool found = false;
+
+        place.n_clusters = 2;
+        keep(&s);
+        cr_assert_eq(ballots_open(&place, &b, &r, &found, &fault), 0, "%s", fault.text);
+        cr_assert(found && equal(&r, &s));
+        cr_assert_eq(ballots_write(b, &r), 0);
+        ballots_close(b);
+        cr_assert_eq(try_open(&cluster, &r, &found, &fault), ZERO_EIO, "it is the grown one's now");
 }
 
 Test(ballots, that_others_can_write_are_refused)
@@ -212,10 +255,10 @@ Test(ballots, that_others_can_write_are_refused)
         keep(&s);
         snprintf(path, sizeof path, "%s/a.votes", directory);
         chmod(path, 0620);
-        cr_assert_eq(try_open(cluster, &r, &found, &fault), ZERO_EIO);
+        cr_assert_eq(try_open(&cluster, &r, &found, &fault), ZERO_EIO);
         chmod(path, 0600);
         chmod(directory, 0720);
-        cr_assert_eq(try_open(cluster, &r, &found, &fault), ZERO_EPERM);
+        cr_assert_eq(try_open(&cluster, &r, &found, &fault), ZERO_EPERM);
         chmod(directory, 0700);
 }
 
@@ -232,7 +275,7 @@ Test(ballots, a_write_that_was_broken_off_changes_nothing)
         int fd = open(path, O_WRONLY | O_CREAT, 0600);
         cr_assert_eq(write(fd, "half", 4), 4);
         close(fd);
-        cr_assert_eq(try_open(cluster, &r, &found, &fault), 0);
+        cr_assert_eq(try_open(&cluster, &r, &found, &fault), 0);
         cr_assert(found && equal(&r, &s));
         keep(&s);
         cr_assert_eq(access(path, F_OK), -1);

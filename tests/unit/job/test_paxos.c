@@ -47,6 +47,15 @@ static uint32_t hear(uint32_t to, uint32_t from, const struct paxos_message *m)
         return paxos_hear(&nodes[to], from, &copy);
 }
 
+/* The node stands without a record; the others' lists are older than the node. */
+static void grow(uint32_t n)
+{
+        n_nodes = n;
+        for (uint32_t i = 0; i < n; i++)
+                nodes[i].n_nodes = n;
+        blank(n - 1);
+}
+
 static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
 {
         const struct placement wanted = placement_of(owners);
@@ -101,6 +110,23 @@ Test(paxos, a_majority_chooses)
         round_trip(0, 6);
         for (uint32_t n = 0; n < 3; n++)
                 cr_assert_eq(owners_at(n), 3);
+}
+
+Test(paxos, a_new_node_takes_the_owners_on_record)
+{
+        form(2);
+        grow(3);
+        cr_assert_eq(owners_at(2), 7, "as its configuration has it");
+        meet(2, 0);
+        cr_assert_eq(owners_at(2), 3);
+        cr_assert_not(nodes[2].record.voter, "it has not heard from all");
+        meet(2, 1);
+        cr_assert(nodes[2].record.voter);
+        cr_assert(owners_at(0) == 3 && owners_at(1) == 3);
+        propose(2, 7, 0);
+        round_trip(2, 1);
+        round_trip(2, 1);
+        cr_assert(owners_at(2) == 7 && nodes[2].record.chosen.epoch == 1);
 }
 
 /* The previous list and the dead stay with a placement, even if another node completes it. */
