@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from checkpointing import Place  # noqa: E402
 from cluster import SETS, Cluster, ask_to_end, small_layout, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
@@ -87,10 +88,10 @@ def flip(daemon):
 @cases_of([1, 2], "of_{}")
 def a_damaged_state_file_is_named(nodes):
     """To a trainer, too: nobody makes the job anew over the file."""
-    with Cluster(nodes) as c:
+    with Place() as directory, Cluster(nodes) as c:
         a, = c.ranks("job", LAYOUT, [0], hold=2, push=2)
         a.do("train", steps=1, sets=SETS)
-        saved, sums = c[0].ctl("checkpoint", "job", f"{c.directory}/saved")["path"], c.checksum("job")
+        saved, sums = c[0].ctl("checkpoint", "job", directory)["path"], c.checksum("job")
         c.dismiss(a)
         stopped(c)
         name = state_file(c[0])
