@@ -89,7 +89,10 @@ struct schedule {
         /* The newest of its checkpoints; until there is one, when the schedule was made. */
         uint64_t last_version, last_unix_s;
         uint64_t next_version; /* as this node reckons; the coordinator goes by it */
+        uint64_t told_ms;      /* when other nodes last heard of it from here */
 };
+
+enum { SCHEDULE_EVERY_MAX = 1000000000 };
 
 /*
  * Begins an operation; operation_find() tells its outcome.  Call on the node that coordinates the

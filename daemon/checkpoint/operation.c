@@ -447,7 +447,6 @@ const struct module checkpoint_module = { .node_at = offsetof(struct engine, che
                                           .node_bytes = sizeof(struct checkpoints),
                                           .node_init = checkpoints_init,
                                           .progress = operations_tick,
-                                          .node_up = schedules_node_up,
                                           .node_down = operations_down,
                                           .idle = operations_idle,
                                           .job_admit = loadings_admit,

@@ -29,7 +29,6 @@ void checkpoints_due(struct engine *x);
 /* The checkpoint came out well. */
 void schedule_done(struct engine *x, const struct operation *op);
 void schedule_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
-void schedules_node_up(struct engine *x, uint32_t node);
 void schedule_dropped(struct engine *x, const char *job);
 void schedules_free(struct engine *x);
 

@@ -3,16 +3,16 @@
  *
  * A schedule belongs to its job, not to a process: whoever coordinates the job carries it out.  The
  * coordinator alone changes it, gives each change a higher stamp, and tells all nodes.  Each node
- * keeps the newest that it has heard, in a note beside its states.  Where two nodes meet, the job's
- * coordinator and the other one tell each other what they have, so a new coordinator learns of it
- * from the nodes of the list before.  A schedule that was ended is kept too, with every 0: a node
- * that was away does not bring it back.
+ * that has the job keeps the newest that it has heard, in a note beside its states.  Now and then
+ * the coordinator tells all nodes again, and they tell the coordinator, so a new one learns of it.
+ * A schedule that was ended is kept too, with every 0: a node that was away does not bring it back.
  *
- * The drop of a job deletes its schedule.  Nobody makes a new job of that name before all nodes
- * that may keep one have heard of the drop (drop.c).
+ * The drop of a job deletes its schedule.  Nobody makes a new job of that name before all nodes that
+ * may have the old one have heard of the drop (drop.c).  So whoever has no job of the name neither
+ * tells a schedule nor takes one: it may be a dropped job's.
  */
+#include "daemon/checkpoint/directory.h"
 #include "daemon/checkpoint/operation.h"
-#include "daemon/drop/drop.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +20,8 @@
 
 #include "daemon/base/log.h"
 #include "proto/cleanup.h"
+
+enum { TELL_MS = 2000, NUMBER_BITS = 62 };
 
 static void schedule_free(struct schedule *s)
 {
@@ -188,11 +190,42 @@ static void schedule_run(struct engine *x, struct schedule *s)
         s->next_version = job->version + s->every;
 }
 
+static bool has_job(struct engine *x, const char *name)
+{
+        const struct job *job = job_find(x, name);
+
+        return job && !job->opening;
+}
+
+static void schedule_tell_again(struct engine *x, struct schedule *s)
+{
+        uint32_t coordinator = coordinator_of(x, s->job);
+
+        if (engine_now(x) - s->told_ms < TELL_MS || !has_job(x, s->job))
+                return;
+        s->told_ms = engine_now(x);
+        schedule_tell(x, s, coordinator == x->cluster->self ? ZERO_NODE_MAX : coordinator);
+}
+
 void checkpoints_due(struct engine *x)
 {
         list_for_each (&x->checkpoints->schedules, item) {
-                schedule_run(x, CONTAINER_OF(item, struct schedule, link));
+                struct schedule *s = CONTAINER_OF(item, struct schedule, link);
+
+                schedule_run(x, s);
+                schedule_tell_again(x, s);
         }
+}
+
+/* Of a file, or of another node. */
+static bool is_sane(const struct engine *x, const struct schedule *s)
+{
+        struct snapshot_place place = { x->conf->checkpoint_dir, s->directory, s->uid, NULL };
+        struct fault fault;
+
+        return s->every <= SCHEDULE_EVERY_MAX &&
+               (s->stamp | s->last_version | s->last_unix_s) >> NUMBER_BITS == 0 &&
+               snapshot_place_check(&place, &fault) != ZERO_EINVAL;
 }
 
 /* ---- other nodes ------------------------------------------------------------------------ */
@@ -209,25 +242,13 @@ void schedule_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                               .stamp = of->stamp,
                               .last_version = of->last_version,
                               .last_unix_s = of->last_unix_s };
-        struct fault fault;
 
         if ((!coordinates && coordinator_of(x, m->job) != node) || (old && old->stamp >= s.stamp) ||
-            drop_check(x, m->job, &fault))
+            !has_job(x, m->job) || !is_sane(x, &s))
                 return;
         snprintf(s.job, sizeof s.job, "%s", m->job);
         if (schedule_put(x, &s) && coordinates)
                 schedule_tell(x, &s, ZERO_NODE_MAX);
-}
-
-void schedules_node_up(struct engine *x, uint32_t node)
-{
-        list_for_each (&x->checkpoints->schedules, item) {
-                const struct schedule *s = CONTAINER_OF(item, struct schedule, link);
-                uint32_t coordinator = coordinator_of(x, s->job);
-
-                if (coordinator == x->cluster->self || (coordinator == node && keeps_notes(x)))
-                        schedule_tell(x, s, node);
-        }
 }
 
 /* ---- lifetime ------------------------------------------------------------------------- */
@@ -270,7 +291,8 @@ static void resume_note(char *job, void *arg)
         s.stamp = stamp;
         s.last_version = last_version;
         s.last_unix_s = last_unix_s;
-        schedule_put(x, &s);
+        if (is_sane(x, &s))
+                schedule_put(x, &s);
 }
 
 void schedules_resume(struct engine *x)

@@ -109,7 +109,8 @@ static void node_opened(struct coordinated *c, uint32_t node, const Zero__Opened
 
         if (!states || !standings) {
                 coordinated_event(c, (struct coordinator_event){ .kind = COORDINATOR_ASK_AGAIN,
-                                                                 .node = node });
+                                                                 .node = node,
+                                                                 .created = o->created });
                 free(standings);
                 free(states);
                 return;

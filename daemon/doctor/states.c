@@ -34,7 +34,7 @@ static void replica_tell(const struct replica *h, struct findings *f)
                 finding_add(
                         f, check, FINDING_WARNING,
                         "start the daemons of all owners: what is not part of a whole job goes "
-                        "then by itself. Or delete the job with zeroctl drop: nothing is lost",
+                        "then by itself",
                         "state file %s of job %.64s, %llu bytes: no rank has ever worked on it, "
                         "and nobody here waits for the job",
                         file, h->job->name, (unsigned long long)state_bytes(h->state));

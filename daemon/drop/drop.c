@@ -314,11 +314,18 @@ void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call,
         drops_check(x);
 }
 
+/* Only the coordinator takes back what its opening has made, and only if nobody has worked on it.
+ */
+static bool may_take_back(const struct engine *x, uint32_t node, const struct job *job)
+{
+        return job && node == coordinator_of(x, job->name) && (job->opening || job_fresh(job));
+}
+
 void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
-        if (m->drop->made)
+        if (m->drop->made && may_take_back(x, node, job_find(x, m->job)))
                 job_discard(x, m->job);
-        else
+        else if (!m->drop->made)
                 drop_here(x, m->job);
         if (m->call)
                 wait_add(x, m->job, node, m->call, NULL);

@@ -186,13 +186,14 @@ static int open_check(const struct job *job, const Zero__Open *open, const layou
 }
 
 /*
- * Whether the job may go for another one of its name.  Nobody has worked on it or looks at it, and
- * its coordinator knows another one: an opening that did not come to its end left this one.
+ * Whether the job may go for another one of its user's and its name.  Nobody has worked on it or
+ * looks at it, and its coordinator knows another one: an opening that did not come to its end left
+ * this one.
  */
-static bool gives_way(const struct job *job)
+static bool gives_way(const struct job *job, uint32_t uid)
 {
-        return !job->opening && !job->n_attached && job->holders == job->onlookers &&
-               job_fresh(job);
+        return job->uid == uid && !job->opening && !job->n_attached &&
+               job->holders == job->onlookers && job_fresh(job);
 }
 
 /* The node has a job of that name. */
@@ -203,7 +204,7 @@ static void open_answer(struct job *job, uint32_t node, const Zero__LinkMessage 
 
         if (!r) {
                 opened_answer(job->x, node, m->call, job, false);
-        } else if (gives_way(job)) {
+        } else if (gives_way(job, m->open->uid)) {
                 log_warning("job %s: deleted here, where nobody has worked on it: %s", job->name,
                             fault.text);
                 unknown_answer(job->x, node, m, true);

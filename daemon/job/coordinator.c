@@ -185,6 +185,7 @@ static void node_event(struct coordinator *c, const struct coordinator_event *e)
                 break;
         case COORDINATOR_ASK_AGAIN:
                 c->nodes[e->node] = NODE_AGAIN;
+                c->created[e->node] = c->created[e->node] || e->created;
                 break;
         case COORDINATOR_SETTLED:
                 settle_answered(c, e);

@@ -106,7 +106,7 @@ static bool node_told(struct coordinator *c, const struct coordinator_event *e)
         int r = 0;
 
         c->nodes[node] = NODE_KNOWN;
-        c->created[node] = e->created;
+        c->created[node] = c->created[node] || e->created; /* asked twice, perhaps */
         c->lacks[node] = !e->known;
         c->fresh[node] = true;
         if (c->unusable_on == node)
@@ -153,7 +153,8 @@ void open_failed(struct coordinator *c, const struct coordinator_event *e)
         } else if (c->settled) {
                 open_hinder(c, e->status, e->node, e->text);
         } else {
-                c->nodes[e->node] = NODE_UNASKED; /* what it may have is not this opening's */
+                if (e->status != ZERO_EDEADLINE) /* what it may have is not this opening's */
+                        c->nodes[e->node] = NODE_UNASKED;
                 fault_set(&fault, e->status, "node %s: %.300s", c->job.nodes[e->node], e->text);
                 coordinator_end(c, fault.status, fault.text);
         }

@@ -280,6 +280,18 @@ struct lane_load blocking_load(struct blocking *b, enum lane lane)
         return load;
 }
 
+uint32_t blocking_waits(struct blocking *b, enum lane lane, uint32_t uid)
+{
+        uint32_t n = 0;
+
+        pthread_mutex_lock(&b->mutex);
+        list_for_each (&b->crews[lane].waiting, item) {
+                n += CONTAINER_OF(item, struct blocking_work, link)->uid == uid;
+        }
+        pthread_mutex_unlock(&b->mutex);
+        return n;
+}
+
 /* ---- start and stop ---- */
 
 int blocking_new(uv_loop_t *loop, struct blocking **ret)

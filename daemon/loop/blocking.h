@@ -64,5 +64,7 @@ void blocking_submit(struct blocking *b, enum lane lane, struct blocking_work *w
 /* Whether such work of that name waits or runs; `what` is compared as a pointer. */
 bool blocking_has(struct blocking *b, enum lane lane, const char *what, const char *of);
 struct lane_load blocking_load(struct blocking *b, enum lane lane);
+/* How much of the user's waits for a thread. */
+uint32_t blocking_waits(struct blocking *b, enum lane lane, uint32_t uid);
 /* closed() is called on the loop thread after the last done(); then all is freed. */
 void blocking_close(struct blocking *b, void (*closed)(void *arg), void *arg);

@@ -147,10 +147,11 @@ static int refuse_other(struct fault *fault, const char *directory, const char *
         return fault_set(
                 fault, ZERO_EIO,
                 "the file of votes %s/%s is of another cluster: it was written with other "
-                "`peers` or `owners`, for which the states here are cut. Start with those; "
+                "`peers`, `owners` or `mirror`, for which the states here are cut. Start with "
+                "those; "
                 "new nodes come to the end of `peers`. Change the owners with zeroctl "
                 "add-node and remove-node. In a cluster without jobs, move the file away on "
-                "every node, and `owners` counts again",
+                "every node, and these options count again",
                 directory, name);
 }
 

@@ -53,7 +53,7 @@ struct job *rank_setup_job(const struct rank_setup *m);
 /* Ranks of the job that have joined and wait for their windows. */
 uint32_t setups_waits(const struct job *job, struct wait_line *lines, uint32_t n);
 /* Ranks that have left, and whose driver has not answered yet. */
-uint32_t setups_left(const struct engine *x);
+uint32_t setups_left(const struct engine *x, uint32_t uid, uint32_t place);
 /* Says what the setup waits for. */
 void rank_setup_describe(const struct rank_setup *m, struct wait_line *ret);
 

@@ -65,12 +65,14 @@ static struct rank_setup *rank_setup_new(struct rank *rank, uint32_t n_handles, 
         return m;
 }
 
-uint32_t setups_left(const struct engine *x)
+uint32_t setups_left(const struct engine *x, uint32_t uid, uint32_t place)
 {
         uint32_t n = 0;
 
         list_for_each (&x->ranks->setups, item) {
-                n += CONTAINER_OF(item, struct rank_setup, link)->rank->left;
+                const struct rank_setup *m = CONTAINER_OF(item, struct rank_setup, link);
+
+                n += m->rank->left && m->rank->needs.uid == uid && m->place == place;
         }
         return n;
 }

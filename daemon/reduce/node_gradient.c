@@ -220,8 +220,9 @@ void node_gradient_start(struct node_gradient *p)
                 if (node_gradient_submit(p))
                         return;
                 sum_give(p);
+                job->reduce->lacking = true;
         }
-        p->starved = job->reduce->lacking = true;
+        p->starved = true;
 }
 
 void reduce_feed(struct reduce *r)

@@ -309,6 +309,7 @@ bool sum_take(struct node_gradient *p)
         if (!budget_has(job, bytes))
                 return false;
         p->data = p->buffer = buffer_new(bytes);
+        job->reduce->lacking = job->reduce->lacking || !p->buffer;
         return p->buffer && sum_charge(p, bytes);
 }
 

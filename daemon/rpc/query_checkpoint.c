@@ -13,7 +13,7 @@
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 
-enum { ARGUMENT_MAX = 16384, EVERY_MAX = 1000000000 };
+enum { ARGUMENT_MAX = 16384 };
 
 /* Parses what the client asks for.  job_only: the question names nothing but the job. */
 static int wish_parse(const char *argument, bool job_only, struct arena *arena,
@@ -28,7 +28,7 @@ static int wish_parse(const char *argument, bool job_only, struct arena *arena,
         sane = sane && ret->job && job_name_valid(ret->job) && (ret->directory || job_only) &&
                (ret->keep == RECORD_NULL || ret->keep <= UINT32_MAX) &&
                (ret->uid == RECORD_NULL || ret->uid <= UINT32_MAX) &&
-               (ret->every == RECORD_NULL || ret->every <= EVERY_MAX);
+               (ret->every == RECORD_NULL || ret->every <= SCHEDULE_EVERY_MAX);
         return sane ? 0
                     : fault_set(fault, ZERO_EINVAL,
                                 "the question must be JSON with \"job\" and \"directory\"");

@@ -13,8 +13,9 @@
 #include "daemon/rpc/query.h"
 #include "proto/cleanup.h"
 
-/* LOOKS_MAX: a question that waits for a driver outlives its deadline and its session. */
-enum { STATUS_MS = 100, STATUS_FRESH = 4, LOOKS_MAX = 256 };
+/* LOOKS_MAX: of a user; a question that waits for a driver outlives its deadline and its session.
+ */
+enum { STATUS_MS = 100, STATUS_FRESH = 4, LOOKS_MAX = 64 };
 
 struct look {
         struct blocking_work job;
@@ -85,7 +86,7 @@ int status_query(struct pending_call *call, const char *what, const char *argume
                  struct fault *fault)
 {
         struct rpc *rpc = call->session->rpc;
-        uint32_t n = gpus_count();
+        uint32_t n = gpus_count(), uid = call->session->user->uid;
         struct look *l;
 
         if (status_again(rpc, call))
@@ -94,20 +95,20 @@ int status_query(struct pending_call *call, const char *what, const char *argume
                 status_answer(rpc, call, NULL);
                 return 0;
         }
-        if (blocking_load(rpc->x->blocking, LANE_LOOKS).waiting >= LOOKS_MAX)
-                return fault_set(
-                        fault, ZERO_EBUSY,
-                        "%d questions wait for the GPUs to say how much of their memory is "
-                        "free: ask again; if that lasts, the driver hangs: zeroctl doctor "
-                        "tells for how long",
-                        LOOKS_MAX);
+        if (blocking_waits(rpc->x->blocking, LANE_LOOKS, uid) >= LOOKS_MAX)
+                return fault_set(fault, ZERO_EBUSY,
+                                 "%d questions of user %u wait for the GPUs to say how much of "
+                                 "their memory is "
+                                 "free: ask again; if that lasts, the driver hangs: zeroctl doctor "
+                                 "tells for how long",
+                                 LOOKS_MAX, uid);
         l = calloc(1, sizeof *l + n * sizeof l->gpus[0]);
         if (!l)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         l->job = (struct blocking_work){ .run = look_run,
                                          .done = look_done,
                                          .what = "to see the GPUs' free memory",
-                                         .uid = call->session->user->uid };
+                                         .uid = uid };
         l->rpc = rpc;
         l->call = call;
         call->request.subject = l;

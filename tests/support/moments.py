@@ -164,9 +164,15 @@ def lose(daemon, crash=None):
     daemon.start(crash=crash)
 
 
+def is_voter(daemon):
+    """A daemon that has just heard of other owners starts again, and answers nothing meanwhile."""
+    r = daemon.ctl_run("--json", "members")
+    return r.returncode == 0 and json.loads(r.stdout)["voter"]
+
+
 def can_vote(c):
     for d in c.daemons:
-        until(lambda d=d: d.ctl("members")["voter"], what=f"the vote of {d.name}")
+        until(lambda d=d: is_voter(d), what=f"the vote of {d.name}")
 
 
 def owners(daemon):

@@ -97,6 +97,19 @@ def the_example_of_the_readme_leaves_nothing_behind(how):
         assert "was lost" not in log and log.count(" has left") == 2, log
 
 
+@case
+def a_job_that_is_to_be_kept_stays_whatever_its_name():
+    with Cluster(1) as cluster:
+        path, text = f"{cluster.directory}/example.py", example()
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(text.replace("zt.shard(model", "zt.shard(model, keep=True"))
+        assert "zt.shard(model" in text
+        finish([launch(cluster, 0, "--standalone", "--nproc-per-node=2", script=path)])
+        until(lambda: cluster[0].log().count(" has left") == 2, what="both ends")
+        job, = cluster[0].status()["jobs"]
+        assert job["version"] == 3, job
+
+
 @cases_of(["raise ValueError('mine')", "sys.exit(3)", "os._exit(3)"])
 def a_worker_that_ends_by(how):
     """torchrun starts all ranks again, and they go on where the job stood; then the job ends."""

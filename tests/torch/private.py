@@ -30,7 +30,7 @@ PACKAGE = os.path.join(ranks.CLIENT, "zerod")
 # What is asked for a name, and the names; what an instance alone has is looked for in the source of its class.
 PRIVATE = {
     "sys": (sys, ["_getframe"]),
-    "torch._C": (torch._C, ["_autograd", "_cuda_getCurrentRawStream", "_current_graph_task_id", "_dynamo", "_functorch"]),
+    "torch._C": (torch._C, ["_autograd", "_cuda_getCurrentRawStream", "_current_graph_task_id", "_functorch"]),
     "torch": (torch, ["_C", "_foreach_copy_"]),
     "functions that are not traced": (torch.compiler.disable(lambda: None, recursive=False), [
         "_torchdynamo_disable", "_torchdynamo_disable_msg"]),

@@ -32,9 +32,26 @@ class Conversation:
         self._given_up = None  # why, if this side ended the connection
         _conversations.add(self)
 
+    def _enter(self):
+        """The handle, for this thread alone, which has the lock."""
+        if self._calling:
+            raise Busy(
+                "a signal handler called this client during another call of it"
+            )
+        if self._handle is None:
+            raise Closed(f"the client is closed: {self._given_up or 'by close()'}")
+        self._calling = True
+        return self._handle
+
+    @contextlib.contextmanager
     def _use(self):
-        """A context with the handle, for this thread alone."""
-        return _Use(self)
+        """The handle, for this thread alone."""
+        with self._lock:
+            handle = self._enter()
+            try:
+                yield handle
+            finally:
+                self._calling = False
 
     def _check(self, handle, status):
         if status:
@@ -42,8 +59,12 @@ class Conversation:
             raise error_of(status, self._given_up or text if status == Closed.code else text)
 
     def _call(self, function, *arguments):
-        with self._use() as handle:
-            self._check(handle, function(handle, *arguments))
+        with self._lock:  # as _use(), without its generator: a trainer comes here hundreds of times a step
+            handle = self._enter()
+            try:
+                self._check(handle, function(handle, *arguments))
+            finally:
+                self._calling = False
 
     def _wait(self, function, *arguments):
         """A call that other ranks may keep waiting.  Signals reach the main thread only."""
@@ -88,35 +109,6 @@ class Conversation:
             with contextlib.suppress(OSError):
                 os.close(self._library.zero_fd(self._handle))
             self._handle, self._given_up = None, FORKED
-
-
-class _Use:
-    """What Conversation._use() returns: no generator, since a trainer comes here hundreds of times a step."""
-
-    __slots__ = ("conversation", "lock")
-
-    def __init__(self, conversation):
-        self.conversation, self.lock = conversation, conversation._lock
-
-    def __enter__(self):
-        c = self.conversation
-        self.lock.acquire()
-        try:
-            if c._calling:
-                raise Busy(
-                    "a signal handler called this client during another call of it"
-                )
-            if c._handle is None:
-                raise Closed(f"the client is closed: {c._given_up or 'by close()'}")
-        except BaseException:
-            self.lock.release()
-            raise
-        c._calling = True
-        return c._handle
-
-    def __exit__(self, *_):
-        self.conversation._calling = False
-        self.lock.release()
 
 
 def _run(future, function, arguments):

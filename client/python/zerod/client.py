@@ -634,6 +634,10 @@ class Client(Conversation):
         finally:
             lib.libc().free(answer)
 
+    def keep_job(self) -> None:
+        """Before attach(): the job counts as one whose name somebody chose."""
+        self._named = True
+
     def finish(self, keep: bool | None = None) -> None:
         """Declares that this rank has completed the job; close() tells the daemon.  When all ranks have
         left so, the job is finished: when job_limit or memory is used up, a new job of the same user
@@ -695,10 +699,12 @@ _attached: set[Client] = set()  # ranks, also when nobody else knows them any mo
 def _close_at_exit():
     """At the interpreter's end, whose status only the library will see.  A thread may still be in a call,
     maybe a long one: then the rank has not left in order."""
-    for client in _attached:
-        if client._lock.acquire(blocking=False) and client._handle is not None:
+    for client in list(_attached):
+        if client._lock.acquire(blocking=False):
             handle, client._handle = client._handle, None
-            client._library.zero_close_at_exit(handle)
+            client._lock.release()  # a thread that calls now is told that the client is closed
+            if handle is not None:
+                client._library.zero_close_at_exit(handle)
 
 
 class BaseCopy:
@@ -802,7 +808,7 @@ def connect(
     job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id.  Without those a process that is
     alone (world size 1) gets a job of its own, which close() or the end of the process drops.  A run id
     that torchrun made up, on one node and without --rdzv-id, names a job that ends when all its ranks have
-    closed or ended with status 0.  Other jobs stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until a new job needs their
+    closed or ended with status 0; on one node a random UUID of --rdzv-id looks alike: set ZEROD_JOB to it.  Other jobs stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until a new job needs their
     place (:meth:`Client.finish`).
     rank, world_size, local_world_size (ranks on this node): else torchrun's variables, else Slurm's,
     else 0, 1, 1.  rank zerod.OBSERVER takes no part in steps.

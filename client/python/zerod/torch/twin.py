@@ -9,6 +9,7 @@ import functools
 import importlib.abc
 import importlib.util
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from types import CodeType
@@ -48,33 +49,39 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 class _Importing(importlib.abc.MetaPathFinder):
-    """Has torch._dynamo leave functions alone as soon as it is imported.  To import it takes as long as to import torch: only
-    who compiles shall wait for that."""
+    """Has torch._dynamo leave code alone as soon as it is imported.  To import it takes as long as to import torch: only who
+    compiles shall wait for that."""
 
     def __init__(self) -> None:
-        self.functions: dict[CodeType, Any] = {}
+        self.codes: set[CodeType] = set()
+        self.asking = threading.local()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """importlib asks for every module."""
-        if name != "torch._dynamo":
+        """importlib asks for every module, and whoever wants to know if there is one."""
+        if name != "torch._dynamo" or getattr(self.asking, "now", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
+        self.asking.now = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asking.now = False
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
 
-        def exec_module(module: Any) -> None:
-            run(module)
-            for function in self.functions.values():
-                module.decorators.skip(function)
+            def exec_module(module: Any) -> None:
+                run(module)
+                for code in list(self.codes):
+                    module.decorators.skip_code(code)
 
-        spec.loader.exec_module = exec_module
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    def add(self, function: Any) -> None:
-        """All functions of the same code are left alone."""
-        if "torch._dynamo" in sys.modules:
-            torch._dynamo.decorators.skip(function)  # pylint: disable=protected-access
-        self.functions[function.__code__] = function
+    def add(self, code: CodeType) -> None:
+        """From now on, or from when it is imported."""
+        self.codes.add(code)
+        decorators = getattr(sys.modules.get("torch._dynamo"), "decorators", None)  # else its import is not over
+        if decorators:
+            decorators.skip_code(code)
 
 
 _importing = _Importing()
@@ -83,7 +90,7 @@ sys.meta_path.insert(0, _importing)
 
 def not_traced(function: Any, reason: str) -> Any:
     """torch.compiler.disable(function, recursive=False, reason=reason)."""
-    _importing.add(function)
+    _importing.add(function.__code__)
     function._torchdynamo_disable, function._torchdynamo_disable_msg = True, reason  # pylint: disable=protected-access
     return function
 
@@ -101,5 +108,5 @@ def not_compiled(function: Any) -> Any:
             disabled = torch.compiler.disable(function)
         return disabled(*args, **kwargs)
 
-    _importing.add(eager)
+    _importing.add(eager.__code__)
     return eager

@@ -433,6 +433,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     _find_in(sharded, layout)
     needs = _needs(sharded)
     sharded.hold_groups = needs["hold_groups"]
+    if keep:
+        sharded.client.keep_job()
     sharded.client.attach(layout, **needs, push_groups=push_groups, grad_dtype=DTYPES[grad_dtype],
                           reduce_dtype=DTYPES[reduce_dtype], on_lost_rank=on_lost_rank,
                           stash=stash)
