@@ -314,11 +314,13 @@ void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call,
         drops_check(x);
 }
 
-/* Only the coordinator takes back what its opening has made, and only if nobody has worked on it.
- */
+/* Only the coordinator takes back what its opening makes or has made, and only if nobody has worked
+ * on it.  What is being taken up is of an earlier process. */
 static bool may_take_back(const struct engine *x, uint32_t node, const struct job *job)
 {
-        return job && node == coordinator_of(x, job->name) && (job->opening || job_fresh(job));
+        if (!job || node != coordinator_of(x, job->name))
+                return false;
+        return job->opening ? job->opening == JOB_OPENING : job_fresh(job);
 }
 
 void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
