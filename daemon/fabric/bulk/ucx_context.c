@@ -192,7 +192,7 @@ static bool reads_gpus(const char *transport, unsigned version)
 }
 
 /* "#   lane[1]:  3:cma/memory.0 md[3] -> md[3]/cma/sysdev[255] rma_bw#0" */
-static void read_lanes(char *text, unsigned version, struct ucx_reads *ret)
+void bulk_ucx_read_lanes(char *text, unsigned version, struct ucx_reads *ret)
 {
         char *rest = text;
 
@@ -225,6 +225,6 @@ struct ucx_reads bulk_ucx_reads(ucp_ep_h endpoint)
         ucp_ep_print_info(endpoint, info);
         ucp_get_version(&major, &minor, &release);
         if (fclose(info) == 0)
-                read_lanes(text, major * 10000 + minor * 100 + release, &reads);
+                bulk_ucx_read_lanes(text, major * 10000 + minor * 100 + release, &reads);
         return reads;
 }

@@ -152,6 +152,32 @@ Test(fetch, prefetch_does_not_wait)
         fake_close(&f, c);
 }
 
+static void serve_then_gather(struct fake *d)
+{
+        fake_begin(d);
+        for (int served = 1; served >= 0; served--) {
+                fake_expect(d, ZERO__REQUEST__BODY_FETCH);
+                fake_fetched(d, d->request->seq, served, 0);
+                fake_expect(d, ZERO__REQUEST__BODY_RELEASE);
+                fake_ok(d, d->request->seq);
+        }
+        fake_expect(d, ZERO__REQUEST__BODY_PREFETCH);
+        fake_expect_end(d);
+}
+
+Test(fetch, prefetch_of_what_is_served_here_asks_nothing)
+{
+        struct zero_client *c = fake_open(&f, serve_then_gather, 1);
+        const void *view;
+
+        for (int i = 0; i < 2; i++) {
+                OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+                OK(zero_release(c, FAKE_FP32, NULL));
+                OK(zero_prefetch(c, FAKE_FP32));
+        }
+        fake_close(&f, c);
+}
+
 static void refuse_prefetch(struct fake *d)
 {
         fake_begin(d);

@@ -37,6 +37,30 @@ Test(ucx_tls, what_is_given_wins_over_the_environment)
         chooses("rc,self", "", "rc,self");
 }
 
+static struct ucx_reads reads_over(const char *transport, const char *use, unsigned version)
+{
+        struct ucx_reads reads = { 0 };
+        char text[200];
+
+        snprintf(text, sizeof text,
+                 "# UCP endpoint\n#  lane[0]:  1:posix/memory.0 md[1] -> md[1]/posix am am_bw#0\n"
+                 "#  lane[1]:  2:%s/x.0 md[2] -> md[2]/x/sysdev[255] %s\n",
+                 transport, use);
+        bulk_ucx_read_lanes(text, version, &reads);
+        return reads;
+}
+
+Test(ucx_lanes, gpus_are_read_by_a_network_card_and_by_a_new_cuda_ipc)
+{
+        cr_assert(reads_over("rc_mlx5", "rma_bw#0", 11300).gpus);
+        cr_assert(reads_over("cuda_ipc", "rma_bw#0", 12201).gpus);
+        cr_assert(!reads_over("cuda_ipc", "rma_bw#0", 12200).gpus);
+        cr_assert(reads_over("cuda_ipc", "rma_bw#0", 12200).any);
+        cr_assert(!reads_over("cma", "rma_bw#0", 12201).gpus);
+        cr_assert(reads_over("cma", "rma_bw#0", 12201).any);
+        cr_assert(!reads_over("rc_mlx5", "am_bw#1", 12201).any);
+}
+
 Test(ucx_tls, nothing_given_leaves_tcp_out)
 {
         chooses(NULL, NULL, "^tcp,sysv");
