@@ -674,7 +674,7 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
  * compares nothing without "seen".  *ret_json is a JSON text that the caller frees with free().  If
  * the daemon is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to
  * the step's next call.  ZERO_EBUSY: a user may have 8 questions in flight that all nodes answer,
- * as "checksum", "ping" and "moves" are, and 2 of "shards"; 256 of "status" wait for a driver of GPUs.
+ * as "checksum", "ping" and "moves" are, and 2 of "shards".  64 of "status" wait for a driver of GPUs.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);

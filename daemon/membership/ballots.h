@@ -27,7 +27,7 @@ struct ballots_record {
         struct ballots_placement chosen, value;
 };
 
-/* Where the record is, and of which clusters it may be. */
+/* A record lies in the directory; it belongs to one of the clusters. */
 struct ballots_place {
         const char *directory, *node;
         /* Hashes of what all nodes must agree on: of this cluster, and of those that it grew from.

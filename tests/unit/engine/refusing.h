@@ -1,6 +1,6 @@
 /*
- * The daemon's own allocations, of which a test makes one fail.  The tests' code and libraries that
- * are loaded have theirs in any case.
+ * A test makes one of the daemon's own allocations fail.  Those of the tests' code and of loaded
+ * libraries always succeed.
  */
 #pragma once
 
