@@ -36,6 +36,7 @@
 #include "proto/sure.h"
 
 enum { STOP_MS = 10000, THREADS_DEFAULT_MAX = 8 };
+enum { TELL_MS = 3000, TELL_AGAIN_MS = 20 }; /* a node starts within TELL_MS */
 /* Bytes a second: writing states from GPUs is allowed to be as slow as this. */
 enum { SAVE_RATE = 64 << 20 };
 
@@ -51,6 +52,7 @@ struct node {
         uv_timer_t stop_timer;
         int socket; /* that clients come through */
         bool stopping, again;
+        uint64_t tell_until_ms;
         bool left; /* work that a disk holds up stays behind */
 };
 
@@ -186,15 +188,46 @@ static void stop_late(uv_timer_t *timer)
         }
 }
 
+/* Whether a node whose link has just ended may start again: it forgets a goodbye, and would take
+ * this stop for a failure. */
+static bool node_awaits_a_peer(const struct node *node)
+{
+        uint64_t now = uv_now(&node->loop);
+
+        if (node->again || now >= node->tell_until_ms)
+                return false;
+        for (uint32_t n = 0; n < node->cluster.n_nodes; n++) {
+                struct fabric_info info;
+
+                fabric_info(node->x.fabric, n, &info);
+                if (n != node->cluster.self && !info.up && info.link.speaks &&
+                    info.link.goodbye == GOODBYE_NONE && now - info.link.since_ms < TELL_MS)
+                        return true;
+        }
+        return false;
+}
+
+static void node_leaves(uv_timer_t *timer)
+{
+        struct node *node = CONTAINER_OF(timer, struct node, stop_timer);
+
+        if (node_awaits_a_peer(node)) {
+                uv_timer_start(timer, node_leaves, TELL_AGAIN_MS, 0);
+                return;
+        }
+        node->x.leaving = true;
+        http_serve(node->http, false);
+        uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
+        rpc_close(node->rpc, sessions_gone, node);
+}
+
 /* No step is in flight any more. */
 static void node_drained(void *arg)
 {
         struct node *node = arg;
 
-        node->x.leaving = true;
-        http_serve(node->http, false);
-        uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
-        rpc_close(node->rpc, sessions_gone, node);
+        node->tell_until_ms = uv_now(&node->loop) + TELL_MS;
+        node_leaves(&node->stop_timer);
 }
 
 static void node_wind_down(struct node *node)
