@@ -110,6 +110,20 @@ int slots_new(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip
         return 0;
 }
 
+int slots_new_bounded(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip,
+                      struct slots **ret)
+{
+        CLEANUP(cleanup_slots_free) struct slots *s = NULL;
+        int r = slots_new(l, wanted, dtype, skip, &s);
+
+        if (r < 0)
+                return r;
+        if (!s->whole && s->bytes >= bytes_of(l, dtype, skip, s->slot_bytes))
+                return slots_new(l, l->n_groups, dtype, skip, ret);
+        *ret = STEAL(s);
+        return 0;
+}
+
 uint64_t slots_offset(const struct slots *s, uint32_t i)
 {
         assert(i < s->n);

@@ -92,6 +92,7 @@ struct plan_node {
 struct plan {
         int64_t parameters, elements, trainable; /* parameters: without the gaps of alignment */
         int64_t groups, largest_group;           /* largest_group: elements */
+        int64_t slots;                           /* of a window that all groups go through */
         int64_t push_window;                     /* of each rank */
         int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];

@@ -150,15 +150,10 @@ static int64_t sharers(const struct work *w)
         return (w->c->ranks + windows - 1) / windows;
 }
 
-/* Groups that a window holds. */
-static int64_t window_slots(const struct work *w)
+/* Groups that a window is asked to hold. */
+static int64_t slots_asked(const struct work *w)
 {
-        int64_t n = w->p->groups, held = (w->c->hold ? w->c->hold : HOLD) * sharers(w);
-
-        /* equal slots would take more than the model */
-        if (!w->c->hold && HOLD * w->p->largest_group >= w->p->elements)
-                return n;
-        return w->c->stage == 3 && held < n ? held : n;
+        return w->c->stage == 3 ? (w->c->hold ? w->c->hold : HOLD) * sharers(w) : w->p->groups;
 }
 
 /* Ranks of the node that work with the group.  Nodes have the ranks in order. */
@@ -180,7 +175,7 @@ static int64_t members(const struct work *w, uint32_t group, int64_t node)
  */
 static int64_t gathers(const struct work *w, uint32_t number, int64_t group, int64_t n)
 {
-        int64_t m = w->c->micro_batches, slots = window_slots(w);
+        int64_t m = w->c->micro_batches, slots = w->p->slots;
 
         if (slots >= n) /* a group that is not trained never changes */
                 return trainable(w, number, 0, elements(w, number)) > 0;
@@ -266,10 +261,11 @@ static void cut_groups(struct work *w, int64_t node)
 
 /* ---- windows --------------------------------------------------------------------- */
 
-/* As proto/slots.c cuts a window.  size 0: each group in its own dtype. */
-static int64_t window_bytes(struct work *w, int64_t wanted, int64_t size, bool gather, bool mapped)
+/* As proto/slots.c bounds a window.  size 0: each group in its own dtype.  *slots: asked for, and
+ * what there is. */
+static int64_t window_bytes(struct work *w, int64_t *slots, int64_t size, bool gather, bool mapped)
 {
-        int64_t largest = 0, sum = 0;
+        int64_t largest = 0, sum = 0, equal = 0;
         bool master = mapped && !w->c->gpus; /* trainers map it where no group is served beside it */
 
         for (uint32_t g = 0; g < w->p->groups; g++)
@@ -284,10 +280,10 @@ static int64_t window_bytes(struct work *w, int64_t wanted, int64_t size, bool g
                 add(w, &sum, bytes, 1);
                 largest = bytes > largest ? bytes : largest;
         }
-        if (wanted >= w->p->groups)
-                return sum;
-        sum = 0;
-        add(w, &sum, largest, wanted);
+        add(w, &equal, largest, *slots);
+        if (*slots < w->p->groups && equal < sum)
+                return equal;
+        *slots = w->p->groups;
         return sum;
 }
 
@@ -300,11 +296,11 @@ static void make_windows(struct work *w, int64_t node)
         /* trainers map what the only owner serves where they are in its place */
         bool mapped = node == 0 && w->n_owners == 1 &&
                       (c->gpus ? c->states_on_gpu && c->gpus == 1 : !c->states_on_gpu);
-        int64_t bytes = window_bytes(w, window_slots(w), 0, true, mapped);
+        int64_t slots = slots_asked(w), bytes = window_bytes(w, &slots, 0, true, mapped);
 
         add(w, &ret->gather_window, bytes, windows);
         add(w, &ret->push_windows, w->p->push_window, c->ranks);
-        ret->slots = window_slots(w) * windows;
+        ret->slots = slots * windows;
         add(w, window_memory, c->gpus ? up(bytes, GPU_UNIT) : bytes, 1);
         add(w, window_memory, w->p->push_window - TRANSFER, readers);
         add(w, window_memory, w->p->activations, readers);
@@ -549,7 +545,7 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
         struct work work = { .m = m, .c = c, .p = ret, .n_owners = c->owners * c->devices };
         struct work *w = &work;
         const char *flaw;
-        int64_t slots;
+        int64_t slots = c->stage == 1 ? ZERO_GROUP_MAX : c->push, bytes;
 
         w->owners = calloc((size_t)w->n_owners, sizeof(*w->owners));
         if (!w->owners) {
@@ -559,9 +555,11 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
         memset(ret, 0, sizeof(*ret));
         count(w);
         cut_groups(w, -1);
-        slots = window_bytes(w, c->stage == 1 ? ret->groups : c->push, grad_size(w), false, false);
+        bytes = window_bytes(w, &slots, grad_size(w), false, false);
         ret->push_window = TRANSFER;
-        add(w, &ret->push_window, c->gpus ? up(slots, GPU_UNIT) : slots, 1);
+        add(w, &ret->push_window, c->gpus ? up(bytes, GPU_UNIT) : bytes, 1);
+        ret->slots = slots_asked(w);
+        window_bytes(w, &ret->slots, 0, true, false);
         make_nodes(w);
         make_bounds(ret, c);
         flaw = w->overflow ? "the model takes more than 2^63 bytes: give smaller numbers"

@@ -102,6 +102,7 @@ void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer)
         const json_t *node = json_array_get(json_object_get(answer, "nodes"), 0);
         double left_out = field_number(m, "tensors_left_out"), stash = field_number(rank, "stash");
 
+        show_fit(out, answer);
         fprintf(out, "model: %s parameters in %.0f groups, the largest of %s\n",
                 unit_count(field_number(m, "parameters")).text, field_number(m, "groups"),
                 unit_count(field_number(m, "largest_group")).text);
@@ -125,5 +126,4 @@ void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer)
         show_nodes(ctl, out, json_object_get(answer, "nodes"));
         plan_measure_show(ctl, out, answer);
         show_step(out, json_object_get(answer, "step"));
-        show_fit(out, answer);
 }

@@ -103,7 +103,8 @@
           "Most memory for the states of all jobs, and for layouts of 1 MiB and more. 0: no "      \
           "limit.")                                                                                \
         N("State and memory", window, SIZE, "bytes", "0", 0, 1ull << 50,                           \
-          "Gather window of a job on this node. 0: what its ranks declare that they hold.")        \
+          "Gather window of a job on this node. 0: what its ranks declare that they hold, at most " \
+          "all groups.")                                                                           \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
           "ranks hold, the gradients that they push, what they stash there, and copies of "        \

@@ -57,7 +57,8 @@ int push_window_new(struct push_window **ret, struct fault *fault)
         return 0;
 }
 
-int push_window_slots(const layout *l, uint32_t n, enum zero_dtype dtype, struct slots **ret)
+int push_window_slots(const layout *l, uint32_t n, enum zero_dtype dtype, bool bounded,
+                      struct slots **ret)
 {
         CLEANUP(cleanup_free) bool *skip = calloc(l->n_groups, sizeof *skip);
 
@@ -65,17 +66,18 @@ int push_window_slots(const layout *l, uint32_t n, enum zero_dtype dtype, struct
                 return -ENOMEM;
         for (uint32_t g = 0; g < l->n_groups; g++)
                 skip[g] = !layout_group_trainable(l, g);
-        return slots_new(l, n, dtype, skip, ret);
+        return (bounded ? slots_new_bounded : slots_new)(l, n, dtype, skip, ret);
 }
 
 int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool apart,
-                         struct push_window **ret, struct fault *fault)
+                         bool keeps_slots, struct push_window **ret, struct fault *fault)
 {
         CLEANUP(cleanup_push_window_unref) struct push_window *w = window_alloc();
         int r;
 
-        if (!w || push_window_slots(l, n_slots, dtype, &w->slots))
+        if (!w || push_window_slots(l, n_slots, dtype, keeps_slots, &w->slots))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        w->keeps_slots = keeps_slots;
         r = window_map(w, apart ? 0 : w->slots->bytes, fault);
         if (r)
                 return r;

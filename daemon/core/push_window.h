@@ -16,8 +16,8 @@ struct push_window {
         uint32_t gets;        /* gets in progress; at most GETS_MAX */
         struct segment apart; /* the slots, in another place; bytes 0: none */
         struct slots *slots;  /* NULL for observers */
-        /* The client knows that a slot may come back with its step (Noted), and says when it needs
-         * the slot before (Reclaim). */
+        /* The client counts the slots as the answer to its attach does, knows that a slot may come
+         * back with its step (Noted), and says when it needs the slot before (Reclaim). */
         bool keeps_slots;
 };
 void push_window_unref(struct push_window *w);
@@ -25,8 +25,9 @@ void push_window_unref(struct push_window *w);
 int push_window_new(struct push_window **ret, struct fault *fault);
 /* For a rank: with slots, too, unless the slots lie apart. */
 int push_window_new_rank(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool apart,
-                         struct push_window **ret, struct fault *fault);
-/* Room for the gradients of n_slots groups; ZERO_ALL: of all. */
-int push_window_slots(const layout *l, uint32_t n_slots, enum zero_dtype dtype, struct slots **ret);
+                         bool keeps_slots, struct push_window **ret, struct fault *fault);
+/* Room for the gradients of n_slots groups; ZERO_ALL: of all.  bounded: slots_new_bounded(). */
+int push_window_slots(const layout *l, uint32_t n_slots, enum zero_dtype dtype, bool bounded,
+                      struct slots **ret);
 /* In any place. */
 const void *push_window_slot(const struct push_window *w, uint32_t slot);

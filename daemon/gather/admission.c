@@ -22,7 +22,8 @@ static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
         return groups < n_groups ? (uint32_t)groups : n_groups;
 }
 
-/* The configured window: as many slabs as fit.  Without one: as many as the ranks declare. */
+/* The configured window: as many slabs as fit.  Without one: as many as the ranks declare, and never
+ * more bytes than the groups have. */
 static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
 {
         const struct job *job = g->job;
@@ -31,7 +32,7 @@ static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **r
         struct slots *one = NULL;
 
         if (!limit)
-                return slots_new(job->layout, wanted, 0, g->skip, ret);
+                return slots_new_bounded(job->layout, wanted, 0, g->skip, ret);
         if (slots_new(job->layout, job->layout->n_groups, 0, g->skip, ret))
                 return -ENOMEM;
         if ((*ret)->bytes <= limit)
@@ -105,7 +106,7 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
                 return r;
         if (g->window.slots->bytes && !g->window.slots->whole &&
             gather_wanted(total, n) > g->window.slots->n) {
-                if (slots_new(job->layout, gather_wanted(total, n), 0, g->skip, &needed))
+                if (slots_new_bounded(job->layout, gather_wanted(total, n), 0, g->skip, &needed))
                         return fault_set(fault, ZERO_ENOMEM, "out of memory");
                 fault_set(fault, ZERO_EWINDOW,
                           "the gather window of this node holds %u groups (%llu bytes), but its "

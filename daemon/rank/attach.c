@@ -172,8 +172,8 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
 static int rank_windows(struct rank *rank, struct job *job, struct fault *fault)
 {
         const struct rank_needs *needs = &rank->needs;
-        int status = push_window_new_rank(job->layout, rank->needs.push_groups,
-                                          rank->needs.grad_dtype, false, &rank->window, fault);
+        int status = push_window_new_rank(job->layout, needs->push_groups, needs->grad_dtype, false,
+                                          needs->keeps_slots, &rank->window, fault);
 
         if (status)
                 return status;
@@ -203,7 +203,6 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
         state = &job->ranks[rank->rank];
         state->session = rank;
         state->window = rank->window;
-        rank->window->keeps_slots = rank->needs.keeps_slots;
         state->refused = false; /* the session hands in again what was not accepted */
         reduce_rejoin(job, rank->rank, rank->needs.grad_dtype);
         job->n_attached++;

@@ -249,7 +249,7 @@ static void plan_all_slots(struct rank_setup *m)
 
         if (!needs->push_auto || m->rank->window->slots->whole ||
             !reduce_could_defer(m->job, m->place) ||
-            push_window_slots(m->job->layout, UINT32_MAX, needs->grad_dtype, &m->all))
+            push_window_slots(m->job->layout, UINT32_MAX, needs->grad_dtype, true, &m->all))
                 return;
         m->all_bytes = push->bytes = m->all->bytes;
         if (windows_check(m->job->x, m->uid, m->place, m->windows, N_WINDOWS, &fault))
@@ -266,8 +266,8 @@ static int windows_plan(struct rank_setup *m)
 
         if (m->rank->left || !m->rank->attaching || job->dead)
                 return fault_set(&m->fault, ZERO_EABORTED, "the job ended while the rank attached");
-        status = push_window_new_rank(job->layout, m->rank->needs.push_groups,
-                                      m->rank->needs.grad_dtype, true, &m->rank->window, &m->fault);
+        status = push_window_new_rank(job->layout, needs->push_groups, needs->grad_dtype, true,
+                                      needs->keeps_slots, &m->rank->window, &m->fault);
         if (!status)
                 status = gather_admit(job, needs->windows, needs->hold_groups,
                                       needs->local_world_size, &m->gather, &m->fault);

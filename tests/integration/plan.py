@@ -84,6 +84,8 @@ CLUSTERS = {
     "eager": {"nodes": 2, "stage": 3, "dtype": "fp32", "mirror": True, "eager": True},
     "eager_one_owner": {"nodes": 1, "stage": 3, "dtype": "bf16", "ranks": 2, "eager": True},
     "lion_reduces_bf16": {"nodes": 2, "stage": 3, "dtype": "fp32", "reduce": "bf16", "optimizer": "lion"},
+    "a_group_larger_than_the_others": {"nodes": 2, "stage": 3, "dtype": "bf16", "ranks": 2,
+                                       "model": [group("embed", tensor("wte", 7000, 192), dtype="bf16")] + model("bf16", blocks=8)[1:]},
     "average": {"nodes": 2, "stage": 3, "dtype": "bf16", "mirror": True, "optimizer": "adamw-ema"},
 }
 OTHERS = {"lion": [["lion", 1e-4, 0.9, 0.99, 0.1]], "adamw-ema": [["adamw-ema", 1e-3, 0.9, 0.99, 1e-8, 0.1, 0, 0.9]]}
@@ -558,8 +560,21 @@ def a_rank_holds_what_a_torch_trainer_holds():
     for layers, slots in ((12, 13), (48, 4)):
         said = plan("--layers", layers, "--hidden", 1024, "--vocab", 50257, "--nodes", 2)
         assert said["nodes"][0]["gather"]["slots"] == slots, said["nodes"][0]["gather"]
-    assert plan("--layers", 12, "--hidden", 1024, "--vocab", 50257, "--nodes", 2, "--hold", 4)["nodes"][0]["gather"][
-        "slots"] == 4
+    assert plan("--layers", 12, "--hidden", 1024, "--vocab", 50257, "--nodes", 2, "--hold", 2)["nodes"][0]["gather"][
+        "slots"] == 2
+
+
+@case
+def a_window_is_never_larger_than_the_model():
+    """With more ranks a window holds more groups, until all of them take no more than equal slots would."""
+    def check(*arguments):
+        said = [plan(*arguments, "--nodes", 4, "--ranks", n) for n in (1, 8, 9)]
+        one, *more = [s["nodes"][0]["gather"] for s in said]
+        every = 2 * said[0]["model"]["elements"]
+        assert one["slots"] == 4 and one["window_bytes"] < every, one
+        assert more[0] == more[1] and every <= more[0]["window_bytes"] <= 1.001 * every, more
+    family, sizes, _ = CONFIGS["llama_3_8b"]
+    configured({"model_type": family, **sizes}, check)
 
 
 @case
@@ -612,13 +627,14 @@ def paper_table_3():
 @case
 def text():
     for arguments, words in {
-            ("--paper",): ["Table 1", "Table 2", "Table 3", "arXiv 1910.02054", "C5"],
+            ("--paper",): ["arXiv 1910.02054", "Table 1", "Table 2", "Table 3", "C5"],
             ("--layers", 12, "--hidden", 768, "--vocab", 50257, "--host-memory", "1G"):
-                ["124.4 M parameters", "exp_avg_sq", "does not fit", "--nodes"]}.items():
+                ["does not fit", "124.4 M parameters", "exp_avg_sq", "--nodes"]}.items():
         r = zeroctl("plan", *arguments)
         assert r.returncode == 0 and not r.stderr, r.stderr
         for word in words:
             assert word in r.stdout, f"'{word}' is not in: {r.stdout}"
+        assert words[0] in r.stdout.splitlines()[0], r.stdout
 
 
 if __name__ == "__main__":

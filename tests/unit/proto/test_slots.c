@@ -111,6 +111,27 @@ Test(slots, groups_of_the_common_size_or_less_have_half_of_all_bytes)
         }
 }
 
+/* Equal slots of 8192 bytes; all groups have 20480 without the last one, 28672 with it. */
+Test(slots, bounded_is_whole_where_equal_slots_would_take_as_much)
+{
+        static const uint64_t some[] = { 1024, 2048, 2048, 2049, 2049 };
+        static const bool skip[] = { false, false, false, false, true };
+        layout *l = layouts_sized(some, 5, ZERO_BF16);
+        struct slots *s;
+
+        cr_assert_eq(slots_new_bounded(l, 3, 0, skip, &s), 0);
+        cr_assert(s->whole);
+        cr_assert_eq(s->n, 5);
+        cr_assert_eq(s->bytes, 20480);
+        slots_free(s);
+        cr_assert_eq(slots_new_bounded(l, 3, 0, NULL, &s), 0);
+        cr_assert(!s->whole);
+        cr_assert_eq(s->bytes, 24576);
+        slots_free(s);
+        cr_assert_eq(slots_new_bounded(l, 0, 0, NULL, &s), -EINVAL);
+        layout_free(l);
+}
+
 Test(slots, a_dtype_of_its_own_changes_the_sizes)
 {
         layout *l = layouts_sized(sizes, 4, ZERO_BF16);
