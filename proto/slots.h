@@ -25,8 +25,8 @@ struct slots {
  */
 int slots_new(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip,
               struct slots **ret);
-/* As slots_new(), but whole also where equal slots would take as much as all groups.  Daemons choose
- * by this, and tell a client the number of slots. */
+/* As slots_new(), but whole also where equal slots would take as much as all groups.  Daemons
+ * choose by this, and tell a client the number of slots. */
 int slots_new_bounded(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip,
                       struct slots **ret);
 void slots_free(struct slots *s);

@@ -69,28 +69,41 @@ static json_t *seen(const char *path)
                             (unsigned long long)st.st_ino, *at ? at : "/");
 }
 
-int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
-                    json_t **ret_answer)
+int operation_place(const char *directory, json_t **ret)
 {
         char path[PATH_MAX];
-        json_t *request;
-        char *text;
-        int r = absolute_path(ctl->file, path);
+        int r = absolute_path(directory, path);
 
         if (r != CTL_OK)
                 return r;
-        request = json_object();
+        *ret = json_object();
+        json_object_set_new(*ret, "directory", json_string(path));
+        json_object_set_new(*ret, "seen", seen(path));
+        if (json_object_size(*ret) == 2)
+                return CTL_OK;
+        ctl_error("'%s' must be UTF-8", directory);
+        json_decref(*ret);
+        return CTL_USAGE;
+}
+
+int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
+                    json_t **ret_answer)
+{
+        json_t *request;
+        char *text;
+        int r = operation_place(ctl->file, &request);
+
+        if (r != CTL_OK)
+                return r;
         json_object_set_new(request, "job", json_string(ctl->argument));
-        json_object_set_new(request, "directory", json_string(path));
-        json_object_set_new(request, "seen", seen(path));
         for (; counts && counts->name; counts++)
                 if (counts->value >= 0)
                         json_object_set_new(request, counts->name, json_integer(counts->value));
         text = json_dumps(request, JSON_COMPACT);
         json_decref(request);
         if (!text) {
-                ctl_error("'%s' and '%s' must be UTF-8", ctl->argument, ctl->file);
-                return CTL_USAGE;
+                ctl_error("out of memory");
+                return CTL_FAILED;
         }
         r = ctl_ask_about(ctl, what, text, ret_answer);
         free(text);

@@ -12,6 +12,10 @@ struct operation_count {
         long value;
 };
 
+/* What a question about a directory says of it: its absolute path, and what this process sees
+ * there.
+ */
+int operation_place(const char *directory, json_t **ret);
 /* Begins it.  counts: the last has no name; NULL: none. */
 int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
                     json_t **ret_answer);

@@ -266,7 +266,8 @@ static void cut_groups(struct work *w, int64_t node)
 static int64_t window_bytes(struct work *w, int64_t *slots, int64_t size, bool gather, bool mapped)
 {
         int64_t largest = 0, sum = 0, equal = 0;
-        bool master = mapped && !w->c->gpus; /* trainers map it where no group is served beside it */
+        bool master =
+                mapped && !w->c->gpus; /* trainers map it where no group is served beside it */
 
         for (uint32_t g = 0; g < w->p->groups; g++)
                 master = master && !served(w, g);

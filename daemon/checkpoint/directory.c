@@ -10,9 +10,13 @@
 #include <unistd.h>
 
 #include "daemon/base/crash.h"
+#include "daemon/store/snapshot/snapshot.h"
 #include "proto/cleanup.h"
 
 enum { DIR_NAME = ZERO_NAME_MAX + 1 + 32, LAYOUT_BYTES_MAX = 1 << 30, KEEP_LISTED = 4096 };
+enum { CHECK_BLOCKS = 64 };
+
+DEFINE_CLEANUP(layout *, layout_free)
 
 static const char partial_suffix[] = ".partial";
 
@@ -191,7 +195,7 @@ static int read_manifest(int dir, struct manifest *ret, struct fault *fault)
         return r ? r : manifest_parse(text, size, ret, fault);
 }
 
-int snapshot_open_checkpoint(int dir, struct manifest *ret, uint8_t **ret_layout,
+int snapshot_open_checkpoint(int dir, uint32_t uid, struct manifest *ret, uint8_t **ret_layout,
                              struct fault *fault)
 {
         CLEANUP(cleanup_free) char *packed = NULL;
@@ -212,8 +216,47 @@ int snapshot_open_checkpoint(int dir, struct manifest *ret, uint8_t **ret_layout
         if (size != ret->layout_bytes || memcmp(hash, ret->layout_hash, sizeof(hash)) != 0)
                 return fault_set(fault, ZERO_EIO, "%s cannot be used: its checksum is wrong",
                                  MANIFEST_LAYOUT_FILE);
+        if (uid != 0 && uid != ret->uid)
+                return fault_set(fault, ZERO_EPERM, "the checkpoint belongs to user %u", ret->uid);
         *ret_layout = (uint8_t *)STEAL(packed);
         return 0;
+}
+
+int snapshot_layout(const uint8_t *packed, size_t bytes, layout **ret, struct fault *fault)
+{
+        Zero__Layout *m = zero__layout__unpack(NULL, bytes, packed);
+        int r;
+
+        if (!m)
+                return fault_set(fault, ZERO_EPROTO, "the checkpoint's layout cannot be read");
+        r = optimizer_layout(m, ret, fault);
+        zero__layout__free_unpacked(m, NULL);
+        return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
+}
+
+int snapshot_check_next(int dir, uint32_t uid, struct snapshot_check *at, struct fault *fault)
+{
+        CLEANUP(cleanup_layout_free) layout *l = NULL;
+        CLEANUP(cleanup_free) uint8_t *packed = NULL;
+        uint64_t before = at->block;
+        struct manifest m;
+        bool over = false;
+        int r = snapshot_open_checkpoint(dir, uid, &m, &packed, fault);
+
+        if (r == 0)
+                r = snapshot_layout(packed, m.layout_bytes, &l, fault);
+        if (r == 0 && at->shard >= m.n_owners)
+                r = fault_set(fault, ZERO_EINVAL, "the checkpoint has %u shards", m.n_owners);
+        if (r == 0)
+                r = snapshot_verify(dir, &m, at->shard, l->n_tensors, CHECK_BLOCKS, &at->block,
+                                    &over, fault);
+        at->bytes += r ? 0 : (at->block - before) * SNAPSHOT_BLOCK;
+        if (over) {
+                at->shard++;
+                at->block = 0;
+                at->over = at->shard == m.n_owners;
+        }
+        return r;
 }
 
 /* ---- publishing ---- */
@@ -355,6 +398,76 @@ static bool is_whole_of(int dir, const char *name, const struct manifest *m, str
         /* the one just written is the newest, whatever the clocks say */
         ret->created_ms = same_manifest(&there, m) ? UINT64_MAX : there.created_ms;
         return true;
+}
+
+/* ---- all of a directory ---- */
+
+static void look_at_shards(int fd, const struct manifest *m, struct snapshot_listed *ret)
+{
+        char name[MANIFEST_FILE_NAME];
+        struct stat st;
+
+        for (uint32_t i = 0; i < m->n_owners; i++) {
+                manifest_shard_name(i, m->n_owners, name);
+                ret->bytes += m->shards[i].bytes;
+                if (fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+                    (uint64_t)st.st_size == m->shards[i].bytes)
+                        ret->n_here++;
+                else if (!ret->flaw[0])
+                        snprintf(ret->flaw, sizeof(ret->flaw), "%s of node %s is not there whole",
+                                 name, m->shards[i].node);
+        }
+}
+
+/* False: it is no checkpoint, or another user's. */
+static bool list_one(int dir, const char *name, uint32_t uid, struct snapshot_listed *ret)
+{
+        CLEANUP(cleanup_close) int fd = open_ours(dir, name);
+        struct fault fault = { 0 };
+        struct manifest m;
+
+        if (fd < 0 || faccessat(fd, MANIFEST_FILE, F_OK, AT_SYMLINK_NOFOLLOW) < 0)
+                return false;
+        *ret = (struct snapshot_listed){ .n_here = 0 };
+        snprintf(ret->name, sizeof(ret->name), "%s", strcmp(name, ".") == 0 ? "" : name);
+        if (read_manifest(fd, &m, &fault)) {
+                snprintf(ret->flaw, sizeof(ret->flaw), "%.250s", fault.text);
+                return uid == 0;
+        }
+        snprintf(ret->job, sizeof(ret->job), "%s", m.job);
+        ret->version = m.version;
+        ret->created_ms = m.created_ms;
+        ret->n_shards = m.n_owners;
+        look_at_shards(fd, &m, ret);
+        return uid == 0 || uid == m.uid;
+}
+
+static int listed_newer_first(const void *a, const void *b)
+{
+        uint64_t x = ((const struct snapshot_listed *)a)->created_ms;
+        uint64_t y = ((const struct snapshot_listed *)b)->created_ms;
+
+        return x < y ? 1 : x > y ? -1 : 0;
+}
+
+int snapshot_list(int dir, uint32_t uid, struct snapshot_listed **ret, uint32_t *ret_n,
+                  struct fault *fault)
+{
+        CLEANUP(cleanup_closedir) DIR *d = NULL;
+        CLEANUP(cleanup_free)
+        struct snapshot_listed *all = calloc(KEEP_LISTED, sizeof(*all));
+        uint32_t n = 0;
+
+        if (!all || read_directory(dir, &d))
+                return fault_set(fault, ZERO_EIO, "the directory cannot be read");
+        n += list_one(dir, ".", uid, &all[n]);
+        for (struct dirent *e; n < KEEP_LISTED && (e = readdir(d));)
+                n += e->d_name[0] != '.' && strlen(e->d_name) < sizeof(all->name) &&
+                     list_one(dir, e->d_name, uid, &all[n]);
+        qsort(all, n, sizeof(*all), listed_newer_first);
+        *ret = STEAL(all);
+        *ret_n = n;
+        return 0;
 }
 
 /* Renames the checkpoint to a partial one first, so that nobody takes a half-deleted checkpoint for

@@ -66,7 +66,34 @@ int snapshot_publish(int dir, const struct manifest *m, const char *text, const 
 /* Deletes the whole checkpoints of the manifest's job and user, except the newest `keep`. */
 void snapshot_keep(int dir, const struct manifest *m, uint32_t keep);
 
-/* Reads and checks the manifest and the packed layout (the caller frees it) of an open
- * checkpoint. */
-int snapshot_open_checkpoint(int dir, struct manifest *ret, uint8_t **ret_layout,
+/* A whole checkpoint in a directory. */
+struct snapshot_listed {
+        char name[ZERO_NAME_MAX + 33];       /* of its directory; "": the listed one is it */
+        char job[ZERO_NAME_MAX + 1];         /* "": its manifest cannot be used */
+        uint64_t version, created_ms, bytes; /* bytes: of all shards */
+        uint32_t n_shards, n_here; /* n_here: whose files are there, of the right length */
+        char flaw[256];            /* "": none was seen */
+};
+/*
+ * The checkpoints in the open directory that the user may restore, the newest first; the caller
+ * frees them.  Looks at manifests and the shards' lengths alone.
+ */
+int snapshot_list(int dir, uint32_t uid, struct snapshot_listed **ret, uint32_t *ret_n,
+                  struct fault *fault);
+
+/* Where a check of a checkpoint's bytes stands. */
+struct snapshot_check {
+        uint32_t shard;
+        uint64_t block;
+        uint64_t bytes; /* of blocks, checked so far */
+        bool over;      /* all of it is as it was written */
+};
+/* Checks the next 256 MiB of an open checkpoint that the user may restore. */
+int snapshot_check_next(int dir, uint32_t uid, struct snapshot_check *at, struct fault *fault);
+
+/* Reads and checks the manifest and the packed layout (the caller frees it) of an open checkpoint;
+ * ZERO_EPERM if it is another user's than `uid` and that is not root. */
+int snapshot_open_checkpoint(int dir, uint32_t uid, struct manifest *ret, uint8_t **ret_layout,
                              struct fault *fault);
+/* Unpacks that layout; does not block. */
+int snapshot_layout(const uint8_t *packed, size_t bytes, layout **ret, struct fault *fault);

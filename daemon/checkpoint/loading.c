@@ -185,18 +185,6 @@ static int job_check(struct engine *x, const char *name, uint32_t uid, struct fa
         return 0;
 }
 
-static int read_layout(const Zero__Snapshot *s, layout **ret, struct fault *fault)
-{
-        Zero__Layout *m = zero__layout__unpack(NULL, s->layout.len, s->layout.data);
-        int r;
-
-        if (!m)
-                return fault_set(fault, ZERO_EPROTO, "the checkpoint's layout cannot be read");
-        r = optimizer_layout(m, ret, fault);
-        zero__layout__free_unpacked(m, NULL);
-        return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
-}
-
 int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n_jobs,
                    struct fault *fault)
 {
@@ -216,7 +204,7 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
         int r = manifest_parse(s->manifest, strlen(s->manifest), &ld->manifest, fault);
 
         if (r == 0)
-                r = read_layout(s, &ld->layout, fault);
+                r = snapshot_layout(s->layout.data, s->layout.len, &ld->layout, fault);
         if (r)
                 return r;
         layout_hash(ld->layout, model);

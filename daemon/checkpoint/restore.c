@@ -44,10 +44,8 @@ static void read_run(struct blocking_work *job)
         int r = snapshot_place_open(&place, PLACE_READ, &dir, fault);
 
         if (r == 0)
-                r = snapshot_open_checkpoint(dir, &op->read.manifest, &op->read.layout, fault);
-        if (r == 0 && op->uid != 0 && op->uid != op->read.manifest.uid)
-                r = fault_set(fault, ZERO_EPERM, "the checkpoint belongs to user %u",
-                              op->read.manifest.uid);
+                r = snapshot_open_checkpoint(dir, op->uid, &op->read.manifest, &op->read.layout,
+                                             fault);
         if (r == 0 && manifest_format(&op->read.manifest, &op->read.text))
                 fault_set(fault, ZERO_ENOMEM, "out of memory");
 }

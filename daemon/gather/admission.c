@@ -22,8 +22,8 @@ static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
         return groups < n_groups ? (uint32_t)groups : n_groups;
 }
 
-/* The configured window: as many slabs as fit.  Without one: as many as the ranks declare, and never
- * more bytes than the groups have. */
+/* The configured window: as many slabs as fit.  Without one: as many as the ranks declare, and
+ * never more bytes than the groups have. */
 static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
 {
         const struct job *job = g->job;

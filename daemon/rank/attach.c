@@ -503,8 +503,7 @@ static int needs_check(struct engine *x, const char *job, const struct rank_need
                                  "grad_dtype and reduce_dtype are fp32, bf16 or fp16");
         if (n->hold_groups < 1 || n->push_groups < 1)
                 return fault_set(fault, ZERO_EINVAL, "hold_groups and push_groups are at least 1");
-        if (!place_is_host(n->windows) &&
-            setups_left(x, n->uid, n->windows) >= SETUPS_LEFT_MAX)
+        if (!place_is_host(n->windows) && setups_left(x, n->uid, n->windows) >= SETUPS_LEFT_MAX)
                 return fault_set(
                         fault, ZERO_EBUSY,
                         "%d ranks of user %u have left while they waited for the driver of this "

@@ -79,6 +79,8 @@ static const struct query_kind queries[] = {
         { "checkpoint", checkpoint_query, QUERY_NODE },
         { "restore", checkpoint_query, QUERY_NODE },
         { "progress", checkpoint_query, QUERY_NODE },
+        { "checkpoints", visit_query, QUERY_NODE },
+        { "verify", visit_query, QUERY_NODE },
         { "members", membership_query, QUERY_LOOP },
         { "add-node", membership_query, QUERY_NODE },
         { "remove-node", membership_query, QUERY_NODE },

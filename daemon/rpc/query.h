@@ -9,6 +9,7 @@
  *   traced.c            what took time lately: this node's part, and all parts on one clock
  *   query_status.c      the state of this node, with its GPUs' memory
  *   query_checkpoint.c  checkpoints and restores: questions to a job's coordinator
+ *   query_visit.c       which checkpoints a directory has, and whether their bytes are whole
  *   query_membership.c  the owner list, and changes to it
  *   answer.c            ends a question
  */
@@ -34,7 +35,8 @@ struct query_kind {
 };
 /* NULL: there are no more. */
 const struct query_kind *query_kind(size_t i);
-query_starter status_query, survey_query, shards_query, checkpoint_query, membership_query;
+query_starter status_query, survey_query, shards_query, checkpoint_query, visit_query,
+        membership_query;
 
 /* Answers a node's question.  job: NULL if the question concerns no job. */
 typedef void question_answer(struct engine *x, struct job *job, uint32_t node,

@@ -514,6 +514,35 @@
         F(flag, dropped, "the job is dropped on all nodes that are up")                            \
         F(texts, untold, "nodes that will be told when they come up")
 
+/* A checkpoint in a directory. */
+#define STATUS_KEPT(F, R)                                                                          \
+        F(text, name, "of its directory; empty: the directory that was named is it")               \
+        F(text, job, "its job; null: its manifest cannot be used")                                 \
+        F(number, version, "version of the job in it")                                             \
+        F(real, age_s, "time since it was taken")                                                  \
+        F(number, bytes, "bytes of its shards")                                                    \
+        F(number, shards, "number of its shards")                                                  \
+        F(number, shards_here, "those whose files are there, of the right length")                 \
+        F(text, flaw, "what is wrong with it; null: nothing was seen")
+
+#define STATUS_KEPT_ALL(F, R)                                                                      \
+        F(text, directory, "the directory")                                                        \
+        R(list, status_kept, checkpoints, "those in it that the user may restore, newest first")
+
+/* How far a check of a checkpoint's bytes is. */
+#define STATUS_VERIFIED(F, R)                                                                      \
+        F(number, shard, "where it goes on: the shard")                                            \
+        F(number, block, "where it goes on: the block")                                            \
+        F(number, bytes, "bytes that this question has had checked, up to a block")               \
+        F(flag, over, "all bytes are those that were written")
+
+/* What a client asks of a directory with "checkpoints" and "verify". */
+#define STATUS_VISIT(F, R)                                                                         \
+        F(text, directory, "the directory")                                                        \
+        F(text, seen, "what the client sees there, to be compared: DEVICE:INODE PATH")             \
+        F(number, shard, "verify only: as in the answer before; at first 0")                       \
+        F(number, block, "verify only: as in the answer before; at first 0")
+
 /* What a client asks for with "checkpoint" and "restore". */
 #define STATUS_WISH(F, R)                                                                          \
         F(text, job, "name")                                                                       \
@@ -591,6 +620,10 @@
         X(status_measured, STATUS_MEASURED)                                                        \
         X(status_drop_here, STATUS_DROP_HERE)                                                      \
         X(status_drop, STATUS_DROP)                                                                \
+        X(status_kept, STATUS_KEPT)                                                                \
+        X(status_kept_all, STATUS_KEPT_ALL)                                                        \
+        X(status_verified, STATUS_VERIFIED)                                                        \
+        X(status_visit, STATUS_VISIT)                                                              \
         X(status_wish, STATUS_WISH)
 
 /* clang-format on */

@@ -151,6 +151,7 @@ static const struct {
         { "zeroctl drain, undrain", "status_drained", NULL },
         { "zeroctl checkpoint, restore", "status_progress", NULL },
         { "zeroctl checkpoint --every", "status_ordered", NULL },
+        { "zeroctl checkpoints", "status_kept_all", NULL },
         { "zeroctl ping", "status_ping", NULL },
         { "zeroctl doctor", "status_examined", NULL },
         { "zeroctl trace, without a file", "status_trace", NULL },

@@ -6,7 +6,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from checkpointing import LAYOUT, Place, end, partial, planes, start_training, train, whole  # noqa: E402
+from checkpointing import BIG, LAYOUT, Place, end, partial, planes, start_training, train, whole  # noqa: E402
 from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
@@ -225,6 +225,56 @@ def every_writes_one_every_n_steps():
         c[0].ctl("checkpoint", "job", d, "--every", "0")
         train(ranks, 6)
         assert whole(d) == ["job-6", "job-9"]
+
+
+def listed(daemon, directory, *options, code=0):
+    r = daemon.ctl_run("--json", "checkpoints", directory, *options)
+    assert r.returncode == code, (r.returncode, r.stderr)
+    return {k["name"]: k for k in json.loads(r.stdout)["checkpoints"]}
+
+
+def flip(path, at):
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1]))
+
+
+@case
+def checkpoints_are_listed_and_verified():
+    """Newest first, with what is missing; --verify finds a flipped bit in any file, and lists the others all the same."""
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", BIG, [0, 1], hold=2, push=2)
+        assert not listed(c[0], d)
+        for _ in range(3):
+            train(ranks, 1)
+            c[1].ctl("checkpoint", "job", d)
+        os.mkdir(f"{d}/job-7")
+        os.mkdir(f"{d}/.job-9.partial")
+        found = listed(c[0], d)
+        assert list(found) == ["job-3", "job-2", "job-1"], found
+        for name, k in found.items():
+            size = sum(os.path.getsize(f"{d}/{name}/{f}") for f in os.listdir(f"{d}/{name}") if f.startswith("shard"))
+            assert (k["job"], f"job-{k['version']}") == ("job", name) and k["bytes"] == size and 0 <= k["age_s"] < 600, k
+            assert k["shards"] == k["shards_here"] == 2 and k["flaw"] is None and "verified" not in k, k
+        verified = listed(c[0], d, "--verify")
+        assert all(k["verified"] and k["flaw"] is None for k in verified.values()), verified
+        one = c[1].ctl_run("checkpoints", f"{d}/job-2", "--verify")
+        assert one.returncode == 0 and "verified" in one.stdout and "2/2" in one.stdout, one
+        shard = sorted(f for f in os.listdir(f"{d}/job-2") if f.startswith("shard"))[-1]
+        flip(f"{d}/job-2/{shard}", os.path.getsize(f"{d}/job-2/{shard}") - 5)
+        assert listed(c[0], d)["job-2"]["flaw"] is None, "only --verify reads all"
+        verified = listed(c[0], d, "--verify", code=1)
+        assert shard in verified["job-2"]["flaw"] and "checksum of block" in verified["job-2"]["flaw"], verified
+        assert verified["job-3"]["verified"] and verified["job-1"]["verified"], verified
+        os.unlink(f"{d}/job-3/{shard}")
+        flip(f"{d}/job-1/manifest.json", 300)
+        found = listed(c[0], d, code=1)
+        assert found["job-3"]["shards_here"] == 1 and shard in found["job-3"]["flaw"] and "n1" in found["job-3"]["flaw"], found
+        assert found["job-1"]["job"] is None and "manifest" in found["job-1"]["flaw"], found
+        r = c[0].ctl_run("checkpoints", f"{d}/none")
+        assert r.returncode == 1 and "No such file" in r.stderr, r
 
 
 def by_name(c, name):

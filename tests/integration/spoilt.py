@@ -390,6 +390,12 @@ def other_users_are_kept_to_checkpoint_dir():
             assert os.stat(path).st_mode & 0o777 == 0o700
             mine.do("train", steps=1, sets=SETS)
             c[0].ctl("checkpoint", "mine", f"{d}/root/a")
+            r = as_nobody(c[0], "checkpoints", f"{d}/root/a", "--verify")
+            assert r.returncode == 0 and "theirs" in r.stdout and "mine" not in r.stdout, r
+            r = as_nobody(c[0], "checkpoints", f"{d}/outside")
+            assert r.returncode == 1 and "checkpoint_dir" in r.stderr, r
+            r = rank.ask("query", what="verify", argument=json.dumps({"directory": f"{d}/root/a/mine-1"}))
+            assert r["status"] == "EPERM", r
             r = as_nobody(c[0], "restore", "copy", f"{d}/root/a/mine-1")
             assert r.returncode == 1 and "belongs to user 0" in r.stderr, r
             assert as_nobody(c[0], "restore", "copy", path).returncode == 0

@@ -239,3 +239,19 @@ bool snapshot_shard_blob(const struct snapshot_shard *s, uint32_t *at, uint32_t 
         *at += (uint32_t)sizeof(head) + head[1];
         return true;
 }
+
+int snapshot_verify(int dir, const struct manifest *m, uint32_t owner, uint32_t n_tensors,
+                    uint64_t n, uint64_t *block, bool *ret_over, struct fault *fault)
+{
+        CLEANUP(cleanup_snapshot_shard_free) struct snapshot_shard *s = NULL;
+        int r = snapshot_shard_open(dir, m, owner, n_tensors, &s, fault);
+        uint64_t end = r ? 0 : snapshot_blocks(&s->header);
+
+        for (; r == 0 && n > 0 && *block < end; n--) {
+                r = take_block(s, *block, fault);
+                *block += r == 0;
+        }
+        if (r == 0)
+                *ret_over = *block >= end;
+        return r;
+}

@@ -42,8 +42,8 @@ struct snapshot_map {
 
 int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret);
 void snapshot_map_deinit(struct snapshot_map *map);
-/* dst = n bytes of the state's stream from `offset` on.  Any thread; several threads may copy at the
- * same time. */
+/* dst = n bytes of the state's stream from `offset` on.  Any thread; several threads may copy at
+ * the same time. */
 void snapshot_copy(const struct snapshot_map *map, const struct state *state,
                    const struct device_ops *ops, uint64_t offset, uint8_t *dst, size_t n);
 
@@ -105,6 +105,14 @@ struct snapshot_loaded {
 };
 
 void snapshot_loaded_deinit(struct snapshot_loaded *loaded);
+
+/*
+ * Checks a shard of the checkpoint in `dir`: all but its blocks, and at most n blocks from *block
+ * on. Advances *block; *ret_over: no block follows.  The fault (ZERO_EIO) names the file and the
+ * flaw.
+ */
+int snapshot_verify(int dir, const struct manifest *m, uint32_t owner, uint32_t n_tensors,
+                    uint64_t n, uint64_t *block, bool *ret_over, struct fault *fault);
 
 /* Shared with the thread that waits for the load. */
 struct snapshot_progress {

@@ -246,7 +246,7 @@ int load(struct scene *s, uint32_t n_owners, bool check, struct fault *fault)
         CLEANUP(cleanup_close) int dir = open_checkpoint(s, "job-7");
         CLEANUP(cleanup_free) uint8_t *packed = NULL;
         struct manifest m;
-        int r = snapshot_open_checkpoint(dir, &m, &packed, fault);
+        int r = snapshot_open_checkpoint(dir, 0, &m, &packed, fault);
 
         if (r)
                 return r;

@@ -62,7 +62,7 @@ Test(checkpoints, partial_ones_are_no_checkpoints_and_the_next_clears_them_away)
         open_states(&s, 2);
         write_partial(&s);
         CLEANUP(cleanup_close) int dir = open_checkpoint(&s, ".job-8.partial");
-        cr_assert_eq(snapshot_open_checkpoint(dir, &m, &packed, &fault), ZERO_EIO);
+        cr_assert_eq(snapshot_open_checkpoint(dir, 0, &m, &packed, &fault), ZERO_EIO);
         s.manifest.version = 9;
         write_partial(&s);
         close_states(&s);
@@ -91,7 +91,7 @@ static bool is_whole(const struct scene *s, const char *name)
         CLEANUP(cleanup_free) uint8_t *packed = NULL;
         struct manifest m;
 
-        return dir >= 0 && snapshot_open_checkpoint(dir, &m, &packed, NULL) == 0;
+        return dir >= 0 && snapshot_open_checkpoint(dir, 0, &m, &packed, NULL) == 0;
 }
 
 /* A writer that is killed where its n-th system call begins or ends; false if it ended before. */
