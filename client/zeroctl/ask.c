@@ -79,9 +79,10 @@ int ctl_ask_about(struct ctl *ctl, const char *what, const char *argument, json_
         if (r == ZERO_OK)
                 return CTL_OK;
         if (r == ZERO_EPROTO)
-                ctl_error("%s: zerod's answer is not a JSON object", what);
+                ctl_error("%s: zerod's answer is not a JSON object", ctl->command);
         else
-                ctl_error("%s: %s (%s)", what, zero_error(ctl->client), zero_status_name(r));
+                ctl_error("%s: %s (%s)", ctl->command, zero_error(ctl->client),
+                          zero_status_name(r));
         return CTL_FAILED;
 }
 

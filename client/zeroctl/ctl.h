@@ -22,6 +22,7 @@ enum { CTL_OK = 0, CTL_FAILED = 1, CTL_USAGE = 2, CTL_NO_CONNECTION = 3 };
 struct ctl {
         struct zero_client *client;
         struct zero_options options; /* of the connection */
+        const char *command;         /* the subcommand's name, with which errors begin */
         const char *argument;        /* the subcommand's first: a job, a node, or NULL */
         const char *file;            /* its second: a directory or a file, or NULL */
         bool json;

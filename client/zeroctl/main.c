@@ -14,7 +14,8 @@ enum { TIMEOUT_MAX_S = 86400, GIVEN_MAX = 32, OPTIONS_MAX = 64, ANEW_MS = 500 };
 
 /* An option of some subcommand, given before or after the subcommand's name. */
 struct given {
-        const char *name, *value;
+        const char *word, *value; /* word: as it was typed, without "--", up to "=" */
+        size_t n;                 /* bytes of the word */
 };
 
 struct arguments {
@@ -98,7 +99,12 @@ static int take_words(struct ctl *ctl, const struct command *command, char **wor
                 return CTL_USAGE;
         }
         if (n < count_words(command->arguments, true)) {
-                ctl_error("%s: which %s?", command->name, command->arguments);
+                const char *missing = command->arguments;
+
+                for (int i = 0; i < n; i++)
+                        missing += strcspn(missing, " "), missing += strspn(missing, " ");
+                ctl_error("%s: %s is missing: zeroctl %s %s", command->name, missing, command->name,
+                          command->arguments);
                 return CTL_USAGE;
         }
         ctl->argument = n > 0 ? words[0] : NULL;
@@ -106,18 +112,50 @@ static int take_words(struct ctl *ctl, const struct command *command, char **wor
         return CTL_OK;
 }
 
+/* getopt_long() takes the beginning of a word for the first option of any command that begins so.
+ */
+static const struct command_option *find_option(const struct command *command,
+                                                const struct given *given)
+{
+        const struct command_option *o, *only = NULL;
+        unsigned alike = 0;
+
+        for (size_t i = 0; (o = command_option(command, i)); i++) {
+                if (strncmp(o->name, given->word, given->n) != 0)
+                        continue;
+                if (!o->name[given->n])
+                        return o;
+                only = o;
+                alike++;
+        }
+        return alike == 1 ? only : NULL;
+}
+
+static int no_option(const struct command *command, const struct given *given)
+{
+        const char *names[OPTIONS_MAX], *meant;
+        const struct command_option *o;
+        unsigned n = 0;
+        char word[64];
+
+        while (n < OPTIONS_MAX && (o = command_option(command, n)))
+                names[n++] = o->name;
+        snprintf(word, sizeof(word), "%.*s", (int)given->n, given->word);
+        meant = nearest(word, names, n);
+        if (meant)
+                ctl_error("%s: no option --%s; did you mean --%s?", command->name, word, meant);
+        else
+                ctl_error("%s: --%s is not an option of this command; see zeroctl %s --help",
+                          command->name, word, command->name);
+        return CTL_USAGE;
+}
+
 static int take_option(const struct command *command, const struct given *given)
 {
-        const struct command_option *o;
-        size_t i = 0;
+        const struct command_option *o = find_option(command, given);
 
-        while ((o = command_option(command, i)) && strcmp(o->name, given->name) != 0)
-                i++;
-        if (!o) {
-                ctl_error("%s: --%s is not an option of this command; see zeroctl %s --help",
-                          command->name, given->name, command->name);
-                return CTL_USAGE;
-        }
+        if (!o)
+                return no_option(command, given);
         if (o->count)
                 return parse_count(o->name, given->value, o->count);
         if (o->text)
@@ -191,23 +229,23 @@ static void list_options(struct option list[static OPTIONS_MAX + 1])
                 }
 }
 
-static int give(struct arguments *a, const char *name)
+static int give(struct arguments *a, const char *word)
 {
         if (a->n_given == GIVEN_MAX) {
                 ctl_error("more than %d options", GIVEN_MAX);
                 return CTL_USAGE;
         }
-        a->given[a->n_given++] = (struct given){ name, optarg };
+        a->given[a->n_given++] = (struct given){ word + 2, optarg, strcspn(word + 2, "=") };
         return CTL_OK;
 }
 
 static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
 {
         struct option list[OPTIONS_MAX + 1];
-        int option, which, r = CTL_OK;
+        int option, r = CTL_OK;
 
         list_options(list);
-        while (r == CTL_OK && (option = getopt_long(argc, argv, "s:jt:h", list, &which)) != -1) {
+        while (r == CTL_OK && (option = getopt_long(argc, argv, "s:jt:h", list, NULL)) != -1) {
                 switch (option) {
                 case 's':
                         a->socket = optarg;
@@ -225,7 +263,7 @@ static int parse(struct ctl *ctl, struct arguments *a, int argc, char **argv)
                         puts("zeroctl " ZEROD_VERSION);
                         return CTL_OK;
                 case OPTION_OF_COMMAND:
-                        r = give(a, list[which].name);
+                        r = give(a, argv[optind - 1 - (optarg == argv[optind - 1])]);
                         break;
                 default:
                         return CTL_USAGE; /* getopt_long() has said why */
@@ -246,6 +284,7 @@ static int execute(struct ctl *ctl, const struct arguments *a)
 {
         int r;
 
+        ctl->command = a->command->name;
         ctl->options = (struct zero_options){
                 .socket = a->socket,
                 .job = a->command->of_job ? ctl->argument : NULL,

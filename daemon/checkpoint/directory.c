@@ -203,6 +203,11 @@ int snapshot_open_checkpoint(int dir, uint32_t uid, struct manifest *ret, uint8_
         size_t size = 0;
         int r;
 
+        if (faccessat(dir, MANIFEST_FILE, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
+                return fault_set(fault, ZERO_EIO,
+                                 "the directory is no checkpoint, for it has no " MANIFEST_FILE
+                                 ": name DIR/JOB-VERSION; 'zeroctl checkpoints DIR' lists those in "
+                                 "DIR");
         if (!is_ours(dir))
                 return fault_set(fault, ZERO_EPERM,
                                  "the checkpoint does not belong to zerod's user, or others may "

@@ -158,7 +158,7 @@ def other_users_may_not_examine():
             r = c[0].ctl_run("doctor", user=65534)
         except PermissionError as why:
             raise Skip(f"nobody cannot run zeroctl here: {why}") from why
-        assert r.returncode == 1 and "only root and the user zerod runs as" in r.stderr, r
+        assert r.returncode == 1 and "doctor: only root and the user zerod runs as" in r.stderr, r
 
 
 if __name__ == "__main__":

@@ -55,6 +55,13 @@ def flipped_bits():
 
 
 @case
+def directory_that_is_no_checkpoint():
+    with Place() as d, Cluster(1) as c:
+        for path in (d, "/tmp"):
+            refused(c[0], path, "no checkpoint", "DIR/JOB-VERSION", "zeroctl checkpoints")
+
+
+@case
 def truncated_and_missing_files():
     with Place() as d:
         path, _ = taken(d)

@@ -301,10 +301,10 @@ Test(zeroctl, checkpoint_names_its_directory_from_the_root_on)
 
         cr_assert_eq(chdir("/tmp") | stat("/", &st), 0);
         snprintf(plain_wish, sizeof plain_wish,
-                 "{\"job\":\"a\",\"directory\":\"/x/z\",\"seen\":\"%llx:%llx /\",\"keep\":3}",
+                 "{\"directory\":\"/x/z\",\"seen\":\"%llx:%llx /\",\"job\":\"a\",\"keep\":3}",
                  (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
         snprintf(every_wish, sizeof every_wish,
-                 "{\"job\":\"a\",\"directory\":\"/b\",\"seen\":\"%llx:%llx /\",\"every\":5}",
+                 "{\"directory\":\"/b\",\"seen\":\"%llx:%llx /\",\"job\":\"a\",\"every\":5}",
                  (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
         cr_assert_eq(ask("checkpoint a ../x//y/../z/. --keep 3", &plain), 1);
         cr_assert_eq(ask("checkpoint a /../../b/ --every 5", &every), 0);
@@ -458,6 +458,27 @@ Test(zeroctl, option_may_stand_before_the_command)
         SHOWS("node a: zerod 0.1.0");
         cr_assert_eq(run("--once status"), 2);
         SHOWS("status: --once is not an option of this command; see zeroctl status --help");
+}
+
+Test(zeroctl, beginning_of_an_option_is_one_of_the_command)
+{
+        cr_assert_eq(run("plan --node 3 --layer 2"), 2); /* other commands have --node-is-dead */
+        SHOWS("--layers, --hidden and --vocab belong together");
+        cr_assert_eq(run("plan --node-is-dead a"), 2);
+        SHOWS("plan: --node-is-dead is not an option of this command; see zeroctl plan --help");
+        cr_assert_eq(run("wait a --kep 3"), 2);
+        cr_assert_eq(run("add-node a --once"), 2);
+        SHOWS("add-node: --once is not an option of this command");
+        cr_assert_eq(run("export a b --step 3"), 2);
+        cr_assert_eq(run("wait a --steps=3"), 2);
+}
+
+Test(zeroctl, missing_words_are_named)
+{
+        cr_assert_eq(run("set foo"), 2);
+        SHOWS("set: VALUE is missing: zeroctl set OPTION VALUE");
+        cr_assert_eq(run("restore a"), 2);
+        SHOWS("restore: DIR is missing: zeroctl restore JOB DIR");
 }
 
 Test(zeroctl, help_of_a_command_tells_its_options)
