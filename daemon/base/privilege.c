@@ -2,6 +2,7 @@
 #include "daemon/base/privilege.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <pwd.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "proto/cleanup.h"
 
 static int folder_prepare(const struct privilege_folder *f, const struct passwd *user,
                           struct fault *fault)
@@ -81,4 +83,24 @@ int privilege_drop(const char *user, const struct privilege_folder *folders, siz
                 return r;
         raise_limits();
         return become(entry, fault);
+}
+
+int privilege_state_directory(const char *path, int *ret, struct fault *fault)
+{
+        struct stat st;
+        CLEANUP(cleanup_close)
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0 || fstat(fd, &st) < 0)
+                return fault_set(fault, ZERO_EIO, "cannot open the state directory %s: %s", path,
+                                 strerror(errno));
+        if (st.st_uid != geteuid())
+                return fault_set(fault, ZERO_EPERM,
+                                 "state directory %s belongs to user %u, zerod runs as %u", path,
+                                 (unsigned)st.st_uid, (unsigned)geteuid());
+        if (st.st_mode & 077)
+                return fault_set(fault, ZERO_EPERM,
+                                 "state directory %s is open to others (mode %03o): chmod 700 it",
+                                 path, (unsigned)st.st_mode & 0777);
+        *ret = STEAL_FD(fd);
+        return 0;
 }

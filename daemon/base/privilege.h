@@ -25,3 +25,5 @@ struct privilege_folder {
  */
 int privilege_drop(const char *user, const struct privilege_folder *folders, size_t n_folders,
                    struct fault *fault);
+/* Opens state_dir, to which the process's user alone has access: ZERO_EIO, ZERO_EPERM. */
+int privilege_state_directory(const char *path, int *ret, struct fault *fault);

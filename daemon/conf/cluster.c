@@ -6,6 +6,7 @@
  */
 #include "daemon/conf/cluster_parse.h"
 
+#include <arpa/inet.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,16 +41,24 @@ static int find_node(const struct cluster *c, const char *name)
         return -1;
 }
 
-static bool host_valid(const char *host, bool brackets)
+/* What consists of digits and dots can only be an address: no resolver looks it up. */
+static bool host_valid(char *host, bool brackets)
 {
         static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                     "0123456789._-";
-        static const char address6[] = "0123456789abcdefABCDEF:.";
-        size_t n = strspn(host, brackets ? address6 : plain);
+        char *zone = brackets ? strchr(host, '%') : NULL; /* of a link-local address */
+        uint8_t address[sizeof(struct in6_addr)];
+        bool valid;
 
-        if (brackets && host[n] == '%') /* the interface of a link-local address */
-                n += 1 + strspn(host + n + 1, plain);
-        return n > 0 && !host[n];
+        if (!brackets)
+                return host[strspn(host, "0123456789.")] ? !host[strspn(host, plain)]
+                                                         : inet_pton(AF_INET, host, address) == 1;
+        if (zone)
+                *zone = '\0';
+        valid = inet_pton(AF_INET6, host, address) == 1;
+        if (zone)
+                *zone = '%';
+        return valid && (!zone || (zone[1] && !zone[1 + strspn(zone + 1, plain)]));
 }
 
 bool port_valid(const char *text, uint16_t *ret)

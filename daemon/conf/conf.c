@@ -5,10 +5,14 @@
 #include "daemon/conf/cluster_parse.h"
 #include "daemon/conf/source.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <libgen.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/base/chunk.h"
 #include "daemon/base/privilege.h"
@@ -170,17 +174,53 @@ static void print_option(void *arg, const char *name, const char *value, const c
         printf("%s = %s  ; %s\n", name, value, source);
 }
 
+/* A start goes on without, and looks again at each connection. */
+static int check_hosts(const struct cluster *c, struct fault *fault)
+{
+        struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *found;
+
+        for (uint32_t i = 0; i < c->n_nodes && c->nodes[i].host[0]; i++) {
+                int r = getaddrinfo(c->nodes[i].host, NULL, &hints, &found);
+
+                if (r)
+                        return fault_set(fault, ZERO_EINVAL, "peers: node %s: host %s: %s",
+                                         c->nodes[i].name, c->nodes[i].host, gai_strerror(r));
+                freeaddrinfo(found);
+        }
+        return 0;
+}
+
+/* A directory that is missing is made by a start: by root, wherever it is. */
+static int check_state_dir(const char *path, bool root, struct fault *fault)
+{
+        CLEANUP(cleanup_free) char *copy = strdup(path);
+        CLEANUP(cleanup_close) int fd = -1;
+        const char *parent = copy ? dirname(copy) : "/";
+
+        if (access(path, F_OK) == 0)
+                return privilege_state_directory(path, &fd, fault);
+        if (access(parent, root ? F_OK : W_OK | X_OK) == 0)
+                return 0;
+        return fault_set(fault, ZERO_EIO, "state_dir %s is missing and cannot be made: %s: %s",
+                         path, parent, strerror(errno));
+}
+
 /* What --check prints.  Reads the key files as the user that root becomes, as a start does. */
 static int report(const struct conf *conf, struct fault *fault)
 {
         struct cluster cluster;
         struct http_place http;
+        bool root = geteuid() == 0;
         int r = privilege_drop(conf->user, NULL, 0, fault);
 
         if (!r)
                 r = conf_http(conf, &http, fault);
         if (!r)
                 r = conf_cluster(conf, &cluster, fault);
+        if (!r)
+                r = check_hosts(&cluster, fault);
+        if (!r)
+                r = check_state_dir(conf->state_dir, root, fault);
         if (r)
                 return r;
         conf_each(conf, print_option, NULL);

@@ -84,7 +84,8 @@ void conf_help(FILE *out)
               "  --config=FILE\n"
               "      The file (default /etc/zerod/zerod.conf, if it exists).\n"
               "  --check\n"
-              "      Reads everything, reports each option with its source, and exits.\n"
+              "      Reads everything, looks up the peers, reports each option with its source,\n"
+              "      and exits.\n"
               "  --help, --version\n",
               out);
         for (uint32_t i = 0; i < N_OPTIONS; i++) {

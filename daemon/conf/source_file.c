@@ -47,9 +47,9 @@ static struct where place(const struct text_source *s, uint32_t line)
         return where;
 }
 
-/* Turns tabs into blanks, and removes the carriage return, a comment behind a value (which inih
- * leaves in lines that continue), blanks at the end and all but one at the beginning.  NULL if the
- * line is not text. */
+/* Turns tabs into blanks, and removes the carriage return, a comment behind a value (of which inih
+ * knows only `;`, and not in lines that continue), blanks at the end and all but one at the
+ * beginning.  NULL if the line is not text. */
 static char *clean_line(char *line, size_t n)
 {
         char *comment;
@@ -60,9 +60,9 @@ static char *clean_line(char *line, size_t n)
                 *tab = ' ';
         if (strlen(line) != n || !text_printable(line))
                 return NULL;
-        comment = strstr(line, " ;");
-        if (comment)
-                *comment = '\0';
+        for (comment = line; (comment = strchr(comment, ' ')); comment++)
+                if (comment[1] == ';' || comment[1] == '#')
+                        *comment = '\0';
         for (n = strlen(line); n > 0 && line[n - 1] == ' ';)
                 line[--n] = '\0';
         n = strspn(line, " ");

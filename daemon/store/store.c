@@ -25,6 +25,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "daemon/base/privilege.h"
 #include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 
@@ -109,26 +110,10 @@ void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME])
 
 static int open_directory(const char *path, int *ret, struct fault *fault)
 {
-        struct stat st;
-
         if (mkdir(path, 0700) < 0 && errno != EEXIST)
                 return fault_set(fault, ZERO_EIO, "cannot make the state directory %s: %s", path,
                                  strerror(errno));
-        CLEANUP(cleanup_close)
-        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (fd < 0 || fstat(fd, &st) < 0)
-                return fault_set(fault, ZERO_EIO, "cannot open the state directory %s: %s", path,
-                                 strerror(errno));
-        if (st.st_uid != geteuid())
-                return fault_set(fault, ZERO_EPERM,
-                                 "state directory %s belongs to user %u, zerod runs as %u", path,
-                                 (unsigned)st.st_uid, (unsigned)geteuid());
-        if (st.st_mode & 077)
-                return fault_set(fault, ZERO_EPERM,
-                                 "state directory %s is open to others (mode %03o): chmod 700 it",
-                                 path, (unsigned)st.st_mode & 0777);
-        *ret = STEAL_FD(fd);
-        return 0;
+        return privilege_state_directory(path, ret, fault);
 }
 
 static int refuse_second(int lock, const char *path, struct fault *fault)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Options that change while zerod runs: by zeroctl set, and by SIGHUP from the configuration."""
 import os
+import shlex
 import signal
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import Cluster, small_layout, until  # noqa: E402
+from cluster import REPLY_S, Cluster, Tools, small_layout, until  # noqa: E402
 from harness import Skip, case, main  # noqa: E402
 
 
@@ -62,6 +64,35 @@ def a_reload_of_a_bad_file_changes_nothing():
         assert option(c[0], "job_limit")["value"] == "2"
 
 
+def reload_by_unit(daemon):
+    """Runs the unit's commands as systemd does, up to the first that fails; its status and what it says."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../systemd/zerod.service.in"), encoding="utf-8") as f:
+        commands = [line.partition("=")[2] for line in f if line.startswith("ExecReload=")]
+    for command in commands:
+        command = command.replace("@bindir@/zerod", os.path.abspath(Tools.zerod)).replace("$MAINPID", str(daemon.process.pid))
+        r = subprocess.run(shlex.split(command), env={**os.environ, "ZEROD_CONFIG": daemon.config}, stdin=subprocess.DEVNULL,
+                           capture_output=True, text=True, timeout=REPLY_S, check=False)
+        if r.returncode:
+            break
+    return r
+
+
+@case
+def the_units_reload_fails_for_a_bad_file():
+    """The daemon does not hear of it; with a good file it has the new value."""
+    with Cluster(1, job_limit=2) as c:
+        c[0].options["job_limit"] = 0
+        c[0].configure()
+        r = reload_by_unit(c[0])
+        assert r.returncode == 1 and "job_limit = '0': must be 1 to 4096" in r.stderr and not r.stdout, r
+        c[0].options["job_limit"] = 3
+        c[0].configure()
+        r = reload_by_unit(c[0])
+        assert r.returncode == 0 and not r.stdout, r
+        until(lambda: option(c[0], "job_limit")["value"] == "3", what="the reload")
+        assert "keeps the options" not in c[0].log(), c[0].log()
+
+
 @case
 def what_cannot_be_set_is_refused():
     with Cluster(1) as c:
@@ -71,7 +102,7 @@ def what_cannot_be_set_is_refused():
             r = c[0].ctl_run("set", name, value)
             assert r.returncode == 1 and words in r.stderr, (name, r.returncode, r.stderr)
         r = c[0].ctl_run("set", "job_limit")
-        assert r.returncode == 2 and "which OPTION VALUE?" in r.stderr, r
+        assert r.returncode == 2 and "VALUE is missing" in r.stderr, r
 
 
 @case

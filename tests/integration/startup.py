@@ -143,6 +143,34 @@ def check_of_a_good_file():
         assert not os.path.exists(c[0].socket)
 
 
+@case
+def check_looks_up_the_hosts_of_peers():
+    with Cluster(2, start=False) as c:
+        c[0].configure()
+        peers = c[0].options["peers"].replace("127.0.0.1", "localhost", 1)
+        assert run("--config", c[0].config, "--check", "--peers", peers).returncode == 0
+        name, _, port = peers.split()[1].partition("=127.0.0.1:")
+        for host, words in (("no-such-host.invalid", ["node n1", "no-such-host.invalid"]), ("10.0.0.300", ["10.0.0.300", "nor an address"])):
+            r = run("--config", c[0].config, "--check", "--peers", f"{peers.split()[0]} {name}={host}:{port}")
+            assert r.returncode == 1 and all(w in r.stderr for w in ["peers", *words]), r
+
+
+@case
+def check_looks_at_the_state_directory():
+    """As a start does, but makes nothing."""
+    with Cluster(1, start=False) as c:
+        for path, words in ((f"{c.directory}/none/state", ["missing", f"{c.directory}/none"]), (f"{c.directory}/open", ["chmod 700"]),
+                            (c[0].config, ["Not a directory"])):
+            if path.endswith("open"):
+                os.mkdir(path)
+                os.chmod(path, 0o755)
+            c[0].configure()
+            r = run("--config", c[0].config, "--check", "--state-dir", path)
+            assert r.returncode == 1 and all(w in r.stderr for w in words), (path, r)
+        r = run("--config", c[0].config, "--check", "--state-dir", f"{c.directory}/new")
+        assert r.returncode == 0 and not os.path.exists(f"{c.directory}/new"), r
+
+
 def bad_key(words, prepare):
     with Cluster(2, start=False) as c:
         prepare(c.key_file)

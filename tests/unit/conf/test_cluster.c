@@ -102,6 +102,10 @@ Test(cluster, wrong_peers)
         PEERS_REFUSED("a=[::1", "HOST:PORT");
         PEERS_REFUSED("a=:7600", "'' is neither a host name");
         PEERS_REFUSED("a=[]:7600", "'' is neither a host name");
+        PEERS_REFUSED("a=10.0.0.300:7600", "'10.0.0.300' is neither a host name nor an address");
+        PEERS_REFUSED("a=10.0.0:7600", "is neither a host name");
+        PEERS_REFUSED("a=[fe80::1::2]:7600", "is neither a host name");
+        PEERS_REFUSED("a=[fe80::1%]:7600", "is neither a host name");
         PEERS_REFUSED("a=h_/:7600", "is neither a host name");
         PEERS_REFUSED("=h:1", "is not a node name");
         PEERS_REFUSED("-a=h:1", "is not a node name");

@@ -51,6 +51,15 @@ Test(file, strings_and_numbers)
         cr_assert_eq(conf->chunk, 256);
 }
 
+Test(file, both_signs_begin_a_comment_behind_a_value)
+{
+        cr_assert_eq(parse("[zerod]\nmirror = 1 # both\nstate_dir = /a#b;c # d ; e\nnode=a\t#b\n"),
+                     0);
+        cr_assert_eq(conf->mirror, 1);
+        cr_assert_str_eq(conf->state_dir, "/a#b;c");
+        cr_assert_str_eq(conf->node, "a");
+}
+
 Test(file, chunk_0_asks_for_the_default)
 {
         cr_assert_eq(parse("[zerod]\nchunk = 0\n"), 0);
