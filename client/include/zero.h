@@ -408,7 +408,9 @@ int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present
  * is a part of the gradient: g = g + weight_decay p in the place of p = p (1 - lr weight_decay).
  */
 struct zero_adamw {
-        double lr, beta1, beta2, eps, weight_decay;
+        double lr, beta1, beta2;
+        double eps; /* > 0 as an fp32 number */
+        double weight_decay;
         double maximize;  /* 0 or 1 */
         double ema_decay; /* of adamw-ema and adam-ema alone */
 };
@@ -465,6 +467,21 @@ struct zero_set {
                 struct zero_sgd sgd;
         };
 };
+
+/*
+ * Sets with the papers' values, as initialisers; members may be changed afterwards.  The papers leave open the weight
+ * decay: 0.01 of AdamW is torch.optim.AdamW's, the others have none.  A set that is only zeroed is refused: with eps 0
+ * a gradient of 0 would make NaN of a weight.
+ *
+ *   struct zero_set set = ZERO_ADAMW(1e-3);
+ *   set.adamw.weight_decay = 0.1;
+ */
+#define ZERO_ADAMW(lr) { "adamw", { { (lr), 0.9, 0.999, 1e-8, 0.01, 0, 0 } } }
+#define ZERO_ADAM(lr) { "adam", { { (lr), 0.9, 0.999, 1e-8, 0, 0, 0 } } }
+/* C++17 has no designators, so the numbers of these go through the union's first member. */
+#define ZERO_LION(lr) { "lion", { { (lr), 0.9, 0.99, 0, 0, 0, 0 } } }
+#define ZERO_SGD(lr) { "sgd", { { (lr), 0, 0, 0, 0, 0, 0 } } }
+#define ZERO_SGD_MOMENTUM(lr, momentum) { "sgd-momentum", { { (lr), (momentum), 0, 0, 0, 0, 0 } } }
 
 struct zero_step {
         const struct zero_set *sets;   /* indexed by ZERO_PLANE_SET */

@@ -54,7 +54,7 @@ static struct update_scalars adamw_scalars(const double *x, uint64_t t, double g
                                        .values = { [LR] = { "lr", HYPER_FP32 },                  \
                                                    [BETA1] = { "beta1", HYPER_UNIT },            \
                                                    [BETA2] = { "beta2", HYPER_UNIT },            \
-                                                   [EPS] = { "eps", HYPER_FP32 },                \
+                                                   [EPS] = { "eps", HYPER_DIVISOR },             \
                                                    [WEIGHT_DECAY] = { "weight_decay", bound },   \
                                                    [MAXIMIZE] = { "maximize", HYPER_FLAG },      \
                                                    [EMA_DECAY] = { "ema_decay", plane_bound } }, \

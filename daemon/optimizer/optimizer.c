@@ -135,6 +135,10 @@ static const char *value_flaw(enum hyper_bound bound, double lr, double x)
         switch (bound) {
         case HYPER_FP32:
                 return fp32_holds(x) ? NULL : "is not an fp32 number >= 0";
+        case HYPER_DIVISOR:
+                return fp32_holds(x) && (float)x > 0
+                               ? NULL
+                               : "is not an fp32 number > 0: a gradient of 0 would make NaN";
         case HYPER_DECAY:
                 return fp32_holds(x) && fp32_holds(lr * x)
                                ? NULL

@@ -20,11 +20,12 @@ enum { OPTIMIZER_MOMENTS = UPDATE_PLANES - 1, OPTIMIZER_VALUES = 8 };
 
 /* What a hyperparameter may be. */
 enum hyper_bound {
-        HYPER_FP32,  /* an fp32 number >= 0 */
-        HYPER_DECAY, /* an fp32 number >= 0, and so is its product with lr */
-        HYPER_UNIT,  /* in [0, 1) */
-        HYPER_FLAG,  /* 0 or 1 */
-        HYPER_NONE,  /* 0: only another optimizer with the same struct in zero.h uses it */
+        HYPER_FP32,    /* an fp32 number >= 0 */
+        HYPER_DIVISOR, /* an fp32 number > 0: moments that are 0 are divided by it */
+        HYPER_DECAY,   /* an fp32 number >= 0, and so is its product with lr */
+        HYPER_UNIT,    /* in [0, 1) */
+        HYPER_FLAG,    /* 0 or 1 */
+        HYPER_NONE,    /* 0: only another optimizer with the same struct in zero.h uses it */
 };
 
 struct optimizer {

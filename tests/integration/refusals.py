@@ -400,7 +400,7 @@ def hyperparameters_out_of_range():
     with Cluster(1) as c:
         a, = c.ranks("j", TWO, [0], hold=1, push=1)
         for sets, word in (([[-1, 0.9, 0.9, 1e-8, 0]], "lr"), ([[1, 1.0, 0.9, 1e-8, 0]], "beta"),
-                           ([[1, 0.9, 0.9, -1, 0]], "eps")):
+                           ([[1, 0.9, 0.9, -1, 0]], "eps"), ([[1, 0, 0, 0, 0]], "NaN")):
             a.refused("EINVAL", "step", word, sets=sets)
         a.refused("EINVAL", "step", "clip", sets=[SETS[0]], clip=-1.0)
         a.refused("EINVAL", "step", "loss_scale", sets=[SETS[0]], loss_scale=-2.0)

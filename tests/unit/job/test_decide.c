@@ -146,6 +146,7 @@ static void message_init(struct message *m)
         zero__step_params__init(&m->params);
         zero__hyper_set__init(&m->set);
         memset(m->values, 0, sizeof m->values);
+        m->values[3] = 1e-8; /* adam's eps */
         m->set.optimizer = "adamw";
         m->set.n_values = 7;
         m->set.values = m->values;
@@ -289,6 +290,21 @@ Test(params, a_hyperparameter_of_adam_out_of_range_is_refused)
         m.set.optimizer = "adam";
         m.values[0] = m.values[4] = 1e30; /* no product with lr: the decay is not AdamW's */
         cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
+}
+
+Test(params, an_eps_that_is_0_in_fp32_is_refused)
+{
+        static const char *const adams[] = { "adamw", "adam", "adamw-ema", "adam-ema" };
+        struct message m;
+
+        for (size_t i = 0; i < sizeof(adams) / sizeof(adams[0]); i++) {
+                message_init(&m);
+                m.set.optimizer = (char *)adams[i];
+                m.values[3] = 0;
+                cr_assert(refused(&m, "eps"), "%s", adams[i]);
+                m.values[3] = 1e-46;
+                cr_assert(refused(&m, "eps"), "%s", adams[i]);
+        }
 }
 
 Test(params, too_many_sets_are_refused_before_they_are_read)
