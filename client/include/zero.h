@@ -13,6 +13,9 @@
  * Errors: every call returns ZERO_OK (0) or another enum zero_status;
  * zero_error() then returns a sentence that names the cause.  ret_* is written
  * only on success.
+ * NULL: ZERO_EINVAL where a call needs the object, for which zero_error(NULL) has the text if the object is
+ * the client.  The comment of a call says where NULL is allowed; memory for 0 elements may be NULL.  Calls that
+ * return no status return 0, false or NULL then, and zero_fd() -1.
  * Blocking: calls marked [blocks] wait for the daemon, at most for the timeout
  * given to zero_connect().  Then they return ZERO_EDEADLINE, and the daemon says
  * what the call waited for.  If the daemon says nothing for two more seconds, the
@@ -134,12 +137,13 @@ uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t g
 /*
  * Names, types and shapes, for a client that got a job's layout from
  * zero_client_layout().  Strings and arrays belong to the layout.  For an index
- * out of range they return NULL or 0.  *ret_shape has as many extents as the call returns.
+ * out of range they return NULL or 0.  *ret_shape has as many extents as the call returns, *ret_ranks as many
+ * ranks; either may be NULL.
  */
 const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
 bool zero_layout_group_eager(const struct zero_layout *layout, uint32_t group);
-/* Number of tensors of a group; their indices are consecutive from *ret_first. */
+/* Number of tensors of a group; their indices are consecutive from *ret_first (NULL: not wanted). */
 uint32_t zero_layout_group_tensors(const struct zero_layout *layout, uint32_t group,
                                    uint32_t *ret_first);
 /* The ranks that push the group, ascending; 0 of them: all ranks. */
@@ -566,6 +570,7 @@ int zero_ahead(struct zero_client *client, const struct zero_step *step);
  * name, and the step can be ended by calling again.
  * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
  * leases and gradients are gone, and the caller replays the step from its first fetch.
+ * ret_result may be NULL.
  * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.  Until the step is over, zero_norm(),
  * zero_tensor_norms() of GRAD, zero_all_reduce() and zero_ahead() are ZERO_EORDER for this rank.
  * ZERO_ELOSTRANK, also from zero_norm(), a fetch or a wait for gradient memory: a rank has left by

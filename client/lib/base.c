@@ -57,8 +57,6 @@ static int open_file(struct zero_client *c, struct base_files *files, const char
         uint64_t most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         struct stat st;
 
-        if (!path)
-                return client_fail(c, ZERO_EINVAL, "the path of a file is NULL");
         CLEANUP(cleanup_close) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (fd < 0 || fstat(fd, &st) < 0)
                 return client_fail(c, ZERO_EIO, "cannot open %s: %s", path, strerror(errno));

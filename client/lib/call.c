@@ -402,6 +402,8 @@ int client_open(struct zero_client *c)
 {
         int r;
 
+        if (!c)
+                return client_missing();
         c->began_ms = wire_now();
         c->granted_ms = 0;
         if (c->closed)

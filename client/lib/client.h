@@ -129,6 +129,17 @@ struct zero_client {
 
 /* ---- client.c: the end of a connection, the error of a call ---- */
 
+/* The status of a call without a client, with the error for zero_error(NULL). */
+int client_missing(void);
+/* r, or ZERO_EINVAL where a public call lacks the object. */
+#define client_given(c, r, object)                                                            \
+        ({                                                                                    \
+                int given = (r);                                                              \
+                                                                                              \
+                given || (object)                                                             \
+                        ? given                                                               \
+                        : client_fail(c, ZERO_EINVAL, "%s(): " #object " is NULL", __func__); \
+        })
 /* Records the error of this call; returns its status. */
 #define client_fail(c, code, ...) fault_set(&(c)->error, code, __VA_ARGS__)
 /* Closes the connection; keeps the first cause.  ZERO_ECLOSED. */

@@ -96,10 +96,13 @@ static bool job_name_valid(const char *name)
         return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0';
 }
 
+int client_missing(void)
+{
+        return refuse(ZERO_EINVAL, "the client is NULL");
+}
+
 static int check_options(const struct zero_options *o)
 {
-        if (!o)
-                return refuse(ZERO_EINVAL, "zero_connect() needs options");
         if (o->job && !job_name_valid(o->job))
                 return refuse(ZERO_EINVAL, "a job's name is 1 to %d of A-Z a-z 0-9 . _ -",
                               ZERO_NAME_MAX);
@@ -187,8 +190,12 @@ static int client_new(const struct zero_options *o, struct zero_client **ret_cli
 int zero_connect(const struct zero_options *options, struct zero_client **ret_client)
 {
         CLEANUP(cleanup_zero_close) struct zero_client *c = NULL;
-        int r = check_options(options);
+        int r;
 
+        if (!options || !ret_client)
+                return refuse(ZERO_EINVAL, "zero_connect(): %s is NULL",
+                              options ? "ret_client" : "options");
+        r = check_options(options);
         if (r == 0)
                 r = client_new(options, &c);
         if (r == 0)
@@ -221,6 +228,8 @@ static void say_bye(struct zero_client *c)
 
 int zero_finish(struct zero_client *client, bool keep)
 {
+        if (!client)
+                return client_missing();
         if (!client->layout)
                 return client_fail(client, ZERO_ENOTATTACHED, "zero_attach() was not called yet");
         if (client->rank == ZERO_OBSERVER)
@@ -262,6 +271,8 @@ static void close_if_good(int status, void *client)
 
 void zero_close_at_exit(struct zero_client *client)
 {
+        if (!client)
+                return;
         client->exit_pid = getpid();
         on_exit(close_if_good, client); /* if that fails, the rank counts as lost */
 }
@@ -272,7 +283,7 @@ void zero_interrupt(struct zero_client *client)
         int error = errno;
 
         /* fails only if the eventfd can be read already */
-        while (write(client->interrupt_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+        while (client && write(client->interrupt_fd, &one, sizeof(one)) < 0 && errno == EINTR)
                 ;
         errno = error;
 }
@@ -286,33 +297,34 @@ const char *zero_error(const struct zero_client *client)
 
 int zero_fd(const struct zero_client *client)
 {
-        return client->wire.fd;
+        return client ? client->wire.fd : -1;
 }
 
 uint64_t zero_version(const struct zero_client *client)
 {
-        return client->version;
+        return client ? client->version : 0;
 }
 
 const void *zero_blob(const struct zero_client *client, size_t *ret_bytes)
 {
-        *ret_bytes = client->blob_bytes;
-        return client->blob;
+        if (ret_bytes)
+                *ret_bytes = client ? client->blob_bytes : 0;
+        return client && ret_bytes ? client->blob : NULL;
 }
 
 uint32_t zero_accepted(const struct zero_client *client, uint32_t group)
 {
-        if (!client->groups || group >= client->layout->n_groups)
+        if (!client || !client->groups || group >= client->layout->n_groups)
                 return 0;
         return client->groups[group].accepted;
 }
 
 double zero_loss_scale(const struct zero_client *client)
 {
-        return client->loss_scale;
+        return client ? client->loss_scale : 0;
 }
 
 const struct zero_layout *zero_client_layout(const struct zero_client *client)
 {
-        return client->layout;
+        return client ? client->layout : NULL;
 }

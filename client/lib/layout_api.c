@@ -14,14 +14,21 @@ static int settle(struct zero_layout *l, int r, struct fault *fault)
 {
         if (r < 0)
                 r = fault_errno(fault, r, "layout");
-        if (r)
+        if (r && l)
                 snprintf(l->error, sizeof(l->error), "%.*s", (int)sizeof(l->error) - 1,
                          fault->text);
         return r;
 }
 
+/* r, or ZERO_EINVAL where the call lacks the object. */
+#define given(r, object)       \
+        ((r) || (object) ? (r) \
+                         : fault_set(&fault, ZERO_EINVAL, "%s(): " #object " is NULL", __func__))
+
 int zero_layout_new(struct zero_layout **ret_layout)
 {
+        if (!ret_layout)
+                return ZERO_EINVAL;
         return layout_new(ret_layout) < 0 ? ZERO_ENOMEM : ZERO_OK;
 }
 
@@ -34,11 +41,12 @@ int zero_layout_group(struct zero_layout *l, const char *name, enum zero_dtype d
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group)
 {
         struct fault fault = { 0 };
-        int r;
+        int r = given(0, l);
 
-        if (!name)
-                return settle(l, fault_set(&fault, ZERO_EINVAL, "a group has no name"), &fault);
-        r = layout_add_group(l, name, dtype, ranks, n_ranks, divisor, ret_group, &fault);
+        r = given(r, name);
+        r = given(r, ret_group);
+        if (r == 0)
+                r = layout_add_group(l, name, dtype, ranks, n_ranks, divisor, ret_group, &fault);
         if (r == 0)
                 r = layout_set_optimizer(l, *ret_group, optimizer_default(), &fault);
         return settle(l, r, &fault);
@@ -47,8 +55,11 @@ int zero_layout_group(struct zero_layout *l, const char *name, enum zero_dtype d
 int zero_layout_optimizer(struct zero_layout *l, uint32_t group, const char *optimizer)
 {
         struct fault fault = { 0 };
-        int r = layout_set_optimizer(l, group, optimizer ? optimizer : optimizer_default(), &fault);
+        int r = given(0, l);
 
+        if (r == 0)
+                r = layout_set_optimizer(l, group, optimizer ? optimizer : optimizer_default(),
+                                         &fault);
         return settle(l, r, &fault);
 }
 
@@ -56,13 +67,17 @@ int zero_layout_eager(struct zero_layout *l, uint32_t group)
 {
         struct fault fault = { 0 };
 
-        return settle(l, layout_set_eager(l, group, true, &fault), &fault);
+        int r = given(0, l);
+
+        if (r == 0)
+                r = layout_set_eager(l, group, true, &fault);
+        return settle(l, r, &fault);
 }
 
 static int copy_tensor(const struct zero_tensor *from, uint32_t group, struct layout_tensor *to,
                        struct fault *fault)
 {
-        if (!from || !from->name)
+        if (!from->name)
                 return fault_set(fault, ZERO_EINVAL, "a tensor has no name");
         if (from->ndim > 0 && !from->shape)
                 return fault_set(fault, ZERO_EINVAL,
@@ -91,8 +106,12 @@ int zero_layout_tensor(struct zero_layout *l, uint32_t group, const struct zero_
 {
         struct fault fault = { 0 };
         struct layout_tensor t;
-        int r = copy_tensor(tensor, group, &t, &fault);
+        int r = given(0, l);
 
+        r = given(r, tensor);
+        r = given(r, ret_tensor);
+        if (r == 0)
+                r = copy_tensor(tensor, group, &t, &fault);
         if (r == 0)
                 r = layout_add_tensor(l, &t, ret_tensor, &fault);
         return settle(l, r, &fault);
@@ -100,29 +119,29 @@ int zero_layout_tensor(struct zero_layout *l, uint32_t group, const struct zero_
 
 const char *zero_layout_error(const struct zero_layout *l)
 {
-        return l->error;
+        return l ? l->error : "the layout is NULL";
 }
 
 /* ---- reading ----------------------------------------------------------- */
 
 static const struct layout_group *group_at(const struct zero_layout *l, uint32_t group)
 {
-        return group < l->n_groups ? &l->groups[group] : NULL;
+        return l && group < l->n_groups ? &l->groups[group] : NULL;
 }
 
 static const struct layout_tensor *tensor_at(const struct zero_layout *l, uint32_t tensor)
 {
-        return tensor < l->n_tensors ? &l->tensors[tensor] : NULL;
+        return l && tensor < l->n_tensors ? &l->tensors[tensor] : NULL;
 }
 
 uint32_t zero_layout_groups(const struct zero_layout *l)
 {
-        return l->n_groups;
+        return l ? l->n_groups : 0;
 }
 
 uint32_t zero_layout_tensors(const struct zero_layout *l)
 {
-        return l->n_tensors;
+        return l ? l->n_tensors : 0;
 }
 
 const char *zero_layout_group_name(const struct zero_layout *l, uint32_t group)
@@ -134,7 +153,9 @@ const char *zero_layout_group_name(const struct zero_layout *l, uint32_t group)
 
 bool zero_layout_group_eager(const struct zero_layout *l, uint32_t group)
 {
-        return group < l->n_groups && l->groups[group].eager;
+        const struct layout_group *g = group_at(l, group);
+
+        return g && g->eager;
 }
 
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *l, uint32_t group)
@@ -217,6 +238,8 @@ uint64_t zero_layout_tensor_elements(const struct zero_layout *l, uint32_t tenso
 
 int zero_layout_find(const struct zero_layout *l, const char *name, uint32_t *ret_tensor)
 {
+        if (!l || !name || !ret_tensor)
+                return ZERO_EINVAL;
         for (uint32_t t = 0; t < l->n_tensors; t++) {
                 if (strcmp(l->tensors[t].name, name) == 0) {
                         *ret_tensor = t;

@@ -235,14 +235,13 @@ static int take_base(struct zero_client *c, void *call)
         return client_take_base(c, t->files, t->ret_files);
 }
 
-static int check_base(struct zero_client *c, const char *const *paths, uint32_t n,
-                      const struct zero_file *ret_files)
+static int check_base(struct zero_client *c, uint32_t n)
 {
         if (c->layout || c->base.bytes)
                 return client_fail(c, ZERO_EORDER, "%s",
                                    c->layout ? "zero_base() comes before zero_attach()"
                                              : "a client has one base: name all files at once");
-        if (!paths || !ret_files || n == 0 || n > ZERO_FILE_MAX)
+        if (n == 0 || n > ZERO_FILE_MAX)
                 return client_fail(c, ZERO_EINVAL, "a base has 1 to %d files, not %u",
                                    ZERO_FILE_MAX, (unsigned)n);
         return 0;
@@ -255,8 +254,12 @@ int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
         struct taking taking = { .ret_files = ret_files };
         int r = client_open(client);
 
+        r = client_given(client, r, paths);
+        r = client_given(client, r, ret_files);
+        for (uint32_t i = 0; r == 0 && i < n && i < ZERO_FILE_MAX; i++)
+                r = client_given(client, r, paths[i]);
         if (r == 0)
-                r = check_base(client, paths, n, ret_files);
+                r = check_base(client, n);
         if (r == 0)
                 r = base_files_open(client, paths, n, &files);
         if (r == 0)
@@ -273,7 +276,7 @@ static int take_copy(struct zero_client *c, void *call)
         return client_take_copy(c);
 }
 
-static int check_copy(struct zero_client *c, const char *device)
+static int check_copy(struct zero_client *c)
 {
         if (c->base.bytes == 0)
                 return client_fail(c, ZERO_EORDER, "zero_base() comes before zero_base_copy()");
@@ -281,15 +284,17 @@ static int check_copy(struct zero_client *c, const char *device)
                 return client_fail(c, ZERO_EORDER, "%s",
                                    c->layout ? "zero_base_copy() comes before zero_attach()"
                                              : "a client has its base on one GPU, and once");
-        return device ? 0 : client_fail(c, ZERO_EINVAL, "zero_base_copy() names a device");
+        return 0;
 }
 
 int zero_base_copy(struct zero_client *client, const char *device, struct zero_base_copy *ret_copy)
 {
         int r = client_open(client);
 
+        r = client_given(client, r, device);
+        r = client_given(client, r, ret_copy);
         if (r == 0)
-                r = check_copy(client, device);
+                r = check_copy(client);
         if (r == 0)
                 r = gpu_open(device, false, &client->copy.gpu, &client->error);
         if (r)
@@ -345,7 +350,7 @@ static int check_part(struct zero_client *c, const struct zero_layout *part)
                 return client_fail(c, ZERO_EORDER, "the client is already attached");
         if (!c->job[0])
                 return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
-        if (c->rank == ZERO_OBSERVER || !part)
+        if (c->rank == ZERO_OBSERVER)
                 return client_fail(c, ZERO_EINVAL, "a rank brings a part of the layout");
         r = layout_check(part, &c->error);
         return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
@@ -357,6 +362,8 @@ int zero_compose(struct zero_client *client, const struct zero_layout *part, uin
         struct composing composing = { .stage = stage };
         int r = client_open(client);
 
+        r = client_given(client, r, part);
+        r = client_given(client, r, ret_layout);
         if (r == 0)
                 r = check_part(client, part);
         if (r == 0 && (layout_to_message(part, &composing.part) < 0 ||

@@ -120,14 +120,14 @@ int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, 
         const Zero__Reply *reply;
         Zero__Request request;
         Zero__Stash stash;
-        int r = begin(client);
+        int r = client_given(client, begin(client), src);
 
         if (r)
                 return r;
-        if (!src || bytes == 0 || bytes > STASH_BYTES_MAX) /* they are read before zerod is asked */
+        if (bytes == 0 || bytes > STASH_BYTES_MAX) /* they are read before zerod is asked */
                 return client_fail(client, ZERO_EINVAL,
                                    "entry %llu of a stash has 1 to 2^50 bytes, not %llu",
-                                   (unsigned long long)key, src ? (unsigned long long)bytes : 0);
+                                   (unsigned long long)key, (unsigned long long)bytes);
         request_init(client, ZERO__STASH__OP__WRITE, key, &stash, &request);
         stash.bytes = bytes;
         sync = sync ? sync : &done;
@@ -156,6 +156,8 @@ int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_v
         uint32_t n;
         int r = begin(client);
 
+        r = client_given(client, r, ret_view);
+        r = client_given(client, r, ret_bytes);
         if (r)
                 return r;
         request_init(client, ZERO__STASH__OP__READ, key, &stash, &request);
@@ -181,10 +183,11 @@ int zero_stash_release(struct zero_client *client, uint64_t key, bool last, stru
 
         if (r == 0)
                 r = client_check_group(client, 0);
+        if (r)
+                return r;
         request_init(client, ZERO__STASH__OP__RELEASE, key, &stash, &request);
         stash.last = last;
-        if (r == 0)
-                r = record(client, sync, key, &stash.event);
+        r = record(client, sync, key, &stash.event);
         if (r)
                 return r;
         if (!client->stash || (!stash_unview(client->stash, key) && !last))

@@ -255,6 +255,8 @@ int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
         struct slots_in_use use = { .next = 0 };
         int r = client_begin(client);
 
+        if (count > 0)
+                r = client_given(client, r, src);
         if (r == 0)
                 r = check_access(client, &access, true);
         if (r == 0)
@@ -340,9 +342,10 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
         struct file_reader *file = NULL;
         struct stat st;
 
-        if (r == 0 && (fd < 0 || (n > 0 && !values)))
-                r = client_fail(client, ZERO_EINVAL,
-                                "zero_put_file() takes an open file and n runs of values");
+        if (n > 0)
+                r = client_given(client, r, values);
+        if (r == 0 && fd < 0)
+                r = client_fail(client, ZERO_EINVAL, "zero_put_file() takes an open file");
         if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
                 end = (uint64_t)st.st_size;
         for (uint32_t i = 0; r == 0 && i < n; i++) {
@@ -372,6 +375,8 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
         uint8_t *to = dst;
         int r = client_begin(client);
 
+        if (count > 0)
+                r = client_given(client, r, dst);
         if (r == 0)
                 r = check_access(client, &left, false);
         while (r == 0 && left.count > 0) {
@@ -403,10 +408,10 @@ int zero_query(struct zero_client *client, const char *what, const char *argumen
 
         if (r == 0 && client->lost)
                 r = client_resume(client);
+        r = client_given(client, r, what);
+        r = client_given(client, r, ret_json);
         if (r)
                 return r;
-        if (!what)
-                return client_fail(client, ZERO_EINVAL, "zero_query() needs a question");
         query.what = (char *)what;
         query.argument = (char *)(argument ? argument : "");
         request.body_case = ZERO__REQUEST__BODY_QUERY;

@@ -66,7 +66,7 @@ int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *syn
                const void **ret_view)
 {
         struct group_use *use;
-        int r = client_begin(client);
+        int r = client_given(client, client_begin(client), ret_view);
 
         if (r == 0)
                 r = client_check_group(client, group);
@@ -220,7 +220,7 @@ static uint8_t *slots_base(const struct zero_client *c)
 int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad)
 {
         uint32_t slot = PUSH_NONE;
-        int r = client_begin(client);
+        int r = client_given(client, client_begin(client), ret_grad);
 
         if (r == 0)
                 r = check_pushes(client, group);
@@ -338,6 +338,8 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
         const Zero__Reply *reply;
         int r = begin_step(client);
 
+        r = client_given(client, r, ret_norm);
+        r = client_given(client, r, ret_finite);
         if (r == 0)
                 r = check_pushed(client);
         if (r)
@@ -419,9 +421,11 @@ static int ask_all_norms(struct zero_client *c, uint32_t plane, uint32_t first, 
 int zero_tensor_norms(struct zero_client *client, enum zero_plane plane, uint32_t first,
                       uint32_t count, double *ret_norms)
 {
-        bool grad = plane == ZERO_PLANE_GRAD && client->groups;
+        bool grad = client && plane == ZERO_PLANE_GRAD && client->groups;
         int r = grad ? begin_step(client) : client_begin(client);
 
+        if (count > 0)
+                r = client_given(client, r, ret_norms);
         if (r == 0)
                 r = check_norms(client, first, count);
         if (r == 0 && grad)
@@ -429,10 +433,8 @@ int zero_tensor_norms(struct zero_client *client, enum zero_plane plane, uint32_
         return r ? r : ask_all_norms(client, plane, first, count, ret_norms);
 }
 
-static int check_reduction(struct zero_client *c, const char *name, uint32_t n)
+static int check_reduction(struct zero_client *c, uint32_t n)
 {
-        if (!name)
-                return client_fail(c, ZERO_EINVAL, "a reduction has a name, the same on all ranks");
         if (n == 0 || n > ZERO_VALUES_MAX)
                 return client_fail(c, ZERO_EINVAL, "a reduction has 1 to %d numbers, not %u",
                                    ZERO_VALUES_MAX, (unsigned)n);
@@ -447,8 +449,11 @@ int zero_all_reduce(struct zero_client *client, const char *name, enum zero_redu
         const Zero__Reply *reply;
         int r = begin_step(client);
 
+        r = client_given(client, r, name);
+        r = client_given(client, r, values);
+        r = client_given(client, r, ret_values);
         if (r == 0)
-                r = check_reduction(client, name, n);
+                r = check_reduction(client, n);
         if (r)
                 return r;
         if (client->reductions.attempt != client->attempt)
@@ -475,8 +480,6 @@ int zero_all_reduce(struct zero_client *client, const char *name, enum zero_redu
 
 static int check_step(struct zero_client *c, const struct zero_step *step)
 {
-        if (!step)
-                return client_fail(c, ZERO_EINVAL, "the step is NULL");
         if (step->n_sets > ZERO_SET_MAX)
                 return client_fail(c, ZERO_EINVAL, "a step has 0 to %d hyperparameter sets, not %u",
                                    ZERO_SET_MAX, (unsigned)step->n_sets);
@@ -520,7 +523,7 @@ int zero_ahead(struct zero_client *client, const struct zero_step *step)
         Zero__Ahead ahead = ZERO__AHEAD__INIT;
         Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
-        int r = begin_step(client);
+        int r = client_given(client, begin_step(client), step);
 
         if (r == 0)
                 r = check_step(client, step);
@@ -569,10 +572,10 @@ static void keep_blob(struct zero_client *c, const struct zero_step *step)
 int zero_step(struct zero_client *client, const struct zero_step *step,
               struct zero_result *ret_result)
 {
-        uint64_t attempt = client->attempt;
+        uint64_t attempt = client ? client->attempt : 0;
         const Zero__Reply *reply;
         struct zero_result result;
-        int r = begin_step(client);
+        int r = client_given(client, begin_step(client), step);
 
         if (r == 0)
                 r = check_pushed(client);

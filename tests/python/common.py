@@ -1,6 +1,7 @@
 """Shared by the suites of the Python client."""
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -8,6 +9,8 @@ import threading
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 PACKAGE = os.path.join(ROOT, "client", "python")
+TYPES = os.path.join(ROOT, "proto", "zero_types.h")
+HEADER = os.path.join(ROOT, "client", "include", "zero.h")
 sys.path[:0] = [PACKAGE, os.path.join(ROOT, "tests", "support")]
 
 from cluster import REPLY_S, Cluster, spawn  # noqa: E402
@@ -23,6 +26,18 @@ FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHE
            "SLURM_NTASKS", "SLURM_JOB_ID")
 for name in FOREIGN:
     os.environ.pop(name, None)
+
+
+def text_of(path):
+    """The text of a header without its comments."""
+    with open(path, encoding="utf-8") as f:
+        return re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
+
+
+def declarations():
+    """(result, arguments) of every function of zero.h, as text, by name."""
+    found = re.findall(r"^([a-z][\w ]*?[ *]+)(zero_\w+)\(([^;]*?)\);", text_of(HEADER), re.M | re.S)
+    return {name: (result.strip(), [a.strip() for a in arguments.split(",")]) for result, name, arguments in found}
 
 
 @contextlib.contextmanager

@@ -4,13 +4,11 @@ import ctypes
 import os
 import re
 
-from common import PACKAGE, ROOT, zerod
+from common import HEADER, PACKAGE, ROOT, TYPES, declarations, text_of, zerod
 from c_compiler import check_layout
 from harness import case, cases_of, main
 from zerod import _library, errors
 
-TYPES = os.path.join(ROOT, "proto", "zero_types.h")
-HEADER = os.path.join(ROOT, "client", "include", "zero.h")
 MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
@@ -22,12 +20,6 @@ for optimizer, struct in STRUCT_OF.items():
                            {"_fields_": [(n, ctypes.c_double) for n in _library.HYPERPARAMETERS[optimizer]]})
 C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool}
-
-
-def text_of(path):
-    """The text of a header without its comments."""
-    with open(path, encoding="utf-8") as f:
-        return re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
 
 
 def entries(name):
@@ -114,12 +106,6 @@ def fields_of(name):
 def layout_in_memory_of(name):
     """ctypes lays the struct out as the C compiler does."""
     check_layout(name, STRUCTS[name], fields_of(name), HEADER, [os.path.dirname(TYPES)])
-
-
-def declarations():
-    """(result, name, arguments) of every function of zero.h, as text."""
-    found = re.findall(r"^([a-z][\w ]*?[ *]+)(zero_\w+)\(([^;]*?)\);", text_of(HEADER), re.M | re.S)
-    return {name: (result.strip(), [a.strip() for a in arguments.split(",")]) for result, name, arguments in found}
 
 
 def agrees(c, python, result=False):
