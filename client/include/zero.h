@@ -60,6 +60,13 @@ struct zero_client;
 struct zero_layout;
 struct zero_stash;
 
+/*
+ * The version of this header, as a number: 10000 * major + 100 * minor + patch; zero_library_version() is that of the
+ * library.  Structures have no member for their size, for a program that zeroes or initialises them is right again when
+ * it is compiled again, and a release in which one grows has another soname.
+ */
+#define ZERO_LIBRARY_VERSION 100
+
 /* As a number of groups: all of the model. */
 #define ZERO_ALL UINT32_MAX
 /* As zero_needs.push_groups: the service chooses. */
@@ -83,11 +90,9 @@ struct zero_tensor {
         uint64_t init_seed;
 };
 
-/*
- * A new, empty layout.  The caller owns it and frees it with
- * zero_layout_free(), any time after zero_attach().
- */
+/* Makes an empty layout.  The caller owns it and frees it with zero_layout_free(). */
 int zero_layout_new(struct zero_layout **ret_layout);
+/* Frees a layout, any time after zero_attach().  NULL is allowed. */
 void zero_layout_free(struct zero_layout *layout);
 
 /*
@@ -127,6 +132,7 @@ int zero_layout_eager(struct zero_layout *layout, uint32_t group);
 int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct zero_tensor *tensor,
                        uint32_t *ret_tensor);
 
+/* Number of groups, and of tensors, of a layout. */
 uint32_t zero_layout_groups(const struct zero_layout *layout);
 uint32_t zero_layout_tensors(const struct zero_layout *layout);
 /* Offset of a tensor in its group's flat array, in elements; a multiple of 128. */
@@ -143,12 +149,22 @@ uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t g
 const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
 bool zero_layout_group_eager(const struct zero_layout *layout, uint32_t group);
+/* The optimizer that updates a group; the divisor as zero_layout_group() took it, 0: the number of ranks. */
+const char *zero_layout_group_optimizer(const struct zero_layout *layout, uint32_t group);
+double zero_layout_group_divisor(const struct zero_layout *layout, uint32_t group);
 /* Number of tensors of a group; their indices are consecutive from *ret_first (NULL: not wanted). */
 uint32_t zero_layout_group_tensors(const struct zero_layout *layout, uint32_t group,
                                    uint32_t *ret_first);
 /* The ranks that push the group, ascending; 0 of them: all ranks. */
 uint32_t zero_layout_group_ranks(const struct zero_layout *layout, uint32_t group,
                                  const uint32_t **ret_ranks);
+/*
+ * Describes a tensor as zero_layout_tensor() took it; name and shape belong to the layout.  ZERO_ENOGROUP if
+ * there is none.
+ */
+int zero_layout_describe(const struct zero_layout *layout, uint32_t tensor,
+                         struct zero_tensor *ret_tensor);
+/* Name, group, shape and kind of a tensor. */
 const char *zero_layout_tensor_name(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_group(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_shape(const struct zero_layout *layout, uint32_t tensor,
@@ -167,9 +183,12 @@ const char *zero_layout_error(const struct zero_layout *layout);
 
 struct zero_options {
         const char *socket;        /* NULL: $ZEROD_SOCKET, else the default place */
-        const char *job;           /* at most ZERO_JOB_MAX bytes of [A-Za-z0-9._-]; NULL: no job */
+        const char *job;           /* at most ZERO_JOB_MAX bytes of [A-Za-z0-9._-]; NULL: $ZEROD_JOB,
+                                    * unless rank is ZERO_OBSERVER, else no job */
         int32_t rank;              /* 0 to world_size - 1, or ZERO_OBSERVER */
-        uint32_t world_size;
+        uint32_t world_size;       /* 0, with rank 0: $RANK and $WORLD_SIZE, else 0 of 1, and where
+                                    * local_world_size or incarnation are 0, $LOCAL_WORLD_SIZE and
+                                    * $TORCHELASTIC_RESTART_COUNT, as torchrun sets them */
         uint32_t local_world_size; /* ranks on this node; 0: world_size */
         uint32_t timeout_ms;       /* of every blocking call; 0: 60000, unless the daemon's option
                                     * wait_ms says otherwise, and longer for a rank that is late */
@@ -181,6 +200,8 @@ struct zero_options {
 /*
  * Connects to the node's daemon. [blocks]  On failure *ret_client is untouched;
  * zero_error(NULL) returns this thread's last connection error.
+ * ZERO_ECLOSED: nobody listens there; ZERO_EPERM: this user may not; ZERO_EVERSION: the daemon is of another release;
+ * ZERO_ERANK: the rank is not in its world; ZERO_EINVAL names an option or a variable that makes no sense.
  */
 int zero_connect(const struct zero_options *options, struct zero_client **ret_client);
 /* Ends the session; all views and gradient pointers become invalid.  NULL is allowed. */
@@ -208,7 +229,7 @@ const char *zero_status_name(int status);
 const char *zero_status_text(int status);
 /*
  * A descriptor that polls readable when a reply has come; the library reads the reply.  The
- * descriptor changes when a call connects again.
+ * descriptor changes when a call connects again.  -1 without a client.
  */
 int zero_fd(const struct zero_client *client);
 /*
@@ -227,8 +248,9 @@ struct zero_needs {
                                * 0: 1; ZERO_AUTO: 2, but all on a GPU where the owners of a job
                                * of one rank are, if they take at most an eighth of what is
                                * free there */
-        enum zero_dtype grad_dtype;   /* of what the trainer writes to zero_grad() memory */
-        enum zero_dtype reduce_dtype; /* between nodes, same on all ranks.  A sum is rounded to it
+        enum zero_dtype grad_dtype;   /* of what the trainer writes to zero_grad() memory; 0:
+                                       * ZERO_FP32 */
+        enum zero_dtype reduce_dtype; /* between nodes, same on all ranks; 0: ZERO_FP32.  A sum is rounded to it
                                        * once; one beyond the range of ZERO_FP16 (65504) counts as
                                        * not finite, and the step is skipped: scale the loss */
         bool private_views;           /* zero_fetch() returns views that are writable and keep their
@@ -313,7 +335,7 @@ int zero_compose(struct zero_client *client, const struct zero_layout *part, uin
  * on this node push.  Ranks of one node may have different devices.  While a job runs, ranks of
  * another world size wait until the ranks of the old one have left.  If the daemon is lost
  * meanwhile, a rank connects again.
- * An observer passes NULL for both and gets the job's layout from zero_client_layout().
+ * needs NULL: the default of each.  An observer passes NULL for both and gets the job's layout from zero_client_layout().
  */
 int zero_attach(struct zero_client *client, const struct zero_layout *layout,
                 const struct zero_needs *needs);
@@ -360,6 +382,7 @@ struct zero_sync {
  * zero_release(), zero_step() or ZERO_EABORTED.  A group that is fetched several times is held
  * until as many releases; the last release says what its end is ordered behind.  Writing to the
  * view is a segmentation fault; on a GPU it would change what others see.
+ * ZERO_EHELD: as many groups are held as needs.hold_groups says.
  *
  * With needs.private_views a group's view has the same address whenever the group is held, from
  * zero_attach() to zero_close().  The caller may write to it: that changes the caller's copy
@@ -375,6 +398,11 @@ int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *syn
  * prefetches declares one group more in needs.hold_groups than it holds at once.
  */
 int zero_prefetch(struct zero_client *client, uint32_t group);
+/*
+ * Ends one zero_fetch() of a group; does not wait, except as struct zero_sync says.  After the last release
+ * the view is not valid any more, and its memory may get another group.  sync: of reading the view.
+ * ZERO_ENOTHELD: the group is not held.
+ */
 int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync);
 
 /*
@@ -394,7 +422,8 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
  * so a rank that has nothing for some groups pushes those before it waits for slots for the others.
  * A slot that is a group's own (needs.push_groups: ZERO_ALL) may not come back before the step is
  * over, or before zero_grad() asks for it.  last is false while more micro-batches of this step follow: the owners add up their
- * gradients.  A later call on the same client reports the daemon's refusal of a push.  A later call
+ * gradients.  They are summed, not averaged: divide the loss of each by their number for the mean, as only the
+ * sum over ranks is divided (zero_layout_group()).  A later call on the same client reports the daemon's refusal of a push.  A later call
  * also reports that the daemon is lost, as after zero_release() and zero_prefetch().
  */
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
@@ -475,14 +504,14 @@ struct zero_set {
 /*
  * Sets with the papers' values, as initialisers; members may be changed afterwards.  The papers leave open the weight
  * decay: 0.01 of AdamW is torch.optim.AdamW's, the others have none.  A set that is only zeroed is refused: with eps 0
- * a gradient of 0 would make NaN of a weight.
+ * a gradient of 0 would make NaN of a weight.  C++17 has no designators, so all numbers go through the union's first
+ * member.
  *
  *   struct zero_set set = ZERO_ADAMW(1e-3);
  *   set.adamw.weight_decay = 0.1;
  */
 #define ZERO_ADAMW(lr) { "adamw", { { (lr), 0.9, 0.999, 1e-8, 0.01, 0, 0 } } }
 #define ZERO_ADAM(lr) { "adam", { { (lr), 0.9, 0.999, 1e-8, 0, 0, 0 } } }
-/* C++17 has no designators, so the numbers of these go through the union's first member. */
 #define ZERO_LION(lr) { "lion", { { (lr), 0.9, 0.99, 0, 0, 0, 0 } } }
 #define ZERO_SGD(lr) { "sgd", { { (lr), 0, 0, 0, 0, 0, 0 } } }
 #define ZERO_SGD_MOMENTUM(lr, momentum) { "sgd-momentum", { { (lr), (momentum), 0, 0, 0, 0, 0 } } }
@@ -570,9 +599,9 @@ int zero_ahead(struct zero_client *client, const struct zero_step *step);
  * name, and the step can be ended by calling again.
  * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
  * leases and gradients are gone, and the caller replays the step from its first fetch.
- * ret_result may be NULL.
  * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.  Until the step is over, zero_norm(),
  * zero_tensor_norms() of GRAD, zero_all_reduce() and zero_ahead() are ZERO_EORDER for this rank.
+ * NULL is allowed for ret_result.
  * ZERO_ELOSTRANK, also from zero_norm(), a fetch or a wait for gradient memory: a rank has left by
  * zero_close(), or, with ZERO_LOST_FAIL, its session ended otherwise.  The step cannot end without
  * it: calls say so at once, and ZERO_EABORTED when it, or its successor, has attached.  With
@@ -652,14 +681,20 @@ int zero_stash_release(struct zero_client *client, uint64_t key, bool last, stru
  * starts as zero_tensor.set; a put holds from then on, also after a restart of
  * the service.  Put it at any time before the writer's own zero_step()
  * (ZERO_EORDER), whatever was pushed; ZERO_ERANGE if it is not below ZERO_SET_MAX.
- * First values: after zero_attach() rank 0 puts them, and then every rank calls zero_step() with
- * n_sets 0.  That returns when rank 0 has called too, and later fetches return the values.
  * Observers get and put as well: zeroctl import is one.
  */
 int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, const void *src);
 int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, void *dst);
+
+/*
+ * Gives a new job its first values: rank 0 puts values[t] into MASTER of tensor t, as zero_put() takes them (NULL: as
+ * zero_tensor.init has it), and every rank returns when all have called. [blocks]  Later fetches return the values.  A
+ * job whose ranks have ended a step keeps what it has, and the call returns at once, so a trainer calls it after each
+ * zero_attach().  values: [zero_layout_tensors()], read on rank 0 alone; other ranks may pass NULL.
+ */
+int zero_first_values(struct zero_client *client, const void *const *values);
 
 /* Values of a tensor's plane in a file, one behind the other, little-endian. */
 struct zero_values {
@@ -693,13 +728,17 @@ int zero_put_file(struct zero_client *client, int fd, const struct zero_values *
  * "keep" and "every", and "seen": "DEVICE:INODE PATH", both as stat() tells them, in hexadecimal,
  * of the directory, or of the nearest one above it that the caller sees.  The daemon may have other
  * mounts, as under systemd its own /tmp: it refuses with ZERO_EINVAL where it sees another one, and
- * compares nothing without "seen".  *ret_json is a JSON text that the caller frees with free().  If
+ * compares nothing without "seen".  *ret_json is a JSON text that the caller frees with zero_free().  If
  * the daemon is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to
  * the step's next call.  ZERO_EBUSY: a user may have 8 questions in flight that all nodes answer,
  * as "checksum", "ping" and "moves" are, and 2 of "shards".  64 of "status" wait for a driver of GPUs.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);
+/* Frees what zero_query() returned, by the library's own free().  NULL is allowed. */
+void zero_free(void *memory);
+/* The library's version, as ZERO_LIBRARY_VERSION is the header's. */
+uint32_t zero_library_version(void);
 
 #ifdef __GNUC__
 #pragma GCC visibility pop

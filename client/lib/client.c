@@ -4,6 +4,13 @@
 #include <string.h>
 #include <sys/socket.h>
 
+_Thread_local struct fault client_none;
+
+int client_missing(void)
+{
+        return fault_set(&client_none, ZERO_EINVAL, "the client is NULL");
+}
+
 int client_gone(struct zero_client *c)
 {
         if (!c->closed) {

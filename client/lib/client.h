@@ -129,7 +129,9 @@ struct zero_client {
 
 /* ---- client.c: the end of a connection, the error of a call ---- */
 
-/* The status of a call without a client, with the error for zero_error(NULL). */
+/* The error of this thread's last call that failed without a client, for zero_error(NULL). */
+extern _Thread_local struct fault client_none;
+/* The status of a call without the client that it needs. */
 int client_missing(void);
 /* r, or ZERO_EINVAL where a public call lacks the object. */
 #define client_given(c, r, object)                                                            \

@@ -11,9 +11,7 @@
 
 DEFINE_CLEANUP(struct zero_client *, zero_close)
 
-static _Thread_local struct fault connect_fault; /* of the thread's last zero_connect() */
-
-#define refuse(code, ...) fault_set(&connect_fault, code, __VA_ARGS__)
+#define refuse(code, ...) fault_set(&client_none, code, __VA_ARGS__)
 
 /* ---- where the daemon listens ------------------------------------------ */
 
@@ -96,11 +94,6 @@ static bool job_name_valid(const char *name)
         return n > 0 && n <= ZERO_NAME_MAX && name[n] == '\0';
 }
 
-int client_missing(void)
-{
-        return refuse(ZERO_EINVAL, "the client is NULL");
-}
-
 static int check_options(const struct zero_options *o)
 {
         if (o->job && !job_name_valid(o->job))
@@ -119,6 +112,61 @@ static int check_options(const struct zero_options *o)
                               (unsigned)o->local_world_size, (unsigned)o->world_size);
         return 0;
 }
+
+/* ---- what the options leave to the environment ------------------------- */
+
+/* *ret_number stays as it is where the variable is not set. */
+static int take_number(const char *name, uint32_t *ret_number)
+{
+        const char *text = getenv(name);
+        size_t digits = text ? strspn(text, "0123456789") : 0;
+
+        if (!text || !text[0])
+                return 0;
+        if (text[digits] || digits > 9)
+                return refuse(ZERO_EINVAL, "%s is '%.40s' in the environment, not a number", name,
+                              text);
+        *ret_number = (uint32_t)strtoul(text, NULL, 10);
+        return 0;
+}
+
+static int take_place(struct zero_options *o)
+{
+        static const char *const names[] = { "RANK", "WORLD_SIZE" };
+        uint32_t found[] = { UINT32_MAX, UINT32_MAX };
+        int r = take_number(names[0], &found[0]);
+
+        if (r == 0)
+                r = take_number(names[1], &found[1]);
+        if (r == 0 && o->local_world_size == 0)
+                r = take_number("LOCAL_WORLD_SIZE", &o->local_world_size);
+        if (r == 0 && o->incarnation == 0)
+                r = take_number("TORCHELASTIC_RESTART_COUNT", &o->incarnation);
+        if (r)
+                return r;
+        for (int i = 0; i < 2; i++)
+                if (found[i] == UINT32_MAX && found[!i] != UINT32_MAX)
+                        return refuse(ZERO_EINVAL,
+                                      "%s is set in the environment and %s is not: set both, or "
+                                      "pass rank and world_size",
+                                      names[!i], names[i]);
+        o->rank = found[0] == UINT32_MAX ? 0 : (int32_t)found[0];
+        o->world_size = found[1] == UINT32_MAX ? 1 : found[1];
+        return 0;
+}
+
+static int complete(struct zero_options *o)
+{
+        const char *job = getenv("ZEROD_JOB");
+
+        if (o->rank == ZERO_OBSERVER)
+                return 0;
+        if (!o->job && job && job[0])
+                o->job = job;
+        return o->job && o->rank == 0 && o->world_size == 0 ? take_place(o) : 0;
+}
+
+/* ---- the conversation -------------------------------------------------- */
 
 static int greet(struct zero_client *c)
 {
@@ -190,14 +238,18 @@ static int client_new(const struct zero_options *o, struct zero_client **ret_cli
 int zero_connect(const struct zero_options *options, struct zero_client **ret_client)
 {
         CLEANUP(cleanup_zero_close) struct zero_client *c = NULL;
+        struct zero_options complete_options;
         int r;
 
         if (!options || !ret_client)
                 return refuse(ZERO_EINVAL, "zero_connect(): %s is NULL",
                               options ? "ret_client" : "options");
-        r = check_options(options);
+        complete_options = *options;
+        r = complete(&complete_options);
         if (r == 0)
-                r = client_new(options, &c);
+                r = check_options(&complete_options);
+        if (r == 0)
+                r = client_new(&complete_options, &c);
         if (r == 0)
                 r = resolve(options->socket, &c->address);
         if (r)
@@ -290,9 +342,14 @@ void zero_interrupt(struct zero_client *client)
 
 /* ---- about the client -------------------------------------------------- */
 
+uint32_t zero_library_version(void)
+{
+        return ZERO_LIBRARY_VERSION;
+}
+
 const char *zero_error(const struct zero_client *client)
 {
-        return client ? client->error.text : connect_fault.text;
+        return client ? client->error.text : client_none.text;
 }
 
 int zero_fd(const struct zero_client *client)

@@ -151,6 +151,20 @@ const char *zero_layout_group_name(const struct zero_layout *l, uint32_t group)
         return g ? g->name : NULL;
 }
 
+const char *zero_layout_group_optimizer(const struct zero_layout *l, uint32_t group)
+{
+        const struct layout_group *g = group_at(l, group);
+
+        return g ? g->optimizer : NULL;
+}
+
+double zero_layout_group_divisor(const struct zero_layout *l, uint32_t group)
+{
+        const struct layout_group *g = group_at(l, group);
+
+        return g ? g->divisor : 0;
+}
+
 bool zero_layout_group_eager(const struct zero_layout *l, uint32_t group)
 {
         const struct layout_group *g = group_at(l, group);
@@ -220,6 +234,26 @@ bool zero_layout_tensor_frozen(const struct zero_layout *l, uint32_t tensor)
         const struct layout_tensor *t = tensor_at(l, tensor);
 
         return t && t->frozen;
+}
+
+int zero_layout_describe(const struct zero_layout *l, uint32_t tensor,
+                         struct zero_tensor *ret_tensor)
+{
+        const struct layout_tensor *t = tensor_at(l, tensor);
+
+        if (!l || !ret_tensor)
+                return ZERO_EINVAL;
+        if (!t)
+                return ZERO_ENOGROUP;
+        *ret_tensor = (struct zero_tensor){ .name = t->name,
+                                            .ndim = t->ndim,
+                                            .shape = t->shape,
+                                            .frozen = t->frozen,
+                                            .set = t->set,
+                                            .init = t->init,
+                                            .init_value = t->init_value,
+                                            .init_seed = t->init_seed };
+        return 0;
 }
 
 uint64_t zero_layout_offset(const struct zero_layout *l, uint32_t tensor)

@@ -158,8 +158,8 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
 {
         int r;
 
-        if (!l || !needs)
-                return client_fail(c, ZERO_EINVAL, "a rank attaches with a layout and its needs");
+        if (!l)
+                return client_fail(c, ZERO_EINVAL, "a rank attaches with a layout");
         if (!dtype_valid(needs->grad_dtype))
                 return client_fail(c, ZERO_EINVAL, "grad_dtype %d is not a data type",
                                    (int)needs->grad_dtype);
@@ -187,14 +187,17 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
         return r < 0 ? client_fail(c, ZERO_ENOMEM, "out of memory") : r;
 }
 
-static int check(struct zero_client *c, const struct zero_layout *l, const struct zero_needs *needs)
+/* needs: the caller's; chosen: what they come to. */
+static int check(struct zero_client *c, const struct zero_layout *l, const struct zero_needs *needs,
+                 const struct zero_needs *chosen)
 {
         if (c->layout)
                 return client_fail(c, ZERO_EORDER, "the client is already attached");
         if (!c->job[0])
-                return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
+                return client_fail(c, ZERO_ENOJOB,
+                                   "no job was named to zero_connect(), nor by $ZEROD_JOB");
         if (c->rank != ZERO_OBSERVER)
-                return check_rank(c, l, needs);
+                return check_rank(c, l, chosen);
         if (l || needs)
                 return client_fail(c, ZERO_EINVAL,
                                    "an observer gets the layout from the job: attach with NULL");
@@ -204,11 +207,14 @@ static int check(struct zero_client *c, const struct zero_layout *l, const struc
 int zero_attach(struct zero_client *client, const struct zero_layout *layout_in,
                 const struct zero_needs *needs)
 {
-        struct joining joining = { layout_in, needs };
+        struct zero_needs chosen = needs ? *needs : (struct zero_needs){ 0 };
+        struct joining joining = { layout_in, layout_in ? &chosen : NULL };
         int r = client_open(client);
 
+        chosen.grad_dtype = chosen.grad_dtype ? chosen.grad_dtype : ZERO_FP32;
+        chosen.reduce_dtype = chosen.reduce_dtype ? chosen.reduce_dtype : ZERO_FP32;
         if (r == 0)
-                r = check(client, layout_in, needs);
+                r = check(client, layout_in, needs, &chosen);
         if (r == 0 && needs && needs->device)
                 r = gpu_open(needs->device, true, &client->gpu, &client->error);
         if (r)
@@ -349,7 +355,8 @@ static int check_part(struct zero_client *c, const struct zero_layout *part)
         if (c->layout)
                 return client_fail(c, ZERO_EORDER, "the client is already attached");
         if (!c->job[0])
-                return client_fail(c, ZERO_ENOJOB, "no job was named to zero_connect()");
+                return client_fail(c, ZERO_ENOJOB,
+                                   "no job was named to zero_connect(), nor by $ZEROD_JOB");
         if (c->rank == ZERO_OBSERVER)
                 return client_fail(c, ZERO_EINVAL, "a rank brings a part of the layout");
         r = layout_check(part, &c->error);

@@ -10,6 +10,7 @@
 #include "file_reader.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -267,6 +268,33 @@ int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
         return put_end(client, &use, r);
 }
 
+/* All ranks meet in a step without an update.  Whether one was decided is the same for every rank,
+ * also after a restart. */
+int zero_first_values(struct zero_client *client, const void *const *values)
+{
+        int r = client_begin(client);
+
+        if (r == 0)
+                r = client_check_group(client, 0);
+        if (r == 0 && client->rank == 0)
+                r = client_given(client, r, values);
+        while (r == 0 && client->version == 0 && client->last_attempt == 0) {
+                const struct zero_step meet = { .loss_scale = client->loss_scale };
+
+                for (uint32_t t = 0; r == 0 && client->rank == 0 && t < client->layout->n_tensors;
+                     t++)
+                        if (values[t])
+                                r = zero_put(client, t, ZERO_PLANE_MASTER, 0,
+                                             client->layout->tensors[t].elements, values[t]);
+                if (r == 0)
+                        r = zero_step(client, &meet, NULL);
+                if (r == 0)
+                        return 0;
+                r = r == ZERO_EABORTED ? 0 : r;
+        }
+        return r;
+}
+
 /* ---- writing from a file --------------------------------------------------- */
 
 /* Of a tensor of bytes the last word may have fewer in the file. */
@@ -424,4 +452,9 @@ int zero_query(struct zero_client *client, const char *what, const char *argumen
                 return client_fail(client, ZERO_ENOMEM, "out of memory");
         *ret_json = json;
         return 0;
+}
+
+void zero_free(void *memory)
+{
+        free(memory);
 }

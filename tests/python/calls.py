@@ -9,6 +9,7 @@ import struct
 from common import SETS, Cluster, attached, raises, small_layout, together, zerod
 from cluster import Tools
 from harness import case, cases_of, main
+from zerod import _library
 
 
 def floats(*values):
@@ -223,6 +224,31 @@ def what_a_stash_cannot_be():
     for stash in (zerod.Stash(4096, [1]), zerod.Stash(4096, [0, 5]), zerod.Stash(4096, entry_bytes=8192)):
         with raises(zerod.Error), attached(stash=stash):
             pass
+
+
+@case
+def a_layout_tells_all_that_it_took():
+    """As it was made, and as an observer gets it from the job."""
+    layout = zerod.Layout()
+    block = layout.group("block", "bf16", ranks=[0], divisor=2.5, optimizer="lion")
+    layout.tensor(block, "w", [3, 5], set=7, init="normal", value=0.02, seed=11)
+    layout.tensor(block, "still", [], frozen=True, init="constant", value=4)
+
+    def told(handle):
+        tensors, library = [], _library.library()
+        for t in range(3):
+            one = _library.Tensor()
+            if library.zero_layout_describe(handle, t, ctypes.byref(one)):
+                continue
+            tensors.append((one.name, one.shape[:one.ndim], one.frozen, one.set, one.init, one.init_value, one.init_seed))
+        return tensors, library.zero_layout_group_optimizer(handle, 0), library.zero_layout_group_divisor(handle, 0)
+    expected = ([(b"w", [3, 5], False, 7, 2, 0.02, 11), (b"still", [], True, 0, 1, 4.0, 0)], b"lion", 2.5)
+    with layout.handle() as handle:
+        assert told(handle) == expected, told(handle)
+    with attached("told", layout) as (cluster, _), zerod.connect("told", zerod.OBSERVER, socket=cluster[0].socket) as observer:
+        observer.attach()
+        with observer.layout.handle() as handle:
+            assert told(handle) == expected, told(handle)
 
 
 @case

@@ -37,7 +37,7 @@ def text_of(path):
 def declarations():
     """(result, arguments) of every function of zero.h, as text, by name."""
     found = re.findall(r"^([a-z][\w ]*?[ *]+)(zero_\w+)\(([^;]*?)\);", text_of(HEADER), re.M | re.S)
-    return {name: (result.strip(), [a.strip() for a in arguments.split(",")]) for result, name, arguments in found}
+    return {name: (result.strip(), [a.strip() for a in arguments.split(",") if a != "void"]) for result, name, arguments in found}
 
 
 @contextlib.contextmanager

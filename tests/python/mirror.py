@@ -142,6 +142,9 @@ def version_is_that_of_the_service():
         version = re.search(r"version: '([^']*)'", f.read())[1]
     with open(os.path.join(PACKAGE, "pyproject.toml"), encoding="utf-8") as f:
         assert re.search(r'^version = "([^"]*)"', f.read(), re.M)[1] == version == zerod.__version__
+    major, minor, patch = map(int, version.split("."))
+    told = re.search(r"^#define ZERO_LIBRARY_VERSION (\d+)$", text_of(HEADER), re.M)[1]
+    assert int(told) == _library.library().zero_library_version() == 10000 * major + 100 * minor + patch
 
 
 if __name__ == "__main__":

@@ -55,6 +55,60 @@ def restart(cluster, how=signal.SIGKILL):
     cluster[0].start()
 
 
+# ---- first values -----------------------------------------------------------------
+
+
+def first_values(client, value):
+    """zero_first_values(): a.w from rank 0, b.w as it is made."""
+    a = (ctypes.c_float * 100)(*[value] * 100)
+    values = (ctypes.c_void_p * 2)(ctypes.addressof(a), None) if client.rank == 0 else None
+    client._wait(client._library.zero_first_values, values)
+
+
+@case
+def first_values_come_from_rank_0_and_only_once():
+    with Cluster(1) as c:
+        for _ in range(2):
+            for given in (1.0, 2.0):  # the second time they are there
+                ranks = pair(c)
+                together(*(lambda r=r: first_values(r, given) for r in ranks))
+                assert [master(r) for r in ranks] == [[1.0] * 100] * 2
+                together(*(r.close for r in ranks))
+            restart(c)
+            c.wait_up()
+
+
+@case
+def first_values_of_a_rank_0_that_dies_come_from_its_successor():
+    with Cluster(1) as c:
+        first, other = pair(c)
+        waiting = threading.Thread(target=first_values, args=(other, 0.0), daemon=True)
+        waiting.start()
+        first.put(0, "master", 0, 100, (ctypes.c_float * 100)(*[1.0] * 100))
+        kill(first)
+        successor = rank(c, 0)
+        first_values(successor, 2.0)
+        waiting.join(TIMEOUT_S)
+        assert not waiting.is_alive() and master(other) == [2.0] * 100
+
+
+@case
+def first_values_are_met_again_when_the_daemon_is_lost():
+    with Cluster(1) as c:
+        first, other = pair(c)
+        waiting = threading.Thread(target=first_values, args=(other, 0.0), daemon=True)
+        waiting.start()
+        restart(c)
+        first_values(first, 3.0)
+        waiting.join(TIMEOUT_S)
+        assert not waiting.is_alive() and master(other) == [3.0] * 100
+        push(first, 1.0)
+        push(other, 1.0)
+        together(*(lambda r=r: r.step(SETS) for r in (first, other)))
+        first_values(first, 9.0)  # alone, for the job has its values
+        assert first.version == 1
+
+
 # ---- blobs ------------------------------------------------------------------------
 
 @case

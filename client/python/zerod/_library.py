@@ -207,9 +207,12 @@ PROTOTYPES = {
     "zero_fd": (c_int, _client),
     "zero_fetch": (c_int, _client, c_uint32, POINTER(Sync), POINTER(c_void_p)),
     "zero_finish": (c_int, _client, c_bool),
+    "zero_first_values": (c_int, _client, POINTER(c_void_p)),
+    "zero_free": (None, c_void_p),
     "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_interrupt": (None, _client),
+    "zero_layout_describe": (c_int, _layout, c_uint32, POINTER(Tensor)),
     "zero_layout_error": (c_char_p, _layout),
     "zero_layout_find": (c_int, _layout, c_char_p, POINTER(c_uint32)),
     "zero_layout_free": (None, _layout),
@@ -223,10 +226,12 @@ PROTOTYPES = {
         c_double,
         POINTER(c_uint32),
     ),
+    "zero_layout_group_divisor": (c_double, _layout, c_uint32),
     "zero_layout_group_dtype": (c_int, _layout, c_uint32),
     "zero_layout_group_eager": (c_bool, _layout, c_uint32),
     "zero_layout_group_elements": (c_uint64, _layout, c_uint32),
     "zero_layout_group_name": (c_char_p, _layout, c_uint32),
+    "zero_layout_group_optimizer": (c_char_p, _layout, c_uint32),
     "zero_layout_group_ranks": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint32))),
     "zero_layout_group_tensors": (c_uint32, _layout, c_uint32, POINTER(c_uint32)),
     "zero_layout_groups": (c_uint32, _layout),
@@ -240,6 +245,7 @@ PROTOTYPES = {
     "zero_layout_tensor_name": (c_char_p, _layout, c_uint32),
     "zero_layout_tensor_shape": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint64))),
     "zero_layout_tensors": (c_uint32, _layout),
+    "zero_library_version": (c_uint32,),
     "zero_loss_scale": (c_double, _client),
     "zero_layout_eager": (c_int, _layout, c_uint32),
     "zero_all_reduce": (c_int, _client, c_char_p, c_int, c_uint32, POINTER(c_double), POINTER(c_double)),
@@ -331,11 +337,3 @@ def _find():
 def library() -> ctypes.CDLL:
     """libzero, loaded at the first call.  ImportError names all places that it tried."""
     return _find()
-
-
-@functools.lru_cache(maxsize=1)
-def libc() -> ctypes.CDLL:
-    """The C library, to free the memory that libzero returns."""
-    c = ctypes.CDLL(None)
-    c.free.restype, c.free.argtypes = None, [c_void_p]
-    return c

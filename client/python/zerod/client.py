@@ -632,7 +632,7 @@ class Client(Conversation):
         try:
             return json.loads(ctypes.string_at(answer.value))
         finally:
-            lib.libc().free(answer)
+            self._library.zero_free(answer)
 
     def keep_job(self) -> None:
         """Before attach(): the job counts as one whose name somebody chose."""
