@@ -133,7 +133,23 @@ def every_function_has_a_page():
             if text.startswith(".so "):
                 with open(f"{prefix}/share/man/{text.split()[1]}", encoding="utf-8") as f:
                     text = f.read()
-            assert re.search(rf"^[a-z][a-z0-9_ *]*\b{function}\(", text, re.MULTILINE), f"{function}.3 has no prototype of it"
+            synopsis = text.split(".SH SYNOPSIS")[1].split(".SH DESCRIPTION")[0]
+            assert re.search(rf"^[a-z][a-z0-9_ *]*\b{function}\(", synopsis, re.MULTILINE), f"{function}.3 has no prototype"
+            assert ".SH RETURN VALUE" in text and (".SH ERRORS" in text) == ("enum zero_status" in text), function
+
+
+@case
+def a_page_is_its_own_functions():
+    """Formulas keep their lines, which are read where man is, and no page has the text of the function before."""
+    with installed() as prefix:
+        pages = f"{prefix}/share/man/man3"
+        text = {name: open(f"{pages}/{name}.3", encoding="utf-8").read() for name in ("zero", "zero_release", "zero_step")}
+        assert "gather a group" not in text["zero_release"] and "Ends one zero_fetch()" in text["zero_release"]
+        assert all(f".SH {title}\n" in text["zero_step"] for title in ("ERRORS", "EXAMPLES")), text["zero_step"]
+        assert "int main(void)" in text["zero"]
+        if shutil.which("man"):
+            shown = run(prefix, "man", "-l", f"{pages}/zero_step.3", MANWIDTH="120")
+            assert re.search(r"g\^2\n +p = p - lr / \(1 - beta1\^t\) m", shown), shown
 
 
 @case
