@@ -199,12 +199,13 @@ struct zero_options {
 
 /*
  * Connects to the node's daemon. [blocks]  On failure *ret_client is untouched;
- * zero_error(NULL) returns this thread's last connection error.
+ * zero_error(NULL) returns the error of this thread's last zero_connect() or zero_layout_*() that failed.
  * ZERO_ECLOSED: nobody listens there; ZERO_EPERM: this user may not; ZERO_EVERSION: the daemon is of another release;
  * ZERO_ERANK: the rank is not in its world; ZERO_EINVAL names an option or a variable that makes no sense.
  */
 int zero_connect(const struct zero_options *options, struct zero_client **ret_client);
-/* Ends the session; all views and gradient pointers become invalid.  NULL is allowed. */
+/* Ends the session; all views and gradient pointers become invalid.  Calls in which other ranks wait for this one end
+ * with ZERO_ELOSTRANK.  NULL is allowed. */
 void zero_close(struct zero_client *client);
 /*
  * Leaves zero_close() to the end of the process: exit() and the return of main() with status 0 call it.
@@ -602,10 +603,11 @@ int zero_ahead(struct zero_client *client, const struct zero_step *step);
  * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.  Until the step is over, zero_norm(),
  * zero_tensor_norms() of GRAD, zero_all_reduce() and zero_ahead() are ZERO_EORDER for this rank.
  * NULL is allowed for ret_result.
- * ZERO_ELOSTRANK, also from zero_norm(), a fetch or a wait for gradient memory: a rank has left by
- * zero_close(), or, with ZERO_LOST_FAIL, its session ended otherwise.  The step cannot end without
- * it: calls say so at once, and ZERO_EABORTED when it, or its successor, has attached.  With
- * ZERO_LOST_WAIT calls wait for the successor, and end with ZERO_EDEADLINE.
+ * ZERO_ELOSTRANK, also from zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() or a wait for
+ * gradient memory: a rank has left by zero_close(), as calls of the stash say, too, or, with ZERO_LOST_FAIL,
+ * its session ended otherwise, as a fetch says, too.  The step cannot end without it: calls say so at once,
+ * and ZERO_EABORTED when it, or its successor, has attached.  With ZERO_LOST_WAIT calls wait for the successor
+ * of a rank that has not left, and end with ZERO_EDEADLINE.
  */
 int zero_step(struct zero_client *client, const struct zero_step *step,
               struct zero_result *ret_result);

@@ -214,7 +214,7 @@ static void part(struct coordinated *c, const struct coordinator_action *a)
         part.session = a->session;
         if (a->kind == COORDINATOR_TELL_LEFT) {
                 part.orderly = a->flag;
-                part.fails = !a->flag && c->state.step.fail_on_lost;
+                part.fails = a->fails;
         }
         if (a->kind == COORDINATOR_FINISHED)
                 part.finish = ZERO__FINISH__COMPLETE;

@@ -50,6 +50,7 @@ struct progress {
         bool reported;           /* this node's last report said something */
         uint64_t finished_ms; /* loop time at which all ranks had completed the job; 0: not yet */
         uint32_t lost;        /* the rank that this attempt cannot end without; RANK_ABSENT: none */
+        bool left;            /* it has left in order */
         uint64_t step_times_ms[STEP_TIMES]; /* ring of the loop times of the last decisions */
         uint32_t n_steps;                   /* decided since this node has the job */
         uint32_t overflows;                 /* steps in a row that an overflow skipped */

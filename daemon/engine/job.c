@@ -163,9 +163,14 @@ void job_part_message(struct job *job, const Zero__Part *part)
         if (!part->fails || !job->started || job->progress->lost != RANK_ABSENT)
                 return;
         job->progress->lost = part->rank;
+        job->progress->left = part->orderly;
         job_lost(job, &fault);
-        job_fail_requests(job, fault.status, fault.text);
+        ranks_fail(job, fault.status, fault.text);
         reduce_fail(job, fault.status, fault.text);
+        if (part->orderly) /* others may still fetch what the last step made, and wait for nobody */
+                stash_fail(job, fault.status, fault.text);
+        else /* a stash waits for links that come back */
+                gather_fail(job, fault.status, fault.text);
 }
 
 static void decision_answer(struct job *job, const Zero__Decision *d)

@@ -77,7 +77,7 @@ enum coordinator_action_kind {
         COORDINATOR_ASK,           /* node, flag: create what it lacks; OPENED answers */
         COORDINATOR_JOIN_END,      /* join: answer it with join->fault, and free it */
         COORDINATOR_TELL_BACK,     /* rank: tells all that it is in the running attempt again */
-        COORDINATOR_TELL_LEFT,     /* rank, node, flag: orderly; tells all */
+        COORDINATOR_TELL_LEFT,     /* rank, node, flag: orderly, fails; tells all */
         COORDINATOR_TELL_FENCED,   /* node, rank, session */
         COORDINATOR_RESIZED,       /* rank: the world size before */
         COORDINATOR_START,         /* tells all: step.{version, attempt}, the last decision */
@@ -108,7 +108,7 @@ enum coordinator_action_kind {
 struct coordinator_action {
         enum coordinator_action_kind kind;
         uint32_t node, rank, holder;
-        bool flag;
+        bool flag, fails; /* fails: the attempt cannot end, and nobody waits for a successor */
         uint64_t attempt, session, call;
         struct join *join;
 };

@@ -64,8 +64,8 @@ static void joins_started(struct coordinator *c)
         }
 }
 
-/* A session that ended while it attached wants no answer. */
-static void join_forget(struct coordinator *c, uint32_t node, uint64_t session)
+/* A session that ended while it attached wants no answer.  Whether there was one. */
+static bool join_forget(struct coordinator *c, uint32_t node, uint64_t session)
 {
         list_for_each (&c->joins, item) {
                 struct join *j = join_at(item);
@@ -73,8 +73,9 @@ static void join_forget(struct coordinator *c, uint32_t node, uint64_t session)
                 if (j->node != node || j->session != session)
                         continue;
                 join_end(c, j, ZERO_ECLOSED, "the rank's session has ended");
-                return;
+                return true;
         }
+        return false;
 }
 
 void joins_forget_node(struct coordinator *c, uint32_t node)
@@ -250,15 +251,19 @@ int join_check(const struct coordinator *c, struct join *j)
 
 /* ---- slots are left -------------------------------------------------------------------------- */
 
-/* False: the rank has no session there. */
-static bool rank_slot_leave(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly)
+/* fails: nobody waits for a successor of a rank that leaves in order.  False: the rank has no
+ * session there. */
+static bool rank_slot_leave(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly,
+                            bool fails)
 {
         if (c->step.node_of_rank[rank] != node || c->step.rank_slots[rank] != RANK_SLOT_HERE)
                 return false;
         step_part(&c->step, rank, orderly);
-        act(c,
-            (struct coordinator_action){
-                    .kind = COORDINATOR_TELL_LEFT, .node = node, .rank = rank, .flag = orderly });
+        act(c, (struct coordinator_action){ .kind = COORDINATOR_TELL_LEFT,
+                                            .node = node,
+                                            .rank = rank,
+                                            .flag = orderly,
+                                            .fails = orderly ? fails : c->step.fail_on_lost });
         return true;
 }
 
@@ -267,17 +272,19 @@ void rank_slots_down(struct coordinator *c, uint32_t node)
         for (uint32_t r = 0; r < c->step.world_size; r++) {
                 if (c->step.rank_slots[r] == RANK_SLOT_HERE && c->step.node_of_rank[r] == node)
                         c->sitters[r].cut_off_ms = c->now_ms;
-                rank_slot_leave(c, node, r, false);
+                rank_slot_leave(c, node, r, false, false);
         }
 }
 
-/* A session that claimed a rank without getting it takes nothing with it. */
+/* A session that claimed a rank without getting it takes nothing with it.  One that gave up before
+ * it was in the job fails nobody's call: the others wait for the rank as before. */
 void coordinator_leave(struct coordinator *c, const struct coordinator_event *e)
 {
-        join_forget(c, e->node, e->session);
+        bool joined = !join_forget(c, e->node, e->session);
+
         if (e->rank >= c->step.world_size || c->sitters[e->rank].session != e->session)
                 return;
-        if (rank_slot_leave(c, e->node, e->rank, e->orderly) && e->orderly && e->finish) {
+        if (rank_slot_leave(c, e->node, e->rank, e->orderly, joined) && e->orderly && e->finish) {
                 c->complete++;
                 c->unwanted += e->finish == FINISH_UNWANTED;
         }

@@ -78,7 +78,7 @@ int rank_all_reduce(struct rank *rank, const Zero__AllReduce *m, struct request 
                 return 0;
         }
         if (!status)
-                status = others_check(rank, true, "zero_all_reduce", fault);
+                status = others_check(rank, WAITS_REDUCED, fault);
         return status ? status : numbers_send(rank, m, r, fault);
 }
 

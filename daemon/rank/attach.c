@@ -223,10 +223,11 @@ static void windows_give(struct rank *rank)
         push_window_unref(STEAL(rank->window));
 }
 
+/* A rank that comes back to its job tries again: it has not left. */
 static void rank_turned_away(struct rank *rank, int status, const char *text)
 {
         windows_give(rank);
-        rank_part(rank, true);
+        rank_part(rank, !rank->needs.resume);
         attach_refused(rank, status, text);
 }
 

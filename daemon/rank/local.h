@@ -25,8 +25,8 @@ int rank_stash_now(struct rank *rank, const Zero__Stash *stash, struct request *
 int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
                 struct fault *fault);
 /* The node's ranks wait for the same thing: others would wait for each other.  Norms of tensors
- * need no other rank's call.  reduces: the rank is about to wait in zero_all_reduce(). */
-int others_check(const struct rank *rank, bool reduces, const char *call, struct fault *fault);
+ * need no other rank's call.  what: of rank->waits. */
+int others_check(const struct rank *rank, int what, struct fault *fault);
 /* The rank waits for all ranks; what: of rank->waits. */
 void rank_wait(struct rank *rank, struct request *r, int what);
 /* That attempt, if it is the current one, must not end without the gradient. */

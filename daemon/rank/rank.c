@@ -192,6 +192,9 @@ int rank_stash_now(struct rank *rank, const Zero__Stash *m, struct request *r, s
         if (!rank->stash)
                 return fault_set(fault, ZERO_EORDER, "rank %u declared no stash at attach",
                                  rank->rank);
+        if ((m->op == ZERO__STASH__OP__WRITE || m->op == ZERO__STASH__OP__READ) &&
+            rank->job->progress->left && job_lost(rank->job, fault))
+                return fault->status;
         if (!ordered_stashes(rank))
                 stash_aware(rank->stash, rank->rank);
         switch (m->op) {
@@ -219,7 +222,9 @@ int job_lost(const struct job *job, struct fault *fault)
 {
         if (job->progress->lost == RANK_ABSENT)
                 return 0;
-        return fault_set(fault, ZERO_ELOSTRANK, "rank %u was lost: its session ended",
+        return fault_set(fault, ZERO_ELOSTRANK,
+                         job->progress->left ? "rank %u has left the job"
+                                             : "rank %u was lost: its session ended",
                          job->progress->lost);
 }
 
@@ -458,20 +463,19 @@ int close_check(const struct rank *rank, uint64_t attempt, const struct step_par
         return 0;
 }
 
-int others_check(const struct rank *rank, bool reduces, const char *call, struct fault *fault)
+int others_check(const struct rank *rank, int what, struct fault *fault)
 {
         const struct job *job = rank->job;
 
         for (uint32_t i = 0; i < job->world_size; i++) {
                 const struct rank *other = job->ranks[i].session;
-                bool waits = other && other->closing && other->waits != WAITS_NORMS,
-                     reduced = waits && other->waits == WAITS_REDUCED;
+                bool waits = other && other->closing && other->waits != WAITS_NORMS;
+                int theirs = waits ? (int)other->waits : job->ranks[i].stepped ? WAITS_STEP : what;
 
-                if (i != rank->rank &&
-                    (reduces ? (waits && !reduced) || job->ranks[i].stepped : reduced))
+                if (i != rank->rank && theirs != what)
                         return fault_set(fault, ZERO_ECONFLICT,
                                          "rank %u calls %s while rank %u calls %s", rank->rank,
-                                         call, i, waits ? call_names[other->waits] : "zero_step");
+                                         call_names[what], i, call_names[theirs]);
         }
         return 0;
 }
@@ -529,7 +533,7 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
         if (!status)
                 status = close_check(rank, attempt, params, fault);
         if (!status)
-                status = others_check(rank, false, params ? "zero_step" : "zero_norm", fault);
+                status = others_check(rank, params ? WAITS_STEP : WAITS_NORM, fault);
         if (status)
                 return status;
         rank_state = rank_state_of(rank);

@@ -368,7 +368,7 @@ void reduce_fail(struct job *job, int status, const char *text)
         list_for_each (&r->node_gradients, item) {
                 struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
-                for (uint32_t i = 0; i < p->n_sources; i++)
+                for (uint32_t i = 0; i < p->n_sources && !p->void_; i++)
                         if (p->sources[i])
                                 contribution_answer(p->sources[i], status, text);
         }

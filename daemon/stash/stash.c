@@ -384,6 +384,19 @@ void stash_begin_attempt(struct job *job, bool decided)
         pulls_refuse(job, false, ZERO_EABORTED, "the attempt is over");
 }
 
+void stash_fail(struct job *job, int status, const char *text)
+{
+        list_for_each (&job->stash->sets, item) {
+                struct stash *s = CONTAINER_OF(item, struct stash, link);
+
+                requests_end_all(&s->writes, status, text);
+                list_for_each (&s->entries, entry) {
+                        requests_end_all(&CONTAINER_OF(entry, struct stash_entry, link)->waiting,
+                                         status, text);
+                }
+        }
+}
+
 static void stash_dropped(struct job *job, int status, const char *text)
 {
         pulls_refuse(job, true, ZERO_ENOJOB, "the job was dropped");

@@ -58,6 +58,8 @@ int stash_read(struct stash *s, uint32_t rank, uint64_t key, struct request *r,
                struct fault *fault);
 int stash_release(struct stash *s, uint32_t rank, uint64_t key, bool last, struct fault *fault);
 
+/* The attempt cannot end: calls wait no longer.  What was stashed stays until it is over. */
+void stash_fail(struct job *job, int status, const char *text);
 /* The attempt is over, decided or not: what was stashed goes. */
 void stash_begin_attempt(struct job *job, bool decided);
 void stash_pull_message(struct job *job, uint32_t node, const Zero__Pull *pull);

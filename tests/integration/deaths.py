@@ -163,6 +163,91 @@ def killed_in(what):
         s.all_gone()
 
 
+LEFT_IN = {"step": lambda a: a.start("step", sets=SETS), "norm": lambda a: a.start("norm"),
+           "norms": lambda a: a.start("norms", plane="grad", first=0, count=1)}
+
+
+@cases_of([(call, p) for call in LEFT_IN for p in ([0, 0], [0, 0, 1], [0, 1, 1])], "{0[0]}_{0[1]}")
+def left_in_order(what):
+    """A rank that leaves by zero_close() is a lost rank for those who wait, and for those who call later, though they
+    wait for successors."""
+    call, placement = what
+    n = len(placement)
+    with Cluster(max(placement) + 1) as c:
+        *rest, leaver = c.ranks("job", LAYOUT, placement, hold=2, push=GROUPS, timeout_ms=60000 * SLOW)
+        begun = time.monotonic()
+        LEFT_IN[call](rest[0])
+        assert not rest[0].ready(0.3), "it did not wait"
+        leaver.do("close")
+        expect(rest[0].finish(), "ELOSTRANK", f"rank {n - 1} has left the job")
+        for a in rest:
+            a.refused("ELOSTRANK", "step", f"rank {n - 1} has left the job", sets=SETS)
+            a.do("fetch", group=0)  # which waits for nobody
+            a.do("release", group=0)
+        assert time.monotonic() - begun < 30 * SLOW, "they waited for a deadline"
+        leaver.do("connect", job="job", rank=n - 1, world=n, local=placement.count(placement[-1]))
+        leaver.do("layout", groups=LAYOUT)
+        leaver.do("attach", hold=2, push=GROUPS)
+        for a in rest:
+            a.refused("EABORTED", "step", sets=SETS)
+        step_all([*rest, leaver], sets=SETS)
+
+
+@case
+def left_while_another_waits_for_a_slot():
+    with Cluster(1) as c:
+        one, two = c.ranks("job", LAYOUT, [0, 0], hold=2, push=1, timeout_ms=60000 * SLOW)
+        one.do("grad", group=0)
+        one.do("push", group=0)
+        one.start("grad", group=1)
+        assert not one.ready(0.3), "there was a slot"
+        two.do("close")
+        expect(one.finish(), "ELOSTRANK", "rank 1 has left the job")
+
+
+@cases_of([[0, 0], [0, 1]])
+def left_after_a_conflict(placement):
+    """Who is left hears of it, however the others have not agreed."""
+    with Cluster(max(placement) + 1) as c:
+        one, two = c.ranks("job", LAYOUT, placement, hold=2, push=GROUPS, timeout_ms=60000 * SLOW)
+        one.start("step", sets=SETS)
+        assert not one.ready(0.3), "it did not wait"
+        two.refused("ECONFLICT", "step", "different values", sets=SETS[:1])
+        two.do("close")
+        expect(one.finish(), "ELOSTRANK", "rank 1 has left the job")
+
+
+@case
+def left_by_a_refusal_to_attach():
+    """The job has started with the rank, and its node does not let it in."""
+    with Cluster(1) as c:
+        one, two = (c.caller("job", LAYOUT, [0, 0], rank, timeout_ms=60000 * SLOW) for rank in range(2))
+        finish_all([one, one, two, two])
+        one.start("attach", hold=2, push=GROUPS)
+        assert not one.ready(0.3), "it did not wait"
+        two.refused("ECONFLICT", "attach", "bf16", hold=2, push=GROUPS, grad="bf16")
+        finish_all([one])
+        one.refused("ELOSTRANK", "step", "rank 1 has left the job", sets=SETS)
+
+
+@cases_of([[0, 0], [0, 1]])
+def left_at_the_end(placement):
+    """Where nobody waits for it: the others read the last step's values, and the job stands."""
+    with Cluster(2) as c:
+        one, two = c.ranks("job", LAYOUT, placement, hold=2, push=GROUPS)
+        step_all([one, two], sets=SETS)
+        two.do("close")
+        for g in range(GROUPS):
+            one.do("fetch", group=g)
+            one.do("release", group=g)
+        one.do("norms", plane="master", first=0, count=1)
+        one.do("get", tensor=0, plane="master", count=8)
+        one.do("close")
+        assert c[0].job("job")["version"] == 1
+        again = c.ranks("job", LAYOUT, [1], hold=2, push=GROUPS)
+        step_all(again, sets=SETS)
+
+
 @cases_of([[0, 0, 0], [0, 1, 0]])
 def killed_while_others_wait_elsewhere(placement):
     """The others wait in zero_norm(), and in zero_grad() for a slot that a rank keeps because it does not push."""

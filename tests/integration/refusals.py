@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import Place  # noqa: E402
-from cluster import SETS, WAIT, Cluster, expect, finish_all, group, small_layout, step_all, tensor, until  # noqa: E402
+from cluster import SETS, SLOW, WAIT, Cluster, expect, finish_all, group, small_layout, step_all, tensor, until  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 import wire  # noqa: E402
 
@@ -420,14 +420,18 @@ def ranks_pass_different_values(placement):
         assert all(r["status"] in ("ECONFLICT", "EDEADLINE") for r in replies), replies
 
 
-@case
-def norm_of_one_rank_and_step_of_another():
-    with Cluster(2) as c:
-        one, two = c.ranks("j", TWO, [0, 1], hold=1, push=1, timeout_ms=2000 * WAIT)
-        one.start("norm")
-        two.start("step", sets=[SETS[0]])
-        replies = [a.finish() for a in (one, two)]
-        assert any(r["status"] == "ECONFLICT" for r in replies), replies
+@cases_of([([0, 0], "norm"), ([0, 0], "step"), ([0, 1], "norm"), ([0, 1], "step")], "{0[0]}_{0[1]}")
+def norm_of_one_rank_and_step_of_another(what):
+    """Whoever calls second hears of both calls at once, and goes on by the other one."""
+    placement, first = what
+    second = "step" if first == "norm" else "norm"
+    with Cluster(max(placement) + 1) as c:
+        one, two = c.ranks("j", TWO, placement, hold=1, push=1, timeout_ms=60000 * SLOW)
+        one.start(first, sets=[SETS[0]])
+        assert not one.ready(0.3), "it did not wait"
+        two.refused("ECONFLICT", second, f"rank 1 calls zero_{second} while rank 0 calls zero_{first}", sets=[SETS[0]])
+        two.start(first, sets=[SETS[0]])
+        finish_all([one, two])
 
 # ---- numbers ---------------------------------------------------------------------------
 

@@ -385,6 +385,18 @@ def a_read_names_whom_it_waits_for(placement):
         read([a, b], 5, 9000, seed=5)
 
 
+@cases_of([[0, 0], [0, 1]])
+def a_read_does_not_wait_for_a_rank_that_has_left(placement):
+    with Cluster(max(placement) + 1) as c:
+        a, b = stashing(c, placement, [[0, 1]], bytes=2 * MIB)
+        a.do("stash_write", key=5, bytes=9000, seed=5)
+        a.start("stash_read", key=5, seed=5)
+        assert not a.ready(0.3), "it did not wait"
+        b.do("close")
+        expect(a.finish(), "ELOSTRANK", "rank 1 has left the job")
+        a.refused("ELOSTRANK", "stash_read", "rank 1 has left the job", key=5, seed=5)
+
+
 # ---- deaths ------------------------------------------------------------------------------
 
 def ends_aborted(reply):

@@ -291,7 +291,10 @@ static void print(const struct coordinator_action *a)
                 fprintf(out, "tell all: rank %u is back\n", a->rank);
                 break;
         case COORDINATOR_TELL_LEFT:
-                fprintf(out, "tell all: rank %u %s\n", a->rank, a->flag ? "has left" : "is lost");
+                fprintf(out, "tell all: rank %u %s\n", a->rank,
+                        !a->flag   ? "is lost"
+                        : a->fails ? "has left"
+                                   : "has given up");
                 break;
         case COORDINATOR_TELL_FENCED:
                 fprintf(out, "tell %s: session %llu of rank %u is fenced\n", names[a->node],
