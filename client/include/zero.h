@@ -43,7 +43,12 @@
  * gradient memory stay mapped until zero_close(), but their contents are undefined once the daemon
  * was lost.  On a GPU they occupy memory until the daemon is lost a second time.  To read an fp32
  * view of a job that was dropped or restored may end the process (SIGBUS): its memory is gone.
- * Threads: one thread at a time may use a client.  Different clients are independent.
+ * Threads: one thread at a time may use a client; ZERO_EBUSY if another one waits in a call of it.
+ * Different clients are independent.
+ * Fork: a client is that of the process that connected.  In a process forked from that one its calls
+ * are ZERO_ECLOSED, zero_interrupt() does nothing, and zero_close() gives back the forked process's
+ * memory and descriptors alone; zero_connect() makes a client of its own.  When the process that connected
+ * has ended, the rank counts as lost, even if a forked one keeps the connection open.
  */
 #pragma once
 

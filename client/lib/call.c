@@ -222,8 +222,9 @@ static int send_failed(struct zero_client *c, int error)
 
 int client_pump(struct zero_client *c, int64_t deadline_ms)
 {
-        int r = wire_wait(&c->wire, c->interrupt_fd,
-                          deadline_ms > c->granted_ms ? deadline_ms : c->granted_ms);
+        int r = client_waiting(
+                c, wire_wait(&c->wire, c->interrupt_fd,
+                             deadline_ms > c->granted_ms ? deadline_ms : c->granted_ms));
 
         if (r == -ETIMEDOUT)
                 return client_fail(c, ZERO_EDEADLINE, "the daemon did not answer in time");
@@ -398,12 +399,28 @@ int client_ask(struct zero_client *c, Zero__Request *request, const Zero__Reply 
 
 /* ---- the beginning of a call ------------------------------------------- */
 
-int client_open(struct zero_client *c)
+int client_check_caller(struct zero_client *c)
 {
-        int r;
-
         if (!c)
                 return client_missing();
+        if (client_forked(c))
+                return client_fail(c, ZERO_ECLOSED,
+                                   "the connection to zerod is that of process %d, from which this "
+                                   "one was forked: zero_connect() makes another one",
+                                   (int)c->pid);
+        if (c->waits)
+                return client_fail(c, ZERO_EBUSY,
+                                   "another thread waits in a call of this client: one thread at a "
+                                   "time may use a client, and each thread may have its own");
+        return 0;
+}
+
+int client_open(struct zero_client *c)
+{
+        int r = client_check_caller(c);
+
+        if (r)
+                return r;
         c->began_ms = wire_now();
         c->granted_ms = 0;
         if (c->closed)

@@ -4,11 +4,16 @@
 #include <string.h>
 #include <sys/socket.h>
 
-_Thread_local struct fault client_none;
+_Thread_local struct fault client_thread_fault;
 
 int client_missing(void)
 {
-        return fault_set(&client_none, ZERO_EINVAL, "the client is NULL");
+        return fault_set(&client_thread_fault, ZERO_EINVAL, "the client is NULL");
+}
+
+bool client_forked(const struct zero_client *c)
+{
+        return c->pid != getpid();
 }
 
 int client_gone(struct zero_client *c)

@@ -65,6 +65,8 @@ struct group_use {
 };
 
 struct zero_client {
+        pid_t pid; /* that connected: a process forked from it has no part in the conversation */
+        _Atomic bool waits; /* a thread does, in client_waiting() */
         struct wire wire;
         struct sockaddr_un address;
         int interrupt_fd; /* an eventfd; readable after zero_interrupt() */
@@ -91,7 +93,6 @@ struct zero_client {
         uint32_t incarnation;
         bool entering;       /* attaching, for the first time or again */
         Zero__Finish finish; /* how the rank leaves the job */
-        pid_t exit_pid;      /* the process whose end closes the client; 0: none */
 
         layout *layout; /* NULL: not attached */
         struct zero_needs needs;
@@ -129,8 +130,8 @@ struct zero_client {
 
 /* ---- client.c: the end of a connection, the error of a call ---- */
 
-/* The error of this thread's last call that failed without a client, for zero_error(NULL). */
-extern _Thread_local struct fault client_none;
+/* Of the thread's last call that failed without a client: zero_connect(), zero_layout_*(), a client of NULL. */
+extern _Thread_local struct fault client_thread_fault;
 /* The status of a call without the client that it needs. */
 int client_missing(void);
 /* r, or ZERO_EINVAL where a public call lacks the object. */
@@ -141,6 +142,18 @@ int client_missing(void);
                 given || (object)                                                             \
                         ? given                                                               \
                         : client_fail(c, ZERO_EINVAL, "%s(): " #object " is NULL", __func__); \
+        })
+/* Whether this process was forked from the client's. */
+bool client_forked(const struct zero_client *c);
+/* The value of what may take time: meanwhile the calls of other threads are refused. */
+#define client_waiting(c, value)    \
+        ({                          \
+                int value_;         \
+                                    \
+                (c)->waits = true;  \
+                value_ = (value);   \
+                (c)->waits = false; \
+                value_;             \
         })
 /* Records the error of this call; returns its status. */
 #define client_fail(c, code, ...) fault_set(&(c)->error, code, __VA_ARGS__)
@@ -182,8 +195,11 @@ struct zero_result client_result(const Zero__StepReply *step);
 
 /* ---- call.c: the conversation; CLIENT_LOST, or a status ---- */
 
+/* ZERO_ECLOSED, ZERO_EBUSY: the conversation is another process's, or another thread waits in it.
+ * Changes nothing of it. */
+int client_check_caller(struct zero_client *c);
 /* Begins a public call, and takes in the replies that are in the buffer.  Fails only if the
- * connection is closed; does not report a loss. */
+ * connection is closed or somebody else's; does not report a loss. */
 int client_open(struct zero_client *c);
 /* Takes in the replies that have already come. */
 int client_poll(struct zero_client *c);

@@ -11,7 +11,7 @@
 
 DEFINE_CLEANUP(struct zero_client *, zero_close)
 
-#define refuse(code, ...) fault_set(&client_none, code, __VA_ARGS__)
+#define refuse(code, ...) fault_set(&client_thread_fault, code, __VA_ARGS__)
 
 /* ---- where the daemon listens ------------------------------------------ */
 
@@ -220,6 +220,7 @@ static int client_new(const struct zero_options *o, struct zero_client **ret_cli
 
         if (!c)
                 return refuse(ZERO_ENOMEM, "out of memory");
+        c->pid = getpid();
         wire_init(&c->wire, -1);
         arena_init(&c->arena);
         c->interrupt_fd = -1;
@@ -280,8 +281,10 @@ static void say_bye(struct zero_client *c)
 
 int zero_finish(struct zero_client *client, bool keep)
 {
-        if (!client)
-                return client_missing();
+        int r = client_check_caller(client);
+
+        if (r)
+                return r;
         if (!client->layout)
                 return client_fail(client, ZERO_ENOTATTACHED, "zero_attach() was not called yet");
         if (client->rank == ZERO_OBSERVER)
@@ -298,26 +301,37 @@ static bool interrupted(const struct zero_client *c)
         return c->interrupt_fd >= 0 && read(c->interrupt_fd, &n, sizeof(n)) > 0;
 }
 
+/* A forked process gives back what is its own.  A driver does not survive the fork, so what lies on
+ * a GPU is left to the process's end. */
 void zero_close(struct zero_client *client)
 {
+        bool forked;
+
         if (!client)
                 return;
-        if (client->wire.fd >= 0 && !interrupted(client))
+        forked = client_forked(client);
+        if (!forked && client->wire.fd >= 0 && !interrupted(client))
                 say_bye(client);
         client_forget_reply(client);
-        client_detach(client);
-        wire_deinit(&client->wire); /* then the daemon frees windows: they must be unmapped */
-        gpu_close(client->gpu);     /* the process's next client may record its events at once */
-        gpu_close(client->copy.gpu);
+        if (!forked || !client->gpu)
+                client_detach(client);
+        if (!forked) {
+                /* a forked process may keep the connection open.  Then the daemon frees windows:
+                 * they must be unmapped */
+                shutdown(client->wire.fd, SHUT_RDWR);
+                gpu_close(client->gpu); /* its events are free for the process's next client */
+                gpu_close(client->copy.gpu);
+        }
+        wire_deinit(&client->wire);
         if (client->interrupt_fd >= 0)
                 close(client->interrupt_fd);
         free(client);
 }
 
-/* A forked process has the handler, too, and the connection is its parent's. */
+/* A forked process has the handler, too. */
 static void close_if_good(int status, void *client)
 {
-        if (status == 0 && ((struct zero_client *)client)->exit_pid == getpid())
+        if (status == 0 && !client_forked(client))
                 zero_close(client);
 }
 
@@ -325,7 +339,6 @@ void zero_close_at_exit(struct zero_client *client)
 {
         if (!client)
                 return;
-        client->exit_pid = getpid();
         on_exit(close_if_good, client); /* if that fails, the rank counts as lost */
 }
 
@@ -334,8 +347,10 @@ void zero_interrupt(struct zero_client *client)
         uint64_t one = 1;
         int error = errno;
 
+        if (!client || client_forked(client)) /* the eventfd is its parent's, too */
+                return;
         /* fails only if the eventfd can be read already */
-        while (client && write(client->interrupt_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+        while (write(client->interrupt_fd, &one, sizeof(one)) < 0 && errno == EINTR)
                 ;
         errno = error;
 }
@@ -349,7 +364,7 @@ uint32_t zero_library_version(void)
 
 const char *zero_error(const struct zero_client *client)
 {
-        return client ? client->error.text : client_none.text;
+        return client ? client->error.text : client_thread_fault.text;
 }
 
 int zero_fd(const struct zero_client *client)

@@ -163,9 +163,10 @@ static int read_piece(struct zero_client *c, const struct access *piece, struct 
                 if (n == 0)
                         return too_short(c, name);
                 if (n < 0) {
-                        r = errno == EAGAIN ? wire_wait_for(from->file->arrived, c->interrupt_fd,
-                                                            deadline_ms)
-                                            : -errno;
+                        r = errno == EAGAIN
+                                    ? client_waiting(c, wire_wait_for(from->file->arrived,
+                                                                      c->interrupt_fd, deadline_ms))
+                                    : -errno;
                         continue;
                 }
                 slot += n;

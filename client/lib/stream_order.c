@@ -40,7 +40,7 @@ static int wait_for_gpu(struct zero_client *c, uint32_t event, const char *what)
                                            "the GPU work behind %s was not done within %u ms: "
                                            "cuda:%d has not come to it",
                                            what, (unsigned)c->timeout_ms, c->gpu->ordinal);
-                if (wire_nap(c->interrupt_fd, pause_us))
+                if (client_waiting(c, wire_nap(c->interrupt_fd, pause_us)))
                         return client_shut(c, "a call was interrupted");
                 if (pause_us < GPU_PAUSE_MOST_US)
                         pause_us *= 2;

@@ -1,19 +1,27 @@
 /* The state of a process: one small file of /proc (proc(5), "stat"). */
 #include "daemon/base/process.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "proto/cleanup.h"
 
-/* The name is in parentheses and may hold any byte, so fields are counted from the last ')'. */
-static bool stat_read(uint32_t pid, char *ret_state, uint64_t *ret_start)
+struct stat_line {
+        char state;
+        long threads;
+        unsigned long long start;
+};
+
+/* The name is in parentheses and may hold any byte, so fields are counted from the last ')'.
+ * -errno. */
+static int stat_read(uint32_t pid, struct stat_line *ret)
 {
         char path[40], text[1024];
-        unsigned long long start;
         const char *fields;
         ssize_t n;
 
@@ -21,35 +29,42 @@ static bool stat_read(uint32_t pid, char *ret_state, uint64_t *ret_start)
         CLEANUP(cleanup_close) int fd = open(path, O_RDONLY | O_CLOEXEC);
 
         n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-        if (n <= 0)
-                return false;
+        if (n < 0)
+                return -errno;
         text[n] = '\0';
         fields = strrchr(text, ')');
-        if (!fields || sscanf(fields + 1,
-                              " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
-                              "%*s %*s %llu",
-                              ret_state, &start) != 2)
-                return false;
-        *ret_start = start;
-        return true;
+        return fields && sscanf(fields + 1,
+                                " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+                                "%*s %ld %*s %llu",
+                                &ret->state, &ret->threads, &ret->start) == 3
+                       ? 0
+                       : -EIO;
+}
+
+/* A /proc of another namespace has other processes under the same numbers. */
+static bool proc_is_ours(void)
+{
+        char text[24] = "";
+
+        return readlink("/proc/self", text, sizeof text - 1) > 0 && atol(text) == getpid();
 }
 
 uint64_t process_start(uint32_t pid)
 {
-        uint64_t start;
-        char state;
+        struct stat_line now;
 
-        return stat_read(pid, &state, &start) ? start : 0;
+        return proc_is_ours() && stat_read(pid, &now) == 0 ? now.start : 0;
 }
 
+/* A process whose first thread alone has ended is a zombie with threads. */
 enum process_life process_life(uint32_t pid, uint64_t start)
 {
-        uint64_t now_start;
-        char state;
+        struct stat_line now;
+        int r = start ? stat_read(pid, &now) : -EACCES;
 
-        if (start == 0)
+        if (r && r != -ENOENT && r != -ESRCH)
                 return PROCESS_UNSEEN;
-        if (!stat_read(pid, &state, &now_start) || now_start != start || strchr("ZXx", state))
+        if (r || now.start != start || (strchr("ZXx", now.state) && now.threads <= 1))
                 return PROCESS_ENDED;
-        return strchr("Tt", state) ? PROCESS_STOPPED : PROCESS_RUNS;
+        return strchr("Tt", now.state) ? PROCESS_STOPPED : PROCESS_RUNS;
 }

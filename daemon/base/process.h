@@ -12,7 +12,7 @@ enum process_life {
         PROCESS_RUNS,
         PROCESS_STOPPED, /* by a signal, or by a debugger */
         PROCESS_ENDED,
-        PROCESS_UNSEEN, /* this process may not look at it */
+        PROCESS_UNSEEN, /* this process may not look at it, or cannot */
 };
 
 /* Clock ticks from boot to the start of the process; 0: unseen. */

@@ -15,6 +15,7 @@
 
 #include "daemon/base/crash.h"
 #include "daemon/base/log.h"
+#include "daemon/base/process.h"
 #include "daemon/rank/event_wait.h"
 #include "proto/cleanup.h"
 
@@ -456,14 +457,21 @@ static bool means_job(const struct job *job, const struct rank_needs *needs, con
                layout_equal(l, job->layout, text, sizeof text);
 }
 
+/* A forked child may keep the session of a process that has ended. */
+static bool makes_way(const struct rank *rank, const struct rank_needs *needs)
+{
+        return rank->needs.incarnation < needs->incarnation ||
+               process_life(rank->pid, rank->needs.process_start) == PROCESS_ENDED;
+}
+
 static bool is_earlier(const struct rank *rank, const char *name, const struct rank_needs *needs)
 {
         return rank->rank == needs->rank && rank->needs.world_size == needs->world_size &&
-               (needs->uid == 0 || needs->uid == rank->needs.uid) &&
-               rank->needs.incarnation < needs->incarnation && strcmp(rank->job_name, name) == 0;
+               (needs->uid == 0 || needs->uid == rank->needs.uid) && makes_way(rank, needs) &&
+               strcmp(rank->job_name, name) == 0;
 }
 
-/* A later incarnation ends earlier sessions of the rank on this node, attached or attaching. */
+/* Earlier sessions of the rank on this node, attached or attaching, make way. */
 static void fence_earlier(struct engine *x, const char *name, const struct rank_needs *needs,
                           const layout *l)
 {
@@ -471,7 +479,7 @@ static void fence_earlier(struct engine *x, const char *name, const struct rank_
         struct rank *rank =
                 job && needs->rank < job->world_size ? job->ranks[needs->rank].session : NULL;
 
-        if (rank && rank->needs.incarnation < needs->incarnation && means_job(job, needs, l))
+        if (rank && makes_way(rank, needs) && means_job(job, needs, l))
                 rank_taken(rank);
         list_for_each (&x->ranks->joining, item) {
                 rank = CONTAINER_OF(item, struct rank, link);

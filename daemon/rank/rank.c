@@ -716,16 +716,14 @@ static void rank_describe(const struct rank *rank, struct wait_line *ret)
                                    .alive = life == PROCESS_RUNS || life == PROCESS_UNSEEN };
         snprintf(ret->who, sizeof ret->who, "rank %u on %.60s", rank->rank,
                  node_name(job->x, job->x->cluster->self));
-        snprintf(
-                ret->what, sizeof ret->what, "%s (pushed %u gradients%s%.60s%s); %s %s, %.1f s%s%s",
-                awaited_call(job), rank_state_of(rank)->pushed,
-                rank_state_of(rank)->pushed ? ", the last of group '" : "",
-                rank_state_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
-                rank_state_of(rank)->pushed ? "'" : "", waits ? "in" : "last call", rank->last_call,
-                (double)(engine_now(job->x) - rank->active_ms) / 1000, waits ? "" : " ago",
-                life == PROCESS_STOPPED ? "; its process is stopped"
-                : life == PROCESS_ENDED ? "; its process has ended"
-                                        : "");
+        snprintf(ret->what, sizeof ret->what,
+                 "%s (pushed %u gradients%s%.60s%s); %s %s, %.1f s%s%s", awaited_call(job),
+                 rank_state_of(rank)->pushed,
+                 rank_state_of(rank)->pushed ? ", the last of group '" : "",
+                 rank_state_of(rank)->pushed ? job->layout->groups[rank->last_pushed].name : "",
+                 rank_state_of(rank)->pushed ? "'" : "", waits ? "in" : "last call",
+                 rank->last_call, (double)(engine_now(job->x) - rank->active_ms) / 1000,
+                 waits ? "" : " ago", life == PROCESS_STOPPED ? "; its process is stopped" : "");
 }
 
 static bool rank_waits(const struct rank *rank)

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/process.h"
 #include "daemon/device/gpu/gpu.h"
 #include "daemon/membership/membership.h"
 #include "daemon/rpc/session.h"
@@ -268,7 +267,7 @@ int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault
                                     .incarnation = m->incarnation,
                                     .fail_on_lost = m->on_lost_rank == ZERO_LOST_FAIL,
                                     .resume = m->resume,
-                                    .process_start = process_start((uint32_t)s->pid),
+                                    .process_start = s->process_start,
                                     .timeout_ms = (uint32_t)s->timeout_ms,
                                     .grad_dtype = (enum zero_dtype)m->grad_dtype,
                                     .reduce_dtype = (enum zero_dtype)m->reduce_dtype };

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/process.h"
 #include "daemon/coordinator/coordinator.h"
 #include "daemon/core/progress.h"
 #include "daemon/recorder/recorder.h"
@@ -511,6 +512,7 @@ static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)
         s->user = user;
         s->uid = user->uid;
         s->pid = pid;
+        s->process_start = process_start((uint32_t)pid);
         s->began_ms = uv_now(rpc->x->loop);
         s->timeout_ms = rpc->x->conf->wait_ms;
         s->rank_number = -1;

@@ -445,6 +445,11 @@ void conn_shutdown(struct conn *conn, int error)
         shutdown(conn->fd, SHUT_RDWR);
 }
 
+void conn_read_out(const struct conn *conn)
+{
+        shutdown(conn->fd, SHUT_RD);
+}
+
 /* ---- lifetime -------------------------------------------------------------------- */
 
 static void conn_polled(uv_poll_t *poll, int status, int events)

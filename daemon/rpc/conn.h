@@ -59,6 +59,8 @@ void conn_price(struct conn *conn, uint32_t price);
 int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_fds);
 /* Makes the connection end soon, by this error: the loop calls ended(). */
 void conn_shutdown(struct conn *conn, int error);
+/* The connection ends when all that has come is read. */
+void conn_read_out(const struct conn *conn);
 /* Whether the connection waits in the line, for its user's budget or a grant. */
 bool conn_held(const struct conn *conn);
 /* Ends the connection if it makes no progress. */

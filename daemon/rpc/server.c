@@ -15,7 +15,7 @@
 #include "daemon/rpc/session.h"
 #include "proto/cleanup.h"
 
-enum { SERVER_TICK_MS = 100, TICKS_TRIM = 10, PAUSE_MS = 1, PAUSE_FULL_MS = 100 };
+enum { SERVER_TICK_MS = 100, TICKS_SECOND = 10, PAUSE_MS = 1, PAUSE_FULL_MS = 100 };
 enum { ACCEPTS = 8 }; /* in one turn of the loop */
 enum { HEAP_KEPT = 4 << 20 };
 
@@ -151,8 +151,12 @@ static void server_tick(uv_timer_t *timer)
         }
         rpc_share(rpc);
         users_sweep(&rpc->users, now);
-        if (++rpc->ticks % TICKS_TRIM == 0)
+        if (++rpc->ticks % TICKS_SECOND == 0) {
+                list_for_each (&rpc->sessions, item) {
+                        session_check_process(CONTAINER_OF(item, struct session, link));
+                }
                 server_trim(rpc);
+        }
         log_tick();
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/process.h"
 #include "proto/cleanup.h"
 
 void session_reply(struct session *s, const Zero__Reply *reply, const int *fds, size_t n_fds)
@@ -104,6 +105,12 @@ void session_check(struct session *s, uint64_t now_ms)
                 session_ended(s, "it sent no hello in 10 s");
         else
                 conn_check(s->conn, now_ms);
+}
+
+void session_check_process(const struct session *s)
+{
+        if (process_life((uint32_t)s->pid, s->process_start) == PROCESS_ENDED)
+                conn_read_out(s->conn);
 }
 
 /* ---- what sessions share ---- */

@@ -41,6 +41,7 @@ struct session {
         uint64_t began_ms;
         uid_t uid;
         pid_t pid;
+        uint64_t process_start; /* of the pid (base/process.h) */
         bool greeted, ending;
         bool orderly;      /* the client has said bye */
         uint32_t protocol; /* of the messages */
@@ -100,6 +101,8 @@ void rpc_share(struct rpc *rpc);
 /* Ends a session that keeps others waiting: it sends no hello, or makes no progress (conn_check()).
  */
 void session_check(struct session *session, uint64_t now_ms);
+/* Ends a session whose process has ended: a forked one may keep the connection open. */
+void session_check_process(const struct session *session);
 /* Ends a session at once and forgets its calls.  Must not be called inside a request's handler. */
 void session_end(struct session *session);
 /* Of struct conn_events: logs why the daemon closes the connection, and ends the session. */

@@ -436,20 +436,46 @@ def a_rank_that_makes_no_call_ends_the_wait():
         finish_all([a, b])
 
 
-@cases_of(["stopped", "ended"])
-def a_stopped_or_ended_process_ends_the_wait(how):
-    """An open session does not prove that a rank lives: a stopped process has one, and so has a dead rank's child."""
+@case
+def a_stopped_process_ends_the_wait():
+    """An open session does not prove that a rank lives."""
     with late_cluster() as c:
         a, b = attached(c, [0, 1])
-        if how == "stopped":
-            b.stop()
-        else:
-            child = b.do("fork")["pid"]
+        b.stop()
+        a.refused("EDEADLINE", "step", "rank 1 on n1", "its process is stopped", sets=SETS)
+
+
+@case
+def a_successor_comes_while_a_child_has_the_connection():
+    with Cluster(1) as c:
+        _, b = c.ranks("job", LAYOUT, [0, 0], hold=2, push=GROUPS)
+        child = b.do("fork")["pid"]
+        try:
             b.kill()
-        a.refused("EDEADLINE", "step", "rank 1 on n1", f"its process {'is stopped' if how == 'stopped' else 'has ended'}",
-                  sets=SETS)
-        if how == "ended":
-            assert c[1].job("job")["sessions"], "the child keeps the session"
+            heir = c.rank("job", LAYOUT, [0, 0], 1, hold=2, push=GROUPS)
+            finish_all([heir] * 3)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@cases_of([(end, p) for end in ("kill", "close") for p in ([0, 0], [0, 1])], "{0[0]}_{0[1]}")
+def a_child_of_a_rank_does_not_keep_its_place(what):
+    """The process that attached decides, though the child has its connection open."""
+    end, placement = what
+    needs = {"hold": 2, "push": GROUPS, "on_lost": "fail"}
+    with Cluster(max(placement) + 1) as c:
+        a, b = c.ranks("job", LAYOUT, placement, timeout_ms=60000 * SLOW, **needs)
+        child = b.do("fork")["pid"]
+        try:
+            a.start("step", sets=SETS)
+            assert not a.ready(0.3), "it did not wait"
+            b.kill() if end == "kill" else b.do("close")
+            expect(a.finish(), "ELOSTRANK", "rank 1")
+            heir = c.rank("job", LAYOUT, placement, 1, **needs)
+            finish_all([heir] * 3)
+            a.refused("EABORTED", "step", sets=SETS)
+            step_all([a, heir], sets=SETS)
+        finally:
             os.kill(child, signal.SIGKILL)
 
 

@@ -2,7 +2,9 @@
  */
 #include <criterion/criterion.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +20,19 @@ static pid_t child_new(void)
         }
         cr_assert_gt(pid, 0);
         return pid;
+}
+
+/* As ps has it. */
+static char process_state(pid_t pid)
+{
+        char path[40], state = 0;
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+        f = fopen(path, "r");
+        cr_assert(f && fscanf(f, "%*d %*s %c", &state) == 1);
+        fclose(f);
+        return state;
 }
 
 Test(process, runs_is_stopped_and_ends)
@@ -39,6 +54,32 @@ Test(process, runs_is_stopped_and_ends)
         cr_assert_eq(process_life((uint32_t)pid, start), PROCESS_ENDED, "nobody has buried it");
         waitid(P_PID, (id_t)pid, &info, WEXITED);
         cr_assert_eq(process_life((uint32_t)pid, start), PROCESS_ENDED);
+}
+
+static void *outlive(void *arg)
+{
+        poll(NULL, 0, -1);
+        return NULL;
+}
+
+Test(process, runs_while_any_of_its_threads_does)
+{
+        pid_t pid = fork();
+        uint64_t start;
+
+        if (pid == 0) {
+                pthread_t thread;
+
+                pthread_create(&thread, NULL, outlive, NULL);
+                pthread_exit(NULL);
+        }
+        cr_assert_gt(pid, 0);
+        start = process_start((uint32_t)pid);
+        while (process_state(pid) != 'Z')
+                poll(NULL, 0, 1);
+        cr_assert_eq(process_life((uint32_t)pid, start), PROCESS_RUNS);
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
 }
 
 Test(process, another_one_of_the_same_number_is_not_it)
