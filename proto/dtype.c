@@ -62,6 +62,17 @@ const char *dtype_name(enum zero_dtype dtype)
         }
 }
 
+const char *plane_name(uint32_t plane)
+{
+        static const char *const names[] = {
+#define X(plane, code, name) [code] = name,
+                ZERO_PLANE_MAP(X)
+#undef X
+        };
+
+        return plane < sizeof(names) / sizeof(names[0]) ? names[plane] : NULL;
+}
+
 static uint32_t bits_of(float x)
 {
         uint32_t bits;

@@ -11,6 +11,8 @@ bool dtype_is_bytes(uint32_t dtype);
 /* Bytes of an element, or of a word; dtype must be one of either kind. */
 size_t dtype_size(enum zero_dtype dtype);
 const char *dtype_name(enum zero_dtype dtype);
+/* As ZERO_PLANE_MAP has it; NULL: there is no such plane. */
+const char *plane_name(uint32_t plane);
 
 /*
  * NaN stays NaN (quiet, but for fp32 from bf16, which is a plain shift) and keeps the

@@ -181,7 +181,7 @@ int zero_layout_find(const struct zero_layout *layout, const char *name, uint32_
 size_t zero_dtype_size(enum zero_dtype dtype);
 /* Whether the service keeps the type as bytes (ZERO_BYTES_MAP). */
 bool zero_dtype_is_bytes(enum zero_dtype dtype);
-/* The error of the last zero_layout_*() call that failed. */
+/* The error of the last zero_layout_*() call on the layout that failed. */
 const char *zero_layout_error(const struct zero_layout *layout);
 
 /* ---- connection ------------------------------------------------------- */

@@ -1,22 +1,24 @@
 /* zero_layout_*(): proto/layout.h for trainers.  The layout keeps the last refusal, for
- * zero_layout_error(). */
-#include "zero.h"
-
+ * zero_layout_error(), and so does the thread, for zero_error(NULL). */
+#include "client.h"
 #include "optimizers.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "proto/dtype.h"
-#include "proto/layout.h"
+#include "proto/text.h"
 
 static int settle(struct zero_layout *l, int r, struct fault *fault)
 {
         if (r < 0)
                 r = fault_errno(fault, r, "layout");
-        if (r && l)
-                snprintf(l->error, sizeof(l->error), "%.*s", (int)sizeof(l->error) - 1,
-                         fault->text);
+        if (r) {
+                client_thread_fault = *fault;
+                if (l)
+                        snprintf(l->error, sizeof(l->error), "%.*s", (int)sizeof(l->error) - 1,
+                                 fault->text);
+        }
         return r;
 }
 
@@ -28,8 +30,11 @@ static int settle(struct zero_layout *l, int r, struct fault *fault)
 int zero_layout_new(struct zero_layout **ret_layout)
 {
         if (!ret_layout)
-                return ZERO_EINVAL;
-        return layout_new(ret_layout) < 0 ? ZERO_ENOMEM : ZERO_OK;
+                return fault_set(&client_thread_fault, ZERO_EINVAL,
+                                 "zero_layout_new(): ret_layout is NULL");
+        return layout_new(ret_layout) < 0
+                       ? fault_set(&client_thread_fault, ZERO_ENOMEM, "out of memory")
+                       : ZERO_OK;
 }
 
 void zero_layout_free(struct zero_layout *l)
@@ -272,15 +277,21 @@ uint64_t zero_layout_tensor_elements(const struct zero_layout *l, uint32_t tenso
 
 int zero_layout_find(const struct zero_layout *l, const char *name, uint32_t *ret_tensor)
 {
+        struct fault fault = { 0 };
+
         if (!l || !name || !ret_tensor)
-                return ZERO_EINVAL;
+                return fault_set(&client_thread_fault, ZERO_EINVAL,
+                                 "zero_layout_find(): the layout, the name or ret_tensor is NULL");
         for (uint32_t t = 0; t < l->n_tensors; t++) {
                 if (strcmp(l->tensors[t].name, name) == 0) {
                         *ret_tensor = t;
                         return 0;
                 }
         }
-        return ZERO_ENOGROUP;
+        return settle((struct zero_layout *)l,
+                      fault_set(&fault, ZERO_ENOGROUP, "no tensor %s: the layout has %u others",
+                                text_quote(name).text, (unsigned)l->n_tensors),
+                      &fault);
 }
 
 size_t zero_dtype_size(enum zero_dtype dtype)

@@ -68,8 +68,8 @@ static int plane_shape(struct zero_client *c, struct access *a, bool write, uint
                 *ret_elements = 1;
                 return 0;
         default:
-                return client_fail(c, ZERO_EINVAL, "plane %d cannot be read or written",
-                                   (int)a->plane);
+                return client_fail(c, ZERO_EINVAL, "plane %s (%d) cannot be read or written",
+                                   a->plane == ZERO_PLANE_GRAD ? "grad" : "unknown", (int)a->plane);
         }
 }
 
@@ -328,8 +328,11 @@ static int check_values(struct zero_client *c, const struct zero_values *v, uint
                 return client_fail(c, ZERO_EINVAL, "tensor '%s': step and set come by zero_put()",
                                    t->name);
         if (dtype_is_bytes(kept) ? v->dtype != kept : !dtype_valid(v->dtype))
-                return client_fail(c, ZERO_EINVAL, "tensor '%s': values of dtype %d in the file",
-                                   t->name, (int)v->dtype);
+                return client_fail(c, ZERO_EINVAL,
+                                   "tensor '%s': values of dtype %s (%d) in the file do not become "
+                                   "its %s",
+                                   t->name, dtype_name(v->dtype), (int)v->dtype,
+                                   dtype_is_bytes(kept) ? dtype_name(kept) : "fp32");
         if (dtype_valid(v->dtype) && v->dtype != ZERO_FP32) {
                 a.dtype = v->dtype;
                 a.element = dtype_size(v->dtype);

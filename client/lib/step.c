@@ -195,8 +195,9 @@ static int wait_for_slot(struct zero_client *c, uint32_t group, uint32_t *ret_sl
         while ((slot = push_take(&c->push, group)) == PUSH_NONE) {
                 if (!push_may_wait(&c->push, group))
                         return client_fail(c, ZERO_EORDER,
-                                           "all %u slots for gradients were given "
-                                           "out and not pushed yet",
+                                           "all %u slots for gradients, as many as push_groups "
+                                           "allows, were given out and not pushed yet: push one "
+                                           "first, or attach with more",
                                            (unsigned)c->push.n);
                 r = client_pump(c, deadline_ms);
                 if (r == ZERO_EDEADLINE)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 #include "proto/text.h"
 
 DEFINE_CLEANUP(layout *, layout_free)
@@ -85,20 +86,15 @@ int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault)
 
 const char *optimizer_plane_name(const layout *l, uint32_t plane)
 {
-        static const char *const names[] = {
-#define X(plane, code, name) [code] = name,
-                ZERO_PLANE_MAP(X)
-#undef X
-        };
         const char *name = NULL;
 
         if (plane < ZERO_PLANE_MOMENT1 || plane >= ZERO_PLANE_MOMENT1 + OPTIMIZER_MOMENTS)
-                return plane < sizeof(names) / sizeof(names[0]) ? names[plane] : NULL;
+                return plane_name(plane);
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 const char *own = optimizer_of(l, g)->moments[plane - ZERO_PLANE_MOMENT1];
 
                 if (name && own && strcmp(name, own) != 0)
-                        return names[plane];
+                        return plane_name(plane);
                 name = own ? own : name;
         }
         return name;

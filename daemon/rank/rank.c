@@ -93,7 +93,8 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
                                  job->layout->groups[group].name);
         if (rank->held >= rank->hold_groups)
                 return fault_set(fault, ZERO_EHELD,
-                                 "%u groups are held, as many as were declared at attach",
+                                 "%u groups are held, as many as hold_groups allows: release one "
+                                 "first, or attach with more",
                                  rank->held);
         if (rank->closing && rank->waits == WAITS_STEP)
                 return fault_set(fault, ZERO_EORDER,
@@ -443,7 +444,8 @@ int close_check(const struct rank *rank, uint64_t attempt, const struct step_par
                 return fault_set(fault, ZERO_EORDER, "the step is being ended already");
         if (rank_state_of(rank)->refused)
                 return fault_set(fault, ZERO_EORDER,
-                                 "a gradient of rank %u was refused in this attempt: attach again",
+                                 "a gradient of rank %u was refused in this attempt: zero_close(), "
+                                 "connect and attach again",
                                  rank->rank);
         if (!params && rank_state_of(rank)->stepped)
                 return fault_set(fault, ZERO_EORDER,

@@ -6,7 +6,7 @@
 #include "proto/cleanup.h"
 
 /* NULL: no group of the job has the plane. */
-static const char *plane_name(const struct job *job, size_t p)
+static const char *told_plane(const struct job *job, size_t p)
 {
         if (p == CHECKSUM_STEP || p == CHECKSUM_SET)
                 return p == CHECKSUM_STEP ? "step" : "set";
@@ -33,7 +33,7 @@ static json_t *sums_of(const struct job *job, json_t *const *told, uint32_t copy
         uint64_t all[2] = { 0, 0 };
 
         for (size_t p = 0; p < CHECKSUM_PLANES; p++) {
-                const char *name = plane_name(job, p);
+                const char *name = told_plane(job, p);
                 uint64_t sum[2] = { 0, 0 };
 
                 for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++) {

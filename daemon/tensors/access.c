@@ -375,10 +375,10 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                 return fault_set(fault, ZERO_ENOGROUP, "there is no tensor %u: the layout has %u",
                                  m->tensor, job->layout->n_tensors);
         t = &job->layout->tensors[m->tensor];
-        if (m->plane == ZERO_PLANE_GRAD || m->plane < ZERO_PLANE_MASTER ||
-            m->plane > ZERO_PLANE_SET)
-                return fault_set(fault, ZERO_EINVAL, "plane %u cannot be read or written",
-                                 m->plane);
+        if (!plane_name(m->plane))
+                return fault_set(fault, ZERO_EINVAL, "there is no plane %u", m->plane);
+        if (m->plane == ZERO_PLANE_GRAD)
+                return fault_set(fault, ZERO_EINVAL, "plane grad cannot be read or written");
         if (put && m->plane == ZERO_PLANE_SERVE)
                 return fault_set(fault, ZERO_EINVAL,
                                  "the serve plane follows master: write master");
@@ -388,9 +388,9 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         if (!tensor_has(job, t, m->plane))
                 return fault_set(
                         fault, ZERO_EINVAL,
-                        "tensor '%s' has no plane %u: the optimizer of its group, %s, keeps "
+                        "tensor '%s' has no plane %s: the optimizer of its group, %s, keeps "
                         "%u beside the master weights",
-                        t->name, m->plane, optimizer_of(job->layout, t->group)->name,
+                        t->name, plane_name(m->plane), optimizer_of(job->layout, t->group)->name,
                         optimizer_moments(optimizer_of(job->layout, t->group)));
         if (plane_is_single((enum zero_plane)m->plane)
                     ? m->first != 0 || m->count != 1
@@ -402,8 +402,8 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                                  (unsigned long long)t->elements);
         if (m->dtype && (!put || !plane_takes(job, m->tensor, (enum zero_plane)m->plane, m->dtype)))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "tensor '%s': values of type %u do not go with plane %u", t->name,
-                                 m->dtype, m->plane);
+                                 "tensor '%s': values of type %s do not go with plane %s", t->name,
+                                 dtype_name((enum zero_dtype)m->dtype), plane_name(m->plane));
         bytes = m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype);
         if (bytes > most || m->at > transfer_bytes - bytes)
                 return fault_set(fault, ZERO_ERANGE,

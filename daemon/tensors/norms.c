@@ -38,9 +38,9 @@ int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault
             (m->plane < ZERO_PLANE_MOMENT1 || m->plane > ZERO_PLANE_MOMENT3 ||
              !optimizer_plane_name(job->layout, m->plane)))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "plane %u has no norms: gradients, master weights and the moments "
-                                 "of the job's optimizers have",
-                                 m->plane);
+                                 "plane %s (%u) has no norms: gradients, master weights and the "
+                                 "moments of the job's optimizers have",
+                                 plane_name(m->plane) ? plane_name(m->plane) : "unknown", m->plane);
         if (m->count == 0 || m->count > LAYOUT_NORMS || m->first >= n || m->count > n - m->first)
                 return fault_set(fault, ZERO_ERANGE,
                                  "tensors %u+%u: the layout has %u, and a call is for 1 to %d",

@@ -400,7 +400,8 @@ def what_is_refused():
     with Cluster(2) as c:
         a, = c.ranks("j", layout(), [0], hold=3, push=-1)
         for plane in ("serve", "step", "set", "moment3", 0, 99):
-            a.refused("EINVAL", "norms", "no norms", plane=plane, first=0, count=1)
+            name = plane if isinstance(plane, str) else f"unknown ({plane})"
+            a.refused("EINVAL", "norms", f"plane {name}", "no norms", plane=plane, first=0, count=1)
         a.refused("ERANGE", "norms", plane="master", first=0, count=TENSORS + 1)
         a.refused("ERANGE", "norms", plane="master", first=TENSORS + 1, count=0)
         b = c.actor(1, "observer")

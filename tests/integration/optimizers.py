@@ -67,7 +67,7 @@ def each_group_has_the_planes_of_its_optimizer():
                 assert set(shard["bytes"]) - {"master", "grad", "serve"} == MOMENTS[name], shard
         first = len(LAYOUT[0]["tensors"])  # the first block's matrix
         assert any(ranks[0].do("get", tensor=first, plane="exp_avg", count=50)["values"])
-        ranks[0].refused("EINVAL", "get", tensor=first, plane="exp_avg_sq", count=50)
+        ranks[0].refused("EINVAL", "get", "no plane moment2", tensor=first, plane="exp_avg_sq", count=50)
         c[0].ctl("export", "job", f"{d}/a.safetensors")
         with open(f"{d}/a.safetensors", "rb") as f:
             header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))

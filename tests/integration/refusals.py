@@ -242,7 +242,7 @@ def more_held_than_declared():
         a, = c.ranks("j", small_layout(), [0], hold=2, push=1)
         a.do("fetch", group=0)
         a.do("fetch", group=1)
-        a.refused("EHELD", "fetch", "2", group=2)
+        a.refused("EHELD", "fetch", "2 groups", "hold_groups", group=2)
         a.do("release", group=0)
         a.do("fetch", group=2)
 
@@ -323,7 +323,7 @@ def unknown_groups_and_ranges():
         a.refused("ERANGE", "get", tensor=0, plane="master", first=999, count=2)
         a.refused("ERANGE", "get", tensor=0, plane="master", first=(1 << 62), count=2)
         a.refused("ERANGE", "put", tensor=0, plane="master", first=1000, values=[1.0])
-        a.refused("EINVAL", "get", tensor=0, plane="grad")
+        a.refused("EINVAL", "get", "plane grad", tensor=0, plane="grad")
         a.refused("EINVAL", "put", tensor=0, plane="serve", values=[1.0])
         a.refused("EINVAL", "get", tensor=0, plane=77)
         still_trains_one_set(a)

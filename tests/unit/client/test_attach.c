@@ -250,8 +250,9 @@ Test(attach, bad_needs_are_refused_without_asking)
         bad.grad_dtype = (enum zero_dtype)9;
         cr_assert_eq(zero_attach(c, l, &bad), ZERO_EINVAL);
         bad = needs;
-        bad.reduce_dtype = (enum zero_dtype)4;
+        bad.reduce_dtype = ZERO_INT8;
         cr_assert_eq(zero_attach(c, l, &bad), ZERO_EINVAL);
+        cr_assert(strstr(zero_error(c), "reduce_dtype is int8"), "%s", zero_error(c));
         zero_layout_new(&empty);
         cr_assert_neq(zero_attach(c, empty, &needs), ZERO_OK);
         zero_layout_free(empty);
@@ -342,6 +343,7 @@ Test(attach, a_tensor_without_its_shape_is_told_so)
         cr_assert_eq(zero_layout_group(l, "g", ZERO_FP32, NULL, 0, 0, &index), ZERO_OK);
         cr_assert_eq(zero_layout_tensor(l, index, &t, &index), ZERO_EINVAL);
         cr_assert(strstr(zero_layout_error(l), "shape is NULL"), "%s", zero_layout_error(l));
+        cr_assert_str_eq(zero_error(NULL), zero_layout_error(l));
         zero_layout_free(l);
 }
 
@@ -366,6 +368,8 @@ Test(attach, observer_is_given_the_layout)
         cr_assert_eq(zero_layout_tensor_shape(l, t, &shape), 1u);
         cr_assert_eq(shape[0], 3000u);
         cr_assert_eq(zero_layout_find(l, "nothing", &t), ZERO_ENOGROUP);
+        cr_assert(strstr(zero_layout_error(l), "'nothing'"), "%s", zero_layout_error(l));
+        cr_assert_str_eq(zero_error(NULL), zero_layout_error(l));
         zero_close(c);
         fake_stop(&f);
 }

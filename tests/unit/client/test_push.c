@@ -75,6 +75,7 @@ Test(push, all_slots_kept_by_the_caller_is_an_error_at_once)
 
         OK(zero_grad(c, FAKE_FP32, &grad));
         cr_assert_eq(zero_grad(c, FAKE_BF16, &grad), ZERO_EORDER);
+        cr_assert(strstr(zero_error(c), "push_groups"), "%s", zero_error(c));
         fake_close(&f, c);
 }
 

@@ -182,7 +182,7 @@ static void work_that_does_not_end_is_named(void)
         first->stopped = false;
         stream_finish(first->stream);
         CHECK(one_op(&s, 0, (struct op){ .kind = OP_STEP, .params = &s.params }) == ZERO_EORDER &&
-                      strstr(ears[0].text, "attach again"),
+                      strstr(ears[0].text, "zero_close(), connect and attach again"),
               "%s", ears[0].text);
         trainer_kill(first);
         first->needs.timeout_ms = 60000;
