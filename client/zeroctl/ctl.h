@@ -81,9 +81,14 @@ int ctl_show(struct ctl *ctl, json_t *answer,
              void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer));
 void ctl_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* What is wrong, and what to do. */
+void show_verdict(const struct ctl *ctl, FILE *out, const json_t *status);
+/* A cell: up, down, or how the peer said goodbye. */
+struct table;
+void add_peer_state(struct table *t, const json_t *peer);
 /* The tables of jobs, alike in status, jobs and top. */
 void show_jobs(const struct ctl *ctl, FILE *out, const json_t *jobs);
-/* Who and what each job waits for. */
+/* Who and what each job waits for, a line a cause. */
 void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs);
 /* "version 12: a b c" lines of one job: windows, memory. */
 void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job);

@@ -131,10 +131,13 @@ static void show_move(FILE *out, const json_t *job)
 
 void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job)
 {
-        fprintf(out, "\n%sjob %s%s at version %.0f, attempt %.0f\n",
+        fprintf(out, "\n%sjob %s%s at version %.0f, attempt %.0f, loss scale %s\n",
                 paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
                 paint_end(PAINT_HEAD, ctl->colour), field_number(job, "version"),
-                field_number(job, "attempt"));
+                field_number(job, "attempt"), unit_number(field_number(job, "loss_scale")).text);
+        fprintf(out, "  owned    by user %.0f, coordinated by %s, %.0f groups\n",
+                field_number(job, "uid"), field_text(job, "coordinator"),
+                field_number(job, "groups"));
         show_ranks(ctl, out, job);
         show_owners(out, job);
         show_move(out, job);

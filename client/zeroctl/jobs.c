@@ -38,12 +38,8 @@ static void add_job(struct table *t, const json_t *job)
         table_add(t, PAINT_NONE, "%.0f", field_number(job, "version"));
         table_add(t, PAINT_NONE, "%.2f", field_number(job, "steps_per_s"));
         table_add(t, PAINT_NONE, "%s", unit_number(field_number(job, "grad_norm")).text);
-        table_add(t, PAINT_NONE, "%s", unit_number(field_number(job, "loss_scale")).text);
         table_add(t, skipped > 0 ? PAINT_WARN : PAINT_NONE, "%.0f", skipped);
         table_add(t, PAINT_NONE, "%s", unit_count(field_number(job, "parameters")).text);
-        table_add(t, PAINT_NONE, "%.0f", field_number(job, "groups"));
-        table_add(t, PAINT_NONE, "%s", field_text(job, "coordinator"));
-        table_add(t, PAINT_NONE, "%.0f", field_number(job, "uid"));
 }
 
 /* As a warning once two in a row are missing. */
@@ -73,26 +69,54 @@ void show_jobs(const struct ctl *ctl, FILE *out, const json_t *jobs)
                 fputs("no jobs\n", out);
                 return;
         }
-        table_init(&t, "JOB|STATE|>RANKS|>STEP|>STEPS/S|>GRAD NORM|>LOSS SCALE|>SKIPPED|"
-                       ">PARAMETERS|>GROUPS|COORDINATOR|>UID");
+        table_init(&t, "JOB|STATE|>RANKS|>STEP|>STEPS/S|>GRAD NORM|>SKIPPED|>PARAMS");
         json_array_foreach(jobs, i, job) add_job(&t, job);
         table_print(&t, out, ctl->colour);
         table_deinit(&t);
         json_array_foreach(jobs, i, job) show_schedule(ctl, out, job);
 }
 
+static bool is_same_wait(const json_t *a, const json_t *b)
+{
+        return strcmp(field_text(a, "what"), field_text(b, "what")) == 0;
+}
+
+/* Those who have the same to do share a line. */
+static void show_wait(const struct ctl *ctl, FILE *out, const char *job, const json_t *waiting,
+                      size_t first)
+{
+        const json_t *wait = json_array_get(waiting, first);
+        double since_s = 0;
+        json_t *other;
+        size_t i;
+
+        for (i = 0; i < first; i++)
+                if (is_same_wait(json_array_get(waiting, i), wait))
+                        return;
+        json_array_foreach(waiting, i, other)
+        {
+                if (is_same_wait(other, wait) && field_number(other, "since_s") > since_s)
+                        since_s = field_number(other, "since_s");
+        }
+        fprintf(out, "%s%s: waiting %s for %s", paint_begin(PAINT_WARN, ctl->colour), job,
+                unit_seconds(since_s).text, field_text(wait, "for"));
+        for (i = first + 1; i < json_array_size(waiting); i++)
+                if (is_same_wait(json_array_get(waiting, i), wait))
+                        fprintf(out, ", %s", field_text(json_array_get(waiting, i), "for"));
+        fprintf(out, ": %s%s\n", field_text(wait, "what"), paint_end(PAINT_WARN, ctl->colour));
+}
+
 void show_waiting(const struct ctl *ctl, FILE *out, const json_t *jobs)
 {
-        json_t *job, *wait;
-        size_t i, k;
+        json_t *job;
+        size_t i;
 
         json_array_foreach(jobs, i, job)
         {
-                json_array_foreach(json_object_get(job, "waiting"), k, wait) fprintf(
-                        out, "%s%s: waiting %s for %s: %s%s\n",
-                        paint_begin(PAINT_WARN, ctl->colour), field_text(job, "job"),
-                        unit_seconds(field_number(wait, "since_s")).text, field_text(wait, "for"),
-                        field_text(wait, "what"), paint_end(PAINT_WARN, ctl->colour));
+                const json_t *waiting = json_object_get(job, "waiting");
+
+                for (size_t k = 0; k < json_array_size(waiting); k++)
+                        show_wait(ctl, out, field_text(job, "job"), waiting, k);
         }
 }
 
@@ -107,8 +131,9 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
 const struct command command_jobs = {
         .name = "jobs",
         .summary = "jobs and who they wait for",
-        .description = "Prints a line for each job, and who it waits for. A job is *running* if "
-                       "all of its ranks are attached, *incomplete* if some are, and *idle* if "
+        .description = "Prints a line for each job, and who it waits for, a line a cause. A job is "
+                       "*running* if all of its ranks are attached, *stalled* if they are and no "
+                       "step ends, *incomplete* if some are, and *idle* if "
                        "none is, as after its training. It is *opening* until its states are "
                        "found, and *moving* while they go to other nodes.",
         .show = show,

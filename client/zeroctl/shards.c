@@ -32,8 +32,7 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
                 table_add(t, PAINT_NONE, "%s", field_text(shard, "owner"));
         table_add(t, PAINT_NONE, "%s", place[0] ? place : "-");
         table_add(t, PAINT_NONE, "%.0f-%.0f", first, first + count);
-        json_object_foreach(bytes, name, plane)
-                all += json_number_value(plane);
+        json_object_foreach(bytes, name, plane) all += json_number_value(plane);
         table_add(t, PAINT_NONE, "%s", unit_bytes(master).text);
         table_add(t, PAINT_NONE, "%s", unit_bytes(all - master - grad - serve).text);
         table_add(t, PAINT_NONE, "%s", unit_bytes(grad).text);
@@ -50,8 +49,10 @@ static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
 
         fprintf(out, "%sjob %s%s\n", paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
                 paint_end(PAINT_HEAD, ctl->colour));
-        table_init(&t, ">GROUP|NAME|DTYPE|OPTIMIZER|OWNER|PLACE|>ELEMENTS|>MASTER|>MOMENTS|>GRAD|>SERVE|"
-                       ">VERSION|>LAST UPDATED");
+        table_init(
+                &t,
+                ">GROUP|NAME|DTYPE|OPTIMIZER|OWNER|PLACE|>ELEMENTS|>MASTER|>MOMENTS|>GRAD|>SERVE|"
+                ">VERSION|>LAST UPDATED");
         json_array_foreach(json_object_get(job, "groups"), i, group)
         {
                 json_array_foreach(json_object_get(group, "shards"), k, shard)

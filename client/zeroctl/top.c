@@ -52,7 +52,7 @@ static void show_rates(const struct ctl *ctl, FILE *out, const json_t *status, c
         json_t *peer;
         size_t i;
 
-        table_init(&t, "NODE|STATE|>ROUND TRIP|BULK|>GATHER OUT|>IN|>REDUCE OUT|>IN");
+        table_init(&t, "NODE|STATE|>RTT|BULK|>GATHER OUT|>IN|>REDUCE OUT|>IN");
         json_array_foreach(json_object_get(status, "peers"), i, peer)
         {
                 const json_t *last = find_named(json_object_get(before, "peers"), "node",
@@ -62,7 +62,7 @@ static void show_rates(const struct ctl *ctl, FILE *out, const json_t *status, c
                 if (field_true(peer, "self"))
                         continue;
                 table_add(&t, PAINT_NONE, "%s", field_text(peer, "node"));
-                table_add(&t, up ? PAINT_GOOD : PAINT_BAD, "%s", up ? "up" : "down");
+                add_peer_state(&t, peer);
                 table_add(&t, PAINT_NONE, "%s",
                           up ? unit_seconds(field_number(peer, "round_trip_s")).text : "-");
                 table_add(&t, PAINT_NONE, "%s", field_text(peer, "bulk"));
@@ -183,6 +183,7 @@ static void show_picture(const struct ctl *ctl, FILE *out, const json_t *status,
 {
         const json_t *jobs = json_object_get(status, "jobs");
 
+        show_verdict(ctl, out, status);
         fprintf(out, "%snode %s%s: zerod %s, up %s\n", paint_begin(PAINT_HEAD, ctl->colour),
                 field_text(status, "node"), paint_end(PAINT_HEAD, ctl->colour),
                 field_text(status, "version"), unit_seconds(field_number(status, "uptime_s")).text);

@@ -33,9 +33,13 @@ static int check(const struct ctl *ctl)
         return CTL_USAGE;
 }
 
+/* All ranks of a job that is stalled are attached, too. */
 static bool is_there(const json_t *job)
 {
-        return job && (!*state || strcmp(field_text(job, "state"), state) == 0) &&
+        const char *now = field_text(job, "state");
+
+        return job &&
+               (!*state || strcmp(strcmp(now, "stalled") == 0 ? "running" : now, state) == 0) &&
                field_number(job, "version") >= (double)step;
 }
 

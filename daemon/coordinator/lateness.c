@@ -51,7 +51,7 @@ static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
                 snprintf(line.what, sizeof line.what, "%s",
-                         c->state.step.open >> i & 1         ? "to reach all nodes"
+                         c->state.step.open >> i & 1         ? WAIT_TO_REACH
                          : c->state.nodes[i] != NODE_UNASKED ? "to get its shards"
                          : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
                                              : "to come up");

@@ -9,6 +9,9 @@
 
 enum { WAIT_LINES = 32, STEP_TIMES = 16 };
 
+/* What a node has to do that is up while another is not. */
+#define WAIT_TO_REACH "to reach all nodes"
+
 struct wait_lines {
         uint32_t n;
         struct wait_line lines[WAIT_LINES];

@@ -60,12 +60,13 @@ function digits(n) {
   return Math.abs(n) >= 1e5 || Math.abs(n) < 1e-3 ? n.toExponential(2) : n.toPrecision(4);
 }
 
+/* As zeroctl writes it. */
 function duration(s) {
-  if (s < 0.001) return '0 ms';
-  if (s < 1) return `${(1000 * s).toFixed(s < 0.01 ? 1 : 0)} ms`;
-  if (s < 60) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
+  if (s < 0.001) return `${(1e6 * s).toFixed(0)} us`;
+  if (s < 1) return `${(1000 * s).toFixed(1)} ms`;
+  if (s < 60) return `${s.toFixed(1)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} m ${Math.floor(s % 60)} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} m`;
   return `${Math.floor(s / 86400)} d ${Math.floor(s % 86400 / 3600)} h`;
 }
 const clock = ms => new Date(ms).toLocaleTimeString([], { hour12: false });
@@ -86,16 +87,11 @@ function ranges(pairs) {
 
 const seen = new Map(); /* of each job: its samples, the oldest first */
 
-/* The rate of the last steps says nothing about a job that makes none. */
-function rate(job) {
-  return job.step_age_s !== null && job.step_age_s * job.steps_per_s > 5 && job.step_age_s > 5 ? 0 : job.steps_per_s;
-}
-
 function remember(jobs, now) {
   for (const job of jobs) {
     const samples = seen.get(job.job) ?? [];
 
-    samples.push({ now, step: job.version, rate: rate(job), norm: job.grad_norm, scale: job.loss_scale });
+    samples.push({ now, step: job.version, rate: job.steps_per_s, norm: job.grad_norm, scale: job.loss_scale });
     while (now - samples[0].now > KEEP_MS) samples.shift();
     seen.set(job.job, samples);
   }
@@ -193,7 +189,7 @@ function shards(map) {
 /* ---- a job ---- */
 
 const STATES = {
-  running: ['✓', 'good'], moving: ['⇄', 'warn'], opening: ['…', 'warn'], incomplete: ['⚠', 'bad'], idle: ['○', ''],
+  running: ['✓', 'good'], moving: ['⇄', 'warn'], opening: ['…', 'warn'], incomplete: ['⚠', 'bad'], stalled: ['⚠', 'bad'], idle: ['○', ''],
 };
 
 function badge(state) {
@@ -202,8 +198,18 @@ function badge(state) {
   return make('span', { class: `badge ${kind}` }, `${sign} ${state}`);
 }
 
-/* Shorter waits are steps at work. */
-const waits = job => job.waiting.filter(w => w.since_s >= 1);
+/* Shorter waits are steps at work.  Those who have the same to do share a line. */
+function waits(job) {
+  const by = new Map();
+
+  for (const w of job.waiting.filter(w => w.since_s >= 1)) {
+    const same = by.get(w.what) ?? { for: [], what: w.what, since_s: 0 };
+    same.for.push(w.for);
+    same.since_s = Math.max(same.since_s, w.since_s);
+    by.set(w.what, same);
+  }
+  return [...by.values()].map(w => ({ ...w, for: w.for.join(', ') }));
+}
 
 function waitsList(job) {
   return make('ul', { class: 'waits', 'aria-label': 'Who is waited for' }, ...waits(job).map(w =>
@@ -282,7 +288,7 @@ function numbers(job, node) {
 function jobBody(job, map, node) {
   return [waitsList(job), ...works(job),
     make('div', { class: 'curves' }, curve(job, 'Step', 'step', String(job.version)),
-      curve(job, 'Steps per second', 'rate', digits(rate(job))), curve(job, 'Gradient norm', 'norm', digits(job.grad_norm)),
+      curve(job, 'Steps per second', 'rate', digits(job.steps_per_s)), curve(job, 'Gradient norm', 'norm', digits(job.grad_norm)),
       curve(job, 'Loss scale', 'scale', digits(job.loss_scale))),
     map ? shards(map) : make('p', { class: 'dim' }, 'No picture of the shards: the job opens, or this node has too many jobs.'),
     make('div', { class: 'pair' }, memory(job, node), numbers(job, node))];
@@ -302,11 +308,15 @@ function showJobs(jobs, maps, node) {
     let details = shown.get(job.job);
 
     if (!details) {
-      details = make('details', { class: 'job', open: '' }, make('summary'), make('div', { class: 'body' }));
+      details = make('details', { class: 'job' }, make('summary'), make('div', { class: 'body' }));
       shown.set(job.job, details);
       id('jobs').append(details);
     }
-    const late = waits(job);
+    const late = waits(job), idle = String(job.state === 'idle');
+    if (details.dataset.idle !== idle) { // a person may fold it, or open it, until that changes
+      details.dataset.idle = idle;
+      details.open = job.state !== 'idle';
+    }
     show(details.firstChild, make('h3', { class: 'name' }, job.job), make('span', {}, badge(job.state)),
       late.length ? make('span', { class: 'bad' }, `⚠ waits for ${late[0].for}${late.length > 1 ? ` and ${late.length - 1} more` : ''}`) : '',
       make('span', { class: 'dim' }, `step ${job.version}`));
@@ -353,13 +363,20 @@ function memoryCards(status) {
   return cards;
 }
 
+const VERDICTS = { ok: '✓', warn: '⚠', error: '✕' };
+
+function finding(f) {
+  return make('li', {}, `${f.state === 'error' ? '✕' : '⚠'} `, name(f.check), `: ${f.found}. What to do: ${f.advice}`);
+}
+
 function showAll(status, members, map) {
   const late = status.jobs.filter(job => waits(job).length).length, down = status.peers.filter(p => !p.self && !p.up).length;
 
   remember(status.jobs, Date.now());
-  document.title = `${late || down ? '⚠ ' : ''}${status.node}: zerod`;
+  document.title = `${status.verdict === 'ok' ? '' : `${VERDICTS[status.verdict]} `}${status.node}: zerod`;
   show(id('node'), `on ${status.node}`);
-  show(id('facts'), `${plural(status.peers.length, 'node')}, ${down ? `⚠ ${down} down` : 'all up'} · ` +
+  show(id('findings'), ...status.findings.map(finding));
+  show(id('facts'), `${VERDICTS[status.verdict]} ${status.verdict} · ${plural(status.peers.length, 'node')}, ${down ? `⚠ ${down} down` : 'all up'} · ` +
     `${plural(status.jobs.length, 'job')}, ${late ? `⚠ ${late} waiting` : 'none waiting'} · ` +
     `zerod ${status.version}, up ${duration(status.uptime_s)}`);
   showJobs(status.jobs, map.jobs, status.node);

@@ -112,11 +112,13 @@
         F(text, coordinator, "node that coordinates the job", INFO("job_coordinator_info"))        \
         F(number, world_size, "ranks", GAUGE("job_ranks"))                                         \
         R(list, status_rank, ranks, "all, in order")                                               \
-        F(text, state, "moving, opening, idle, incomplete or running", INFO("job_state_info"))     \
+        F(text, state, "moving, opening, idle, incomplete, stalled (all ranks are attached, and "  \
+          "no step ends) or running", INFO("job_state_info"))                                      \
         F(number, version, "steps made", COUNTER("job_steps_total"))                               \
         F(number, attempt, "number of the attempt at the next step",                               \
           COUNTER("job_attempts_total"))                                                           \
-        F(real, steps_per_s, "rate over the last steps", GAUGE("job_steps_per_second"))            \
+        F(real, steps_per_s, "rate over the last steps; 0 unless the job is running",              \
+          GAUGE("job_steps_per_second"))                                                           \
         F(real, grad_norm, "norm of the last step's gradients; null: not finite",                  \
           GAUGE("job_grad_norm"))                                                                  \
         F(real, loss_scale, "loss scale of the next step", GAUGE("job_loss_scale"))                \
@@ -142,7 +144,8 @@
         R(maybe, status_move, move, "move of the job's shards; null: all are in their place")      \
         R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
         R(maybe, status_schedule, schedule, "periodic checkpoints; null: none")                    \
-        R(list, status_wait, waiting, "who keeps the job waiting", GAUGE("job_waits"))             \
+        R(list, status_wait, waiting, "who keeps the job waiting; not who only waits for a node "  \
+          "that is named already", GAUGE("job_waits"))                                             \
         F(real, longest_rank_wait_s, "longest of these waits for a rank; null: none",              \
           GAUGE("job_rank_wait_seconds"))                                                          \
         F(real, longest_other_wait_s, "longest of these waits for a node, disk or person; null: "  \
@@ -169,6 +172,7 @@
         F(flag, owner, "it holds shards", GAUGE("peer_owner"))                                     \
         F(flag, self, "it is the node that answers")                                               \
         F(flag, up, "the link to it stands", GAUGE("peer_up"))                                     \
+        F(flag, reached, "another node says that its link to it stands")                           \
         F(text, why, "reason why the link is down")                                                \
         F(text, goodbye, "stopped or drained: it is gone after it said that it stops in order; "   \
           "null: it is up, or said nothing", INFO("peer_goodbye_info"))                            \
@@ -245,7 +249,17 @@
         R(record, status_gpu_memory, memory, "memory of the GPU")                                  \
         R(list, status_allocation, allocations, "allocations of this daemon")
 
+/* Of zeroctl doctor, or of a verdict. */
+#define STATUS_FINDING(F, R)                                                                       \
+        F(text, check, "what was looked at; in a verdict, the alert of this name")                 \
+        F(text, state, "fine, warning or error")                                                   \
+        F(text, found, "what is there")                                                            \
+        F(text, advice, "what to do; empty: nothing")
+
 #define STATUS_NODE(F, R)                                                                          \
+        F(text, verdict, "ok, warn or error: the worst of the findings")                           \
+        R(list, status_finding, findings, "what is wrong with the node, its peers and its jobs: "  \
+          "what the alerts of deploy/prometheus/ say, as far as one node knows and without delay") \
         F(text, node, "name", LABEL("node"))                                                       \
         F(text, version, "version of zerod", INFO("build_info"))                                   \
         F(number, protocol, "version of the protocol of clients", GAUGE("client_protocol_version"))\
@@ -436,12 +450,6 @@
 
 /* ---- what is asked of all nodes ---- */
 
-#define STATUS_FINDING(F, R)                                                                       \
-        F(text, check, "what was looked at")                                                       \
-        F(text, state, "fine, warning or error")                                                   \
-        F(text, found, "what is there")                                                            \
-        F(text, advice, "what to do; empty: nothing")
-
 /* What one node tells the others. */
 #define STATUS_EXAMINED_HERE(F, R)                                                                 \
         F(text, version, "version of zerod")                                                       \
@@ -578,6 +586,7 @@
         X(status_gpu_memory, STATUS_GPU_MEMORY)                                                    \
         X(status_allocation, STATUS_ALLOCATION)                                                    \
         X(status_gpu, STATUS_GPU)                                                                  \
+        X(status_finding, STATUS_FINDING)                                                          \
         X(status_node, STATUS_NODE)                                                                \
         X(status_option, STATUS_OPTION)                                                            \
         X(status_config, STATUS_CONFIG)                                                            \
@@ -606,7 +615,6 @@
         X(status_ordered, STATUS_ORDERED)                                                          \
         X(status_reached, STATUS_REACHED)                                                          \
         X(status_ping, STATUS_PING)                                                                \
-        X(status_finding, STATUS_FINDING)                                                          \
         X(status_examined_here, STATUS_EXAMINED_HERE)                                              \
         X(status_examined_node, STATUS_EXAMINED_NODE)                                              \
         X(status_examined, STATUS_EXAMINED)                                                        \

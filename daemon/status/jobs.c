@@ -1,11 +1,15 @@
 /* The jobs of this node. */
 #include "daemon/status/status.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "proto/cleanup.h"
+
+enum { STALLED_WAIT_S = 10, STALLED_STEPS = 10 };
 
 const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER,  ZERO_PLANE_MOMENT1,
                                                        ZERO_PLANE_MOMENT2, ZERO_PLANE_MOMENT3,
@@ -39,25 +43,60 @@ static void report_wait(struct arena *arena, const struct job *job, const struct
         wait->since_s = now > line->since_ms ? (double)(now - line->since_ms) / 1000 : 0;
 }
 
-/* Nodes that are away come first: the coordinator may be on one of them. */
-static void report_waiting(struct arena *arena, const struct job *job, struct status_job *ret)
+static bool same_text(const char *a, const char *b)
 {
-        struct wait_line away;
-
-        if (job_away(job, &away))
-                report_wait(arena, job, &away, ret);
-        for (uint32_t i = 0; i < job->progress->waits.n; i++)
-                report_wait(arena, job, &job->progress->waits.lines[i], ret);
+        return strcmp(a ? a : "", b ? b : "") == 0;
 }
 
-/* A rank's name in a wait begins with "rank". */
+static bool is_told(const struct status_job *ret, const char *who)
+{
+        for (uint32_t i = 0; i < ret->waiting.n; i++)
+                if (same_text(ret->waiting.items[i].who, who))
+                        return true;
+        return false;
+}
+
+/* Others that cannot reach a node that is away, and ranks there, wait for that node. */
+static bool is_cut_off(const struct job *job, const struct wait_line *line)
+{
+        uint32_t r, node;
+
+        if (strcmp(line->what, WAIT_TO_REACH) == 0)
+                return true;
+        if (sscanf(line->who, "rank %" SCNu32, &r) != 1 || r >= job->world_size ||
+            job->ranks[r].here)
+                return false;
+        node = job->node_of_rank[r];
+        return node == RANK_ABSENT || !(job->x->up >> node & 1);
+}
+
+/* A line a cause.  Nodes that are away come first: the coordinator may be on one of them. */
+static void report_waiting(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        const struct wait_lines *waits = &job->progress->waits;
+        struct wait_line line;
+        bool away = job_away(job, &line);
+
+        if (away)
+                report_wait(arena, job, &line, ret);
+        for (uint32_t i = 0; i < waits->n; i++)
+                if (!is_told(ret, waits->lines[i].who) &&
+                    !(away && is_cut_off(job, &waits->lines[i])))
+                        report_wait(arena, job, &waits->lines[i], ret);
+}
+
+bool wait_is_for_rank(const struct status_wait *w)
+{
+        return w->who && strncmp(w->who, "rank", 4) == 0;
+}
+
 static void report_longest(struct status_job *ret)
 {
         ret->longest_rank_wait_s = ret->longest_other_wait_s = NAN;
         for (uint32_t i = 0; i < ret->waiting.n; i++) {
                 const struct status_wait *w = &ret->waiting.items[i];
-                bool rank = w->who && strncmp(w->who, "rank", 4) == 0;
-                double *longest = rank ? &ret->longest_rank_wait_s : &ret->longest_other_wait_s;
+                double *longest = wait_is_for_rank(w) ? &ret->longest_rank_wait_s
+                                                      : &ret->longest_other_wait_s;
 
                 *longest = fmax(*longest, w->since_s);
         }
@@ -180,11 +219,6 @@ static void report_planes(struct arena *arena, const struct job *job, struct sta
                 }
 }
 
-static bool same_text(const char *a, const char *b)
-{
-        return strcmp(a ? a : "", b ? b : "") == 0;
-}
-
 static void report_origin(struct arena *arena, const struct rank *rank, struct status_job *ret)
 {
         const char *slurm_job = rank->needs.slurm_job[0] ? rank->needs.slurm_job : NULL;
@@ -227,19 +261,35 @@ static void report_sessions(struct arena *arena, const struct job *job, struct s
         }
 }
 
-static const char *state_name(const struct job *job, bool moves)
+/*
+ * All ranks are attached, and no step ends.  A step takes as long as it takes: it counts as
+ * standing after STALLED_STEPS usual ones, or where none is known, when an alert would name who is
+ * waited for.
+ */
+static bool is_stalled(const struct job *job, const struct status_job *ret)
 {
-        uint32_t here = 0;
+        double rate = job_steps_per_second(job);
+        double least_s = ret->waiting.n ? STALLED_WAIT_S : STATUS_NO_STEP_S;
+        struct wait_line line;
 
-        for (uint32_t r = 0; r < job->world_size; r++)
-                here += job->ranks[r].here;
-        if (moves)
+        if (job_away(job, &line) || ret->longest_other_wait_s > STATUS_NODE_WAIT_S)
+                return true;
+        if (rate <= 0)
+                return ret->longest_rank_wait_s > STATUS_RANK_WAIT_S;
+        return job_step_age(job) > fmax(least_s, STALLED_STEPS / rate);
+}
+
+static const char *state_name(const struct job *job, const struct status_job *ret)
+{
+        if (ret->move)
                 return "moving";
         if (job->opening)
                 return "opening";
-        if (here == 0)
+        if (ret->away == job->world_size)
                 return "idle";
-        return job->started && here == job->world_size ? "running" : "incomplete";
+        if (!job->started || ret->away)
+                return "incomplete";
+        return is_stalled(job, ret) ? "stalled" : "running";
 }
 
 void report_move(const struct move *m, struct status_move *ret)
@@ -254,15 +304,18 @@ void report_owners(struct arena *arena, const struct engine *x, const struct pla
                 texts_add(arena, ret, node_name(x, placement->node[o]));
 }
 
-static void report_job_move(struct arena *arena, const struct job *job, struct status_job *ret)
+/* After the waits are reported. */
+static void report_state(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         struct move move;
-        bool moves = job_moves(job, &move);
 
-        ret->state = state_name(job, moves);
-        ret->move = moves ? arena_new(arena, sizeof *ret->move) : NULL;
+        if (job_moves(job, &move))
+                ret->move = arena_new(arena, sizeof *ret->move);
         if (ret->move)
                 report_move(&move, ret->move);
+        ret->state = state_name(job, ret);
+        if (strcmp(ret->state, "running") == 0)
+                ret->steps_per_s = job_steps_per_second(job);
 }
 
 /* This process may not have seen the last step. */
@@ -286,10 +339,8 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->coordinator = node_name(job->x, job->coordinator);
         ret->world_size = job->world_size;
         report_ranks(arena, job, ret);
-        report_job_move(arena, job, ret);
         ret->version = job->version;
         ret->attempt = job->attempt;
-        ret->steps_per_s = job_steps_per_second(job);
         ret->grad_norm = job->last.grad_norm;
         ret->loss_scale = job->last.loss_scale;
         ret->skipped = job->last.n_skipped;
@@ -306,6 +357,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
                 ret->schedule->periodic_directory = NULL;
         report_waiting(arena, job, ret);
         report_longest(ret);
+        report_state(arena, job, ret);
         report_times(arena, job, ret);
         report_gather(arena, job, &ret->gather);
         report_stash(arena, job, ret);

@@ -36,6 +36,16 @@ static const char *const goodbyes[] = {
         [GOODBYE_STOPPED] = "stopped", [GOODBYE_DRAINED] = "drained"
 };
 
+/* What nodes that are away said last does not count. */
+static bool others_reach(const struct engine *x, uint32_t node)
+{
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
+                if (n != node && n != x->cluster->self && x->linked >> n & 1 &&
+                    !(x->cut[n] >> node & 1))
+                        return true;
+        return false;
+}
+
 static void report_peer(struct arena *arena, const struct engine *x, uint32_t node,
                         struct status_peer *ret)
 {
@@ -49,6 +59,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
         ret->owner = placement_nodes(&x->placement) >> node & 1;
         ret->self = node == x->cluster->self;
         ret->up = info.up;
+        ret->reached = others_reach(x, node);
         ret->why = arena_copy(arena, info.link.why);
         ret->goodbye = info.up ? NULL : goodbyes[info.link.goodbye];
         ret->bulk = arena_copy(arena, info.bulk);
@@ -169,6 +180,7 @@ void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
         bases_each(x, report_base, &(struct bases_report){ arena, ret });
         report_memory(x, &ret->memory);
         report_gpus(arena, gpus, ret);
+        report_verdict(arena, ret);
 }
 
 struct options {

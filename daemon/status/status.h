@@ -6,6 +6,7 @@
  *   gpus.c         its GPUs                  shards.c       who holds which part of every group
  *   membership.c   the owner list, moves     checkpoints.c  checkpoints and restores
  *   metrics.c      records as /metrics             shard_map.c    a picture of shards
+ *   verdict.c      what is wrong, as alerts name it
  *
  * A report reads the engine and keeps no pointer into it: all that it fills lies in the arena.  If
  * memory runs out arena->failed is set and the report is incomplete.  Loop thread.
@@ -27,6 +28,8 @@ void gpus_use_now(struct gpu_use_now *ret);
 void report_node(struct arena *arena, struct engine *x, uint64_t started_ms,
                  const struct gpu_use_now *gpus, struct status_node *ret);
 void report_config(struct arena *arena, const struct engine *x, struct status_config *ret);
+/* From all that is reported already. */
+void report_verdict(struct arena *arena, struct status_node *ret);
 /* All jobs of this node. */
 void report_jobs(struct arena *arena, const struct engine *x, struct status_jobs *ret);
 void report_gpus(struct arena *arena, const struct gpu_use_now *now, struct status_node *ret);
@@ -78,7 +81,12 @@ char *metrics_text(const struct record_type *type, const void *record, enum metr
 
 /* ---- between the files here ---- */
 
+/* What a job waits for longer is an alert (deploy/prometheus/zerod.rules.yml). */
+enum { STATUS_RANK_WAIT_S = 120, STATUS_NODE_WAIT_S = 60, STATUS_NO_STEP_S = 60 };
+
 void report_move(const struct move *m, struct status_move *ret);
+/* A rank's name in a wait begins with "rank". */
+bool wait_is_for_rank(const struct status_wait *w);
 /* The node of each owner. */
 void report_owners(struct arena *arena, const struct engine *x, const struct placement *placement,
                    struct record_texts *ret);

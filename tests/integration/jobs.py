@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -741,6 +742,59 @@ def status_while_a_rank_is_late():
         ranks[1].start("step", sets=SETS)
         finish_all(ranks)
         until(lambda: not c[0].job("job")["waiting"], what="an empty waiting list")
+
+
+@case
+def job_that_stands_is_stalled():
+    """All ranks are attached, and one does not step: after ten usual steps, and 10 s, the job no longer counts as running."""
+    with Cluster(2) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1], hold=2, push=2)
+        train(ranks, 3)
+        assert c[0].job("job")["state"] == "running" and c[0].job("job")["steps_per_s"] > 0
+        ranks[0].start("train", steps=1, first_step=3, sets=SETS)
+        for d in c.daemons:
+            until(lambda d=d: d.job("job")["state"] == "stalled", what="stalled")
+            assert d.job("job")["steps_per_s"] == 0
+        r = c[0].ctl_run("--timeout", "1", "wait", "job")  # all ranks are attached
+        assert r.returncode == 0, r.stderr
+        ranks[1].start("train", steps=1, first_step=3, sets=SETS)
+        finish_all(ranks)
+        for d in c.daemons:
+            until(lambda d=d: d.job("job")["state"] == "running", what="running")
+
+
+@case
+def verdict_and_one_line_a_cause():
+    """A node dies with its ranks: the verdict names it, and the others' waits for its ranks are no causes of their own."""
+    with Cluster(3) as c:
+        ranks = c.ranks("job", small_layout(), [0, 1, 2, 2], hold=2, push=2)
+        train(ranks, 3)
+        for a in ranks[:2]:
+            a.start("train", steps=1, first_step=3, sets=SETS)
+        c[2].kill()
+        for d in c.daemons[:2]:
+            until(lambda d=d: [w["for"] for w in d.job("job")["waiting"]] == ["node n2"] and d.job("job")["state"] == "incomplete",
+                  what="the cause")
+            status = d.status()
+            assert status["verdict"] == "error" and list(status)[:2] == ["verdict", "findings"], status
+            assert [(f["check"], f["state"], "n2" in f["found"], bool(f["advice"])) for f in status["findings"]] == [
+                ("ZerodNodeDown", "error", True, True)], status["findings"]
+            lines = d.ctl_run("jobs").stdout.splitlines()
+            assert len(lines) == 3 and "for node n2: to come up again" in lines[2], lines
+        c[1].process.terminate()
+        c[1].process.wait()
+        until(lambda: [p["goodbye"] for p in c[0].status()["peers"]] == [None, "stopped", None], what="the goodbye")
+        for command in ("status", "top"):
+            assert re.search(r"^n1 .* stopped ", c[0].ctl_run(command).stdout, re.M), command
+        assert [f["check"] for f in c[0].status()["findings"]] == ["ZerodNodeDown", "ZerodNodeStopped"]
+        c[2].start()
+        c[1].start()
+        c.wait_up()
+        until(lambda: c[0].status()["verdict"] == "ok", what="ok")
+        for a in ranks[2:]:
+            a.start("train", steps=1, first_step=3, sets=SETS)
+        for a in ranks:
+            a.finish()
 
 
 @case

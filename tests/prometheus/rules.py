@@ -55,6 +55,15 @@ def alerts_have_tests_and_sections(rules):
         assert cases == [" []", ""], f"{alert}: wants a time at which it is silent and one at which it fires: {cases}"
 
 
+def verdicts_are_alerts(rules):
+    """zeroctl status names its findings as alerts are named, with their severity."""
+    alerts = dict(re.findall(r"alert: (\w+)\n(?:.*\n)*?.*severity: (\w+)", rules))
+    rows = dict(re.findall(r'\{ "(Zerod\w+)",\s+"(\w+)",', read("daemon/status/verdict.c")))
+    assert rows and rows == {name: alerts[name].replace("critical", "error") for name in rows}, rows
+    unknown = re.search(r"Of (.*), which need", read("deploy/prometheus/README.md"))
+    assert set(re.findall(r"Zerod\w+", unknown.group(1))) == set(alerts) - set(rows), set(alerts) - set(rows)
+
+
 def promtool(*arguments):
     r = subprocess.run(["promtool", *arguments], cwd=os.path.join(ROOT, "deploy/prometheus"), capture_output=True, text=True,
                        timeout=100, check=False)
@@ -65,6 +74,7 @@ def main():
     rules = read("deploy/prometheus/zerod.rules.yml")
     metrics_are_there(rules, metrics())
     alerts_have_tests_and_sections(rules)
+    verdicts_are_alerts(rules)
     if shutil.which("promtool"):
         promtool("check", "rules", "zerod.rules.yml")
         promtool("test", "rules", "zerod.rules.test.yml")

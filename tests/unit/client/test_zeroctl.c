@@ -104,7 +104,10 @@ static int ask(const char *arguments, const struct answer *answer)
         "\"stage3_bytes\":4831838208},\"sessions\":[{\"rank\":0,\"pid\":77,\"held\":2,"            \
         "\"push_window\":8192}]}"
 #define STATUS                                                                                     \
-        "{\"node\":\"a\",\"version\":\"0.1.0\",\"uptime_s\":133,\"socket\":\"/run/z.sock\","       \
+        "{\"verdict\":\"warn\",\"findings\":[{\"check\":\"ZerodLinkDown\",\"state\":\"warning\","  \
+        "\"found\":\"others reach c, this node does not: another key\",\"advice\":\"look at the "  \
+        "key files\"}],"                                                                           \
+        "\"node\":\"a\",\"version\":\"0.1.0\",\"uptime_s\":133,\"socket\":\"/run/z.sock\","        \
         "\"state_dir\":\"/var/lib/zerod\",\"device\":\"host (avx512)\",\"peers\":["                \
         "{\"node\":\"a\",\"address\":\"10.0.0.1:7077\",\"owner\":true,\"self\":true,\"up\":true,"  \
         "\"why\":\"\",\"bulk\":\"\",\"bulk_detail\":\"\",\"since_s\":1,\"heard_s\":0,"             \
@@ -125,8 +128,9 @@ Test(zeroctl, status_tells_node_peers_and_jobs)
 {
         cr_assert_eq(ask("status", &status_answer), 0, "%s", output);
         SHOWS("node a: zerod 0.1.0, up 2 m 13 s, device host (avx512)");
-        SHOWS("120 us  ucx posix,cma");
-        SHOWS("another key");
+        SHOWS("20.0 ms  120 us  ucx\n");
+        SHOWS("b: payloads go by ucx posix,cma\n");
+        SHOWS("c: another key\n");
         SHOWS("1.00 MiB");
         SHOWS("gpt: waiting 3.2 s for rank 1 on b: push of group 'h.3' (11 of 14 pushed)");
         SHOWS("1@?(absent)");
@@ -134,6 +138,72 @@ Test(zeroctl, status_tells_node_peers_and_jobs)
         SHOWS("(75.0 %)");
         SHOWS("together 4.50 GiB");
         SHOWS("124.4 M");
+}
+
+Test(zeroctl, status_and_top_begin_with_the_verdict)
+{
+        static const char verdict[] =
+                "health: warn\n"
+                "  ZerodLinkDown: others reach c, this node does not: another key\n"
+                "    look at the key files\n"
+                "node a: ";
+
+        cr_assert_eq(ask("status", &status_answer), 0, "%s", output);
+        cr_assert_eq(strncmp(output, verdict, strlen(verdict)), 0, "%s", output);
+        cr_assert_eq(ask("top --once", &top_answer), 0, "%s", output);
+        cr_assert_eq(strncmp(output, verdict, strlen(verdict)), 0, "%s", output);
+}
+
+/* Of a usual cluster: lines that begin with a table's header, and those below. */
+Test(zeroctl, tables_fit_80_columns)
+{
+#define WIDE                                                                                      \
+        "{\"gather\":1099511627776,\"reduce\":1099511627776,\"state\":1099511627776,\"control\":" \
+        "12}"
+        static const struct answer a = {
+                "status", NULL,
+                "{\"node\":\"node-017\",\"peers\":[{\"node\":\"node-018\",\"address\":"
+                "\"10.128.17.18:7677\",\"owner\":true,\"up\":true,\"bulk\":\"ucx\",\"since_s\":"
+                "86400,\"heard_s\":0.4,\"round_trip_s\":0.0001,\"sent\":" WIDE ",\"received\":" WIDE
+                "}],\"jobs\":[{\"job\":\"llama-8b-sft\",\"state\":"
+                "\"incomplete\",\"world_size\":128,\"version\":123456,\"steps_per_s\":12.25,"
+                "\"grad_norm\":1.23456e-5,\"skipped\":12,\"parameters\":8030261248,\"uid\":10001}]}"
+        };
+        char *tables, *line;
+
+        cr_assert_eq(ask("status", &a), 0, "%s", output);
+        tables = strstr(output, "NODE ");
+        cr_assert(tables);
+        *strstr(tables, "\njob ") = '\0';
+        SHOWS("JOB ");
+        for (line = strtok(tables, "\n"); line; line = strtok(NULL, "\n"))
+                cr_assert_leq(strlen(line), 80, "%s", line);
+}
+
+Test(zeroctl, a_cause_has_a_line_though_it_holds_several_up)
+{
+        const struct answer a = {
+                "status", NULL,
+                "{\"jobs\":[{\"job\":\"gpt\",\"waiting\":[{\"for\":\"rank 1\",\"what\":\"to "
+                "attach\","
+                "\"since_s\":3},{\"for\":\"node b\",\"what\":\"to come "
+                "up\",\"since_s\":1},{\"for\":"
+                "\"rank 2\",\"what\":\"to attach\",\"since_s\":4}]}],\"attaching\":["
+                "{\"job\":\"gpt\",\"rank\":0,\"pid\":7,\"for\":\"rank 1\",\"what\":\"to "
+                "attach\",\"since_s\":5},"
+                "{\"job\":\"new\",\"rank\":0,\"pid\":8,\"for\":\"rank 3\",\"what\":\"to "
+                "attach\",\"since_s\":5},"
+                "{\"job\":\"new\",\"rank\":1,\"pid\":9,\"for\":\"rank 3\",\"what\":\"to "
+                "attach\",\"since_s\":6}]}"
+        };
+
+        cr_assert_eq(ask("status", &a), 0, "%s", output);
+        SHOWS("gpt: waiting 4.0 s for rank 1, rank 2: to attach\n"
+              "gpt: waiting 1.0 s for node b: to come up\n"
+              "new: rank 0 (pid 8) and 1 more ranks: attaching for 5.0 s, waiting for rank 3: to "
+              "attach\n");
+        HIDES("pid 7");
+        HIDES("pid 9");
 }
 
 #define GPU                                                                                  \
