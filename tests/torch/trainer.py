@@ -344,8 +344,15 @@ DIES_AT = 5 if NEW else 3  # steps before; transformers 4 goes on in the middle 
 
 def perish(rank, directory, arguments, target=None):
     """Trains; in the last micro-batch of a step rank 1 kills `target` (0: nothing), or all ranks kill themselves, once.
-    (losses and gradient norms, global step, checksum of the parameters)"""
-    trainer = trainer_of(zerod.transformers.Trainer, directory, gpt2(), arguments, client=zerod.connect(timeout=120))
+    (losses and gradient norms, global step, checksum of the parameters and this rank's buffers)"""
+    model = gpt2()
+    model.register_buffer("seen", torch.zeros(32))
+
+    def see(module, _inputs, output):
+        if module.training:
+            model.seen.lerp_(output.detach().mean((0, 1)), 0.1)
+    model.transformer.ln_f.register_forward_hook(see)
+    trainer = trainer_of(zerod.transformers.Trainer, directory, model, arguments, client=zerod.connect(timeout=120))
     mark = f"{directory}/mark{rank}"
 
     def act(_gradient):
@@ -360,7 +367,8 @@ def perish(rank, directory, arguments, target=None):
     if target != 0:
         trainer.model.transformer.h[1].register_forward_hook(watch)
     trainer.train()
-    values = [trainer.model.sharded.read(p, "master") for p in trainer.model.sharded.params]
+    values = [*(trainer.model.sharded.read(p, "master") for p in trainer.model.sharded.params), model.seen]
+    assert model.seen.any()
     found = (history(trainer, "loss"), history(trainer, "grad_norm"), trainer.state.global_step,
              hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest())
     meet(trainer)

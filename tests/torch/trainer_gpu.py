@@ -5,6 +5,7 @@ On a real GPU with ZEROD_TEST_CUDA_PLUGIN=.../zerod-cuda.so, one rank next to tr
 trainer.py on the stand-in of storages.py.
 """
 import os
+import random
 import sys
 
 REAL = os.environ.get("ZEROD_TEST_CUDA_PLUGIN")  # harness.py removes it
@@ -14,6 +15,7 @@ import ranks  # noqa: E402
 import harness  # noqa: E402
 from harness import case  # noqa: E402
 
+import numpy  # noqa: E402
 import torch  # noqa: E402
 
 try:
@@ -101,6 +103,21 @@ def what_is_kept_is_with_or_without_a_generator():
     found.restore(place)
     assert torch.equal(place.random_state(), states.device)
     assert _replay.unpack(b"something else") is None
+
+
+@case
+def generators_that_nobody_has_used_take_no_bytes():
+    random.seed(3)
+    numpy.random.seed(3)
+    sizes = []
+    for use in (int, random.random, numpy.random.rand):
+        use()
+        states = _replay.RandomStates.now(Host())
+        blob = _replay.pack({"global_step": 3}, states, 3)
+        found = _replay.unpack(blob)[1]
+        assert found.python == states.python and (found.numpy[1] == states.numpy[1]).all() and found.numpy[2:] == states.numpy[2:]
+        sizes.append(len(blob))
+    assert sizes[0] < sizes[1] - 2000 < sizes[2] - 4000, sizes
 
 
 if __name__ == "__main__":

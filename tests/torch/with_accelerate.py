@@ -155,20 +155,20 @@ def bf16_is_autocast():
     alike(run(train_in_bf16, [0], "zerod")[0], run(train_in_bf16, [0], "plain")[0], "bf16")
 
 
-def survive(_rank, daemon):
-    """The parameters after a loop by zt.steps(); in its third step rank 1 kills the daemon, once."""
+def survive(_rank, daemon, until=5):
+    """Parameters and statistics after a loop by zt.steps(); in its third step rank 1 kills the daemon, once."""
     accelerator = KINDS["zerod"](cpu=True, client=zerod.connect(timeout=120))
-    model = net()
+    model = nn.Sequential(*net(), nn.BatchNorm1d(1))
     model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), DataLoader(rows(), BATCH))
     batches = list(data)
-    for step in zt.steps(model, until=5):
+    for step in zt.steps(model, until=until):
         with step as t:
             accelerator.backward(nn.functional.mse_loss(model(batches[t][0]), batches[t][1]))
             if t == 2 and daemon and accelerator.process_index == 1:
                 os.kill(daemon, signal.SIGKILL)
                 daemon = None
             optimizer.step()
-    values = [model.sharded.read(p) for p in model.sharded.params]
+    values = [*(model.sharded.read(p) for p in model.sharded.params), model[-1].running_mean, model[-1].running_var]
     accelerator.wait_for_everyone()
     return torch.cat(values).tolist()
 
@@ -183,6 +183,8 @@ def a_loop_by_steps_goes_on_after_a_daemon_was_lost():
         cluster[1].start()
         assert job.finish() == wanted
         cluster[0].ctl("drop", job.job)
+    run(survive, [0, 1], None, 3, job="later", keep=True)
+    assert run(survive, [0, 1], None, job="later") == wanted, "started again"
 
 
 def refuses(_rank):

@@ -2,7 +2,7 @@
 
 Rule: random states are those of torch's CPU generator, Python's random and NumPy's global one, and
 of the generator of the GPU that the model is on; they are packed without loss, for a rank keeps at
-most 8 kB with a step.
+most 8 kB with a step, its buffers included.
 """
 from __future__ import annotations
 
@@ -106,13 +106,20 @@ class Steps:
 # ---- what is kept with a step ---------------------------------------------------------
 
 
-def pack(position: dict[str, Any], states: RandomStates) -> bytes:
-    """Position, as JSON, and random states, for RandomStates and position of :func:`unpack`."""
+def _seeded(seed: int) -> tuple[tuple, numpy.ndarray]:
+    """What Python's generator and NumPy's have right after their seeding."""
+    return random.Random(seed).getstate()[1], numpy.random.RandomState(seed).get_state(legacy=False)["state"]["key"]
+
+
+def pack(position: dict[str, Any], states: RandomStates, seed: int = 0) -> bytes:
+    """Position, as JSON, and random states, for RandomStates and position of :func:`unpack`.  seed: what Python and NumPy
+    still have of it takes no bytes."""
     words = states.torch.numpy().view("<u4").reshape(-1, 2)
     name, keys, *rest = states.numpy
-    about = {**position, "python": [states.python[0], states.python[2]], "numpy": [name, *rest]}
-    parts = [json.dumps(about).encode(), PYTHON.pack(*states.python[1]),
-             keys.astype("<u4").tobytes() + words[:, 0].tobytes(),
+    python, fresh = _seeded(seed)
+    about = {**position, "python": [states.python[0], states.python[2]], "numpy": [name, *rest], "seed": seed}
+    parts = [json.dumps(about).encode(), b"" if states.python[1] == python else PYTHON.pack(*states.python[1]),
+             (b"" if (keys == fresh).all() else keys.astype("<u4").tobytes()) + words[:, 0].tobytes(),
              zlib.compress(words[:, 1].tobytes()),  # mostly zeros
              b"" if states.device is None else states.device.numpy().tobytes()]
     return LENGTHS.pack(*map(len, parts)) + b"".join(parts)
@@ -132,15 +139,17 @@ def unpack(blob: bytes) -> tuple[dict[str, Any], RandomStates] | None:
             parts.append(blob[begin:begin + length])
             begin += length
         about = json.loads(parts[0])
-        low = numpy.frombuffer(parts[2], "<u4")[WORDS:]
+        python, keys = _seeded(about.pop("seed", 0))
         high = numpy.frombuffer(zlib.decompress(parts[3]), "<u4")
+        low = numpy.frombuffer(parts[2], "<u4")[-len(high):]
+        if len(parts[2]) > low.nbytes:
+            keys = numpy.frombuffer(parts[2], "<u4")[:WORDS].astype(numpy.uint32)
         state = numpy.stack([low, high], axis=1).reshape(-1).view(numpy.uint8)
         device = numpy.frombuffer(parts[4], numpy.uint8)
         version, gauss = about.pop("python")
         name, *rest = about.pop("numpy")
-        keys = numpy.frombuffer(parts[2], "<u4")[:WORDS].astype(numpy.uint32)
-        return about, RandomStates(torch.from_numpy(state.copy()),
-                                   (version, PYTHON.unpack(parts[1]), gauss), (name, keys, *rest),
+        python = PYTHON.unpack(parts[1]) if parts[1] else python
+        return about, RandomStates(torch.from_numpy(state.copy()), (version, python, gauss), (name, keys, *rest),
                                    torch.from_numpy(device.copy()) if len(device) else None)
     except (struct.error, zlib.error, ValueError, KeyError, TypeError):
         return None

@@ -103,8 +103,8 @@ class TrainerMixin:
 
     If a daemon or a node is lost, the Trainer repeats the step from its first micro-batch, with the
     same random numbers.  A job whose processes are started again, by ``torchrun --max-restarts`` or by
-    hand under the same job name, goes on by itself at the service's step: data, schedule and
-    random numbers are kept with each step.  Not kept: the log so far, the state of callbacks, and
+    hand under the same job name, goes on by itself at the service's step: data, schedule,
+    random numbers and some kB of buffers are kept with each step.  Not kept: the log so far, the state of callbacks, and
     random numbers that data loading or evaluation draw between steps.  With another number of ranks
     data and schedule begin anew; with ``resume_from_checkpoint=False`` they do in any case.  One
     rank alone cannot be started again: torch.distributed does not let it in.
@@ -307,9 +307,9 @@ class TrainerMixin:
                      "scheduled": self._scheduler().last_epoch,
                      "version": self.model.sharded.version}
         states = _replay.RandomStates.now(self.model.sharded.place)
-        blob = _replay.pack(position, states)
+        blob = _replay.pack(position, states, self.args.seed)
         if not _replay.fits(blob):
-            blob = _replay.pack({**position, "best_model_checkpoint": None}, states)
+            blob = _replay.pack({**position, "best_model_checkpoint": None}, states, self.args.seed)
         return blob
 
     def _scheduler(self) -> Any:

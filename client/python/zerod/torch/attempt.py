@@ -9,7 +9,7 @@ Rules
   copied out of the window, the trainer does notice: the copy may have come too late.  If activations were
   stashed, it does too: they are gone; or if numbers were reduced: all ranks begin anew.
 - Any other abort raises zerod.Aborted exactly once.  Before that everything of the attempt is
-  forgotten, so that the next forward pass begins anew.  If another error is being raised already,
+  forgotten, and buffers have their values of before, so that the next forward pass begins anew.  If another error is being raised already,
   the next call raises the abort.
 """
 from __future__ import annotations
@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 import zerod
 from zerod._library import BLOB_MAX
 
+from .buffers import packed_size
+
 if TYPE_CHECKING:
     from .sharded import Sharded
 
 HEAD = struct.Struct("<11sBIq")  # of the bytes a rank keeps: mark, format, world size, steps made elsewhere
-MARK, FORMAT = b"zerod.torch", 2
+MARK, FORMAT, WITH_BUFFERS = b"zerod.torch", 2, 3
 KEPT_MAX = BLOB_MAX - HEAD.size  # bytes for the user
 
 
@@ -41,6 +43,7 @@ class Attempt:
         self._made: int | None = None
         self._elsewhere = self._unwrapped()[1]  # steps made before the checkpoint that the job has loaded
         self._held: set[int] = set()  # groups
+        self._buffers: bytes | None = None  # before its first forward pass
         self._copied = self._reduced = False
         self._untold: zerod.Aborted | None = None
 
@@ -169,11 +172,12 @@ class Attempt:
         self._made = None if self._made is None else self._made + 1
         return result
 
-    def barrier(self) -> None:
-        """All ranks meet; gradients pushed before it are dropped."""
+    def barrier(self, before: Callable[[], None] = lambda: None) -> None:
+        """All ranks meet; gradients pushed before it are dropped.  before: called once in each attempt."""
         kept, self._untold = self.kept, None
         while True:
             with contextlib.suppress(zerod.Aborted):  # all ranks get it, and meet again
+                before()
                 self.client.step([], loss_scale=self.client.loss_scale or 1.0,
                                  blob=self._wrapped(kept))
                 self._over()
@@ -194,8 +198,14 @@ class Attempt:
         if abort is not None:
             raise abort
 
+    def begin_forward(self) -> None:
+        """A forward pass begins."""
+        if self._buffers is None:
+            self._buffers = self.sharded.buffers.packed(KEPT_MAX)
+
     def _over(self) -> None:
         self._held.clear()
+        self._buffers = None
         self._copied = self._reduced = False
         self.version = self.client.version
         self.sharded.activations.end_attempt()
@@ -221,9 +231,12 @@ class Attempt:
         """All ranks of another world than the job's last one call it: those that are new learn how many steps were made
         elsewhere, and all keep the number."""
         known = float(self._elsewhere) if self._unwrapped()[0] else -math.inf
-        most, = self.all_reduce("steps made before", [known], "max")
-        self._elsewhere = 0 if most == -math.inf else int(most)
-        self.barrier()
+
+        def agree() -> None:
+            most, = self.client.all_reduce("steps made before", [known], "max")
+            self._elsewhere = 0 if most == -math.inf else int(most)
+
+        self.barrier(agree)
 
     @property
     def is_of_another_world(self) -> bool:
@@ -231,6 +244,8 @@ class Attempt:
         return self.client.version > 0 and self._unwrapped()[0] != self.sharded.world_size
 
     def _begin_anew(self) -> None:
+        if self._buffers and self.client.version == self.version:
+            self.sharded.buffers.restore(self._buffers)
         self._over()
         self._made = None
         self.number += 1
@@ -241,20 +256,32 @@ class Attempt:
     def _wrapped(self, kept: bytes) -> bytes:
         if len(kept) > KEPT_MAX:
             raise ValueError(f"a rank keeps at most {KEPT_MAX} bytes with a step, not {len(kept)}")
-        return HEAD.pack(MARK, FORMAT, self.sharded.world_size, self._elsewhere) + kept
+        buffers = self.sharded.buffers.packed(KEPT_MAX - len(kept))
+        form = WITH_BUFFERS if buffers else FORMAT
+        return HEAD.pack(MARK, form, self.sharded.world_size, self._elsewhere) + buffers + kept
 
-    def _unwrapped(self) -> tuple[int, int, bytes]:
-        """World size, 0 if this rank has kept nothing yet; steps made elsewhere; and the user's bytes."""
+    def _unwrapped(self) -> tuple[int, int, bytes, bytes]:
+        """World size, 0 if this rank has kept nothing yet; steps made elsewhere; buffers; and the user's bytes."""
         blob = self.client.blob
         if len(blob) < HEAD.size:
-            return 0, 0, b""
+            return 0, 0, b"", b""
         mark, form, world_size, elsewhere = HEAD.unpack_from(blob)
-        return (world_size, elsewhere, blob[HEAD.size:]) if (mark, form) == (MARK, FORMAT) else (0, 0, b"")
+        if mark != MARK or form not in (FORMAT, WITH_BUFFERS):
+            return 0, 0, b"", b""
+        rest = blob[HEAD.size:]
+        size = packed_size(rest) if form == WITH_BUFFERS else 0
+        return world_size, elsewhere, rest[:size], rest[size:]
+
+    def restore_buffers(self) -> None:
+        """Gives the buffers their values of the last decided step."""
+        world_size, _, buffers, _ = self._unwrapped()
+        if world_size == self.sharded.world_size:
+            self.sharded.buffers.restore(buffers)
 
     @property
     def kept(self) -> bytes:
         """The bytes that this rank kept with the last decided step."""
-        return self._unwrapped()[2]
+        return self._unwrapped()[3]
 
     @property
     def has_values(self) -> bool:

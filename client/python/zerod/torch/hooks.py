@@ -203,6 +203,7 @@ class Hooks:
 
     def begin_pass(self) -> None:
         """Clears what a failed backward pass left behind."""
+        self.sharded.attempt.begin_forward()
         self.copies.check()
         self.copies.watched.clear()
         self.pass_number = next(_passes)

@@ -235,7 +235,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
         Pushes what is left, and has the service clip (after :func:`clip_grad_norm_`), unscale
         (with :class:`GradScaler`) and update.  Returns the closure's value.  If a gradient is not
         finite nothing is updated and ``skipped`` is True.
-        blob: at most 8168 bytes that the service keeps for this rank with the step: :attr:`kept`.
+        blob: at most 8168 bytes that the service keeps for this rank with the step: :attr:`kept`.  Persistent buffers are
+        kept in what is left of them.
 
         Raises zerod.Aborted, as forward and backward do, if the attempt was aborted (a daemon, a
         node or a rank was lost): the step's gradients are gone.  Run its forward and backward

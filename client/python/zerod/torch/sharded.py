@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from .unit import Group, ShardedParam, Unit
 if TYPE_CHECKING:
     from .activations import Activations
     from .attempt import Attempt
+    from .buffers import Buffers
     from .gradients import Gradients
     from .hooks import Hooks
     from .pipeline import ParamElsewhere, Stage
@@ -63,6 +65,7 @@ class Sharded:
         self.groups: list[Group] = []
         self.params: list[ShardedParam] = []
         self.attempt: Attempt
+        self.buffers: Buffers
         self.gradients: Gradients
         self.hooks: Hooks
         self.optimizer: "weakref.ref[torch.optim.Optimizer] | None" = None
@@ -214,10 +217,10 @@ class Sharded:
         """As the client has it."""
         return EMA_PLANES.get(self.optimizer_name, plane) if plane == "ema" else plane
 
-    def barrier(self) -> None:
-        """All ranks meet; gradients pushed before it are dropped."""
+    def barrier(self, before: Callable[[], None] = lambda: None) -> None:
+        """All ranks meet; gradients pushed before it are dropped.  before: called once in each attempt."""
         try:
-            self.attempt.barrier()
+            self.attempt.barrier(before)
         finally:
             self.after_step()
 

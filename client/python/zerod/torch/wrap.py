@@ -26,9 +26,10 @@ from zerod.environment import incarnation
 
 from . import heap, initialize, state
 from .activations import Activations
-from .attempt import Attempt
+from .attempt import KEPT_MAX, Attempt
 from .base import install as install_base
 from .base import take as take_base
+from .buffers import Buffers, check_alike
 from .clip_grad import clip_grad_norm_
 from .gradients import Gradients
 from .hooks import Hooks
@@ -252,7 +253,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
             _refuse_gradients(p.value, param.name)
             p.value = None
     if first:
-        sharded.barrier()
+        sharded.barrier(functools.partial(check_alike, sharded))
     elif sharded.attempt.is_of_another_world:
         sharded.attempt.agree_on_steps()
 
@@ -310,7 +311,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     parameters, and frozen ones of int8, uint8, fp8 (e4m3fn, e5m2) or bool, which the service keeps and serves
     as bytes.  Parameters keep their classes, attributes and hooks; hooks change the gradient
     that is pushed, and a post-accumulate-grad hook sees the gradient of one backward pass.
-    The service gets rank 0's values.  Parameters on meta are initialised one group at a time: by
+    The service gets rank 0's values.  Buffers are each rank's own, and alike at first; persistent ones are kept with each step
+    (:mod:`zerod.torch.buffers`).  Parameters on meta are initialised one group at a time: by
     ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.
     If the job has made steps already, it goes on with the service's values, and the model's own are
     dropped.
@@ -374,7 +376,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     Files of :func:`save_safetensors` and :func:`save_checkpoint` have the other parameters alone.
 
     Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; CheckpointError for files of
-    a base that are broken; zerod.Error of the service, such as LayoutMismatch with the first difference between ranks, Gpu for the
+    a base that are broken; zerod.Error of the service, such as LayoutMismatch with the first difference between ranks, or a buffer that differs, Gpu for the
     device, or Quota (gpu_windows) and NoMemory where the GPU has no room for the base.
     """
     given, model = model, uncompiled(model)
@@ -442,6 +444,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     sharded.attempt, sharded.keep = Attempt(sharded), keep
     _find_standing(sharded, resume)
     _move_buffers(model, place.device)
+    sharded.buffers = Buffers(model, KEPT_MAX, talks=sharded.rank == 0 or cut is not None)
+    if sharded.goes_on:
+        sharded.attempt.restore_buffers()
     sharded.gradients = Gradients(sharded, sharded.groups, grad_dtype)
     sharded.hooks = Hooks(sharded)
     _unmark(marked)

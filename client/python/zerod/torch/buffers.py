@@ -1,0 +1,160 @@
+"""Buffers, which are each rank's own: alike at first, and kept with each step.
+
+Rules
+- Ranks begin with the same values, or shard() names a buffer that differs.  What processors round differently is the same.
+- Buffers of ``state_dict()`` are bytes of the rank that the service keeps with a step, so that a step that is made again, by
+  this process or its successor, finds those of the step before.  Those of one module belong together: all are kept, or none.
+  Small modules come first, and before all of them the user's own bytes.
+"""
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+import zerod
+
+from .files import pieces
+
+if TYPE_CHECKING:
+    from .sharded import Sharded
+
+log = logging.getLogger("zerod")
+
+HEAD = struct.Struct("<II")  # bytes of buffers, and a checksum of which they are
+PARTS, LEVELS = 32, 3  # a reduction compares so many parts; so many find one of 32,768 buffers
+ALIKE = 1e-6  # of a sketch
+NAMED = 5  # buffers in a warning
+
+
+def _is_plain(buffer: torch.Tensor | None) -> bool:
+    return (type(buffer) is torch.Tensor and buffer.layout is torch.strided and not buffer.is_quantized  # pylint: disable=unidiomatic-typecheck
+            and not buffer.is_meta)
+
+
+# ---- the same at first --------------------------------------------------------------------
+
+
+def _sketch(name: str, buffer: torch.Tensor) -> float:
+    """A number that tells values apart, beyond ALIKE, and is the same within that where processors round differently."""
+    flat = buffer.detach().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    weighted = total = 0.0
+    for first, count in pieces(flat.numel(), 8):
+        values = torch.nan_to_num(flat[first:first + count].to("cpu", torch.float64), 3.0, 2.0, -2.0)
+        weights = torch.arange(first, first + count, dtype=torch.float64).mul_(0.6180339887).frac_().add_(0.5)
+        weighted += float(values @ weights)
+        total += float(values.abs().sum())
+    shape = zlib.crc32(f"{name} {buffer.dtype} {tuple(buffer.shape)}".encode()) / 2 ** 32
+    return shape + (weighted / total + math.log(total) if total else -1000.0)
+
+
+def check_alike(sharded: "Sharded") -> None:
+    """All ranks call it in each attempt to write first values; LayoutMismatch names a buffer that differs.
+
+    Not compared are the ranks of a divided model: each has buffers of its part."""
+    client = sharded.client
+    if client.world_size == 1 or sharded.parallel:
+        return
+    found = {name: _sketch(name, b) for name, b in sharded.model.named_buffers() if _is_plain(b)}
+    for level in range(LEVELS):
+        parts: list[dict[str, float]] = [{} for _ in range(PARTS)]
+        for name, number in found.items():
+            parts[zlib.crc32(f"{level} {name}".encode()) % PARTS][name] = number
+        sums = [sum(part.values()) for part in parts]
+        most = client.all_reduce(f"buffers at shard(), {level}", [*sums, *(-s for s in sums)], "max")
+        odd = [part for part, high, low in zip(parts, most, most[PARTS:]) if high + low > ALIKE]
+        if not odd and not level:
+            return
+        found = odd[0] if odd else found
+    client.finish(keep=False)
+    client.close()
+    named = " or ".join(f"'{n}'" for n in found) or "that this rank does not have"
+    raise zerod.LayoutMismatch(
+        f"ranks have different values of buffer {named}: make the model alike on all ranks, as by torch.manual_seed() before "
+        "it; give a buffer that each rank has for itself its values after shard()")
+
+
+# ---- kept with a step ---------------------------------------------------------------------
+
+
+def _which(chosen: list[tuple[str, torch.Tensor]]) -> int:
+    return zlib.crc32(repr([(name, b.dtype, tuple(b.shape)) for name, b in chosen]).encode())
+
+
+def packed_size(data: bytes) -> int:
+    """How many bytes :meth:`Buffers.packed` has put in front of others."""
+    return HEAD.size + HEAD.unpack_from(data)[0]
+
+
+class Buffers:
+    """The persistent buffers of a model.  room: the bytes that a rank keeps with a step; talks: whether it warns."""
+
+    def __init__(self, model: nn.Module, room: int, talks: bool):
+        self._modules = sorted(((name, m) for name, m in model.named_modules() if m._buffers),
+                               key=lambda of: sum(b.nbytes for _, b in self._of(*of)))
+        self._talks, self._room = talks, room
+        self._told: set[str] = set()  # names of what is not kept
+        self._tell()
+
+    @staticmethod
+    def _of(prefix: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set and _is_plain(buffer):
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+    def _chosen(self, room: int) -> list[tuple[str, torch.Tensor]]:
+        """Those of the modules whose buffers fit."""
+        chosen, room = [], room - HEAD.size
+        for prefix, module in self._modules:
+            found = list(self._of(prefix, module))
+            room -= sum(b.nbytes for _, b in found)
+            if room < 0:
+                break
+            chosen += found
+        return chosen
+
+    def _tell(self) -> None:
+        """Warns of what there is no room for, once."""
+        kept = {name for name, _ in self._chosen(self._room)}
+        left = {name: b.nbytes for of in self._modules for name, b in self._of(*of) if name not in kept}
+        if left.keys() - self._told and self._talks:
+            more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+            log.warning("buffers of %d bytes are not kept with a step, which has room for %d: '%s'%s; a trainer that is started "
+                        "again begins with those of its script, or loads a checkpoint", sum(left.values()), self._room - HEAD.size,
+                        "', '".join(list(left)[:NAMED]), more)
+        self._told |= left.keys()
+
+    def packed(self, room: int) -> bytes:
+        """The buffers as they are now, in so many bytes at most; b"" if there are none."""
+        if room < self._room:
+            self._room = max(room, HEAD.size)
+            self._tell()
+        chosen = self._chosen(room)
+        if not chosen:
+            return b""
+        device = chosen[0][1].device
+        with torch.no_grad():
+            whole = torch.cat([b.reshape(-1).view(torch.uint8).to(device) for _, b in chosen]).tolist()
+        return HEAD.pack(len(whole), _which(chosen)) + bytes(whole)
+
+    @torch.no_grad()
+    def restore(self, packed: bytes) -> None:
+        """Gives buffers the values that :meth:`packed` found; a warning if the model has others."""
+        if not packed:
+            return
+        chosen, which = self._chosen(len(packed)), HEAD.unpack_from(packed)[1]
+        if which != _which(chosen) or len(packed) != HEAD.size + sum(b.nbytes for _, b in chosen):
+            log.warning("the job has kept other buffers than this model has, which stay as they are")
+            return
+        begin = HEAD.size
+        for _, b in chosen:
+            values = torch.frombuffer(bytearray(packed[begin:begin + b.nbytes]), dtype=b.dtype) if b.nbytes else b.cpu()
+            b.copy_(values.view(b.shape))
+            begin += b.nbytes
