@@ -9,6 +9,7 @@ import ast
 import inspect
 import os
 import sys
+import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
@@ -30,6 +31,7 @@ PACKAGE = os.path.join(ranks.CLIENT, "zerod")
 # What is asked for a name, and the names; what an instance alone has is looked for in the source of its class.
 PRIVATE = {
     "sys": (sys, ["_getframe"]),
+    "threading": (threading, ["_DummyThread"]),
     "torch._C": (torch._C, ["_autograd", "_cuda_getCurrentRawStream", "_current_graph_task_id", "_functorch"]),
     "torch": (torch, ["_C", "_foreach_copy_"]),
     "functions that are not traced": (torch.compiler.disable(lambda: None, recursive=False), [

@@ -25,12 +25,13 @@ from .ranks import all_reduce, rank, world_size
 from .sharded import Sharded, sharded_of
 from .state import ema_params, full_params, hold, register_forward_method
 from .steps import Step, manual_seed, steps
+from .turn import UsedByAnotherThread
 from .unit import ShardedParam
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
     "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
-    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
+    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
     "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "grad_norms", "hold",
     "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank", "register_forward_method",
     "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps", "weight_norms", "world_size",

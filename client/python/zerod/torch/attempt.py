@@ -46,6 +46,7 @@ class Attempt:
         self._buffers: bytes | None = None  # before its first forward pass
         self._copied = self._reduced = False
         self._untold: zerod.Aborted | None = None
+        self._overheard: zerod.Aborted | None = None  # by another thread, which only reads
 
     # ---- calls that may survive an abort --------------------------------------------------
 
@@ -68,10 +69,12 @@ class Attempt:
         if group not in self._held:
             return
         self._held.discard(group)
-        try:
-            self.client.release(group, stream)
-        except zerod.Aborted as abort:
-            self._go_on(abort)
+        with self.client.alone:
+            try:
+                self._hear()
+                self.client.release(group, stream)
+            except zerod.Aborted as abort:
+                self._go_on(abort)
 
     def release_quietly(self, groups: Iterable[int], stream: int | None = None) -> None:
         """release() while another error is being raised."""
@@ -97,7 +100,7 @@ class Attempt:
 
     def get(self, *arguments: Any) -> None:
         """As Client.get()."""
-        self._unless_begun(self.client.get, *arguments)
+        self._read(self.client.get, *arguments)
 
     def put(self, *arguments: Any) -> None:
         """As Client.put()."""
@@ -107,13 +110,27 @@ class Attempt:
         """As Client.put_file()."""
         self._unless_begun(self.client.put_file, *arguments)
 
+    def _read(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """A call that changes nothing, of any thread: only the one whose turn it is has lost something by an abort."""
+        if self.sharded.turn.is_mine():
+            return self._unless_begun(call, *arguments)
+        while True:
+            with self.client.alone:
+                try:
+                    return call(*arguments)
+                except zerod.Aborted as abort:
+                    self._overheard = abort
+
     def _unless_begun(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        self.sharded.turn.check()
         self._tell()
         while True:
-            try:
-                return call(*arguments)
-            except zerod.Aborted as abort:
-                self._go_on(abort)
+            with self.client.alone:
+                try:
+                    self._hear()
+                    return call(*arguments)
+                except zerod.Aborted as abort:
+                    self._go_on(abort)
 
     def _go_on(self, abort: zerod.Aborted) -> None:
         """Fetches again what was held; raises if the trainer has to repeat the step."""
@@ -155,7 +172,7 @@ class Attempt:
 
     def norms(self, plane: str, first: int, count: int) -> list[float]:
         """As Client.norms()."""
-        call = self._of_step if plane == "grad" else self._unless_begun
+        call = self._of_step if plane == "grad" else self._read
         return call(self.client.norms, plane, first, count)
 
     def all_reduce(self, name: str, values: list[float], op: str) -> list[float]:
@@ -167,16 +184,17 @@ class Attempt:
     def step(self, sets: list[zerod.AdamWSet], kept: bytes = b"",
              **named: Any) -> zerod.StepResult:
         """Ends the attempt; as Client.step()."""
-        result = self._of_step(self.client.step, sets, blob=self._wrapped(kept), **named)
+        with self.sharded.turn.one_version():
+            result = self._of_step(self.client.step, sets, blob=self._wrapped(kept), **named)
         self._over()
         self._made = None if self._made is None else self._made + 1
         return result
 
     def barrier(self, before: Callable[[], None] = lambda: None) -> None:
         """All ranks meet; gradients pushed before it are dropped.  before: called once in each attempt."""
-        kept, self._untold = self.kept, None
+        kept, self._untold, self._overheard = self.kept, None, None
         while True:
-            with contextlib.suppress(zerod.Aborted):  # all ranks get it, and meet again
+            with contextlib.suppress(zerod.Aborted), self.sharded.turn.one_version():  # all ranks get it, and meet again
                 before()
                 self.client.step([], loss_scale=self.client.loss_scale or 1.0,
                                  blob=self._wrapped(kept))
@@ -184,12 +202,15 @@ class Attempt:
                 return
 
     def _of_step(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self.sharded.turn.check()
         self._tell()
-        try:
-            return call(*arguments, **named)
-        except zerod.Aborted:
-            self._begin_anew()
-            raise
+        with self.client.alone:
+            try:
+                self._hear()
+                return call(*arguments, **named)
+            except zerod.Aborted:
+                self._begin_anew()
+                raise
 
     # ---- its end --------------------------------------------------------------------------
 
@@ -202,6 +223,11 @@ class Attempt:
         """A forward pass begins."""
         if self._buffers is None:
             self._buffers = self.sharded.buffers.packed(KEPT_MAX)
+
+    def _hear(self) -> None:
+        abort, self._overheard = self._overheard, None
+        if abort is not None:
+            raise abort
 
     def _over(self) -> None:
         self._held.clear()

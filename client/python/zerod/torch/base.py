@@ -21,7 +21,7 @@ import zerod
 from .files import CheckpointError, tensors_in
 from .plan import PlannedParam, find_params
 from .split import Split, is_dtensor, split_of
-from .state import attributes, show_whole
+from .state import attributes, save_module, show_whole
 from .twin import override
 
 if TYPE_CHECKING:
@@ -157,12 +157,6 @@ def _load(module: nn.Module, base: Mapping[str, torch.Tensor], before: Any, *arg
                              "model with base= of the files that have them")
 
 
-def _save(module: nn.Module, whole: Mapping[str, torch.Tensor], before: Any, *args: Any) -> None:
-    """``_save_to_state_dict`` of a module of which ranks have parts of the base: whole tensors."""
-    with attributes(module, whole):
-        before(*args)
-
-
 def _refuse_merge(name: str, before: Any, safe_merge: bool = False, *args: Any, **more: Any) -> None:
     """``merge`` of peft's layer, which adds to the weights that are there; with safe_merge it makes others."""
     if not safe_merge:
@@ -183,8 +177,7 @@ def install(model: nn.Module, base: Mapping[nn.Parameter, torch.Tensor]) -> None
                      functools.partial(_load, module, {n: base[p] for n, p in mine.items()}, module._load_from_state_dict))
         whole = {name: full[p] for name, p in mine.items() if p in full}
         if whole:
-            override(module, "_save_to_state_dict",
-                     functools.partial(_save, module, whole, module._save_to_state_dict))
+            override(module, "_save_to_state_dict", functools.partial(save_module, module))
             show_whole(module, whole)
         inner = getattr(module, OF_PEFT[0], None)
         if isinstance(inner, nn.Module) and hasattr(module, "merge") and any(p in mapped for p in inner.parameters()):

@@ -98,9 +98,9 @@ def _save_model(sharded: Sharded, path: str, max_shard_size: int | str | None,
                 dtype: torch.dtype | None, metadata: Mapping[str, str]) -> None:
     check_machine()
     most = bytes_of(max_shard_size)
-    sources = _model_sources(sharded, dtype)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    write_set(path, sources, most, metadata)
+    with sharded.turn.one_version():
+        write_set(path, _model_sources(sharded, dtype), most, metadata)
 
 
 # ---- reading -----------------------------------------------------------------------
@@ -230,6 +230,7 @@ def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: boo
     check_machine()
     with contextlib.ExitStack() as stack:
         match = _match_model(sharded, StoredSet(stack, _file_path(path)), strict)
+        stack.enter_context(sharded.turn.changing())
         if not alone:
             sharded.barrier()
         mine = set(sharded.params) if alone else _mine(sharded)
@@ -299,11 +300,12 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
     check_not_averaged(sharded)
     directory = os.fspath(directory)
     ids = {SAVE_ID: uuid.uuid4().hex}
-    groups = _groups_text(optimizer)
-    _save_model(sharded, os.path.join(directory, MODEL_FILE), max_shard_size, None,
-                {"format": "pt", **ids})
-    write_set(os.path.join(directory, OPTIMIZER_FILE), _optimizer_sources(optimizer),
-               bytes_of(max_shard_size), {"format": "pt", PARAM_GROUPS: groups, STEPS_MADE: str(sharded.steps_made), **ids})
+    with sharded.turn.one_version():
+        groups = _groups_text(optimizer)
+        _save_model(sharded, os.path.join(directory, MODEL_FILE), max_shard_size, None,
+                    {"format": "pt", **ids})
+        write_set(os.path.join(directory, OPTIMIZER_FILE), _optimizer_sources(optimizer), bytes_of(max_shard_size),
+                  {"format": "pt", PARAM_GROUPS: groups, STEPS_MADE: str(sharded.steps_made), **ids})
 
 
 def _match_optimizer(optimizer: ServiceOptimizer,
@@ -400,6 +402,7 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         match = _match_model(sharded, model_set, True)
         states = _match_optimizer(optimizer, optimizer_set)
         groups, made = _match_groups(optimizer, optimizer_set), _steps_made(optimizer_set)
+        stack.enter_context(sharded.turn.changing())
         sharded.barrier()
         mine = _mine(sharded)
         _write(sharded, [(p, "master", stored) for p, stored in match.params
@@ -408,8 +411,8 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         _load_buffers(match)
         for mine, saved in zip(optimizer.param_groups, groups):
             optimizer._take_group(mine, saved)
-    sharded.attempt.goes_on_from(made)
-    sharded.barrier()
+        sharded.attempt.goes_on_from(made)
+        sharded.barrier()
 
 
 # ---- as transformers.Trainer has them ----------------------------------------------

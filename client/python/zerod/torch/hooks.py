@@ -15,13 +15,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Mapping
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .heap import Heap
-from .parameter import Copies
+from .parameter import Copies, Placeholder
+from .turn import UsedByAnotherThread, graph_task
 from .twin import not_compiled, not_traced, override
 from .unit import ShardedParam, Unit
 
@@ -34,11 +37,6 @@ NO_GRAPH = ("zerod fetches parameters before each block of a sharded model and r
             "the whole model: leave fullgraph=True out, or compile the blocks, block.compile(fullgraph=True)")
 
 _passes = itertools.count(1)
-
-
-def graph_task() -> int:
-    """The backward pass this thread is in; -1: none."""
-    return torch._C._current_graph_task_id()  # pylint: disable=protected-access
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -78,11 +76,11 @@ def inputs_of_its_own(value: Any, seen: dict[int, torch.Tensor]) -> Any:
 
 
 class Call:
-    """One call of a unit's forward.  attempt: the number of its attempt.  version: of the parameters.
+    """One call of a unit's forward.  attempt: the number of its attempt.  version: of the parameters.  thread: whose turn it was.
     tells_its_end: gradients of its inputs will show the end of its backward."""
 
     def __init__(self, attempt: "Attempt") -> None:
-        self.attempt, self.version = attempt.number, attempt.version
+        self.attempt, self.version, self.thread = attempt.number, attempt.version, attempt.sharded.turn.thread
         self.tells_its_end = False
 
 
@@ -114,7 +112,7 @@ class Hooks:
     """The hooks of one sharded model."""
 
     def __init__(self, sharded: "Sharded"):
-        self.sharded = sharded
+        self.sharded, self.turn = sharded, sharded.turn
         self.holds = sharded.stage < 3  # until the step
         self.pass_number = 0  # of the newest forward pass among those of all models
         self.depth = 0  # forwards of units that have not returned
@@ -155,10 +153,13 @@ class Hooks:
     # ---- forward ----------------------------------------------------------------
 
     def _wrap(self, unit: Unit, forward: Any) -> Any:
+        turn = self.turn
+
         @functools.wraps(forward, updated=())  # a compiled forward's attributes lead PyTorch 2.6 back to it
         def zerod_forward(*args: Any, **kwargs: Any) -> Any:
             # the parameters are there and stay; no function of Python says so, as torch.compile would compile that too
-            if 0 < unit.full == len(unit.params) or (unit.held and unit.shown and not torch.is_grad_enabled()):
+            if (0 < unit.full == len(unit.params) or (unit.held and unit.shown and not torch.is_grad_enabled())) and (
+                    turn.ident == get_ident()):
                 return forward(*args, **kwargs)
             call, args, kwargs = self._before_forward(unit, args, kwargs)
             try:
@@ -180,6 +181,14 @@ class Hooks:
         if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
                                       "pass no hook would tell of: use stage 1 or 2, or for vmap without training torch.no_grad() around vmap()")
+        self.turn.enter(torch.is_grad_enabled())
+        try:
+            return self._begin_call(unit, args, kwargs)
+        except BaseException:
+            self.turn.leave()
+            raise
+
+    def _begin_call(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
         if self.depth == 0 and graph_task() == -1:
             self.begin_pass()
         self.fetch(unit, self.forward_order if graph_task() == -1 else None)
@@ -230,9 +239,17 @@ class Hooks:
         if first:
             self.watch(unit)
 
-    def copy_of(self, param: ShardedParam) -> torch.Tensor:
+    def copy_of(self, placeholder: Placeholder) -> torch.Tensor:
         """A copy of a parameter, whose gradient is the parameter's; the unit is fetched for it if need be."""
-        unit, fetched, trains = param.unit, param.unit.fetched, torch.is_grad_enabled()
+        param, trains = placeholder.zerod_param, torch.is_grad_enabled()
+        unit = param.unit
+        try:
+            self.turn.enter(trains, wait=False)
+        except UsedByAnotherThread:
+            if (trains and placeholder.requires_grad) or param.dtensor:
+                raise
+            return placeholder.full_tensor()
+        fetched = unit.fetched
         try:
             self._hold(unit)
             param.follow_requires_grad(param.placeholder.requires_grad)
@@ -241,6 +258,7 @@ class Hooks:
         finally:
             if not fetched and not self.holds and not unit.held:
                 unit.release()
+            self.turn.leave()
 
     def prefetch(self, unit: Unit) -> None:
         """Has the service bring what the unit will need."""
@@ -259,10 +277,13 @@ class Hooks:
     @not_compiled
     def _after_forward(self, unit: Unit, call: Call, output: Any) -> Any:
         """The output, with copies of views of parameters, since the parameters go away."""
-        if any(map(unit.has_memory_of, tensors_in(output))) and not self.holds:
-            output = torch.utils._pytree.tree_map_only(  # pylint: disable=protected-access
-                torch.Tensor, lambda t: t.clone() if unit.has_memory_of(t) else t, output)
-        self._forward_done(unit, call, output)
+        try:
+            if any(map(unit.has_memory_of, tensors_in(output))) and not self.holds:
+                output = torch.utils._pytree.tree_map_only(  # pylint: disable=protected-access
+                    torch.Tensor, lambda t: t.clone() if unit.has_memory_of(t) else t, output)
+            self._forward_done(unit, call, output)
+        finally:
+            self.turn.leave()
         return output
 
     def _leave(self, unit: Unit) -> None:
@@ -278,6 +299,7 @@ class Hooks:
         if torch.is_grad_enabled():
             outputs = list(tensors_in(output))
             differentiable = [t for t in outputs if t.requires_grad]
+            self.turn.stepping = self.turn.stepping or bool(differentiable)
             for t in differentiable:
                 t.register_hook(functools.partial(self._before_backward, unit, call))
             # no output shows when backward begins: the unit stays fetched for it
@@ -291,12 +313,15 @@ class Hooks:
     @not_compiled
     def _failed_forward(self, unit: Unit) -> None:
         self._leave(unit)
-        if graph_task() != -1:
-            return
-        if self.depth == 0:
-            self.drop()
-        elif unit.depth == 0 and unit not in self.in_backward:  # the caller may still use it
-            unit.abandon()
+        try:
+            if graph_task() != -1:
+                return
+            if self.depth == 0:
+                self.drop()
+            elif unit.depth == 0 and unit not in self.in_backward:  # the caller may still use it
+                unit.abandon()
+        finally:
+            self.turn.leave()
 
     def forget(self) -> None:
         """Ends the attempt; forward passes that still run end by themselves."""
@@ -340,25 +365,31 @@ class Hooks:
                 p.placeholder.requires_grad and (updated is None or p in updated) for p in unit.params):
             raise RuntimeError(f"the backward pass of a forward pass of '{unit.name or '(root)'}' from before "
                                "optimizer.step(), which may have changed the parameters: run forward again after the step")
-        self._expect_end()
+        self._expect_end(call.thread)
         unit.calls.add(call)
         if unit in self.in_backward and unit.fetched and unit.shown:
             return
         self.in_backward.add(unit)
         self.fetch(unit, self.backward_order)
 
-    def _expect_end(self) -> None:
-        """Has the engine tell when the outermost backward pass is over."""
-        if self.task == -1:
-            self.task = graph_task()
-            self.backward_order.begin()
+    def _expect_end(self, caller: threading.Thread | None = None) -> None:
+        """Has the engine tell when the outermost backward pass is over, whose graph the caller made."""
+        if self.task != -1:
+            self.turn.check()
+            return
+        self.turn.begin_backward(caller)
+        try:
             engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
             engine.queue_callback(self._after_backward)
+            self.task = graph_task()
+            self.backward_order.begin()
+        finally:
+            self.turn.leave()
 
     def _gradient(self, unit: Unit, param: ShardedParam, gathered: torch.Tensor) -> None:
         """Takes a parameter's gradient from autograd."""
         gradient, gathered.grad = gathered.grad, None
-        self._expect_end()
+        self._expect_end(unit.call and unit.call.thread)
         if gradient is not None:  # a hook of the user's may have dropped it
             self.sharded.gradients.take(param, gradient)
         if not unit.gradient_arrived(param):
@@ -387,9 +418,10 @@ class Hooks:
             self.let_go(unit)
 
     def _after_backward(self) -> None:
-        self.task = -1
-        self.sharded.activations.release_unneeded()
-        self.sharded.gradients.push_groups(self.sharded.groups)
-        for unit in self.sharded.units:
-            unit.arrived.clear()
-            self._let_go_after(unit)
+        with self.turn.taken():
+            self.task = -1
+            self.sharded.activations.release_unneeded()
+            self.sharded.gradients.push_groups(self.sharded.groups)
+            for unit in self.sharded.units:
+                unit.arrived.clear()
+                self._let_go_after(unit)

@@ -248,6 +248,7 @@ class _MicroBatch:
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._main, function), daemon=True,
                                         name=f"micro-batch {number}")
+        self._thread.zerod_for = threading.current_thread()  # type: ignore[attr-defined]  # see turn.py
         self._thread.start()
 
     def _main(self, function: Callable[[], torch.Tensor]) -> None:
@@ -374,7 +375,7 @@ class LayerByLayer:
         after, seed = self._seed()
         micros: list[_MicroBatch] = []
         try:
-            with self._begun():
+            with self.sharded.turn.taken(trains=True), self._begun():
                 for i, part in enumerate(parts):
                     torch.manual_seed(seed + i)
                     micros.append(_MicroBatch(i, self._forward_of(loss_of, part), _Random(self.sharded.place)))

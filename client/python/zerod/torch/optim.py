@@ -246,9 +246,14 @@ class ServiceOptimizer(torch.optim.Optimizer):
         step() may be called again, which forward and backward passes may not.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with self.sharded.turn.taken(trains=True):
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._step(blob)
+        return loss
+
+    def _step(self, blob: bytes) -> None:
         self._check_mine()
         self._check_groups()
         sharded, pending = self.sharded, self.sharded.pending
@@ -265,7 +270,6 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self.grad_norm, self.skipped = result.grad_norm, result.skipped
         self.loss_scale, self.version = result.loss_scale, result.version
         sharded.after_step()
-        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing to do after a step.  Gradients that no step has used are discarded in the
@@ -274,8 +278,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         set_to_none: False does the same: a parameter without a gradient in a step is not updated, where torch
         updates it with zeros."""
         del set_to_none
-        if self.sharded.has_gradients:
-            self.sharded.barrier()
+        self.sharded.drop_gradients()
 
     # ---- state ---------------------------------------------------------------------
 
@@ -290,7 +293,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        packed = tree_map_only(Source, Source.whole, self.sources())
+        with self.sharded.turn.one_version():
+            packed = tree_map_only(Source, Source.whole, self.sources())
         for hook in self._optimizer_state_dict_post_hooks.values():
             packed = hook(self, packed) or packed
         return packed
@@ -330,13 +334,14 @@ class ServiceOptimizer(torch.optim.Optimizer):
         entries = self._match(groups, state_dict["state"])
         for group in groups:
             self.set_of({**self.defaults, **group})
-        self.sharded.barrier()
-        for param, entry in entries.items():
-            if param.writer == self.sharded.rank:
-                self._write_state(param, entry)
-        for mine, saved in zip(self.param_groups, groups):
-            self._take_group(mine, saved)
-        self.sharded.barrier()
+        with self.sharded.turn.changing():
+            self.sharded.barrier()
+            for param, entry in entries.items():
+                if param.writer == self.sharded.rank:
+                    self._write_state(param, entry)
+            for mine, saved in zip(self.param_groups, groups):
+                self._take_group(mine, saved)
+            self.sharded.barrier()
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -242,7 +243,7 @@ def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
             param = placeholder.zerod_param
             log.debug("parameter '%s' is fetched for %s, outside of its module's forward", param.name,
                       getattr(func, "__name__", func))
-            copy = param.sharded.hooks.copy_of(param)
+            copy = param.sharded.hooks.copy_of(placeholder)
             copies[placeholder] = copy if placeholder is param.placeholder else copy.detach()
         return copies[placeholder]
 
@@ -255,8 +256,8 @@ def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-class Copies:
-    """Copies of parameters that the user may still see views of: changes of them would be lost."""
+class Copies(threading.local):
+    """Copies of parameters that the user of this thread may still see views of: changes of them would be lost."""
 
     def __init__(self) -> None:
         self.watched: list[tuple[str, torch.Tensor]] = []

@@ -16,6 +16,7 @@ from zerod.environment import incarnation
 from .parameter import WrittenInPlace, WrittenToBase
 from .plan import BYTES, DTYPES, WORD
 from .split import is_dtensor
+from .turn import Turn
 from .unit import Group, ShardedParam, Unit
 
 if TYPE_CHECKING:
@@ -53,13 +54,15 @@ class Sharded:
     hold_groups: how many groups this rank may hold at once, or zerod.ALL.
     eager: its groups are updated as soon as their gradients are complete, where a trainer says which is the last.
     pipeline: this rank's stage, if the model is one; elsewhere: the parameters of other stages.
-    averaged: parameters, here and elsewhere, that ema_params() shows.
+    averages: parameters, here and elsewhere, that ema_params() shows.
     base: frozen parameters that are not the service's, each with its whole tensor in the files' one copy.
+    turn: of the threads that use it.
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
                  optimizer_name: str):
         self.model, self.stage, self.prefetch, self.place = model, stage, prefetch, place
+        self.turn = Turn(self)
         self.client: zerod.Client
         self.units: list[Unit] = []
         self.groups: list[Group] = []
@@ -79,8 +82,13 @@ class Sharded:
         self.eager = False
         self.pipeline: Stage | None = None
         self.elsewhere: list[ParamElsewhere] = []
-        self.averaged: set[Any] = set()
+        self.averages: set[Any] = set()
         self.base: dict[nn.Parameter, torch.Tensor] = {}
+
+    @property
+    def averaged(self) -> set[Any]:
+        """What ema_params() shows in this thread."""
+        return self.averages if self.turn.is_mine() else set()
 
     @property
     def rank(self) -> int:
@@ -219,19 +227,28 @@ class Sharded:
 
     def barrier(self, before: Callable[[], None] = lambda: None) -> None:
         """All ranks meet; gradients pushed before it are dropped.  before: called once in each attempt."""
-        try:
-            self.attempt.barrier(before)
-        finally:
-            self.after_step()
+        with self.turn.taken(trains=True):
+            try:
+                self.attempt.barrier(before)
+            finally:
+                self.after_step()
+
+    def drop_gradients(self) -> None:
+        """Ends a step without an update; all ranks call it if they have gradients."""
+        if self.has_gradients:
+            self.barrier()
+        self.turn.end_step()
 
     def finish_backward_pushes(self) -> None:
         """Pushes the gradients that this process still keeps."""
+        self.turn.check()
         self.gradients.push_all()
 
     def after_step(self) -> None:
         """Forgets the attempt that is over: what was fetched, kept and pushed in it."""
         self.pending = Pending()
         self.gradients.forget()
+        self.turn.end_step()
         self.hooks.in_backward.clear()
         for unit in self.units:
             unit.forget()
@@ -245,6 +262,7 @@ class Sharded:
         """after_step() of an aborted attempt, whose only error is the abort."""
         self.pending = Pending()
         self.gradients.forget()
+        self.turn.end_step()
         self.hooks.forget()
         for unit in self.units:
             with contextlib.suppress(WrittenInPlace):

@@ -21,6 +21,7 @@ from zerod._library import EMA_PLANES
 from .files import Source, pieces
 from .parameter import GradientsAreElsewhere
 from .sharded import Sharded, find_param, uncompiled
+from .turn import Parameters
 from .twin import override
 from .unit import ShardedParam
 
@@ -58,7 +59,8 @@ def check_all_sharded(model: nn.Module) -> None:
 
 
 def check_boundary(sharded: Sharded) -> None:
-    """RuntimeError if this rank has gradients of an unfinished step."""
+    """RuntimeError if this rank has gradients of an unfinished step, or another thread trains."""
+    sharded.turn.check()
     if sharded.has_gradients:
         raise RuntimeError("parameters and optimizer state are written between steps: gradients of "
                            "this step are there; call optimizer.step() or optimizer.zero_grad() on "
@@ -226,12 +228,12 @@ def ema_params(module: nn.Module) -> Iterator[None]:
     averaged = {p for p in params if p.trainable}
     if module is sharded.model:
         averaged |= {p for p in sharded.elsewhere if p.trainable}
-    before, sharded.averaged = sharded.averaged, sharded.averaged | averaged
-    try:
-        with _shown(model, module, False, averaged):
+    with _shown(model, module, False, averaged):
+        before, sharded.averages = sharded.averages, sharded.averages | averaged
+        try:
             yield
-    finally:
-        sharded.averaged = before
+        finally:
+            sharded.averages = before
 
 
 @contextlib.contextmanager
@@ -239,6 +241,8 @@ def _shown(model: _Model, module: nn.Module, write: bool, averaged: Container[An
     """Shows full parameters, those of `averaged` as their averages."""
     shown: list[_Full] = []
     whole = contextlib.ExitStack()
+    turn = model.sharded.turn
+    turn.enter(trains=write)
     try:
         for m in module.modules():
             whole.enter_context(attributes(m, model.whole.get(m, {})))
@@ -256,14 +260,16 @@ def _shown(model: _Model, module: nn.Module, write: bool, averaged: Container[An
                     "get: call it outside, take torch.autograd.grad(), or set .grad to None before the end")
         if write:
             check_boundary(model.sharded)
-            for full in shown:
-                full.write_back()
-                _let_go(full.param)
+            with turn.one_version():
+                for full in shown:
+                    full.write_back()
+                    _let_go(full.param)
     finally:
         whole.close()
         for full in shown:
             if full.hide():
                 del model.full[full.param]
+        turn.leave()
 
 
 @contextlib.contextmanager
@@ -284,14 +290,15 @@ def hold(module: nn.Module) -> Iterator[None]:
             yield
         return
     units = {p.unit for p in model.params_in(module)}
-    for unit in units:
-        unit.held += 1
-    try:
-        yield
-    finally:
+    with sharded.turn.taken():
         for unit in units:
-            unit.held -= 1
-            sharded.hooks.let_go_unless_used(unit)
+            unit.held += 1
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.held -= 1
+                sharded.hooks.let_go_unless_used(unit)
 
 
 def register_forward_method(module: nn.Module, name: str) -> None:
@@ -321,7 +328,7 @@ def _entries(kind: type) -> list[str]:
 
 @contextlib.contextmanager
 def attributes(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Shows tensors in one module for the time of a call."""
+    """Shows tensors in one module for the time of a call, which has the model's turn."""
     before = {name: module._parameters[name] for name in tensors}
     module._parameters.update(tensors)
     try:
@@ -340,21 +347,30 @@ def _saved_twin(model: _Model, param: ShardedParam, destination: Mapping[str, An
     return None
 
 
-def _save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
+def _save(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """``state_dict`` of a sharded model or a part of one, in any thread."""
+    with _model_of(module).sharded.turn.one_version():
+        return type(module).state_dict(module, *args, **kwargs)
+
+
+def save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
                  keep_vars: bool) -> None:
-    """``_save_to_state_dict`` of a module that owns sharded parameters."""
+    """``_save_to_state_dict`` of a module that owns sharded parameters.
+
+    The module is left as it is: another thread may compute with it."""
     model = _model_of(module)
-    tensors = {}
-    for name, param in model.of_module[module].items():
+    tensors: dict[str, torch.Tensor] = dict(model.whole.get(module, {}))
+    for name, param in model.of_module.get(module, {}).items():
         value = _saved_twin(model, param, destination) if len(param.places) > 1 else None
-        if value is None and param in model.full:
+        if value is None and param in model.full and model.sharded.turn.is_mine():
             continue
         if value is None:
             value = read_all(model.sharded, param).view(param.shape)
         model.saved[param] = (prefix + name, value.data_ptr())
         tensors[name] = param.parameter(value, param.placeholder.requires_grad)
-    with attributes(module, tensors):
-        type(module)._save_to_state_dict(module, destination, prefix, keep_vars)
+    twin = nn.Module.__new__(type(module))
+    twin.__dict__.update(module.__dict__, _parameters={**module._parameters, **tensors})
+    type(module)._save_to_state_dict(twin, destination, prefix, keep_vars)
 
 
 # ---- load_state_dict() -------------------------------------------------------------
@@ -397,19 +413,20 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
     parameters.
     """
     model = _model_of(module)
-    check_boundary(model.sharded)
-    if model.full:
-        raise RuntimeError("load_state_dict() within full_params(): leave the context first")
-    if model.loading == 0:
-        model.sharded.barrier()  # nobody computes with or reads the old values any more
-    model.loading += 1
-    try:
-        result = type(module).load_state_dict(module, state_dict, strict=strict, assign=assign)
-    finally:
-        model.loading -= 1
-    if model.loading == 0:
-        model.sharded.barrier()
-    return result
+    with model.sharded.turn.changing():
+        check_boundary(model.sharded)
+        if model.full:
+            raise RuntimeError("load_state_dict() within full_params(): leave the context first")
+        if model.loading == 0:
+            model.sharded.barrier()  # nobody computes with or reads the old values any more
+        model.loading += 1
+        try:
+            result = type(module).load_state_dict(module, state_dict, strict=strict, assign=assign)
+        finally:
+            model.loading -= 1
+        if model.loading == 0:
+            model.sharded.barrier()
+        return result
 
 
 def install(model: nn.Module, sharded: Sharded) -> None:
@@ -418,9 +435,11 @@ def install(model: nn.Module, sharded: Sharded) -> None:
     kept = _Model(sharded)
     for module in model.modules():
         override(module, "_zerod_state", kept)
+        override(module, "state_dict", functools.partial(_save, module))
         override(module, "load_state_dict", functools.partial(_load, module))
         if module in kept.of_module:
-            override(module, "_save_to_state_dict", functools.partial(_save_module, module))
+            module._parameters = Parameters(sharded.turn, module._parameters)
+            override(module, "_save_to_state_dict", functools.partial(save_module, module))
             override(module, "_load_from_state_dict", functools.partial(_load_module, module))
         for name in _entries(type(module)):
             register_forward_method(module, name)

@@ -156,7 +156,7 @@ class Unit:
         self.memory: set[int] = set()  # addresses of the storages of what is fetched
         self.depth = self.held = self.full = 0
         self.inner: dict[nn.Module, Callable[..., None]] = {}
-        self.call: object = None  # the newest
+        self.call: Any = None  # the newest
         self.calls: set[object] = set()  # whose backward is under way
         self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
         self.awaited = 0  # of how many, counted when the first one came

@@ -86,8 +86,7 @@ class ZeroModule(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As :meth:`ServiceOptimizer.zero_grad`: all ranks call it to discard gradients."""
         del set_to_none
-        if self.sharded.has_gradients:
-            self.sharded.barrier()
+        self.sharded.drop_gradients()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """FSDP2's spelling of :meth:`no_sync`: False begins it, True ends it."""

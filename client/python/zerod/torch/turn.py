@@ -1,0 +1,174 @@
+"""Whose turn it is: one thread at a time uses a sharded model.
+
+Rules
+- A pass, a step, and a context that shows or holds parameters have the model for themselves.  A thread that trains also
+  keeps its turn from the forward pass to the step.
+- Another thread that needs a turn meanwhile raises UsedByAnotherThread.  The thread that trains does not notice.
+- Who came between two steps and only looks is waited for.
+- What only reads from the service needs no turn: :meth:`one_version` keeps steps away while it reads.
+- Threads of autograd work for the thread whose backward pass it is, those of micro-batches for the thread that began them.
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .sharded import Sharded
+
+WAIT_S = 600.0  # of one thread for another
+
+
+def graph_task() -> int:
+    """The backward pass this thread is in; -1: none."""
+    return torch._C._current_graph_task_id()  # pylint: disable=protected-access
+
+
+class UsedByAnotherThread(RuntimeError):
+    """A thread needs a sharded model that another thread uses."""
+
+
+class Turn:
+    """thread: whose turn it is, or was last; ident: its number.  depth: calls of it that have not returned; trains: one
+    of them takes part in a step.  stepping: a pass with gradients was made since the last step.  trainer: the thread of the
+    newest backward pass."""
+
+    def __init__(self, sharded: "Sharded"):
+        self.sharded = sharded
+        self.thread: threading.Thread | None = None
+        self.trainer: threading.Thread | None = None
+        self.ident: int | None = 0
+        self.depth = 0
+        self.trains = self.stepping = False
+        self._ends = threading.Condition()
+        self._version = threading.RLock()
+        self._reader = ""
+
+    def _me(self, caller: threading.Thread | None = None) -> threading.Thread:
+        """Whom this thread works for; caller: who made the graph, should this be a thread of autograd."""
+        me = threading.current_thread()
+        if isinstance(me, threading._DummyThread) and graph_task() != -1:  # pylint: disable=protected-access
+            return caller or self.thread or me
+        return getattr(me, "zerod_for", me)
+
+    def is_mine(self) -> bool:
+        """Whether the turn is, or was last, this thread's."""
+        return self.thread is None or get_ident() == self.ident or self._me() is self.thread
+
+    def _steps(self) -> bool:
+        return self.sharded.hooks.task != -1 or (self.stepping and self.thread is self.trainer)
+
+    def _is_taken(self, me: threading.Thread) -> bool:
+        return (self.thread not in (None, me) and self.thread.is_alive()  # type: ignore[union-attr]
+                and (self.depth > 0 or self._steps()))
+
+    def _refusal(self, me: threading.Thread, does: str) -> UsedByAnotherThread:
+        owner = self.thread.name if self.thread else ""
+        return UsedByAnotherThread(
+            f"thread '{me.name}' needs the model, which thread '{owner}' {does}. These work in every thread: "
+            "model.state_dict(), parameter.full_tensor(), and zerod.torch.save_safetensors(), save_checkpoint() and weight_norms(). "
+            f"Compute with a model of such values, or do this in '{owner}' between two steps")
+
+    def enter(self, trains: bool = False, caller: threading.Thread | None = None, wait: bool = True) -> None:
+        """A call begins that needs the model: waits for who looks, UsedByAnotherThread for who trains."""
+        me = self._me(caller)
+        with self._ends:
+            end = time.monotonic() + WAIT_S
+            while self._is_taken(me):
+                if not wait or ((self.trains or self._steps()) and me is not self.trainer):
+                    raise self._refusal(me, "trains" if self.trains or self._steps() else "uses")
+                if not self._ends.wait(end - time.monotonic()):
+                    raise self._refusal(me, f"has been using for {WAIT_S:.0f} s")
+            if self.thread is not me:
+                self.thread, self.ident = me, me.ident
+                self.depth, self.trains, self.stepping, self.sharded.hooks.task = 0, False, False, -1
+            self.depth += 1
+            self.trains = self.trains or trains
+
+    def leave(self) -> None:
+        """The call ends."""
+        with self._ends:
+            self.depth -= 1
+            if self.depth == 0:
+                self.trains = False
+            self._ends.notify_all()
+
+    @contextlib.contextmanager
+    def taken(self, trains: bool = False) -> Iterator[None]:
+        """enter() and leave()."""
+        self.enter(trains)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Inside, this thread changes the service's values."""
+        with self.taken(trains=True), self.one_version():
+            yield
+
+    def check(self) -> None:
+        """UsedByAnotherThread if it is another thread's turn."""
+        if get_ident() != self.ident:
+            me = self._me()
+            with self._ends:
+                if self._is_taken(me):
+                    raise self._refusal(me, "uses")
+
+    def begin_backward(self, caller: threading.Thread | None) -> None:
+        """The thread trains: hooks.task keeps its turn from now on."""
+        self.enter(True, caller)
+        self.trainer = self.thread
+
+    def end_step(self) -> None:
+        """A step or an attempt is over, or nothing of it is there."""
+        if self.is_mine():
+            with self._ends:
+                self.stepping = False
+                self._ends.notify_all()
+
+    @contextlib.contextmanager
+    def one_version(self) -> Iterator[None]:
+        """Inside, no other thread of this process changes the service's values, or reads all of them."""
+        if not self._version.acquire(timeout=WAIT_S):
+            raise UsedByAnotherThread(f"thread '{self._reader}' has been reading or writing the model for {WAIT_S:.0f} s, and "
+                                      "no step is made meanwhile: let it end first")
+        self._reader = threading.current_thread().name
+        try:
+            yield
+        finally:
+            self._version.release()
+
+
+class Parameters(dict[str, Any]):
+    """The parameters of a module: who has not the turn sees placeholders.  Copies are a dict."""
+
+    def __init__(self, turn: Turn, parameters: dict[str, Any]):
+        super().__init__(parameters)
+        self.turn = turn
+
+    def _seen(self, value: Any) -> Any:
+        param = getattr(value, "zerod_param", None)
+        return value if param is None or self.turn.is_mine() else param.placeholder
+
+    def __getitem__(self, name: str) -> Any:
+        value = dict.__getitem__(self, name)
+        return value if torch.compiler.is_compiling() or self.turn.ident == get_ident() else self._seen(value)
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return dict, (dict(self),)
+
+    def items(self) -> Any:
+        """As of a dict."""
+        return super().items() if self.turn.is_mine() else {k: self._seen(v) for k, v in super().items()}.items()
+
+    def values(self) -> Any:
+        """As of a dict."""
+        return super().values() if self.turn.is_mine() else {k: self._seen(v) for k, v in super().items()}.values()
