@@ -64,6 +64,7 @@ static void *outlive(void *arg)
 
 Test(process, runs_while_any_of_its_threads_does)
 {
+        enum process_life life;
         pid_t pid = fork();
         uint64_t start;
 
@@ -77,9 +78,10 @@ Test(process, runs_while_any_of_its_threads_does)
         start = process_start((uint32_t)pid);
         while (process_state(pid) != 'Z')
                 poll(NULL, 0, 1);
-        cr_assert_eq(process_life((uint32_t)pid, start), PROCESS_RUNS);
+        life = process_life((uint32_t)pid, start);
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
+        cr_assert_eq(life, PROCESS_RUNS);
 }
 
 Test(process, another_one_of_the_same_number_is_not_it)
