@@ -114,16 +114,16 @@ static int compute(struct zero_client *client, uint64_t version, double *ret_los
         return r ? r : zero_release(client, group, NULL);
 }
 
-/* zero_step zero_version: A loop that goes on where the job stands, and repeats what is aborted */
+/* zero_step zero_steps: A loop that goes on where the job stands, and repeats what is aborted */
 static void train(struct zero_client *client)
 {
         struct zero_set set = ZERO_LION(0.02);
-        const struct zero_step step = { .sets = &set, .n_sets = 1, .clip_norm = 1 };
+        const struct zero_step_options step = { .sets = &set, .n_sets = 1, .clip_norm = 1 };
         struct zero_result result = { 0 };
         double loss;
 
-        while (zero_version(client) < STEPS) {
-                int r = compute(client, zero_version(client), &loss);
+        while (zero_steps(client) < STEPS) {
+                int r = compute(client, zero_steps(client), &loss);
 
                 if (r == ZERO_OK)
                         r = zero_step(client, &step, &result);

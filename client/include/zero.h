@@ -36,7 +36,7 @@
  * zero_step() returns the step's result as if nothing had happened.  If the client had nothing
  * fetched, asked for or pushed, and the version is the same, the call goes on, except zero_put(),
  * zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and zero_step().  Otherwise the call returns ZERO_EABORTED.
- * After ZERO_EABORTED zero_version() says where to go on: the version is one higher if the step was
+ * After ZERO_EABORTED zero_steps() says where to go on: the version is one higher if the step was
  * committed after all.  A client that is not a rank does not connect again: ZERO_ECLOSED.
  * Closing: ZERO_ECLOSED is final.  So is a refusal that no further try would change, such as
  * ZERO_ERANK for a rank that another process has taken or ZERO_ENOJOB for a dropped job.  Views and
@@ -295,7 +295,7 @@ int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
               struct zero_file *ret_files);
 
 /* A base on a GPU. */
-struct zero_base_copy {
+struct zero_gpu_base {
         void *data;                /* of the first file; the others lie behind it as in host memory */
         uint64_t bytes;            /* to the end of the last one */
         void (*unmap)(void *data); /* waits for the GPU's work */
@@ -315,7 +315,7 @@ struct zero_base_copy {
  * ZERO_EGPU: the daemon does not use the GPU, or its driver exports no descriptors; ZERO_EVERSION: the daemon is of
  * a release without such copies; ZERO_EQUOTA, ZERO_ENOMEM: memory.  The base in host memory stays.
  */
-int zero_base_copy(struct zero_client *client, const char *device, struct zero_base_copy *ret_copy);
+int zero_base_copy(struct zero_client *client, const char *device, struct zero_gpu_base *ret_copy);
 
 /*
  * Puts the layout of a job together whose ranks work on different groups, as the stages of a pipeline
@@ -346,10 +346,10 @@ int zero_compose(struct zero_client *client, const struct zero_layout *part, uin
 int zero_attach(struct zero_client *client, const struct zero_layout *layout,
                 const struct zero_needs *needs);
 /* Number of committed steps. */
-uint64_t zero_version(const struct zero_client *client);
+uint64_t zero_steps(const struct zero_client *client);
 /*
  * The bytes that this rank, or its predecessor, kept with the last decided step
- * (zero_step.blob): *ret_bytes of them, 0 if none.  Owned by the client, valid until its next
+ * (zero_step_options.blob): *ret_bytes of them, 0 if none.  Owned by the client, valid until its next
  * zero_step() or abort.
  */
 const void *zero_blob(const struct zero_client *client, size_t *ret_bytes);
@@ -522,7 +522,7 @@ struct zero_set {
 #define ZERO_SGD(lr) { "sgd", { { (lr), 0, 0, 0, 0, 0, 0 } } }
 #define ZERO_SGD_MOMENTUM(lr, momentum) { "sgd-momentum", { { (lr), (momentum), 0, 0, 0, 0, 0 } } }
 
-struct zero_step {
+struct zero_step_options {
         const struct zero_set *sets;   /* indexed by ZERO_PLANE_SET */
         uint32_t n_sets;               /* 1 to ZERO_SET_MAX; 0: the step ends without an update
                                         * (gradients are dropped, the version stays) */
@@ -594,7 +594,7 @@ int zero_all_reduce(struct zero_client *client, const char *name, enum zero_redu
  * what was updated ahead is undone, as it is by ZERO_EABORTED.  Whoever reads or writes planes before the step is
  * decided (zero_get(), a checkpoint) finds the values before the step, and ends updates ahead for this step.
  */
-int zero_ahead(struct zero_client *client, const struct zero_step *step);
+int zero_ahead(struct zero_client *client, const struct zero_step_options *step);
 /*
  * Ends the step.  Groups that this rank has not pushed count as without gradient (the daemon logs
  * a warning about groups that no rank pushes in 8 steps; zeroctl shards shows the last update of
@@ -614,7 +614,7 @@ int zero_ahead(struct zero_client *client, const struct zero_step *step);
  * and ZERO_EABORTED when it, or its successor, has attached.  With ZERO_LOST_WAIT calls wait for the successor
  * of a rank that has not left, and end with ZERO_EDEADLINE.
  */
-int zero_step(struct zero_client *client, const struct zero_step *step,
+int zero_step(struct zero_client *client, const struct zero_step_options *step,
               struct zero_result *ret_result);
 
 /* ---- stash: activation checkpoints -------------------------------------- */

@@ -372,7 +372,7 @@ int zero_fd(const struct zero_client *client)
         return client ? client->wire.fd : -1;
 }
 
-uint64_t zero_version(const struct zero_client *client)
+uint64_t zero_steps(const struct zero_client *client)
 {
         return client ? client->version : 0;
 }

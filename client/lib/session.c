@@ -294,7 +294,7 @@ static int check_copy(struct zero_client *c)
         return 0;
 }
 
-int zero_base_copy(struct zero_client *client, const char *device, struct zero_base_copy *ret_copy)
+int zero_base_copy(struct zero_client *client, const char *device, struct zero_gpu_base *ret_copy)
 {
         int r = client_open(client);
 
@@ -308,8 +308,8 @@ int zero_base_copy(struct zero_client *client, const char *device, struct zero_b
                 return r;
         r = enter(client, take_copy, NULL);
         if (r == 0) {
-                *ret_copy = (struct zero_base_copy){ client->copy.memory, client->base.bytes,
-                                                     client->copy.gpu->plugin->unmap };
+                *ret_copy = (struct zero_gpu_base){ client->copy.memory, client->base.bytes,
+                                                    client->copy.gpu->plugin->unmap };
         } else {
                 gpu_close(client->copy.gpu);
                 client->copy.gpu = NULL;

@@ -280,7 +280,7 @@ int zero_first_values(struct zero_client *client, const void *const *values)
         if (r == 0 && client->rank == 0)
                 r = client_given(client, r, values);
         while (r == 0 && client->version == 0 && client->last_attempt == 0) {
-                const struct zero_step meet = { .loss_scale = client->loss_scale };
+                const struct zero_step_options meet = { .loss_scale = client->loss_scale };
 
                 for (uint32_t t = 0; r == 0 && client->rank == 0 && t < client->layout->n_tensors;
                      t++)

@@ -479,7 +479,7 @@ int zero_all_reduce(struct zero_client *client, const char *name, enum zero_redu
         return 0;
 }
 
-static int check_step(struct zero_client *c, const struct zero_step *step)
+static int check_step(struct zero_client *c, const struct zero_step_options *step)
 {
         if (step->n_sets > ZERO_SET_MAX)
                 return client_fail(c, ZERO_EINVAL, "a step has 0 to %d hyperparameter sets, not %u",
@@ -498,7 +498,7 @@ struct params_message {
         Zero__StepParams params;
 };
 
-static int params_message(struct zero_client *c, const struct zero_step *step,
+static int params_message(struct zero_client *c, const struct zero_step_options *step,
                           struct params_message *ret)
 {
         for (uint32_t i = 0; i < step->n_sets; i++) {
@@ -518,7 +518,7 @@ static int params_message(struct zero_client *c, const struct zero_step *step,
         return 0;
 }
 
-int zero_ahead(struct zero_client *client, const struct zero_step *step)
+int zero_ahead(struct zero_client *client, const struct zero_step_options *step)
 {
         struct params_message params;
         Zero__Ahead ahead = ZERO__AHEAD__INIT;
@@ -540,7 +540,7 @@ int zero_ahead(struct zero_client *client, const struct zero_step *step)
 }
 
 /* A daemon that was lost and found meanwhile knows of no held group, so it gets no event. */
-static int ask_step(struct zero_client *c, const struct zero_step *step,
+static int ask_step(struct zero_client *c, const struct zero_step_options *step,
                     const Zero__Reply **ret_reply)
 {
         struct params_message params;
@@ -563,14 +563,14 @@ static int ask_step(struct zero_client *c, const struct zero_step *step,
 }
 
 /* The blob may be the one that zero_blob() gave out. */
-static void keep_blob(struct zero_client *c, const struct zero_step *step)
+static void keep_blob(struct zero_client *c, const struct zero_step_options *step)
 {
         c->blob_bytes = step->blob ? step->blob_bytes : 0;
         if (c->blob_bytes > 0)
                 memmove(c->blob, step->blob, c->blob_bytes);
 }
 
-int zero_step(struct zero_client *client, const struct zero_step *step,
+int zero_step(struct zero_client *client, const struct zero_step_options *step,
               struct zero_result *ret_result)
 {
         uint64_t attempt = client ? client->attempt : 0;

@@ -296,7 +296,7 @@ static int run(struct ctl *ctl)
         if (r != CTL_OK)
                 return r;
         e.layout = zero_client_layout(ctl->client);
-        e.version = zero_version(ctl->client);
+        e.version = zero_steps(ctl->client);
         r = list_tensors(&e);
         if (r == CTL_OK)
                 r = write_file(&e);

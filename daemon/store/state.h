@@ -142,7 +142,7 @@ void state_set_puts(struct state *state, uint64_t puts);
  */
 uint32_t state_check_sets(const struct state *state, const struct hyper_set *sets, uint32_t n_sets);
 
-/* ---- what ranks keep with a step (zero_step.blob); blobs.c ---- */
+/* ---- what ranks keep with a step (zero_step_options.blob); blobs.c ---- */
 
 /*
  * Stages a rank's n bytes (at most ZERO_BLOB_MAX; 0: nothing).  To be called for every rank before

@@ -94,7 +94,7 @@ static void attach(struct session *s, const char *socket, const char *job, const
 static void new_version(struct session *s, int groups)
 {
         struct zero_set adamw = { .adamw = { .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } };
-        struct zero_step step = { .sets = &adamw, .n_sets = 1 };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1 };
         struct zero_result result;
         uint8_t none = 0;
 

@@ -24,7 +24,7 @@ int main()
                             ZERO_SGD_MOMENTUM(0.01, 0.9) };
         zero_options options{};
         zero_tensor w{};
-        struct zero_step step = {};
+        struct zero_step_options step = {};
         zero_layout *layout;
         uint32_t group, tensor;
         const void *view;
@@ -44,7 +44,7 @@ int main()
         ok(zero_attach(client, layout, nullptr));
         ok(zero_first_values(client, values));
         for (;;) {
-                const uint64_t made = zero_version(client);
+                const uint64_t made = zero_steps(client);
                 double loss = 0;
 
                 ok(zero_fetch(client, group, nullptr, &view));

@@ -55,7 +55,7 @@ module zero
     integer(c_int) function zero_first_values(client, values) bind(c)
       import; type(c_ptr), value :: client; type(c_ptr) :: values(*)
     end function
-    integer(c_int64_t) function zero_version(client) bind(c)
+    integer(c_int64_t) function zero_steps(client) bind(c)
       import; type(c_ptr), value :: client
     end function
     integer(c_int) function zero_fetch(client, group, sync, view) bind(c)
@@ -112,7 +112,7 @@ program fit
   call ok(zero_attach(client, layout, c_null_ptr))
   call ok(zero_first_values(client, values))
   do
-    made = zero_version(client)
+    made = zero_steps(client)
     call ok(zero_fetch(client, group, c_null_ptr, view))
     call ok(zero_grad(client, group, grad))
     call c_f_pointer(view, w, [n])

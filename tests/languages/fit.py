@@ -5,7 +5,7 @@ from ctypes import POINTER, Structure, byref, c_bool, c_char_p, c_double, c_floa
 
 N, STEPS, FP32 = 1000, 300, 1
 zero = ctypes.CDLL(sys.argv[1])
-zero.zero_error.restype, zero.zero_version.restype = c_char_p, c_uint64
+zero.zero_error.restype, zero.zero_steps.restype = c_char_p, c_uint64
 client, layout = c_void_p(), c_void_p()
 
 
@@ -44,7 +44,7 @@ def main():
     ok(zero.zero_attach(client, layout, None))
     ok(zero.zero_first_values(client, byref(ctypes.cast(first, c_void_p))))
     while True:
-        made = zero.zero_version(client)
+        made = zero.zero_steps(client)
         ok(zero.zero_fetch(client, group, None, byref(view)))
         ok(zero.zero_grad(client, group, byref(grad)))
         w, g = (ctypes.cast(p, POINTER(c_float)) for p in (view, grad))

@@ -54,7 +54,7 @@ extern "C" {
     fn zero_connect(options: *const Options, client: *mut *mut c_void) -> c_int;
     fn zero_attach(client: *mut c_void, layout: *const c_void, needs: *const c_void) -> c_int;
     fn zero_first_values(client: *mut c_void, values: *const *const c_void) -> c_int;
-    fn zero_version(client: *const c_void) -> u64;
+    fn zero_steps(client: *const c_void) -> u64;
     fn zero_fetch(client: *mut c_void, group: u32, sync: *mut c_void, view: *mut *const c_void) -> c_int;
     fn zero_grad(client: *mut c_void, group: u32, grad: *mut *mut c_void) -> c_int;
     fn zero_push(client: *mut c_void, group: u32, present: *const u8, last: bool, sync: *mut c_void) -> c_int;
@@ -92,7 +92,7 @@ fn main() {
         ok(z, zero_attach(z, layout, null()));
         ok(z, zero_first_values(z, [first.as_ptr().cast()].as_ptr()));
         loop {
-            let (made, mut loss) = (zero_version(z), 0.0);
+            let (made, mut loss) = (zero_steps(z), 0.0);
             let (mut view, mut grad) = (null(), null_mut());
             ok(z, zero_fetch(z, group, null_mut(), &mut view));
             ok(z, zero_grad(z, group, &mut grad));

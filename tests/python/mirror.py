@@ -12,7 +12,7 @@ from zerod import _library, errors
 MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
-           "zero_set": _library.Set, "zero_step": _library.Step, "zero_result": _library.Result,
+           "zero_set": _library.Set, "zero_step_options": _library.Step, "zero_result": _library.Result,
            "zero_sync": _library.Sync, "zero_stash": _library.Stash, "zero_values": _library.Values}
 STRUCT_OF = {"adamw-ema": "zero_adamw", "lion-ema": "zero_lion", "sgd-momentum-ema": "zero_sgd"}
 for optimizer, struct in STRUCT_OF.items():

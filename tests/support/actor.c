@@ -151,7 +151,7 @@ static int do_version(struct actor *actor, const json_t *command, json_t *ret)
 
         for (uint32_t g = 0; g < actor->n_groups; g++)
                 json_array_append_new(accepted, json_integer(zero_accepted(actor->client, g)));
-        json_object_set_new(ret, "version", json_integer((json_int_t)zero_version(actor->client)));
+        json_object_set_new(ret, "version", json_integer((json_int_t)zero_steps(actor->client)));
         json_object_set_new(ret, "loss_scale", json_real(zero_loss_scale(actor->client)));
         json_object_set_new(ret, "blob", json_stringn(n ? blob : "", n));
         json_object_set_new(ret, "accepted", accepted);
@@ -379,7 +379,7 @@ static int do_norm(struct actor *actor, const json_t *command, json_t *ret)
 static int do_ahead(struct actor *actor, const json_t *command, json_t *ret)
 {
         struct zero_set sets[ZERO_SET_MAX];
-        struct zero_step step;
+        struct zero_step_options step;
 
         step_params(command, sets, &step);
         return zero_ahead(actor->client, &step);
@@ -388,7 +388,7 @@ static int do_ahead(struct actor *actor, const json_t *command, json_t *ret)
 static int do_step(struct actor *actor, const json_t *command, json_t *ret)
 {
         struct zero_set sets[ZERO_SET_MAX];
-        struct zero_step step;
+        struct zero_step_options step;
         struct zero_result result;
         int r;
 

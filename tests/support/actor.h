@@ -71,6 +71,6 @@ void gradient_fill(const struct actor *actor, const struct noise *noise, uint32_
 uint64_t view_hash(const struct actor *actor, uint32_t group, const void *view);
 
 /* "step": the hyperparameters of a command; sets has room for ZERO_SET_MAX. */
-void step_params(const json_t *command, struct zero_set *sets, struct zero_step *ret);
+void step_params(const json_t *command, struct zero_set *sets, struct zero_step_options *ret);
 /* Whole steps in one go. */
 int actor_train(struct actor *actor, const json_t *command, json_t *ret);

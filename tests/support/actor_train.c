@@ -46,12 +46,12 @@ struct training {
         char kept[KEPT_MAX];
 };
 
-void step_params(const json_t *command, struct zero_set *sets, struct zero_step *ret)
+void step_params(const json_t *command, struct zero_set *sets, struct zero_step_options *ret)
 {
         const json_t *list = json_object_get(command, "sets"), *item;
         size_t i;
 
-        *ret = (struct zero_step){
+        *ret = (struct zero_step_options){
                 .sets = sets,
                 .n_sets = 1,
                 .clip_norm = field_number(command, "clip", 0),
@@ -176,15 +176,15 @@ static size_t kept_make(uint32_t rank, uint64_t version, char ret[static KEPT_MA
 static int kept_check(struct training *t, json_t *ret)
 {
         struct zero_client *c = t->actor->client;
-        size_t n = 0, expected = kept_make(t->actor->rank, zero_version(c), t->kept);
+        size_t n = 0, expected = kept_make(t->actor->rank, zero_steps(c), t->kept);
         const void *blob = zero_blob(c, &n);
         char text[200];
 
-        if (!t->keep || (zero_version(c) == 0 && n == 0) ||
+        if (!t->keep || (zero_steps(c) == 0 && n == 0) ||
             (n == expected && memcmp(blob, t->kept, n) == 0))
                 return ZERO_OK;
         snprintf(text, sizeof text, "at version %" PRIu64 " rank %u was given %zu bytes: '%.60s'",
-                 zero_version(c), t->actor->rank, n, n ? (const char *)blob : "");
+                 zero_steps(c), t->actor->rank, n, n ? (const char *)blob : "");
         json_object_set_new(ret, "text", json_string(text));
         return ZERO_EIO;
 }
@@ -213,13 +213,14 @@ static bool goes_on(const struct training *t)
                 return t->done < t->steps;
         if (pread(t->until, text, sizeof text - 1, 0) < 0)
                 abort();
-        return zero_version(t->actor->client) < strtoull(text, NULL, 10);
+        return zero_steps(t->actor->client) < strtoull(text, NULL, 10);
 }
 
-static int whole_step(struct training *t, struct zero_step *step, struct zero_result *ret_result)
+static int whole_step(struct training *t, struct zero_step_options *step,
+                      struct zero_result *ret_result)
 {
         struct actor *a = t->actor;
-        uint64_t version = zero_version(a->client);
+        uint64_t version = zero_steps(a->client);
         int r = ZERO_OK;
 
         t->noise.step = t->first_step + version;
@@ -248,7 +249,7 @@ static int whole_step(struct training *t, struct zero_step *step, struct zero_re
         return ZERO_OK;
 }
 
-static int run(struct training *t, struct zero_step *step, struct zero_result *ret_result)
+static int run(struct training *t, struct zero_step_options *step, struct zero_result *ret_result)
 {
         int r = ZERO_OK;
 
@@ -295,7 +296,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
         };
         struct zero_set sets[ZERO_SET_MAX];
         struct zero_result result = { 0 };
-        struct zero_step step;
+        struct zero_step_options step;
         char hex[17];
         int r;
 
@@ -306,7 +307,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                 r = run(&t, &step, &result);
         snprintf(hex, sizeof hex, "%016" PRIx64, t.hash);
         json_object_set_new(ret, "hash", json_string(hex));
-        json_object_set_new(ret, "version", json_integer((json_int_t)zero_version(actor->client)));
+        json_object_set_new(ret, "version", json_integer((json_int_t)zero_steps(actor->client)));
         json_object_set_new(ret, "skipped", json_integer((json_int_t)t.skipped));
         json_object_set_new(ret, "aborts", json_integer((json_int_t)t.aborts));
         json_object_set_new(ret, "grad_norm", json_real(result.grad_norm));

@@ -16,7 +16,7 @@ struct backend_ops {
         /* Ends the step as zero_step() does; all groups must have been pushed with last set.
          * ZERO_EABORTED, from the seam's calls too: what was computed is void, and the caller goes
          * on where version() says. */
-        int (*step)(struct backend *backend, const struct zero_step *step,
+        int (*step)(struct backend *backend, const struct zero_step_options *step,
                     struct zero_result *ret_result);
         /* Committed steps. */
         uint64_t (*version)(const struct backend *backend);

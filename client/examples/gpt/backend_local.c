@@ -103,7 +103,7 @@ static void adamw(const struct scalars *s, uint64_t n, const struct plane *plane
         }
 }
 
-static void update(struct local *local, const struct zero_step *step, double grad_scale)
+static void update(struct local *local, const struct zero_step_options *step, double grad_scale)
 {
         struct scalars scalars[GPT_SETS];
         for (uint32_t i = 0; i < GPT_SETS; i++)
@@ -117,7 +117,7 @@ static void update(struct local *local, const struct zero_step *step, double gra
         local->version++;
 }
 
-static int local_step(struct backend *backend, const struct zero_step *step,
+static int local_step(struct backend *backend, const struct zero_step_options *step,
                       struct zero_result *ret_result)
 {
         struct local *local = local_of(&backend->seam);

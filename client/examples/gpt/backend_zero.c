@@ -297,11 +297,11 @@ static bool keeps(const struct remote *remote, uint64_t *ret_decided)
 static uint64_t remote_decided(const struct backend *backend)
 {
         const struct remote *remote = remote_of(&backend->seam);
-        uint64_t decided = 0, version = zero_version(remote->client);
+        uint64_t decided = 0, version = zero_steps(remote->client);
         return keeps(remote, &decided) && decided > version ? decided : version;
 }
 
-static int end_step(struct remote *remote, struct zero_step step, uint64_t decided,
+static int end_step(struct remote *remote, struct zero_step_options step, uint64_t decided,
                     struct zero_result *ret_result)
 {
         step.blob = &decided;
@@ -310,7 +310,7 @@ static int end_step(struct remote *remote, struct zero_step step, uint64_t decid
         return settle(remote, zero_step(remote->client, &step, ret_result));
 }
 
-static int remote_step(struct backend *backend, const struct zero_step *step,
+static int remote_step(struct backend *backend, const struct zero_step_options *step,
                        struct zero_result *ret_result)
 {
         struct remote *remote = remote_of(&backend->seam);
@@ -321,7 +321,7 @@ static int remote_step(struct backend *backend, const struct zero_step *step,
 
 static uint64_t remote_version(const struct backend *backend)
 {
-        return zero_version(remote_of(&backend->seam)->client);
+        return zero_steps(remote_of(&backend->seam)->client);
 }
 
 static double remote_loss_scale(const struct backend *backend)
@@ -388,14 +388,14 @@ static int put_values(struct remote *remote)
 static bool has_begun(const struct remote *remote)
 {
         uint64_t decided;
-        return zero_version(remote->client) > 0 || keeps(remote, &decided);
+        return zero_steps(remote->client) > 0 || keeps(remote, &decided);
 }
 
 /* Rank 0 writes the values; a step without update, which ends only when all ranks have called,
  * keeps the others from reading before that. */
 static int start(struct remote *remote)
 {
-        struct zero_step none = { 0 };
+        struct zero_step_options none = { 0 };
         struct zero_result result;
         int r;
         do {

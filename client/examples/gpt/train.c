@@ -89,7 +89,7 @@ static int update(struct trainer *t, double lr, struct zero_result *ret_result)
                         .eps = o->eps,
                         .weight_decay = i == GPT_SET_DECAY ? o->weight_decay : 0,
                 };
-        struct zero_step step = {
+        struct zero_step_options step = {
                 .sets = sets,
                 .n_sets = GPT_SETS,
                 .clip_norm = o->clip,

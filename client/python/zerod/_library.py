@@ -73,7 +73,7 @@ class File(Structure):
 
 
 class Copy(Structure):
-    """struct zero_base_copy"""
+    """struct zero_gpu_base"""
 
     _fields_ = [("data", c_void_p), ("bytes", c_uint64), ("unmap", CFUNCTYPE(None, c_void_p))]
 
@@ -163,7 +163,7 @@ class Sync(Structure):
 
 
 class Step(Structure):
-    """struct zero_step"""
+    """struct zero_step_options"""
 
     _fields_ = [
         ("sets", POINTER(Set)),
@@ -264,7 +264,7 @@ PROTOTYPES = {
     "zero_status_name": (c_char_p, c_int),
     "zero_status_text": (c_char_p, c_int),
     "zero_step": (c_int, _client, POINTER(Step), POINTER(Result)),
-    "zero_version": (c_uint64, _client),
+    "zero_steps": (c_uint64, _client),
 }
 
 

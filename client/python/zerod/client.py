@@ -184,7 +184,7 @@ class Client(Conversation):
     def version(self) -> int:
         """Number of committed steps."""
         with self._use() as handle:
-            return self._library.zero_version(handle)
+            return self._library.zero_steps(handle)
 
     @property
     def loss_scale(self) -> float:

@@ -184,7 +184,7 @@ static void push(struct session *s, struct times *t)
 static void step(struct session *s)
 {
         struct zero_set set = { .adamw = { .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } };
-        struct zero_step args = { .sets = &set, .n_sets = 1 };
+        struct zero_step_options args = { .sets = &set, .n_sets = 1 };
         uint64_t n = zero_layout_tensor_elements(s->layout, DATA);
         struct zero_result result;
         float value;

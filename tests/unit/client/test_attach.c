@@ -75,7 +75,7 @@ Test(attach, refused_rank_may_try_again)
         cr_assert_str_eq(zero_error(c), "group 1 'h.0': dtype fp32 here, bf16 there");
         cr_assert_null(zero_client_layout(c));
         cr_assert_eq(zero_attach(c, l, &needs), ZERO_OK, "%s", zero_error(c));
-        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_steps(c), 7u);
         cr_assert_eq(zero_loss_scale(c), 2.0);
         zero_layout_free(l);
         zero_close(c);
@@ -264,7 +264,7 @@ Test(attach, bad_needs_are_refused_without_asking)
 Test(attach, every_other_call_needs_an_attached_client)
 {
         struct fake f = { 0 };
-        struct zero_step step = { 0 };
+        struct zero_step_options step = { 0 };
         struct zero_result result;
         struct zero_client *c;
         const void *view;

@@ -39,7 +39,7 @@ static bool refused(struct zero_client *c, int status)
 
 static int call_all(struct zero_client *c)
 {
-        struct zero_step step = { 0 };
+        struct zero_step_options step = { 0 };
         struct zero_result result;
         const void *view;
         double norm, values[1] = { 0 };

@@ -88,7 +88,7 @@ static void watch_events(struct fake *d)
 
 Test(events, release_push_and_step_name_an_event_of_their_own)
 {
-        struct zero_step step = { .sets = &adamw, .n_sets = 1, .sync = &now };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1, .sync = &now };
         const uint8_t none[] = { 0, 0 };
         struct zero_client *c;
         const void *view;
@@ -118,7 +118,7 @@ static void see_no_events(struct fake *d)
 
 Test(events, without_a_stream_no_event_is_named)
 {
-        struct zero_step step = { .sets = &adamw, .n_sets = 1 };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1 };
         struct zero_client *c = open_gpu(see_no_events);
         const void *view;
 
@@ -130,7 +130,7 @@ Test(events, without_a_stream_no_event_is_named)
 
 Test(events, in_host_memory_a_stream_means_nothing)
 {
-        struct zero_step step = { .sets = &adamw, .n_sets = 1, .sync = &now };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1, .sync = &now };
         struct zero_client *c = fake_open(&f, see_no_events, 1);
         const void *view;
 
@@ -308,7 +308,7 @@ static void restart_often(struct fake *d)
 
 Test(events, the_last_window_stays_mapped_and_older_ones_do_not)
 {
-        struct zero_step step = { .sets = &adamw, .n_sets = 1 };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1 };
         struct zero_client *c = open_gpu(restart_often);
         const uint8_t *last = NULL;
         const void *view;

@@ -8,7 +8,7 @@
 #include "fake.h"
 
 static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
-static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
+static const struct zero_step_options one_set = { .sets = &adamw, .n_sets = 1 };
 static Zero__StepReply result_20;
 static struct fake f;
 
@@ -68,7 +68,7 @@ Test(reconnect, the_deadline_says_what_was_waited_for_and_the_next_call_tries_ag
         cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
         cr_assert(strstr(zero_error(c), "rank 0 into job 'job' within 100 ms: cannot connect to"),
                   "%s", zero_error(c));
-        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_steps(c), 7u);
         cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
         pthread_barrier_wait(&away);
         for (int i = 0, r = ZERO_EDEADLINE; i < 50 && r == ZERO_EDEADLINE; i++)
@@ -277,7 +277,7 @@ Test(reconnect, attaching_is_tried_again)
 {
         struct zero_client *c = fake_open(&f, die_in_attach, 1);
 
-        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_steps(c), 7u);
         fake_close(&f, c);
 }
 

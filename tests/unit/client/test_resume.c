@@ -7,7 +7,7 @@
 #include "fake.h"
 
 static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
-static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
+static const struct zero_step_options one_set = { .sets = &adamw, .n_sets = 1 };
 static Zero__StepReply result_20;
 static struct fake f;
 
@@ -88,7 +88,7 @@ Test(resume, what_was_held_is_gone_and_the_step_begins_anew)
         OK(zero_fetch(c, FAKE_BF16, NULL, &view));
         ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
         cr_assert(strstr(zero_error(c), "version 7"), "%s", zero_error(c));
-        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_steps(c), 7u);
         cr_assert_eq(zero_release(c, FAKE_BF16, NULL), ZERO_ENOTHELD);
         OK(zero_fetch(c, FAKE_FP32, NULL, &view));
         grad_and_push(c, FAKE_FP32);
@@ -131,7 +131,7 @@ Test(resume, another_version_is_told)
         const void *view;
 
         ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
-        cr_assert_eq(zero_version(c), 9u);
+        cr_assert_eq(zero_steps(c), 9u);
         fake_close(&f, c);
 }
 
@@ -202,7 +202,7 @@ Test(resume, a_decided_step_returns_its_result)
         cr_assert_eq(result.grad_norm, 0.25);
         cr_assert_eq(result.loss_scale, 512.0);
         cr_assert_not(result.skipped);
-        cr_assert_eq(zero_version(c), 8u);
+        cr_assert_eq(zero_steps(c), 8u);
         blob = zero_blob(c, &bytes);
         cr_assert(bytes == 4 && memcmp(blob, "kept", 4) == 0);
         OK(zero_fetch(c, FAKE_FP32, NULL, &view));

@@ -4,7 +4,7 @@
 #include "fake.h"
 
 static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
-static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
+static const struct zero_step_options one_set = { .sets = &adamw, .n_sets = 1 };
 static struct fake f;
 
 #define OK(call) cr_assert_eq(call, ZERO_OK, "%s", zero_error(c))
@@ -44,7 +44,7 @@ Test(step, a_step_ends_leases_and_counts)
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         OK(zero_step(c, &one_set, &result));
         cr_assert_eq(result.version, 8u);
-        cr_assert_eq(zero_version(c), 8u);
+        cr_assert_eq(zero_steps(c), 8u);
         cr_assert_eq(zero_loss_scale(c), 1024.0);
         cr_assert_eq(result.grad_norm, 0.5);
         cr_assert_eq(zero_release(c, FAKE_FP32, NULL), ZERO_ENOTHELD);
@@ -95,7 +95,7 @@ Test(step, deadline_leaves_the_step_as_it_is)
 
         cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_EDEADLINE);
         cr_assert(strstr(zero_error(c), "rank 1 on b"));
-        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_steps(c), 7u);
         OK(zero_step(c, &one_set, NULL));
         fake_close(&f, c);
 }
@@ -124,7 +124,7 @@ Test(step, aborted_step_is_replayed_as_the_next_attempt)
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_EABORTED);
-        cr_assert_eq(zero_version(c), 7u);
+        cr_assert_eq(zero_steps(c), 7u);
         cr_assert_eq(zero_release(c, FAKE_FP32, NULL), ZERO_ENOTHELD);
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
@@ -229,12 +229,12 @@ Test(step, norm_is_told)
 Test(step, hyperparameter_sets_are_checked_here)
 {
         struct zero_client *c = fake_open(&f, fake_only_begin, 1);
-        struct zero_step step = { .n_sets = ZERO_SET_MAX + 1, .sets = &adamw };
+        struct zero_step_options step = { .n_sets = ZERO_SET_MAX + 1, .sets = &adamw };
 
         cr_assert_eq(zero_step(c, NULL, NULL), ZERO_EINVAL);
         cr_assert_eq(zero_step(c, &step, NULL), ZERO_EINVAL);
         cr_assert(strstr(zero_error(c), "257"), "%s", zero_error(c));
-        step = (struct zero_step){ .n_sets = 1 };
+        step = (struct zero_step_options){ .n_sets = 1 };
         cr_assert_eq(zero_step(c, &step, NULL), ZERO_EINVAL);
         cr_assert(strstr(zero_error(c), "sets is NULL"), "%s", zero_error(c));
         fake_close(&f, c);

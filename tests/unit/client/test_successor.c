@@ -7,7 +7,7 @@
 #include "fake.h"
 
 static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
-static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
+static const struct zero_step_options one_set = { .sets = &adamw, .n_sets = 1 };
 static struct fake f;
 
 #define OK(call) cr_assert_eq(call, ZERO_OK, "%s", zero_error(c))
@@ -179,7 +179,7 @@ static void keep_blobs(struct fake *d)
 Test(successor, the_blob_is_the_last_decided_step_s)
 {
         struct zero_client *c = fake_open(&f, keep_blobs, 1);
-        struct zero_step step = one_set;
+        struct zero_step_options step = one_set;
         char large[ZERO_BLOB_MAX];
         const void *blob;
         size_t bytes = 0;
@@ -206,7 +206,7 @@ Test(successor, the_blob_is_the_last_decided_step_s)
 Test(successor, a_blob_that_is_too_long_is_refused_here)
 {
         struct zero_client *c = fake_open(&f, fake_only_begin, 1);
-        struct zero_step step = one_set;
+        struct zero_step_options step = one_set;
         char large[ZERO_BLOB_MAX + 1] = { 0 };
 
         step.blob = large;

@@ -92,7 +92,7 @@ static int64_t now_ms(void)
 
 Test(unopened, release_push_and_step_are_sent_when_their_work_is_done)
 {
-        struct zero_step step = { .sets = &adamw, .n_sets = 1, .sync = &now };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1, .sync = &now };
         struct zero_client *c = fake_open_gpu(&f, see_nothing_under_way, LONG_MS);
         int64_t since = now_ms();
         const void *view;
@@ -154,7 +154,7 @@ static void says(struct zero_client *c, int status, int expected, const char *wo
 /* Nothing was sent, and the client can make the same call again. */
 Test(unopened, a_deadline_names_the_work_and_leaves_all_as_it_was)
 {
-        struct zero_step step = { .sets = &adamw, .n_sets = 1, .sync = &now };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1, .sync = &now };
         struct zero_client *c = fake_open_gpu(&f, one_of_each, BRIEF_MS);
         const void *view;
         void *grad;

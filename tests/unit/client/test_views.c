@@ -112,7 +112,7 @@ Test(views, a_step_ends_them)
 {
         struct zero_client *c = fake_open_private(&f, step_between);
         static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
-        struct zero_step step = { .sets = &adamw, .n_sets = 1 };
+        struct zero_step_options step = { .sets = &adamw, .n_sets = 1 };
         uint8_t *view = NULL;
 
         fetch_and_scribble(c, 0, &view);

@@ -9,7 +9,7 @@
 #include "fake.h"
 
 static const struct zero_set adamw = { .adamw = { 1e-3, 0.9, 0.999, 1e-8, 0.01 } };
-static const struct zero_step one_set = { .sets = &adamw, .n_sets = 1 };
+static const struct zero_step_options one_set = { .sets = &adamw, .n_sets = 1 };
 static struct fake f;
 
 #define OK(call) cr_assert_eq(call, ZERO_OK, "%s", zero_error(c))

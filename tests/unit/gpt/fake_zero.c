@@ -160,7 +160,7 @@ int zero_attach(struct zero_client *c, const struct zero_layout *layout,
         return ZERO_OK;
 }
 
-uint64_t zero_version(const struct zero_client *c)
+uint64_t zero_steps(const struct zero_client *c)
 {
         return c->version;
 }
@@ -303,7 +303,8 @@ static void descend(struct zero_client *c, double lr)
         c->version++;
 }
 
-int zero_step(struct zero_client *c, const struct zero_step *step, struct zero_result *ret_result)
+int zero_step(struct zero_client *c, const struct zero_step_options *step,
+              struct zero_result *ret_result)
 {
         if (step->n_sets && aborts(c))
                 return ZERO_EABORTED;

@@ -56,7 +56,9 @@ static void compare_with_reference(uint32_t tensor)
         for (uint64_t i = 0; i < n; i++)
                 r[i].p = (double)params[offset + i];
         for (uint64_t t = 1; t <= 20; t++) {
-                struct zero_step step = { .sets = sets, .n_sets = GPT_SETS, .clip_norm = 0.5 };
+                struct zero_step_options step = { .sets = sets,
+                                                  .n_sets = GPT_SETS,
+                                                  .clip_norm = 0.5 };
                 struct zero_result result;
                 write_gradients(backend, group, offset, n, t);
                 cr_assert_eq(backend->ops->step(backend, &step, &result), 0);
@@ -95,7 +97,7 @@ Test(gpt_local, a_step_with_infinite_gradients_is_skipped)
         real before = params[0];
         backend->seam.ops->grad(&backend->seam, 0, &grads);
         grads[0] = INFINITY;
-        struct zero_step step = { .sets = sets, .n_sets = GPT_SETS };
+        struct zero_step_options step = { .sets = sets, .n_sets = GPT_SETS };
         struct zero_result result;
         cr_assert_eq(backend->ops->step(backend, &step, &result), 0);
         cr_assert(result.skipped && result.version == 0);
