@@ -432,7 +432,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
 class Adam(ServiceOptimizer):
     """``torch.optim.Adam`` of a sharded model, with torch's arguments: weight_decay is L2, a part of the
-    gradient.  Everything else is as :class:`ServiceOptimizer` says."""
+    gradient.  eps 0, with which a gradient of 0 makes nan, is refused.  Everything else is as :class:`ServiceOptimizer` says."""
 
     name, planes, torch_kind = "adam", ("exp_avg", "exp_avg_sq"), torch.optim.Adam
 
