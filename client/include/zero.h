@@ -508,7 +508,8 @@ struct zero_set {
 };
 
 /*
- * Sets with the papers' values, as initialisers; members may be changed afterwards.  The papers leave open the weight
+ * Sets with the papers' values, as initialisers; members may be changed afterwards, as optimizer and ema_decay
+ * for an optimizer "...-ema".  The papers leave open the weight
  * decay: 0.01 of AdamW is torch.optim.AdamW's, the others have none.  A set that is only zeroed is refused: with eps 0
  * a gradient of 0 would make NaN of a weight.  C++17 has no designators, so all numbers go through the union's first
  * member.

@@ -24,7 +24,7 @@ int main()
                             ZERO_SGD_MOMENTUM(0.01, 0.9) };
         zero_options options{};
         zero_tensor w{};
-        struct zero_step_options step = {};
+        zero_step_options step{};
         zero_layout *layout;
         uint32_t group, tensor;
         const void *view;
