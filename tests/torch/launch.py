@@ -63,13 +63,14 @@ def torchrun_on_two_nodes():
         assert "of 4 in two: 3 " in said[0], said
 
 
-# before and behind the example of README.md: a model, data from a DataLoader with a worker, and how it ends
+# before and behind an example of the READMEs: a model, data from a DataLoader with a worker, and how it ends
 BEFORE = """
 import os, sys, torch, zerod
 from torch.nn.functional import mse_loss
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
 data = torch.utils.data.DataLoader(torch.ones(6, 8), 2, num_workers=1)
 loss_of = lambda model, batch: mse_loss(model(batch), batch)
+batch = lambda t: list(data)[t]
 """
 BEHIND = """
 client = model.sharded.client
@@ -78,14 +79,34 @@ first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 """
 
 
-def example(end=""):
-    with open(os.path.join(ranks.ROOT, "README.md"), encoding="utf-8") as f:
-        block = re.search(r"^## PyTorch\n\n```python\n(.*?)^```", f.read(), re.M | re.S)[1]
+def example(end="", of="client/python/README.md"):
+    with open(os.path.join(ranks.ROOT, of), encoding="utf-8") as f:
+        block = re.search(r"^## PyTorch\n.*?```python\n(.*?)^```", f.read(), re.M | re.S)[1]
     return f"{BEFORE}{block}{BEHIND}{end}"
 
 
+@case
+def the_example_of_the_first_readme_runs_on_two_nodes():
+    """By its line for two machines; run again, it finds nothing left to do."""
+    text = example(of="README.md").replace("until=1000", "until=3")
+    with open(os.path.join(ranks.ROOT, "README.md"), encoding="utf-8") as f:
+        lines = re.findall(r"^torchrun (.*) train.py", f.read(), re.M)
+    assert "until=3" in text and len(lines) == 2, lines
+    with Cluster(2) as cluster:
+        path, port = f"{cluster.directory}/example.py", free_ports(1)[0]
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(text)
+        for _ in range(2):
+            options = [line.replace("=a", "=127.0.0.1").replace("node=8", "node=2").split()
+                       for line in lines]
+            said = finish([launch(cluster, node, *options[node], f"--master-port={port}", script=path) for node in range(2)])
+            assert said == {r: "of 4 after 3" for r in range(4)}, said
+            job, = cluster[0].status()["jobs"]
+            assert (job["job"], job["version"]) == ("run1", 3), job
+
+
 @cases_of({"torchrun": (), "standalone": ("--standalone",)}.items(), "{0[0]}")
-def the_example_of_the_readme_leaves_nothing_behind(how):
+def the_example_of_the_package_leaves_nothing_behind(how):
     with Cluster(1) as cluster:
         path = f"{cluster.directory}/example.py"
         with open(path, "w", encoding="utf-8") as f:
