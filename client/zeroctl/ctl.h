@@ -60,6 +60,7 @@ struct command {
         int (*run)(struct ctl *ctl);
         void (*show)(const struct ctl *ctl, FILE *out, const json_t *answer);
         bool of_job;   /* the connection observes the job that is named */
+        bool or_path;  /* or a path, with a slash, and of no job then */
         bool alone;    /* without a job it needs no connection */
         bool connects; /* by itself, if it can */
 };

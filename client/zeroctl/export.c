@@ -3,7 +3,7 @@
  *
  * Reads tensor by tensor, piece by piece, into a temporary file, and renames the file when it is
  * whole and on the disk.  If the job has stepped meanwhile there is no file: it would hold
- * parameters of two versions.
+ * parameters of two versions.  A checkpoint is restored as a job of its own, which goes afterwards.
  */
 #include "ctl.h"
 
@@ -13,8 +13,10 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "operation.h"
 #include "progress.h"
 #include "safetensors.h"
 #include "units.h"
@@ -24,6 +26,7 @@ enum { PIECE_BYTES = 4 << 20, WORD = 4 };
 struct export
 {
         struct ctl *ctl;
+        const char *label; /* the job's name in the file */
         const struct zero_layout *layout;
         enum zero_plane plane;
         struct safetensor *tensors; /* in the layout's order */
@@ -117,7 +120,7 @@ static int put_header(struct export *e)
 
         snprintf(version, sizeof(version), "%llu", (unsigned long long)e->version);
         json_object_set_new(metadata, "format", json_string("pt"));
-        json_object_set_new(metadata, "job", json_string(e->ctl->argument));
+        json_object_set_new(metadata, "job", json_string(e->label));
         json_object_set_new(metadata, "version", json_string(version));
         if (safetensors_header(e->tensors, e->n, metadata, &header, &size)) {
                 ctl_error("out of memory");
@@ -206,9 +209,10 @@ static int check_version(struct export *e)
                           e->ctl->argument);
         else
                 ctl_error("job '%s' went from version %llu to %.0f meanwhile, so the file would "
-                          "mix both: export when no trainer runs, or restore a checkpoint under "
-                          "another name and export that job",
-                          e->ctl->argument, (unsigned long long)e->version, after);
+                          "mix both: export when no trainer runs, or a checkpoint, which 'zeroctl "
+                          "checkpoint' takes while they run: zeroctl export DIR/%s-VERSION FILE",
+                          e->ctl->argument, (unsigned long long)e->version, after,
+                          e->ctl->argument);
         return CTL_FAILED;
 }
 
@@ -287,10 +291,13 @@ static int check(const struct ctl *ctl)
         return CTL_USAGE;
 }
 
-static int run(struct ctl *ctl)
+/* label: the job's name in the file. */
+static int export_job(struct ctl *ctl, const char *label)
 {
         bool serve = strcmp(dtype, "serve") == 0;
-        struct export e = { .ctl = ctl, .plane = serve ? ZERO_PLANE_SERVE : ZERO_PLANE_MASTER };
+        struct export e = { .ctl = ctl,
+                            .label = label,
+                            .plane = serve ? ZERO_PLANE_SERVE : ZERO_PLANE_MASTER };
         int r = ctl_attach(ctl);
 
         if (r != CTL_OK)
@@ -304,24 +311,80 @@ static int run(struct ctl *ctl)
         if (r != CTL_OK)
                 return r;
         return ctl_show(ctl,
-                        json_pack("{s:s, s:s, s:I, s:I, s:I}", "job", ctl->argument, "file",
-                                  ctl->file, "version", (json_int_t)e.version, "tensors",
-                                  (json_int_t)e.n, "bytes", (json_int_t)e.bytes),
+                        json_pack("{s:s, s:s, s:I, s:I, s:I}", "job", label, "file", ctl->file,
+                                  "version", (json_int_t)e.version, "tensors", (json_int_t)e.n,
+                                  "bytes", (json_int_t)e.bytes),
                         show);
+}
+
+/* ---- a checkpoint ------------------------------------------------------------------------ */
+
+static int drop(struct ctl *ctl, const char *job)
+{
+        json_t *answer = NULL;
+        int r = ctl_ask_about(ctl, "drop", job, &answer);
+
+        if (r != CTL_OK)
+                ctl_error("job '%s', a copy of the checkpoint, is left: zeroctl drop %s", job, job);
+        json_decref(answer);
+        return r;
+}
+
+/* Of DIR/JOB-VERSION; of another name as it is. */
+static void name_of_job(const char *path, char ret[static ZERO_NAME_MAX + 1])
+{
+        char copy[PATH_MAX], *name, *dash;
+
+        snprintf(copy, sizeof(copy), "%s", path);
+        name = basename(copy);
+        dash = strrchr(name, '-');
+        if (dash && dash != name && !dash[1 + strspn(dash + 1, "0123456789")])
+                *dash = '\0';
+        snprintf(ret, ZERO_NAME_MAX + 1, "%s", name);
+}
+
+/* ctl: connected, but not to a job. */
+static int export_checkpoint(struct ctl *ctl)
+{
+        char job[64], label[ZERO_NAME_MAX + 1];
+        struct ctl restoring = *ctl, copy = *ctl;
+        json_t *answer = NULL;
+        int r;
+
+        name_of_job(ctl->argument, label);
+        snprintf(job, sizeof(job), "export-%ld-%ld", (long)getpid(), (long)time(NULL));
+        restoring.argument = copy.argument = copy.options.job = job;
+        restoring.file = ctl->argument;
+        r = operation_await(&restoring, "restore", NULL, &answer);
+        if (r != CTL_OK)
+                return r;
+        json_decref(answer);
+        r = ctl_connect_again(&copy) ? CTL_FAILED : export_job(&copy, label);
+        ctl->client = copy.client;
+        return drop(&copy, job) == CTL_OK ? r : CTL_FAILED;
+}
+
+static int run(struct ctl *ctl)
+{
+        return strchr(ctl->argument, '/') ? export_checkpoint(ctl) : export_job(ctl, ctl->argument);
 }
 
 const struct command command_export = {
         .name = "export",
         .arguments = "JOB FILE",
         .summary = "write a job's parameters to a safetensors file",
-        .description = "Writes the job's parameters to a safetensors file, in fp32 or, with "
-                       "*--dtype serve*, in the type that trainers are given; int8, uint8, fp8 and "
-                       "bool in their own type. The file appears when it is whole. If the job "
-                       "steps meanwhile there is no file: end the "
-                       "trainers first, or restore a checkpoint under another name and export "
-                       "that.",
+        .description =
+                "Writes the job's parameters to a safetensors file, in fp32 or, with *--dtype "
+                "serve*, in the type that trainers are given; int8, uint8, fp8 and bool in their "
+                "own type. The file appears when it is whole. If the job steps meanwhile there is "
+                "no file.\n"
+                "Of a job that trains, export a checkpoint: <JOB> may be <DIR>/<JOB>-<VERSION>, or "
+                "./<JOB>-<VERSION>. It is restored as a job named export-..., which takes the "
+                "memory of one more job and is dropped at the end; the job that trains goes on. If "
+                "the command is killed, drop that one.",
         .options = options,
         .check = check,
         .run = run,
         .of_job = true,
+        .or_path = true,
 };

@@ -282,12 +282,14 @@ static int ask_and_show(struct ctl *ctl, const struct command *command)
 
 static int execute(struct ctl *ctl, const struct arguments *a)
 {
+        bool of_job = a->command->of_job &&
+                      !(a->command->or_path && ctl->argument && strchr(ctl->argument, '/'));
         int r;
 
         ctl->command = a->command->name;
         ctl->options = (struct zero_options){
                 .socket = a->socket,
-                .job = a->command->of_job ? ctl->argument : NULL,
+                .job = of_job ? ctl->argument : NULL,
                 .rank = ZERO_OBSERVER,
                 .timeout_ms = a->timeout_ms,
         };

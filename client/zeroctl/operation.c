@@ -173,7 +173,8 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 unit_bytes(seconds > 0 ? bytes / seconds : 0).text);
 }
 
-int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_count *counts)
+int operation_await(struct ctl *ctl, const char *what, const struct operation_count *counts,
+                    json_t **ret_answer)
 {
         json_t *answer = NULL;
         double id;
@@ -196,7 +197,16 @@ int operation_carry_out(struct ctl *ctl, const char *what, const struct operatio
                 r = CTL_FAILED;
         }
         if (r == CTL_OK)
-                return ctl_show(ctl, answer, show);
-        json_decref(answer);
+                *ret_answer = answer;
+        else
+                json_decref(answer);
         return r;
+}
+
+int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_count *counts)
+{
+        json_t *answer;
+        int r = operation_await(ctl, what, counts, &answer);
+
+        return r == CTL_OK ? ctl_show(ctl, answer, show) : r;
 }

@@ -19,5 +19,8 @@ int operation_place(const char *directory, json_t **ret);
 /* Begins it.  counts: the last has no name; NULL: none. */
 int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
                     json_t **ret_answer);
-/* Begins it, waits until it is over, and shows the outcome. */
+/* Begins it, and waits until it has come out well. */
+int operation_await(struct ctl *ctl, const char *what, const struct operation_count *counts,
+                    json_t **ret_answer);
+/* The same, and shows the outcome. */
 int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_count *counts);

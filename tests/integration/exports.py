@@ -64,6 +64,30 @@ def export_refuses_to_mix_versions(nodes):
         assert "from version" in said, said
 
 
+@cases_of([1, 2], "{}_nodes")
+def a_checkpoint_is_exported_while_the_job_trains(nodes):
+    """The file has the values that the job had at the checkpoint; the job goes on, and nothing else is left."""
+    with Place() as d, Cluster(nodes) as c:
+        ranks = c.ranks("a-job", BIG, range(nodes), hold=2, push=2)
+        train(ranks, 2)
+        c[0].ctl("export", "a-job", f"{d}/idle")
+        path = c[0].ctl("checkpoint", "a-job", d)["path"]
+        asked = subprocess.Popen([Tools.zeroctl, "--json", "--socket", c[nodes - 1].socket, "export", path, f"{d}/trains"],
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while asked.poll() is None:
+            step_all(ranks, sets=SETS)
+        r, said = asked.communicate()
+        assert asked.returncode == 0, said
+        r = json.loads(r)
+        assert (r["job"], r["version"]) == ("a-job", 2), r
+        assert read_safetensors(f"{d}/trains") == read_safetensors(f"{d}/idle")
+        assert [job["job"] for job in c[0].status()["jobs"]] == ["a-job"] and c[0].job("a-job")["version"] > 2
+        r = c[0].ctl_run("export", f"{d}/none-3", f"{d}/x")
+        assert r.returncode == 1 and "No such file" in r.stderr and not os.path.exists(f"{d}/x"), r
+        r = c[0].ctl_run("export", path, f"{d}/none/x")
+        assert r.returncode == 1 and [job["job"] for job in c[0].status()["jobs"]] == ["a-job"], r
+
+
 def hostile_headers(header, body):
     """(text of the error, header, body, length)"""
     one = {"wte": header["wte"]}
