@@ -29,6 +29,7 @@
  * names the rank and its last call.  Nothing waits longer for a rank whose process has stopped or
  * ended, or for a node that is down.  Where the daemon may not see the process, an open connection
  * counts as a running process.
+ * After 10 s such a wait is told on standard error (zero_on_wait()).
  * A lost daemon: a client that is attached as a rank connects and attaches again by itself.  The
  * call that finds the daemon gone does so, or the next call marked [blocks].  It tries to connect
  * for as long as the timeout, and then waits as long again to be let in.  ZERO_EDEADLINE says what
@@ -238,6 +239,13 @@ const char *zero_status_text(int status);
  * descriptor changes when a call connects again.  -1 without a client.
  */
 int zero_fd(const struct zero_client *client);
+typedef void (*zero_tell)(void *arg, const char *text);
+/*
+ * Who hears that a call of this rank has waited for 10 s, and again each minute.  The text says for whom, and what
+ * that rank, node or disk has to do.  tell is called in the thread of the call, and must not use the client.
+ * Without zero_on_wait() the text goes to standard error; with tell NULL nobody hears it.
+ */
+void zero_on_wait(struct zero_client *client, zero_tell tell, void *arg);
 /*
  * Ends the wait of the call that another thread is in, or of the next call: ZERO_ECLOSED.  The rank
  * then counts as lost, as when its process ends, also after zero_close().  Call it from any thread

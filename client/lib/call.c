@@ -143,6 +143,11 @@ static int take_reply(struct zero_client *c)
                 client_forget_reply(c);
                 return 0;
         }
+        if (reply->body_case == ZERO__REPLY__BODY_WAITS) {
+                client_tell(c, reply->waits->who, reply->waits->what);
+                client_forget_reply(c);
+                return 0;
+        }
         if (reply->body_case == ZERO__REPLY__BODY_NOTED) {
                 gpu_answered(c->gpu, p.event);
                 slot->event = 0;
@@ -422,7 +427,7 @@ int client_open(struct zero_client *c)
         if (r)
                 return r;
         c->began_ms = wire_now();
-        c->granted_ms = 0;
+        c->granted_ms = c->tell_ms = 0;
         if (c->closed)
                 return client_gone(c);
         client_forget_reply(c);

@@ -1,6 +1,7 @@
 /* What every other file of libzero stands on: how a connection ends, and what a call reports. */
 #include "client.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -39,6 +40,20 @@ int client_drop(struct zero_client *c)
         c->call_seq = 0;
         client_forget_reply(c);
         return CLIENT_LOST;
+}
+
+void client_tell(struct zero_client *c, const char *who, const char *what)
+{
+        int64_t now = wire_now(), waited_ms = now - c->began_ms;
+        char text[704];
+
+        /* what was on its way before the call began is old */
+        if (c->rank == ZERO_OBSERVER || !c->tell || waited_ms < CLIENT_TELL_MS || now < c->tell_ms)
+                return;
+        c->tell_ms = now + CLIENT_TELL_AGAIN_MS;
+        snprintf(text, sizeof(text), "rank %d of job '%s' has waited %lld s for %.95s: %.199s",
+                 (int)c->rank, c->job, (long long)(waited_ms + 500) / 1000, who, what);
+        c->tell(c->tell_arg, text);
 }
 
 int64_t client_deadline(const struct zero_client *c)

@@ -40,6 +40,8 @@ enum {
         CLIENT_PENDING = 4096,     /* requests under way; a power of two */
         CLIENT_TIMEOUT_MS = 60000, /* if neither the caller nor the daemon names one */
         CLIENT_GRACE_MS = 2000,    /* more, for the daemon to say what the call waited for */
+        CLIENT_TELL_MS = 9000, /* of a call until its wait is told; the daemon says it each 10 s */
+        CLIENT_TELL_AGAIN_MS = 55000,
         CLIENT_SLOTS =
                 4, /* of the transfer area, for puts under way; PUTS_MAX of the daemon is more */
         CLIENT_LOST = -EPIPE, /* not a status: the connection is lost, and can be resumed */
@@ -75,7 +77,10 @@ struct zero_client {
         struct fault error;    /* of the last call */
         struct fault deferred; /* the first refusal of a request that nobody waited for */
         int64_t began_ms;      /* the last call, on wire_now()'s clock */
-        int64_t granted_ms;    /* by when the daemon will answer, or ask for more time */
+        zero_tell tell;        /* of waits; NULL: nobody */
+        void *tell_arg;
+        int64_t tell_ms;    /* when a wait is told again at the earliest */
+        int64_t granted_ms; /* by when the daemon will answer, or ask for more time */
 
         uint64_t last_seq;
         struct pending pending[CLIENT_PENDING];
@@ -177,6 +182,8 @@ int client_drop(struct zero_client *c);
 /* The text of ZERO_EABORTED after a loss; takes the version as unsigned long long. */
 #define CLIENT_RESUMED \
         "the connection to zerod was lost and is back: repeat the step from version %llu"
+/* Tells whom a rank waits for, if its call has taken long enough. */
+void client_tell(struct zero_client *c, const char *who, const char *what);
 int64_t client_deadline(const struct zero_client *c);
 /* Releases the reply that client_ask() gave out. */
 void client_forget_reply(struct zero_client *c);

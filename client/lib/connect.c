@@ -214,6 +214,11 @@ int client_dial(struct zero_client *c, int64_t until_ms)
         return greet(c);
 }
 
+static void tell_stderr(void *arg, const char *text)
+{
+        fprintf(stderr, "zerod: %s\n", text);
+}
+
 static int client_new(const struct zero_options *o, struct zero_client **ret_client)
 {
         struct zero_client *c = calloc(1, sizeof(*c));
@@ -232,6 +237,7 @@ static int client_new(const struct zero_options *o, struct zero_client **ret_cli
         c->timeout_ms = c->patient ? CLIENT_TIMEOUT_MS : o->timeout_ms;
         c->incarnation = o->incarnation;
         c->loss_scale = 1;
+        c->tell = tell_stderr;
         *ret_client = c;
         return 0;
 }
@@ -340,6 +346,12 @@ void zero_close_at_exit(struct zero_client *client)
         if (!client)
                 return;
         on_exit(close_if_good, client); /* if that fails, the rank counts as lost */
+}
+
+void zero_on_wait(struct zero_client *client, zero_tell tell, void *arg)
+{
+        client->tell = tell;
+        client->tell_arg = arg;
 }
 
 void zero_interrupt(struct zero_client *client)

@@ -57,6 +57,7 @@ static int wait_for_try(struct zero_client *c, struct tries *t)
                 return client_fail(c, ZERO_EDEADLINE,
                                    "zerod did not let rank %d into job '%s' within %u ms: %s",
                                    (int)c->rank, c->job, (unsigned)c->timeout_ms, c->cause.text);
+        client_tell(c, "zerod", c->cause.text);
         t->pause_ms = 2 * t->pause_ms < PAUSE_MOST_MS ? 2 * t->pause_ms : PAUSE_MOST_MS;
         if (client_waiting(c, wire_sleep(c->interrupt_fd, end < t->until_ms ? end : t->until_ms)))
                 return client_shut(c, "a call was interrupted");

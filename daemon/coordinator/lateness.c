@@ -29,6 +29,19 @@ static void summary_add(struct wait_lines *waits, const struct wait_line *line)
                 waits->lines[waits->n++] = *line;
 }
 
+/* Names a node that it cannot reach, and rather one that is down from here, too. */
+static void describe_cut(const struct coordinated *c, uint32_t node, struct wait_line *ret)
+{
+        uint64_t cut = c->state.step.cut[node] & ~(1ull << node), down = cut & ~c->x->up;
+        uint32_t other = cut ? (uint32_t)__builtin_ctzll(down ? down : cut) : UINT32_MAX;
+
+        if (other < c->x->cluster->n_nodes)
+                snprintf(ret->what, sizeof ret->what, WAIT_TO_REACH "%.60s",
+                         node_name(c->x, other));
+        else
+                snprintf(ret->what, sizeof ret->what, "to say which nodes it reaches");
+}
+
 /* Nodes that are away, and other obstacles to the job. */
 static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
 {
@@ -50,11 +63,13 @@ static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
                      !(c->state.step.phase == STEP_FORMING && c->state.step.cut[i])))
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
-                snprintf(line.what, sizeof line.what, "%s",
-                         c->state.step.open >> i & 1         ? WAIT_TO_REACH
-                         : c->state.nodes[i] != NODE_UNASKED ? "to get its shards"
-                         : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
-                                             : "to come up");
+                if (c->state.step.open >> i & 1)
+                        describe_cut(c, i, &line);
+                else
+                        snprintf(line.what, sizeof line.what, "%s",
+                                 c->state.nodes[i] != NODE_UNASKED ? "to get its shards"
+                                 : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
+                                                     : "to come up");
                 summary_add(waits, &line);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {

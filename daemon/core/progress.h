@@ -9,8 +9,8 @@
 
 enum { WAIT_LINES = 32, STEP_TIMES = 16 };
 
-/* What a node has to do that is up while another is not. */
-#define WAIT_TO_REACH "to reach all nodes"
+/* What a node has to do that is up while another is not: its name follows. */
+#define WAIT_TO_REACH "to reach node "
 
 struct wait_lines {
         uint32_t n;

@@ -17,6 +17,7 @@ void request_begin(struct requests *requests, struct request *r, uint64_t now_ms
         r->since_ms = now_ms;
         r->timeout_ms = timeout_ms;
         r->deadline_ms = now_ms + timeout_ms;
+        r->tell_ms = now_ms + REQUEST_TELL_MS;
         list_init(&r->wait);
         list_insert(&requests->all, &r->deadline);
 }
@@ -57,6 +58,17 @@ static void request_expire(struct request *r, uint64_t now_ms)
                     line.what[0] ? ": " : "", line.what);
 }
 
+static void request_tell(struct request *r, uint64_t now_ms)
+{
+        struct wait_line line = { .who = "" };
+
+        r->tell_ms = now_ms + REQUEST_TELL_MS;
+        if (r->describe)
+                r->describe(r, &line);
+        if (line.who[0])
+                r->tell(r, &line);
+}
+
 /* Ending a request may end others, but never the mark, which stands behind the requests already
  * looked at. */
 void requests_expire(struct requests *requests, uint64_t now_ms)
@@ -71,6 +83,8 @@ void requests_expire(struct requests *requests, uint64_t now_ms)
                 list_insert(r->deadline.next, &mark.deadline);
                 if (r->deadline_ms <= now_ms && !r->borrowed)
                         request_expire(r, now_ms);
+                else if (r->tell && r->tell_ms <= now_ms)
+                        request_tell(r, now_ms);
         }
         list_remove(&mark.deadline);
 }

@@ -24,6 +24,8 @@ struct wait_line {
 
 struct job;
 
+enum { REQUEST_TELL_MS = 10000 }; /* until a client is told whom it waits for, and again */
+
 struct requests {
         struct list all;
 };
@@ -44,6 +46,9 @@ struct request {
         /* Moves the deadline on by ms while a living rank is being waited for.  NULL: the caller
          * set the deadline itself, and the wait ends with it. */
         void (*prolong)(struct request *r, uint64_t ms);
+        /* Tells the client whom it waits for.  NULL: the client does not know that message. */
+        void (*tell)(struct request *r, const struct wait_line *line);
+        uint64_t tell_ms; /* loop time of the next */
         /* Tells the client that the GPU event which it named is done, though the answer takes
          * longer. NULL: the client does not know that message. */
         void (*noted)(struct request *r);
@@ -100,8 +105,9 @@ void request_begin(struct requests *requests, struct request *r, uint64_t now_ms
 void request_end(struct request *r, int status, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 /*
- * Ends requests past their deadline with ZERO_EDEADLINE and their description.  A request whose
- * description has an until_ms in the future is prolonged by its timeout instead.
+ * Tells those who wait, and ends requests past their deadline with ZERO_EDEADLINE and their
+ * description.  A request whose description has an until_ms in the future is prolonged by its
+ * timeout instead.
  */
 void requests_expire(struct requests *requests, uint64_t now_ms);
 /* Ends all that wait in a list. */

@@ -222,6 +222,26 @@ static void call_prolong(struct request *r, uint64_t ms)
         session_reply(call->session, &reply, NULL, 0);
 }
 
+/* Of a rank's many calls one at a time: a rank that computes reads none of it. */
+static void call_tell(struct request *r, const struct wait_line *line)
+{
+        struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
+        struct session *s = call->session;
+        uint64_t now = uv_now(s->rpc->x->loop);
+        Zero__Reply reply = ZERO__REPLY__INIT;
+        Zero__Waits waits = ZERO__WAITS__INIT;
+
+        if (s->told_ms && now - s->told_ms < REQUEST_TELL_MS / 2)
+                return;
+        s->told_ms = now;
+        waits.who = (char *)line->who;
+        waits.what = (char *)line->what;
+        reply.seq = call->seq;
+        reply.body_case = ZERO__REPLY__BODY_WAITS;
+        reply.waits = &waits;
+        session_reply(s, &reply, NULL, 0);
+}
+
 static void call_noted(struct request *r)
 {
         struct pending_call *call = CONTAINER_OF(r, struct pending_call, request);
@@ -487,6 +507,7 @@ static int session_request(void *arg, const uint8_t *p, size_t n)
         call_trace(call, m);
         call->request.finish = call_finish;
         call->request.prolong = s->patient ? call_prolong : NULL;
+        call->request.tell = s->protocol >= KEEPS_SLOTS ? call_tell : NULL;
         call->request.noted = s->protocol >= KEEPS_SLOTS ? call_noted : NULL;
         if (s->rank)
                 rank_called(s->rank, call_kind(call->kind)->name);

@@ -6,7 +6,7 @@
 #include "daemon/rpc/rpc.h"
 #include "daemon/rpc/user.h"
 
-enum { KEEPS_SLOTS = 7 }; /* the first protocol that has Noted and Reclaim */
+enum { KEEPS_SLOTS = 7 }; /* the first protocol that has Noted, Reclaim and Waits */
 enum { SESSION_PENDING_MAX = 4096, SESSION_TIMEOUT_MAX_MS = 24 * 3600 * 1000 };
 enum { HELLO_BYTES = 1024, HELLO_MS = 10000 }; /* limits of the first frame: size, and time */
 
@@ -54,6 +54,7 @@ struct session {
         struct job *job;   /* observers: the job they look at */
         struct push_window *window; /* observers */
         struct base_use base;
+        uint64_t told_ms; /* loop time at which the client last heard whom it waits for */
         uint32_t n_pending;
         struct list pending; /* struct pending_call.link */
         uint8_t *scratch;    /* packed replies, reused */

@@ -61,7 +61,7 @@ static bool is_cut_off(const struct job *job, const struct wait_line *line)
 {
         uint32_t r, node;
 
-        if (strcmp(line->what, WAIT_TO_REACH) == 0)
+        if (strncmp(line->what, WAIT_TO_REACH, sizeof WAIT_TO_REACH - 1) == 0)
                 return true;
         if (sscanf(line->who, "rank %" SCNu32, &r) != 1 || r >= job->world_size ||
             job->ranks[r].here)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 
@@ -763,6 +764,44 @@ def job_that_stands_is_stalled():
             until(lambda d=d: d.job("job")["state"] == "running", what="running")
 
 
+def attached(c, job, placement, **needs):
+    """Ranks of a job, of which the first one's standard error is a pipe."""
+    ranks = [c.caller(job, small_layout(), placement, r, stderr=None if r else subprocess.PIPE) for r in range(len(placement))]
+    finish_all(ranks), finish_all(ranks)
+    for a in ranks:
+        a.start("attach", **needs)
+    finish_all(ranks)
+    return ranks
+
+
+@case
+def ranks_that_wait_say_for_whom():
+    """In an attach, a gather, a step and a push whose slot is wanted again; and when the daemon is away."""
+    def said(a, *words):
+        until(lambda: select.select([a.process.stderr], [], [], 0)[0], what=f"words of {a.name}")
+        line = a.process.stderr.readline().decode()
+        assert all(word in line for word in (f"zerod: rank 0 of job '{a.name.split()[-1]}' has waited", *words)), line
+    with Cluster(2) as c, Cluster(1) as alone:
+        attaching = c.caller("attaching", small_layout(), [0, 1], 0, stderr=subprocess.PIPE)
+        finish_all([attaching]), finish_all([attaching])
+        stepping = attached(c, "stepping", [0, 1], hold=2, push=2)
+        pushing = attached(c, "pushing", [0, 0], hold=2, push=1)
+        lost = attached(alone, "lost", [0], hold=2, push=2)
+        attaching.start("attach", hold=2, push=2)
+        stepping[0].start("step", sets=SETS)
+        pushing[0].do("grad", group=3)
+        pushing[0].do("push", group=3)
+        pushing[0].start("grad", group=2)
+        alone[0].kill()
+        lost[0].start("fetch", group=0)
+        said(attaching, "for rank 1", ": to attach")
+        said(stepping[0], "for rank 1 on n1: zero_norm or zero_step")
+        said(pushing[0], "for rank 1 on n0: ", "gradient of group 'block2'")
+        said(lost[0], "for zerod: ", "is zerod running?")
+        for a in (attaching, stepping[0], pushing[0], lost[0]):
+            a.kill()
+
+
 @case
 def verdict_and_one_line_a_cause():
     """A node dies with its ranks: the verdict names it, and the others' waits for its ranks are no causes of their own."""
@@ -771,11 +810,14 @@ def verdict_and_one_line_a_cause():
         train(ranks, 3)
         for a in ranks[:2]:
             a.start("train", steps=1, first_step=3, sets=SETS)
+        until(lambda: any("rank 3" in w["for"] for w in c[0].job("job")["waiting"]), what="the wait for n2's ranks")
         c[2].kill()
         for d in c.daemons[:2]:
-            until(lambda d=d: [w["for"] for w in d.job("job")["waiting"]] == ["node n2"] and d.job("job")["state"] == "incomplete",
-                  what="the cause")
+            # until the coordinator has told who waits, too
+            until(lambda d=d: max([w["since_s"] for w in d.job("job")["waiting"]], default=0) > 2, what="the cause")
             status = d.status()
+            assert [w["for"] for w in status["jobs"][0]["waiting"]] == ["node n2"], status["jobs"][0]["waiting"]
+            assert status["jobs"][0]["state"] == "incomplete" and status["jobs"][0]["steps_per_s"] == 0, status["jobs"][0]
             assert status["verdict"] == "error" and list(status)[:2] == ["verdict", "findings"], status
             assert [(f["check"], f["state"], "n2" in f["found"], bool(f["advice"])) for f in status["findings"]] == [
                 ("ZerodNodeDown", "error", True, True)], status["findings"]
@@ -791,10 +833,8 @@ def verdict_and_one_line_a_cause():
         c[1].start()
         c.wait_up()
         until(lambda: c[0].status()["verdict"] == "ok", what="ok")
-        for a in ranks[2:]:
-            a.start("train", steps=1, first_step=3, sets=SETS)
         for a in ranks:
-            a.finish()
+            a.kill()
 
 
 @case

@@ -4,6 +4,7 @@ threads that share one."""
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 
@@ -42,6 +43,25 @@ def calls(client):
         "step": lambda: client.step(SETS), "get": lambda: client.get(0, "master", 0, 1, bytearray(4)),
         "put": lambda: client.put(0, "master", 0, 1, bytearray(4)), "query": lambda: client.query("jobs"),
         "fileno": lambda: client.fileno(), "version": lambda: client.version, "loss_scale": lambda: client.loss_scale}
+
+
+# ---- waiting ---------------------------------------------------------------------------
+
+@case
+def a_long_wait_is_told_to_who_asked_for_it():
+    texts, quiet = [], []
+    with Cluster(1) as c, contextlib.ExitStack() as stack:
+        told, silent, late = [stack.enter_context(zerod.connect("job", rank=r, world_size=3, socket=c[0].socket, timeout=REPLY_S))
+                              for r in range(3)]
+        told.on_wait(texts.append)
+        silent.on_wait(quiet.append)
+        silent.on_wait(None)
+
+        def comes_late():
+            until(lambda: texts, what="words")
+            late.attach(one_tensor())
+        together(lambda: told.attach(one_tensor()), lambda: silent.attach(one_tensor()), comes_late)
+    assert not quiet and re.fullmatch(r"rank 0 of job 'job' has waited \d+ s for rank 2: to attach", texts[0]), (texts, quiet)
 
 
 # ---- closing -------------------------------------------------------------------------

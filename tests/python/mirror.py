@@ -19,7 +19,7 @@ for optimizer, struct in STRUCT_OF.items():
     STRUCTS[struct] = type(optimizer, (ctypes.Structure,),
                            {"_fields_": [(n, ctypes.c_double) for n in _library.HYPERPARAMETERS[optimizer]]})
 C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
-           "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool}
+           "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool, "zero_tell": _library.TELL}
 
 
 def entries(name):

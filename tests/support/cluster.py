@@ -98,9 +98,9 @@ def end_process(process, seconds):
 class Actor:
     """A client process; see actor.c for its commands."""
 
-    def __init__(self, socket_path, name="actor"):
+    def __init__(self, socket_path, name="actor", stderr=None):
         self.socket, self.name, self.buffer, self.asked = socket_path, name, b"", []
-        self.process = spawn([Tools.actor], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = spawn([Tools.actor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
 
     @property
     def pid(self):
@@ -420,15 +420,15 @@ class Cluster:
         actor.end()
         self.actors.remove(actor)
 
-    def actor(self, node=0, name=None):
-        a = Actor(self.daemons[node].socket, name or f"actor {len(self.actors)} on n{node}")
+    def actor(self, node=0, name=None, stderr=None):
+        a = Actor(self.daemons[node].socket, name or f"actor {len(self.actors)} on n{node}", stderr)
         self.actors.append(a)
         return a
 
-    def caller(self, job, layout, placement, rank, timeout_ms=60000 * SLOW, incarnation=0):
+    def caller(self, job, layout, placement, rank, timeout_ms=60000 * SLOW, incarnation=0, stderr=None):
         """An actor that connects as this rank; the caller collects two replies."""
         node = placement[rank]
-        a = self.actor(node, f"rank {rank} of {job}")
+        a = self.actor(node, f"rank {rank} of {job}", stderr)
         a.start("connect", job=job, rank=rank, world=len(placement), local=placement.count(node),
                 timeout_ms=timeout_ms, incarnation=incarnation)
         a.start("layout", groups=layout)

@@ -51,6 +51,9 @@ REDUCTIONS = {"sum": 0, "max": 1, "min": 2}
 STASH_WHERE = {"windows": 0, "host": 1}
 
 
+TELL = CFUNCTYPE(None, c_void_p, c_char_p)
+
+
 class Tensor(Structure):
     """struct zero_tensor"""
 
@@ -252,6 +255,7 @@ PROTOTYPES = {
     "zero_ahead": (c_int, _client, POINTER(Step)),
     "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),
     "zero_tensor_norms": (c_int, _client, c_int, c_uint32, c_uint32, POINTER(c_double)),
+    "zero_on_wait": (None, _client, TELL, c_void_p),
     "zero_prefetch": (c_int, _client, c_uint32),
     "zero_push": (c_int, _client, c_uint32, c_char_p, c_bool, POINTER(Sync)),
     "zero_put": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),

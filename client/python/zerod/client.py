@@ -12,7 +12,7 @@ import math
 import numbers
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from . import _library as lib
@@ -155,6 +155,15 @@ class Client(Conversation):
         self._layout, self._may_have_job, self._stash_on_gpu = None, False, False
         self._base = None  # the memory, which the library gives to a new daemon
         self._copy = None  # of it on a GPU
+        self._tell = None  # the library calls it
+
+    def on_wait(self, tell: Callable[[str], object] | None) -> None:
+        """Who hears that a call has waited for 10 s, and again each minute: tell(text), maybe in another thread,
+        without using the client.  The text says for whom.  By default it goes to standard error; None: to nobody."""
+        heard = lib.TELL(lambda _, text: tell(text.decode("utf-8", "replace"))) if tell else lib.TELL()
+        with self._use() as handle:
+            self._library.zero_on_wait(handle, heard, None)
+            self._tell = heard
 
     # ---- properties --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@
 
 struct call {
         struct request request;
-        uint32_t ends, forgotten;
+        uint32_t ends, forgotten, told;
         uint64_t prolonged_ms; /* in all */
         uint64_t until_ms;     /* the awaited rank may come until then */
         int status;
@@ -72,6 +72,51 @@ Test(request, a_deadline_ends_it_with_its_description)
 static void prolong(struct request *r, uint64_t ms)
 {
         CONTAINER_OF(r, struct call, request)->prolonged_ms += ms;
+}
+
+static void tell(struct request *r, const struct wait_line *line)
+{
+        struct call *c = CONTAINER_OF(r, struct call, request);
+
+        c->told++;
+        snprintf(c->text, sizeof c->text, "%s: %s", line->who, line->what);
+}
+
+Test(request, who_waits_hears_for_whom_now_and_then)
+{
+        struct requests all;
+        struct call c;
+
+        requests_init(&all);
+        begin(&all, &c, 60000);
+        c.request.describe = describe;
+        c.request.tell = tell;
+        requests_expire(&all, 100 + REQUEST_TELL_MS - 1);
+        cr_assert_eq(c.told, 0);
+        requests_expire(&all, 100 + REQUEST_TELL_MS);
+        cr_assert_eq(c.told, 1);
+        cr_assert_str_eq(c.text, "rank 3: group 'h.2'");
+        requests_expire(&all, 100 + 2 * REQUEST_TELL_MS - 1);
+        cr_assert_eq(c.told, 1);
+        requests_expire(&all, 100 + 2 * REQUEST_TELL_MS);
+        cr_assert_eq(c.told, 2);
+        cr_assert_eq(c.ends, 0);
+        requests_expire(&all, 60100);
+        cr_assert_eq(c.told, 2);
+        cr_assert_eq(c.ends, 1);
+}
+
+Test(request, who_waits_for_nobody_hears_nothing)
+{
+        struct requests all;
+        struct call c;
+
+        requests_init(&all);
+        begin(&all, &c, 60000);
+        c.request.tell = tell;
+        requests_expire(&all, 30000);
+        cr_assert_eq(c.told, 0);
+        request_cancel(&c.request);
 }
 
 static int describe_late(const struct request *r, struct wait_line *ret)
