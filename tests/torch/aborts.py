@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
@@ -80,6 +81,32 @@ def killed_at_each_call(way):
         assert torch.equal(found, wanted), (found - wanted).abs().max()
         assert 0 < told < restarts, f"{told} aborts were told of {restarts}"
     ranks.run(run, 1)
+
+
+def read_by_a_thread(restarts):
+    """Three steps; in the second the daemon dies, and another thread is the first to notice.  (parameters, aborts told)"""
+    told, restarted = 0, not restarts
+    with Scene() as s, ThreadPoolExecutor(1) as pool:
+        optimizer = zt.AdamW(s.model, lr=1e-2)
+        for step in zt.steps(s.model, until=3, seed=1):
+            with step as t:
+                s.model(batch_of(t, 4)).backward()
+                if t == 1 and not restarted:
+                    restarted = True
+                    s.restart()
+                    pool.submit(s.model.state_dict).result()
+                s.model(batch_of(t + 1000, 4)).backward()
+                optimizer.step()
+            told += step.aborted
+        return values(s.model), told
+
+
+@alone
+def an_abort_that_another_thread_hears_is_told_to_the_loop():
+    wanted, none = read_by_a_thread(False)
+    found, told = read_by_a_thread(True)
+    assert (none, told) == (0, 1), (none, told)
+    assert torch.equal(found, wanted), (found - wanted).abs().max()
 
 
 @alone

@@ -240,6 +240,20 @@ def parameters_that_cannot_be_taken_are_named():
     in_rank(unusual_parameters)
 
 
+@cases_of(["script", "trace"])
+def a_scripted_module_is_named(how):
+    def scripted():
+        model = make()
+        up = model.blocks[1].up
+        model.blocks[1].up = torch.jit.script(up) if how == "script" else torch.jit.trace(up, torch.ones(2, WIDTH))
+        raises(TypeError, ["'blocks.1.up'", "torch.compile()"], zt.shard, model)
+        model.blocks[1].up = up
+        model.blocks[1].activation = torch.jit.script(nn.ReLU())  # has no parameters
+        zt.shard(model)
+        loss_of(model, 0).backward()
+    in_rank(scripted)
+
+
 class Renormed(nn.Module):
     def __init__(self):
         super().__init__()

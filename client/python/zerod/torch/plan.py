@@ -65,6 +65,9 @@ def find_params(model: nn.Module, apart: Container[nn.Parameter] = ()) -> list[P
     """All parameters but those apart, in the order of ``named_parameters()``, each with all its places."""
     found: dict[int, PlannedParam] = {}
     for prefix, module in model.named_modules(remove_duplicate=True):
+        if isinstance(module, torch.jit.ScriptModule) and next(module.parameters(), None) is not None:
+            raise TypeError(f"module '{clean(prefix)}' is a {type(module).__name__}, whose parameters nothing can fetch for it: shard the "
+                            "module that torch.jit.script() or trace() was given, and compile it by torch.compile()")
         for attribute, value in module._parameters.items():  # pylint: disable=protected-access
             if value is None or value in apart:
                 continue
