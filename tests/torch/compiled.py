@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """torch.compile of a whole sharded model and of its blocks, before shard() and after: losses are those of the model that is
 not compiled, each block is one graph, and what cannot be compiled is refused by name."""
+import contextlib
 import os
 import subprocess
 import sys
@@ -204,6 +205,30 @@ def refuses():
 @case
 def a_full_graph_is_refused_and_those_of_blocks_are_not():
     in_rank(refuses)
+
+
+def compiles_backward(stage, by_context):
+    import torch._dynamo.compiled_autograd as compiled_autograd
+    model = zt.shard(make(), stage=stage)
+    with contextlib.ExitStack() as stack:
+        loss = loss_of(model, 0)
+        if by_context:
+            stack.enter_context(compiled_autograd._enable(torch.compile(backend="eager")))
+            backward = loss.backward
+        else:
+            stack.enter_context(torch._dynamo.config.patch(compiled_autograd=True))
+            backward = torch.compile(loss.backward, backend="eager")
+        raises(NotImplementedError, ["compiled autograd", "torch.compile(model)"], backward)
+    reference = make()
+    want = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-2), 2)
+    model.zero_grad()
+    got = train(model, zt.AdamW(model, lr=1e-2), 2)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@cases_of([(stage, by_context) for stage in (1, 3) for by_context in (True, False)], "stage{0[0]}_context_{0[1]}")
+def compiled_autograd_is_refused(stage_by_context):
+    in_rank(compiles_backward, *stage_by_context)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from threading import get_ident
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 NO_GRAPH = ("zerod fetches parameters before each block of a sharded model and releases them after it, so that no graph has "
             "the whole model: leave fullgraph=True out, or compile the blocks, block.compile(fullgraph=True)")
+
+NO_COMPILED_BACKWARD = ("compiled autograd runs hooks apart from the backward pass, in which zerod fetches parameters and pushes gradients: "
+                        "leave torch._dynamo.config.compiled_autograd off; torch.compile(model) compiles backward passes without it")
 
 _passes = itertools.count(1)
 
@@ -353,6 +357,7 @@ class Hooks:
 
     # ---- backward ---------------------------------------------------------------
 
+    @functools.partial(not_traced, reason=NO_COMPILED_BACKWARD)
     def _before_backward(self, unit: Unit, call: Call, _gradient: torch.Tensor) -> None:
         if torch.is_grad_enabled() and not self.holds:
             raise RuntimeError("a backward pass with create_graph=True makes a graph that needs the "
@@ -377,6 +382,8 @@ class Hooks:
         if self.task != -1:
             self.turn.check()
             return
+        if getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False):
+            raise NotImplementedError(NO_COMPILED_BACKWARD)
         self.turn.begin_backward(caller)
         try:
             engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
@@ -386,6 +393,7 @@ class Hooks:
         finally:
             self.turn.leave()
 
+    @functools.partial(not_traced, reason=NO_COMPILED_BACKWARD)
     def _gradient(self, unit: Unit, param: ShardedParam, gathered: torch.Tensor) -> None:
         """Takes a parameter's gradient from autograd."""
         gradient, gathered.grad = gathered.grad, None
