@@ -17,6 +17,7 @@ import warnings  # noqa: E402
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
@@ -313,6 +314,73 @@ def holds(options, stage, fits):
 def held(blocks_stage_fits):
     blocks, stage, fits = blocks_stage_fits
     in_rank(lambda: holds({"blocks": blocks}, stage, fits), nodes=2)
+
+
+# ---- functional_call() ---------------------------------------------------------------
+
+
+def squares(model, tensors, step):
+    return functional_call(model, tensors, (tokens(step)[:, :-1],)).square().mean()
+
+
+def with_other_tensors(model, step):
+    """Tensors of all parameters, and of one of a block."""
+    torch.manual_seed(step)
+    other = {n: torch.randn(p.shape, requires_grad=True) for n, p in model.named_parameters()}
+    squares(model, other, step).backward()
+    one = {"blocks.1.up.weight": other["blocks.1.up.weight"].detach()}
+    loss = loss_of(model, step) + squares(model, one, step) + sum(t.grad.sum() for t in other.values())
+    loss.backward()
+    return loss.detach()
+
+
+def first_order_maml(model, step):
+    params = dict(model.named_parameters())
+    slopes = torch.autograd.grad(squares(model, params, step), list(params.values()))
+    loss = squares(model, {n: p - 0.1 * g for (n, p), g in zip(params.items(), slopes)}, step + 1)
+    loss.backward()
+    return loss.detach()
+
+
+def maml(model, step):
+    params = dict(model.named_parameters())
+    slopes = torch.autograd.grad(squares(model, params, step), list(params.values()), create_graph=True)
+    loss = squares(model, {n: p - 0.1 * g for (n, p), g in zip(params.items(), slopes)}, step + 1)
+    loss.backward()
+    return loss.detach()
+
+
+FUNCTIONAL = [(with_other_tensors, 1), (with_other_tensors, 3), (first_order_maml, 1), (first_order_maml, 3), (maml, 1)]
+
+
+@cases_of([(*what, mode) for what in FUNCTIONAL for mode in ("plain", "twice")], "{0[0].__name__}_stage{0[1]}_{0[2]}")
+def functional_calls(what):
+    backward, stage, mode = what
+    in_rank(lambda: same(stage, {"mode": mode}, backward=backward), nodes=2)
+
+
+def per_sample(stage):
+    plain, model = make(), zt.shard(make(), stage=stage)
+    batch = tokens(0)
+
+    def gradients(model, tensors):
+        return vmap(grad(lambda ts, row: functional_call(model, ts, (row[None],)).square().mean()), (None, 0))(tensors, batch)
+    wanted = gradients(plain, {n: p.detach() for n, p in plain.named_parameters()})
+    found = [gradients(model, {n: p.full_tensor() for n, p in model.named_parameters()})]
+    with zt.full_params(model):
+        found.append(gradients(model, {n: p.detach() for n, p in model.named_parameters()}))
+    assert all(torch.equal(f[n], wanted[n]) for f in found for n in wanted)
+    if stage == 3:
+        raises(NotImplementedError, ["full_params(model)", "full_tensor()", "copy.deepcopy(model)"],
+               vmap(grad(lambda x: model.blocks[0](x).sum())), torch.ones(2, 3, WIDTH))
+    want = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), 2)
+    got = train(model, zt.AdamW(model, lr=1e-2), 2)
+    assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+@cases_of([1, 3], "stage{}")
+def per_sample_gradients(stage):
+    in_rank(per_sample, stage, nodes=2)
 
 
 # ---- copies --------------------------------------------------------------------------

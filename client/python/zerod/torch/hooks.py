@@ -169,9 +169,10 @@ class Hooks:
             try:
                 output = forward(*args, **kwargs)
             except BaseException:
-                self._failed_forward(unit)
+                if call is not None:
+                    self._failed_forward(unit)
                 raise
-            return self._after_forward(unit, call, output)
+            return output if call is None else self._after_forward(unit, call, output)
 
         return not_traced(zerod_forward, NO_GRAPH)
 
@@ -181,10 +182,15 @@ class Hooks:
         return self._wrap(self.sharded.units[-1], function)
 
     @not_compiled
-    def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
+    def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call | None, Any, Any]:
+        """No call: the unit computes with tensors that the caller gave."""
+        if unit.is_given():
+            return None, args, kwargs
         if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
-                                      "pass no hook would tell of: use stage 1 or 2, or for vmap without training torch.no_grad() around vmap()")
+                                      "pass no hook would tell of: call it within zerod.torch.full_params(model), or by functional_call() with "
+                                      "tensors of parameter.full_tensor(), or train a copy.deepcopy(model); for vmap without training "
+                                      "torch.no_grad() around vmap() will do")
         self.turn.enter(torch.is_grad_enabled())
         try:
             return self._begin_call(unit, args, kwargs)

@@ -73,15 +73,20 @@ class ShardedParam:
         for module, attribute in self.places:
             module._parameters[attribute] = value  # pylint: disable=protected-access
 
-    def check_place(self) -> None:
-        """ValueError if a module has something else where the parameter was."""
+    def is_in_place(self) -> bool:
+        """Whether the modules have the parameter, and not a tensor of torch.func.functional_call(); ValueError if they have
+        another parameter."""
         for module, attribute in self.places:
             found = module._parameters.get(attribute)  # pylint: disable=protected-access
             if found is not self.placeholder and found is not self.shown:
-                raise ValueError(
-                    f"parameter '{self.name}' is not the service's here: it was replaced after "
-                    "shard(). Replace modules and tie weights before shard(); change values by "
-                    "full_params(write=True)")
+                if isinstance(found, torch.Tensor) and not isinstance(found, nn.Parameter):
+                    return False
+                if self.full is None:
+                    raise ValueError(
+                        f"parameter '{self.name}' is not the service's here: it was replaced after "
+                        "shard(). Replace modules and tie weights before shard(); change values by "
+                        "full_params(write=True); give functional_call() tensors, and no nn.Parameter")
+        return True
 
     def parameter(self, values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
         """A parameter with these values, of the user's class; it shares its dict of attributes with
@@ -153,6 +158,7 @@ class Unit:
         self.forward: Callable[..., Any] = module.forward  # without the hooks
         self.is_root = module is sharded.model
         self.fetched = self.shown = False
+        self.visible: list[ShardedParam] = []  # of those that are shown
         self.memory: set[int] = set()  # addresses of the storages of what is fetched
         self.depth = self.held = self.full = 0
         self.inner: dict[nn.Module, Callable[..., None]] = {}
@@ -168,6 +174,10 @@ class Unit:
     def has_frozen(self) -> bool:
         """Whether backward uses parameters that get no gradient."""
         return any(not p.placeholder.requires_grad for p in self.params)
+
+    def is_given(self) -> bool:
+        """Whether functional_call() has put tensors in the place of all parameters: those of the model, if the unit has none."""
+        return not any(p.is_in_place() for p in self.params or self.sharded.params)
 
     def hold(self) -> None:
         """Holds the unit's groups; blocks."""
@@ -192,10 +202,10 @@ class Unit:
             params = [p for p in self.params if p.full is None]
             with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access  # a placeholder is slow to tell
                 wanted = [p.placeholder.requires_grad for p in params]
+            self.visible = [p for p in params if p.is_in_place()]
             for p, trains in zip(params, wanted):
-                p.check_place()
                 p.follow_requires_grad(trains)
-            for p in params:
+            for p in self.visible:
                 p.put_in_place(p.shown)
             self.shown = True
 
@@ -213,7 +223,7 @@ class Unit:
         if not self.shown:
             return
         self.shown = False
-        for p in self.params:
+        for p in self.visible:
             if p.full is None:
                 p.put_in_place(p.placeholder)
         self._check_written()
