@@ -356,5 +356,146 @@ def what_the_package_does_not_do_is_refused(what):
     in_rank(what, nodes=2)  # of a job's only owner fp32 parameters take no place of a window
 
 
+# ---- errors that name what the user did, and the way out ---------------------------------------
+
+
+def half_frozen():
+    model = make()
+    model.blocks[0].requires_grad_(False)
+    return model
+
+
+def frozen_parameters_are_left_out():
+    for i, given in enumerate([lambda m: m.parameters(), lambda m: m.named_parameters(),
+                               lambda m: [{"params": m.blocks.parameters(), "lr": 2e-2}, {"params": m.head.parameters()}]]):
+        plain, model = half_frozen(), zt.shard(half_frozen(), job=f"frozen{i}")
+        want = train(plain, torch.optim.AdamW(list(given(plain)), lr=1e-2), 2)
+        got = train(model, zt.AdamW(model, given(model), lr=1e-2), 2)
+        assert max(abs(a - b) for a, b in zip(want, got)) < 1e-4, (want, got)
+
+
+def unfreezing():
+    model, words = zt.shard(half_frozen()), ["blocks.0.", "requires_grad=True", "after shard()", "add_param_group()"]
+    optimizer = zt.AdamW(model)
+    model.blocks[0].requires_grad_(True)
+    raises(ValueError, words, zt.AdamW, model, model.parameters())
+    raises(ValueError, words, optimizer.add_param_group, {"params": model.blocks[0].parameters()})
+    raises(ValueError, words, loss_of, model, 0)
+
+
+def the_order_that_unfreezes():
+    """As the error says: train, for a while without a block."""
+    for joins in (False, True):
+        plain, model = make(), zt.shard(make(), job=f"unfreezes{joins}")
+        losses = []
+        for m, kind in ((plain, torch.optim.AdamW), (model, zt.AdamW)):
+            m.blocks[0].requires_grad_(False)
+            trained = [p for p in m.parameters() if p.requires_grad or not joins]
+            optimizer = kind(trained, lr=1e-2) if m is plain else kind(m, trained, lr=1e-2)
+            losses.append(train(m, optimizer, 2))
+            m.blocks[0].requires_grad_(True)
+            if joins:
+                optimizer.add_param_group({"params": m.blocks[0].parameters()})
+            losses[-1] += train(m, optimizer, 2)
+        assert max(abs(a - b) for a, b in zip(*losses)) < 1e-4, losses
+
+
+def two_optimizers():
+    model = zt.shard(make())
+    first, second = zt.AdamW(model, model.blocks.parameters()), zt.AdamW(model, model.head.parameters())
+    loss_of(model, 0).backward()
+    raises(RuntimeError, ["param groups", "a job of its own"], first.step)
+    second.step()
+
+
+def a_module_of_two_models():
+    model = zt.shard(make(), job="first")
+    raises(ValueError, ["'0.weight'", "job 'first'", "'embed.weight'", "nn.ModuleDict"], zt.shard,
+           nn.Sequential(model.embed, nn.Linear(WIDTH, 2)), job="second")
+    loss_of(model, 0).backward()
+
+
+def a_layer_that_came_later():
+    model = zt.shard(make())
+    model.added = nn.Linear(2, 2)
+    raises(ValueError, ["'added.weight'", "after shard()", "before shard()"], zt.AdamW, model, model.parameters())
+
+
+def another_dtype():
+    model = zt.shard(make())
+    for convert in (lambda m: m.to(torch.bfloat16), lambda m: m.bfloat16()):
+        raises(zt.NotFetched, ["'embed.weight'", "torch.float32", "torch.bfloat16", "before shard()", "deepcopy"], convert, model)
+        assert convert(copy.deepcopy(model)).head.weight.dtype is torch.bfloat16
+
+
+def other_embeddings():
+    import transformers
+    config = transformers.LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+                                      bos_token_id=0, eos_token_id=0)
+    model = zt.shard(transformers.AutoModelForCausalLM.from_config(config))
+    raises(RuntimeError, ["resize_token_embeddings(12)", "before shard()", "11 rows"], model.resize_token_embeddings, 12)
+    raises(RuntimeError, ["before shard()", "11 rows"], model.resize_token_embeddings, 11, pad_to_multiple_of=8)
+    assert model.resize_token_embeddings(11) is model.get_input_embeddings()
+
+
+def complex_parameters():
+    model = make()
+    model.waves = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    raises(TypeError, ["'waves'", "view_as_real", "view_as_complex"], zt.shard, model)
+
+
+@cases_of([frozen_parameters_are_left_out, unfreezing, the_order_that_unfreezes, two_optimizers, a_module_of_two_models,
+           a_layer_that_came_later, another_dtype, other_embeddings, complex_parameters], "{0.__name__}")
+def says_what_was_done(what):
+    in_rank(what, nodes=2)
+
+
+def drops_alone(rank):
+    model = zt.shard(make())
+    optimizer = zt.AdamW(model)
+    loss_of(model, 0).backward()
+    said = ""
+    try:
+        optimizer.step() if rank else optimizer.zero_grad()
+    except zerod.Conflict as error:
+        said = str(error)
+        optimizer.zero_grad() if rank else optimizer.step()
+    return said
+
+
+@cases_of([[0, 0], [0, 1]], "on_nodes_{}")
+def zero_grad_on_one_rank_is_named(placement):
+    said = "".join(ranks.run(drops_alone, placement, ranks.shared(2)))
+    assert "ranks " in said and "zero_grad()" in said and "same calls" in said, said
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x):
+        return self.encoder(x, src_key_padding_mask=torch.tensor([[False, False, True, True], [False] * 4]))
+
+
+def fast_path_of_an_encoder():
+    """README: as the plain model, padded places too, within full_params() alone."""
+    torch.manual_seed(0)
+    plain, x = Encoder().eval(), torch.randn(2, 4, 8)
+    with torch.no_grad():
+        want = plain(x)
+        model = zt.shard(copy.deepcopy(plain))
+        with zt.full_params(model):
+            assert torch.equal(model(x), want)
+        off = (model(x) - want).abs().amax(-1)
+    assert off[0, :2].max() < 1e-5 and off[1].max() < 1e-5 and off[0, 2:].min() > 1e-2, off
+
+
+@case
+def the_fast_path_of_an_encoder_needs_full_params():
+    in_rank(fast_path_of_an_encoder)
+
+
 if __name__ == "__main__":
     ranks.main()

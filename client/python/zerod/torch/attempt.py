@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,7 @@ class Attempt:
              **named: Any) -> zerod.StepResult:
         """Ends the attempt; as Client.step()."""
         with self.sharded.turn.one_version():
-            result = self._of_step(self.client.step, sets, blob=self._wrapped(kept), **named)
+            result = self._of_step(self._step, sets, blob=self._wrapped(kept), **named)
         self._over()
         self._made = None if self._made is None else self._made + 1
         return result
@@ -196,10 +197,18 @@ class Attempt:
         while True:
             with contextlib.suppress(zerod.Aborted), self.sharded.turn.one_version():  # all ranks get it, and meet again
                 before()
-                self.client.step([], loss_scale=self.client.loss_scale or 1.0,
-                                 blob=self._wrapped(kept))
+                self._step([], loss_scale=self.client.loss_scale or 1.0, blob=self._wrapped(kept))
                 self._over()
                 return
+
+    def _step(self, sets: list[zerod.AdamWSet], **named: Any) -> zerod.StepResult:
+        try:
+            return self.client.step(sets, **named)
+        except zerod.Conflict as error:
+            if not re.search(r"sets (0 and|\d+ and 0\b)", str(error)):
+                raise
+            raise zerod.Conflict(f"{error}: one steps, and the other meets the ranks, as zero_grad() behind a backward pass, "
+                                 "load_state_dict() and load_checkpoint() do; all ranks make the same calls") from error
 
     def _of_step(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         self.sharded.turn.check()

@@ -19,7 +19,7 @@ import zerod
 
 from . import state as values
 from .files import Source, of_tensor
-from .sharded import Sharded
+from .sharded import Sharded, find_param
 from .unit import ShardedParam
 from .wrap import sharded_or_marked
 
@@ -84,7 +84,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
     :func:`zerod.torch.fully_shard`.
     params: None for all trainable parameters, in the order of model.parameters(), else as in torch:
     an iterable of the model's parameters, of (name, parameter) or of dicts
-    ``{"params": [...], "lr": ...}``; at most 256 groups.  Parameters in no group are not updated.
+    ``{"params": [...], "lr": ...}``; at most 256 groups.  Parameters in no group are not updated; those that were frozen
+    when the model was sharded are left out.
     Hyperparameters are numbers, read at each step; lr and others that are one number may be a tensor of one
     element, which goes into files as a number.
     ema_decay: the service averages the weights, as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn()
@@ -101,7 +102,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
     ``state`` is always empty: use :meth:`state_dict`, or read one tensor with
     ``sharded_of(model).read(param, "exp_avg")``.
 
-    Errors: ValueError for a parameter that was frozen when the model was sharded, or is another
+    Errors: ValueError for a parameter that was frozen when the model was sharded and is not now, or is another
     model's, naming it, for hyperparameters out of range, and for a model that was sharded for
     another optimizer.
     """
@@ -156,12 +157,20 @@ class ServiceOptimizer(torch.optim.Optimizer):
         given = param_group["params"]
         given = [given] if isinstance(given, torch.Tensor) else given
         if not isinstance(given, set):  # torch refuses sets
-            param_group["params"] = [self._checked(i, p) for i, p in enumerate(given)]
+            param_group["params"] = [self._checked(i, p) for i, p in enumerate(given) if not self._is_frozen(p)]
         self.set_of({**self.defaults, **param_group})
         # what it is wrapped in imports torch._dynamo, which takes as long as to import torch
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
         if self._is_mine():
             self.sharded.optimized = self._optimized()
+
+    def _is_frozen(self, given: Any) -> bool:
+        """Whether it was frozen when the model was sharded, and still is: torch takes such parameters and does nothing."""
+        tensor = given[1] if isinstance(given, tuple) else given
+        if isinstance(tensor, nn.Parameter) and tensor in self.sharded.base:
+            return True
+        param = find_param(tensor) if isinstance(tensor, torch.Tensor) else None
+        return param is not None and param.sharded is self.sharded and not (param.trainable or param.placeholder.requires_grad)
 
     def _checked(self, position: int, given: Any) -> Any:
         """A parameter as the param groups keep it; with its name if it came with one."""
@@ -172,11 +181,11 @@ class ServiceOptimizer(torch.optim.Optimizer):
         try:
             param = self.sharded.param_of(tensor)
         except (TypeError, ValueError) as e:
+            values.check_all_sharded(self.sharded.model)  # says what a parameter is that came later
             called = f"'{name}'" if name else f"{position} of param group {len(self.param_groups)}"
             raise ValueError(f"parameter {called} is not one of this model's: {e}") from e
-        if not param.trainable:
-            raise ValueError(f"parameter '{param.name}' was frozen (requires_grad=False) when the "
-                             "model was sharded and cannot be optimized")
+        if param.placeholder.requires_grad and not param.trainable:
+            raise ValueError(param.frozen_text())
         return param.placeholder if name is None else (name, param.placeholder)
 
     def _optimized(self) -> set[ShardedParam]:
@@ -188,7 +197,9 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     def _check_mine(self) -> None:
         if not self._is_mine():
-            raise RuntimeError("a newer optimizer of the same model has taken over from this one")
+            raise RuntimeError("a newer optimizer of the same model has taken over from this one, for a model has one: give it "
+                               "the parameters of both as param groups, each with its own lr; or shard two models, each with "
+                               "an optimizer and a job of its own")
 
     def _check_groups(self) -> None:
         """Raises for parameters that left the groups behind the optimizer's back: their gradients are pushed already."""

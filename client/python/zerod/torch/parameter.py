@@ -165,7 +165,7 @@ class Placeholder(torch.Tensor):
     @data.setter
     def data(self, value: Any) -> None:
         if value is not self:  # module.cpu() and the like, without effect
-            raise self._no_data()
+            raise self._no_data(value.dtype)
 
     def share_memory_(self) -> Any:
         """Raises :class:`NotFetched`."""
@@ -178,7 +178,10 @@ class Placeholder(torch.Tensor):
 
     register_post_accumulate_grad_hook = register_hook
 
-    def _no_data(self) -> NotFetched:
+    def _no_data(self, wanted: torch.dtype | None = None) -> NotFetched:
+        if wanted not in (None, self.dtype):
+            return NotFetched(f"parameter '{self.zerod_param.name}' is in zerod as {self.dtype}: convert the model to {wanted} "
+                              "before shard(), or a copy of it, copy.deepcopy(model)")
         return NotFetched(f"parameter '{self.zerod_param.name}' is in zerod and has no data here; "
                           "use 'with zerod.torch.full_params(module, write=...)'")
 

@@ -94,6 +94,10 @@ def _computes_otherwise(value: nn.Parameter) -> bool:
 
 def check_param(p: PlannedParam) -> None:
     """Raises TypeError or ValueError for what zerod cannot hold."""
+    other = getattr(p.value, "zerod_param", None)
+    if other is not None:
+        raise ValueError(f"parameter '{p.name}' is in job '{other.sharded.client.job}' already, as '{other.name}' of another model: "
+                         "one model has it. Put what shares a module into one model, as by nn.ModuleDict, and shard that")
     if not is_dtensor(p.value) and _computes_otherwise(p.value):
         raise TypeError(f"parameter '{p.name}' is a {type(p.value).__name__}, which has operations "
                         "of its own; zerod holds plain values")
@@ -105,7 +109,8 @@ def check_param(p: PlannedParam) -> None:
         raise TypeError(f"parameter '{p.name}' is {p.value.dtype}, which zerod holds frozen: call requires_grad_(False) on "
                         "it, or convert it")
     if p.value.dtype not in DTYPES and p.value.dtype not in BYTES:
-        way_out = ("convert it" if p.value.requires_grad else "keep it in the trainer, as a buffer: "
+        way_out = ("keep it as two numbers an element, torch.view_as_real(value), and use torch.view_as_complex() of it in forward"
+                   if p.value.is_complex() else "convert it" if p.value.requires_grad else "keep it in the trainer, as a buffer: "
                    "module.register_buffer(name, value.data) before shard()")
         raise TypeError(f"parameter '{p.name}' is {p.value.dtype}; zerod holds "
                         f"{', '.join(str(d) for d in (*DTYPES, *BYTES))}: {way_out}")

@@ -429,6 +429,16 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
         return result
 
 
+def _resize(module: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, *more: Any, **named: Any) -> Any:
+    """transformers' ``resize_token_embeddings``; RuntimeError if that makes new parameters."""
+    rows = module.get_input_embeddings().weight.shape[0]
+    wanted, multiple = rows if new_num_tokens is None else new_num_tokens, pad_to_multiple_of or 1
+    if -(-wanted // multiple) * multiple != rows:
+        raise RuntimeError(f"resize_token_embeddings({new_num_tokens}) makes new parameters, which the service does not have: call "
+                           f"it before shard(); the embedding has {rows} rows")
+    return type(module).resize_token_embeddings(module, new_num_tokens, pad_to_multiple_of, *more, **named)
+
+
 def install(model: nn.Module, sharded: Sharded) -> None:
     """Makes ``state_dict()`` and ``load_state_dict()`` of the model and of each of its modules work
     on the service's values."""
@@ -441,6 +451,8 @@ def install(model: nn.Module, sharded: Sharded) -> None:
             module._parameters = Parameters(sharded.turn, module._parameters)
             override(module, "_save_to_state_dict", functools.partial(save_module, module))
             override(module, "_load_from_state_dict", functools.partial(_load_module, module))
+        if hasattr(module, "resize_token_embeddings"):
+            override(module, "resize_token_embeddings", functools.partial(_resize, module))
         for name in _entries(type(module)):
             register_forward_method(module, name)
 

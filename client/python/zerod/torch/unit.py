@@ -68,6 +68,12 @@ class ShardedParam:
     def __repr__(self) -> str:
         return f"<ShardedParam '{self.name}' {tuple(self.shape)} {self.dtype}>"
 
+    def frozen_text(self) -> str:
+        """Why a parameter that was frozen cannot be trained, and how it can."""
+        return (f"parameter '{self.name}' was frozen (requires_grad=False) when the model was sharded: the service keeps no state "
+                "to train it. Shard the model with requires_grad=True, and freeze the parameter after shard() until it is to be "
+                "trained: it is then in an optimizer that was made of all of them, or joins by add_param_group()")
+
     def put_in_place(self, value: nn.Parameter | torch.Tensor) -> None:
         """Sets the attribute of all modules that have the parameter."""
         for module, attribute in self.places:
@@ -120,8 +126,7 @@ class ShardedParam:
     def follow_requires_grad(self, wanted: bool) -> None:
         """Gives the gathered parameter the placeholder's requires_grad, which the user may set."""
         if wanted and not self.trainable:
-            raise ValueError(f"parameter '{self.name}' was frozen when the model was sharded and "
-                             "cannot be trained now; set requires_grad before shard()")
+            raise ValueError(self.frozen_text())
         if self.gathered.requires_grad != wanted:
             self.gathered.requires_grad_(wanted)
             self._show()
