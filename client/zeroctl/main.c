@@ -131,31 +131,15 @@ static const struct command_option *find_option(const struct command *command,
         return alike == 1 ? only : NULL;
 }
 
-static int no_option(const struct command *command, const struct given *given)
-{
-        const char *names[OPTIONS_MAX], *meant;
-        const struct command_option *o;
-        unsigned n = 0;
-        char word[64];
-
-        while (n < OPTIONS_MAX && (o = command_option(command, n)))
-                names[n++] = o->name;
-        snprintf(word, sizeof(word), "%.*s", (int)given->n, given->word);
-        meant = nearest(word, names, n);
-        if (meant)
-                ctl_error("%s: no option --%s; did you mean --%s?", command->name, word, meant);
-        else
-                ctl_error("%s: --%s is not an option of this command; see zeroctl %s --help",
-                          command->name, word, command->name);
-        return CTL_USAGE;
-}
-
 static int take_option(const struct command *command, const struct given *given)
 {
         const struct command_option *o = find_option(command, given);
 
-        if (!o)
-                return no_option(command, given);
+        if (!o) {
+                ctl_error("%s: --%.*s is not an option of this command; see zeroctl %s --help",
+                          command->name, (int)given->n, given->word, command->name);
+                return CTL_USAGE;
+        }
         if (o->count)
                 return parse_count(o->name, given->value, o->count);
         if (o->text)
