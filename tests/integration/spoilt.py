@@ -185,7 +185,8 @@ def missing_path_is_not_made():
         assert c[0].ctl("checkpoint", "job", f"{d}/a")["path"] == f"{d}/a/job-1"
         # asked without a word about what the client sees, the owners refuse by themselves
         for path, why in ((f"{d}/b/c", "only the last part"), (f"{c[0].options['state_dir']}/x", "state_dir")):
-            ranks[0].do("query", what="checkpoint", argument=json.dumps({"job": "job", "directory": path}))
+            asks = {"what": "checkpoint", "argument": json.dumps({"job": "job", "directory": path})}
+            until(lambda asks=asks: ranks[0].ask("query", **asks)["status"] != "EBUSY", what="the end of the one before")
             until(lambda: ranks[0].do("query", what="progress", argument="job")["answer"]["over"], what="the refusal")
             told = ranks[0].do("query", what="progress", argument="job")["answer"]
             assert why in told["error"], told
