@@ -24,10 +24,14 @@ BLOCKS, STEPS = 9, 4  # more blocks than the window has places
 LONG_S = 120
 
 
+@functools.cache
+def pool():
+    return ThreadPoolExecutor(1, "other")
+
+
 def in_thread(function):
     """The function's result, or what it raises, from another thread."""
-    with ThreadPoolExecutor(1, "other") as pool:
-        return pool.submit(function).result(LONG_S)
+    return pool().submit(function).result(LONG_S)
 
 
 # ---- what changes the model, in the middle of a step ------------------------------------
@@ -130,6 +134,7 @@ class Meddling:
 
 def sharded(stage):
     model = zt.shard(make(blocks=BLOCKS), stage)
+    in_thread(int)  # the thread is there before a pass begins
     return model, zt.AdamW(model, lr=1e-2)
 
 
@@ -226,8 +231,8 @@ def one_version(read):
     def reads():
         while not over.is_set():
             found.append({n: t.clone() for n, t in read(model).items()})
-    with ThreadPoolExecutor(1) as pool:
-        reader = pool.submit(reads)
+    with ThreadPoolExecutor(1) as others:
+        reader = others.submit(reads)
         try:
             for step in range(5 * STEPS):
                 versions.append({n: t.clone() for n, t in state(model).items()})
@@ -268,8 +273,8 @@ def looks_between_steps(stage, wanted, in_context):
             assert waits.wait(LONG_S)
             for _ in range(5):
                 assert torch.equal(model(tokens(0)), before)
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(looks)
+    with ThreadPoolExecutor(1) as others:
+        other = others.submit(looks)
         assert opened.wait(LONG_S) or other.result(0)
         model.sharded.turn.enter = entering
         got += train_from(1, model, optimizer)
@@ -335,8 +340,8 @@ def many(rank, stage, meddles):
             except zt.UsedByAnotherThread:
                 counts[i] += 1
     names = (shows_all, holds, evaluates, by_operations, state) if meddles and rank == 0 else ()
-    with ThreadPoolExecutor(8) as pool:
-        others = [pool.submit(meddle, i, (lambda m, o, w=w: w(m)) if w in READS else w) for i, w in enumerate(names)]
+    with ThreadPoolExecutor(8) as threads:
+        others = [threads.submit(meddle, i, (lambda m, o, w=w: w(m)) if w in READS else w) for i, w in enumerate(names)]
         try:
             losses = train(model, optimizer, 3 * STEPS)
         finally:

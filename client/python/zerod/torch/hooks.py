@@ -188,9 +188,9 @@ class Hooks:
             return None, args, kwargs
         if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
-                                      "pass no hook would tell of: call it within zerod.torch.full_params(model), or by functional_call() with "
-                                      "tensors of parameter.full_tensor(), or train a copy.deepcopy(model); for vmap without training "
-                                      "torch.no_grad() around vmap() will do")
+                                      "pass no hook would tell of: for vmap alone use stage 1 or 2, or torch.no_grad() around vmap(); for others "
+                                      "zerod.torch.full_params(model), functional_call() with tensors of parameter.full_tensor(), or a "
+                                      "copy.deepcopy(model)")
         self.turn.enter(torch.is_grad_enabled())
         try:
             return self._begin_call(unit, args, kwargs)

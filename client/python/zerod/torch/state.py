@@ -21,7 +21,6 @@ from zerod._library import EMA_PLANES
 from .files import Source, pieces
 from .parameter import GradientsAreElsewhere
 from .sharded import Sharded, find_param, uncompiled
-from .turn import Parameters
 from .twin import override
 from .unit import ShardedParam
 
@@ -250,6 +249,7 @@ def _shown(model: _Model, module: nn.Module, write: bool, averaged: Container[An
             full = model.full.get(param)
             if full is None:
                 full = model.full[param] = _Full(param, "ema" if param in averaged else "serve")
+            param.unit.guard()
             full.show()
             shown.append(full)
         yield
@@ -448,7 +448,6 @@ def install(model: nn.Module, sharded: Sharded) -> None:
         override(module, "state_dict", functools.partial(_save, module))
         override(module, "load_state_dict", functools.partial(_load, module))
         if module in kept.of_module:
-            module._parameters = Parameters(sharded.turn, module._parameters)
             override(module, "_save_to_state_dict", functools.partial(save_module, module))
             override(module, "_load_from_state_dict", functools.partial(_load_module, module))
         if hasattr(module, "resize_token_embeddings"):

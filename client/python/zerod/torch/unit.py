@@ -10,6 +10,7 @@ the service's values do not change.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from torch import nn
 from .parameter import WrittenInPlace, placeholder_of
 from .plan import BYTES, WORD
 from .split import is_dtensor
+from .turn import Parameters
 
 if TYPE_CHECKING:
     from .place import Gpu, Host
@@ -162,7 +164,7 @@ class Unit:
             p.unit = self
         self.forward: Callable[..., Any] = module.forward  # without the hooks
         self.is_root = module is sharded.model
-        self.fetched = self.shown = False
+        self.fetched = self.shown = self.guarded = False
         self.visible: list[ShardedParam] = []  # of those that are shown
         self.memory: set[int] = set()  # addresses of the storages of what is fetched
         self.depth = self.held = self.full = 0
@@ -201,9 +203,19 @@ class Unit:
             self.fetched = True
             self.memory = {p.gathered.untyped_storage().data_ptr() for p in self.params if p.numel}
 
+    def guard(self) -> None:
+        """Has other threads see placeholders, once there are some: it takes time, which one thread alone need not spend."""
+        if self.guarded or threading.active_count() == 1:
+            return
+        self.guarded = True
+        for module in {m for p in self.params for m, _ in p.places}:
+            there = module._parameters  # pylint: disable=protected-access
+            module._parameters = Parameters(self.sharded.turn, there)  # pylint: disable=protected-access
+
     def show(self) -> None:
         """Shows the parameters of a unit that is fetched."""
         if not self.shown:
+            self.guard()
             params = [p for p in self.params if p.full is None]
             with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access  # a placeholder is slow to tell
                 wanted = [p.placeholder.requires_grad for p in params]
