@@ -267,14 +267,46 @@ def refuses_what_it_cannot_do():
 
 
 @case
+def more_groups_than_sets_share_those_of_their_values():
+    """Layer-wise rates: a group for each parameter, and some more; rates that part and meet again."""
+    def rates(optimizer, t):
+        for i, group in enumerate(optimizer.param_groups):
+            group["lr"] = 1e-2 * (1 + i % (3, 1, 40)[t % 3])
+
+    def run(_):
+        plain = make()
+        zt, model = zero(make(), optimizer="sgd")
+        steppers = []
+        for m, kind in ((plain, torch.optim.SGD), (model, zt.SGD)):
+            groups = [{"params": [p]} for p in m.parameters()]
+            groups = [{"params": []}] * (300 - len(groups)) + groups
+            steppers.append(kind(groups) if m is plain else kind(m, groups))
+        for t in range(5):
+            for m, optimizer in zip((plain, model), steppers):
+                rates(optimizer, t)
+                m(batch_of(t)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found = model.state_dict()
+        assert max(float((found[n] - p.detach()).abs().max()) for n, p in plain.named_parameters()) < 1e-4
+        steppers[1].param_groups[0]["lr"] = 7.0
+        for i, group in enumerate(steppers[1].param_groups):
+            group["lr"] = 1e-4 * i
+        model(batch_of(0)).backward()
+        raises(ValueError, ["300 param groups", "300 different", "256"], steppers[1].step)
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
 def has_256_sets_and_not_one_more():
     def run(_):
         zt, model = zero(make())
-        optimizer = zt.AdamW(model, [{"params": []}] * 255 + [{"params": [model.head.weight], "lr": 1.0}])
+        optimizer = zt.AdamW(model, [{"params": [], "lr": 1e-5 * i} for i in range(255)] + [{"params": [model.head.weight], "lr": 1.0}])
         before = model.state_dict()["head.weight"]
         train(model, optimizer, 1)
         assert (model.state_dict()["head.weight"] - before).abs().max() > 0.5, "the 256th group's lr"
-        raises(ValueError, ["256"], optimizer.add_param_group, {"params": [model.wte.weight]})
+        raises(ValueError, ["256"], optimizer.add_param_group, {"params": [model.wte.weight], "lr": 2.0})
+        optimizer.add_param_group({"params": [model.wte.weight], "lr": 1e-5})
     ranks.run(run, 1, ranks.shared())
 
 

@@ -187,6 +187,41 @@ def a_loop_by_steps_goes_on_after_a_daemon_was_lost():
     assert run(survive, [0, 1], None, job="later") == wanted, "started again"
 
 
+def train_two(rank, kind):
+    """A generator and its critic: losses, and the jobs at the end."""
+    options = {} if kind == "plain" else {"timeout": 120}
+    accelerator = KINDS[kind](cpu=True, **options)
+    torch.manual_seed(0)
+    maker, critic = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), nn.Linear(4, 1)
+    made = accelerator.prepare(maker, critic, torch.optim.Adam(maker.parameters(), lr=1e-2), torch.optim.SGD(critic.parameters(), 0.1))
+    maker, critic, of_maker, of_critic = made
+    losses = []
+    for t in range(4):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * t + rank))
+        of_critic.zero_grad()
+        loss = (critic(maker(x).detach()) - critic(x)).mean().square()
+        accelerator.backward(loss)
+        of_critic.step()
+        of_maker.zero_grad()
+        judged = -critic(maker(x)).mean()
+        accelerator.backward(judged)
+        of_maker.step()
+        losses += [float(accelerator.reduce(v.detach(), "mean")) for v in (loss, judged)]
+    jobs = [] if kind == "plain" else [m.sharded.client.job for m in (maker, critic)]
+    accelerator.wait_for_everyone()
+    return losses, jobs
+
+
+@case
+def two_models_have_a_job_each():
+    wanted = run(train_two, [0, 1], "plain")
+    found = run(train_two, [0, 1], "zerod", job="two")
+    ranks.shared(2)[0].ctl("drop", "two-2")
+    for (got, jobs), (want, _) in zip(found, wanted):
+        assert jobs == ["two", "two-2"], jobs
+        assert max(abs(a - b) for a, b in zip(got, want)) <= TOLERANCE, (got, want)
+
+
 def refuses(_rank):
     make = zerod.accelerate.Accelerator
     raises(TypeError, "nonsense", make, cpu=True, nonsense=1)

@@ -13,8 +13,10 @@ from torch import nn
 
 import zerod
 
+from . import environment
 from . import torch as zt
 from .torch.sharded import find_param
+from .torch.wrap import _of_job
 
 #: Arguments of zerod.torch.shard() that accelerators and strategies pass on.
 OPTIONS = ("stage", "groups", "client", "job", "timeout", "reduce_dtype", "init_fn", "prefetch", "on_lost_rank",
@@ -54,12 +56,25 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, place: tupl
     name, options = service_name(optimizer), dict(options)
     client = options.pop("client", None)
     if client is None:
-        client = zerod.connect(options.get("job"), timeout=options.get("timeout"))
+        client = _connect(options.get("job"), options.get("timeout"))
     check_ranks(client, place)
     options = {k: v for k, v in options.items() if k not in ("job", "timeout")}
     # what follows is as random as without zerod
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         zt.shard(model, client=client, device=device, optimizer=name, **options)
+
+
+def _connect(job: str | None, timeout: float | None) -> zerod.Client:
+    """For the next model of this process: the second one's job is "JOB-2", and so on, the same on all ranks."""
+    base = name = job or environment.job()
+    number, named = 1, bool(job) or not environment.job_is_random()
+    while name is not None and name in _of_job and not _of_job[name].client.closed:
+        number += 1
+        name = f"{base}-{number}"
+    client = zerod.connect(name, timeout=timeout)
+    if base is not None:
+        client.keep_job(named)
+    return client
 
 
 def check_ranks(client: zerod.Client, place: tuple[int, int]) -> None:

@@ -88,7 +88,7 @@ class Accelerator(Prepared):
     All other arguments are accelerate's.
 
     Optimizers are torch's AdamW, Adam or SGD, which :meth:`prepare` replaces by the service's with the same
-    param groups, or one of zerod.torch.  ``accelerator.optimizer_step_was_skipped`` tells of gradients that
+    param groups, or one of zerod.torch.  Of several models each has a job: the second one's name ends in "-2".  ``accelerator.optimizer_step_was_skipped`` tells of gradients that
     were not finite.
 
     :meth:`save_state` writes accelerate's files: ``accelerate.Accelerator`` loads them too.  ``gather``,
@@ -173,7 +173,8 @@ class Accelerator(Prepared):
         models, optimizers = self._models, self._optimizers
         if len(models) != 1 or len(optimizers) > 1 or not is_sharded(models[0]):
             raise ValueError(f"{what} is for one sharded model and its optimizer, and {len(models)} models and "
-                             f"{len(optimizers)} optimizers were prepared")
+                             f"{len(optimizers)} optimizers were prepared: save and load each by zerod.torch.save_checkpoint() "
+                             "and load_checkpoint()")
         if hooks:
             raise NotImplementedError(f"{what} streams the model and has no whole state for hooks: remove them")
         self._models, self._optimizers = [], []

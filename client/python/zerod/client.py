@@ -643,9 +643,9 @@ class Client(Conversation):
         finally:
             self._library.zero_free(answer)
 
-    def keep_job(self) -> None:
-        """Before attach(): the job counts as one whose name somebody chose."""
-        self._named = True
+    def keep_job(self, keep: bool = True) -> None:
+        """Before attach(): the job counts as one whose name somebody chose; False: as one that nobody did."""
+        self._named = keep
 
     def finish(self, keep: bool | None = None) -> None:
         """Declares that this rank has completed the job; close() tells the daemon.  When all ranks have

@@ -33,9 +33,9 @@ ALIKE = 1e-6  # of a sketch
 NAMED = 5  # buffers in a warning
 
 
-def _is_plain(buffer: torch.Tensor | None) -> bool:
-    return (type(buffer) is torch.Tensor and buffer.layout is torch.strided and not buffer.is_quantized  # pylint: disable=unidiomatic-typecheck
-            and not buffer.is_meta)
+def _is_plain(buffer: torch.Tensor) -> bool:
+    plain = type(buffer) is torch.Tensor  # pylint: disable=unidiomatic-typecheck
+    return plain and buffer.layout is torch.strided and not buffer.is_quantized and not buffer.is_meta
 
 
 # ---- the same at first --------------------------------------------------------------------

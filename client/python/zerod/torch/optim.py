@@ -1,7 +1,7 @@
 """Optimizers whose arithmetic happens in the service.
 
 An optimizer keeps hyperparameters only; moments, master weights and step counts are in zerod.
-One param group is one hyperparameter set of zero_step().
+One param group is one hyperparameter set of zero_step(), or shares one where there are more groups than sets.
 """
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
     :func:`zerod.torch.fully_shard`.
     params: None for all trainable parameters, in the order of model.parameters(), else as in torch:
     an iterable of the model's parameters, of (name, parameter) or of dicts
-    ``{"params": [...], "lr": ...}``; at most 256 groups.  Parameters in no group are not updated; those that were frozen
+    ``{"params": [...], "lr": ...}``; of more than 256 groups those with the same hyperparameters are one set of
+    the service, which has 256.  Parameters in no group are not updated; those that were frozen
     when the model was sharded are left out.
     Hyperparameters are numbers, read at each step; lr and others that are one number may be a tensor of one
     element, which goes into files as a number.
@@ -143,6 +144,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
             values.check_all_sharded(model)
             params = [p for p in model.parameters() if p.requires_grad]
         super().__init__(params, defaults)
+        self._numbered(self.param_groups)
         self.sharded.optimized = self._optimized()
         self.sharded.optimizer = weakref.ref(self)
 
@@ -150,15 +152,15 @@ class ServiceOptimizer(torch.optim.Optimizer):
         """As in torch; ValueError if a parameter is not one of the model's trainable ones."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
-        if len(self.param_groups) == MAX_SETS:
-            raise ValueError(f"more than {MAX_SETS} param groups: each is a hyperparameter set of "
-                             f"the service, which has {MAX_SETS}")
         param_group = dict(param_group)
         given = param_group["params"]
         given = [given] if isinstance(given, torch.Tensor) else given
         if not isinstance(given, set):  # torch refuses sets
             param_group["params"] = [self._checked(i, p) for i, p in enumerate(given) if not self._is_frozen(p)]
-        self.set_of({**self.defaults, **param_group})
+        added = {**self.defaults, **param_group}
+        self.set_of(added)
+        if self._is_mine():
+            self._numbered([*self.param_groups, added])
         # what it is wrapped in imports torch._dynamo, which takes as long as to import torch
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
         if self._is_mine():
@@ -208,9 +210,21 @@ class ServiceOptimizer(torch.optim.Optimizer):
             raise RuntimeError(f"param_groups lost or gained parameter '{min(p.name for p in changed)}': to leave parameters "
                                "out call zero_grad() and make a new optimizer, and use add_param_group() to add some")
 
-    def _assign_sets(self) -> None:
-        """Tells the service which tensor uses which group, where that differs; the first rank that has it does."""
-        for index, group in enumerate(self.param_groups):
+    def _numbered(self, groups: list[dict[str, Any]]) -> tuple[list[Any], list[int]]:
+        """The service's sets, and which of them each group has: its own, or, of too many groups, one with its values."""
+        sets = [self.set_of(g) for g in groups]
+        if len(sets) <= MAX_SETS:
+            return sets, list(range(len(sets)))
+        numbers: dict[Any, int] = {}
+        found = [numbers.setdefault(s, len(numbers)) for s in sets]
+        if len(numbers) > MAX_SETS:
+            raise ValueError(f"{len(sets)} param groups have {len(numbers)} different sets of hyperparameters, and the service "
+                             f"has {MAX_SETS}: give some groups the same values")
+        return list(numbers), found
+
+    def _assign_sets(self, numbers: list[int]) -> None:
+        """Tells the service which tensor uses which set, where that differs; the first rank that has it does."""
+        for index, group in zip(numbers, self.param_groups):
             for p in group["params"]:
                 param = self.sharded.param_of(p)
                 if param.writer != self.sharded.rank:
@@ -230,8 +244,9 @@ class ServiceOptimizer(torch.optim.Optimizer):
         if pending.loss_scale != 1.0:
             raise RuntimeError("eager blocks are updated before an overflow is known: train without a GradScaler, or "
                                "shard the model without eager=True")
-        self._assign_sets()
-        self.sharded.attempt.ahead([self.set_of(g) for g in self.param_groups])
+        sets, numbers = self._numbered(self.param_groups)
+        self._assign_sets(numbers)
+        self.sharded.attempt.ahead(sets)
         self.sharded.gradients.last = True
 
     @property
@@ -268,10 +283,10 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self._check_mine()
         self._check_groups()
         sharded, pending = self.sharded, self.sharded.pending
-        sets = [self.set_of(g) for g in self.param_groups]
+        sets, numbers = self._numbered(self.param_groups)
         try:
             sharded.finish_backward_pushes()
-            self._assign_sets()
+            self._assign_sets(numbers)
             result = sharded.attempt.step(sets, blob, clip_norm=pending.clip_norm,
                                           loss_scale=pending.loss_scale,
                                           growth_interval=pending.growth_interval)
