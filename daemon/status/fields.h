@@ -203,7 +203,10 @@
 #define STATUS_MEMORY(F, R)                                                                        \
         F(number, state_used, "bytes that count towards memory_limit", GAUGE("state_used_bytes"))  \
         F(number, state_quota, "bytes of memory_limit", GAUGE("state_quota_bytes"))                \
-        F(number, resident, "bytes of the daemon's process", GAUGE("resident_memory_bytes"))       \
+        F(number, resident, "bytes of the daemon's process",                                       \
+          PROCESS_GAUGE("resident_memory_bytes"))                                                  \
+        F(number, address_space, "bytes of its address space",                                     \
+          PROCESS_GAUGE("virtual_memory_bytes"))                                                   \
         F(number, file_system, "bytes of the file system of state_dir; null: not known",           \
           GAUGE("state_file_system_bytes"))                                                        \
         F(number, file_system_free, "bytes of it that are free; null: not known",                  \
@@ -265,6 +268,12 @@
         F(number, protocol, "version of the protocol of clients", GAUGE("client_protocol_version"))\
         F(real, loop_cpu_s, "CPU time of the event loop's thread",                                 \
           COUNTER("loop_cpu_seconds_total"))                                                       \
+        F(real, cpu_s, "CPU time of all threads", PROCESS_COUNTER("cpu_seconds_total"))            \
+        F(real, started_unix_s, "when the process began, since 1970",                              \
+          PROCESS_GAUGE("start_time_seconds"))                                                     \
+        F(number, open_files, "file descriptors in use", PROCESS_GAUGE("open_fds"))                \
+        F(number, max_files, "how many of them the process may have; null: no limit",              \
+          PROCESS_GAUGE("max_fds"))                                                                \
         F(real, uptime_s, "since the socket was opened", GAUGE("uptime_seconds"))                  \
         F(text, socket, "path of the clients' socket")                                             \
         F(text, state_dir, "directory of state files")                                             \

@@ -196,7 +196,7 @@ static void print_row(const struct row *row)
         print_text(row->doc);
         printf("\n");
         if (row->metric && row->metric != RECORD_LABEL)
-                printf("(/metrics: zerod_%s)\n", row->metric_name);
+                printf("(/metrics: %s)\n", row->metric_name);
 }
 
 static void print_rows(const struct record *record)

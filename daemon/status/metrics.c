@@ -93,13 +93,13 @@ static void labels_of(const struct record_type *type, const char *record, struct
 
 static void sample(const struct writer *w, const struct labels *l, double value)
 {
-        fprintf(w->out, "zerod_%s{%s} %.17g\n", w->metric->metric_name, l->text, value);
+        fprintf(w->out, "%s{%s} %.17g\n", w->metric->metric_name, l->text, value);
 }
 
 static void sample_number(const struct writer *w, const struct labels *l, uint64_t n)
 {
         if (n != RECORD_NULL)
-                fprintf(w->out, "zerod_%s{%s} %" PRIu64 "\n", w->metric->metric_name, l->text, n);
+                fprintf(w->out, "%s{%s} %" PRIu64 "\n", w->metric->metric_name, l->text, n);
 }
 
 static void sample_counts(const struct writer *w, const struct labels *l, const char *p)
@@ -132,11 +132,11 @@ static void sample_histogram(const struct writer *w, const struct labels *l, con
                         const char *bound = waited->at_most.items[b].name;
 
                         n += waited->at_most.items[b].n;
-                        fprintf(w->out, "zerod_%s_bucket{%s,le=\"%s%s\"} %" PRIu64 "\n", name,
-                                more.text, bound, strpbrk(bound, ".I") ? "" : ".0", n);
+                        fprintf(w->out, "%s_bucket{%s,le=\"%s%s\"} %" PRIu64 "\n", name, more.text,
+                                bound, strpbrk(bound, ".I") ? "" : ".0", n);
                 }
-                fprintf(w->out, "zerod_%s_sum{%s} %.17g\nzerod_%s_count{%s} %" PRIu64 "\n", name,
-                        more.text, waited->sum_s, name, more.text, waited->n);
+                fprintf(w->out, "%s_sum{%s} %.17g\n%s_count{%s} %" PRIu64 "\n", name, more.text,
+                        waited->sum_s, name, more.text, waited->n);
         }
 }
 
@@ -253,7 +253,7 @@ static void write_head(FILE *out, const struct record_field *f, enum metrics_for
                 n -= (int)strlen(info);
                 type = "info";
         }
-        fprintf(out, "# HELP zerod_%.*s %s\n# TYPE zerod_%.*s %s\n", n, f->metric_name, f->doc, n,
+        fprintf(out, "# HELP %.*s %s\n# TYPE %.*s %s\n", n, f->metric_name, f->doc, n,
                 f->metric_name, type);
 }
 

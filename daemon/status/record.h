@@ -19,6 +19,7 @@
  *
  * A column behind doc says what the field is in /metrics (status.h), without it nothing: COUNTER,
  * GAUGE or INFO with the metric's name, of a list its length; HISTOGRAM of a list of status_waited;
+ * PROCESS_COUNTER or PROCESS_GAUGE of what all that Prometheus scrapes tells of its process;
  * LABEL with the name of a label that the record's metrics have, and those of the records in it.
  *
  * A record points only into one arena, or to constants.
@@ -112,7 +113,7 @@ struct record_type {
                 const struct record_type *(*type)(void); /* the type of a nested record, or NULL */
                 const char *doc;
                 enum record_metric metric;
-                const char *metric_name; /* without "zerod_" */
+                const char *metric_name;
         } * fields;
 };
 
@@ -130,10 +131,12 @@ struct record_type {
 #define RECORD_MEMBER_list(type, name) struct { uint32_t n; struct type *items; } name;
 #define RECORD_MEMBER_called(type, name) const char *name;
 
-#define COUNTER(name) RECORD_COUNTER, name
-#define GAUGE(name) RECORD_GAUGE, name
-#define INFO(name) RECORD_INFO, name
-#define HISTOGRAM(name) RECORD_HISTOGRAM, name
+#define COUNTER(name) RECORD_COUNTER, "zerod_" name
+#define GAUGE(name) RECORD_GAUGE, "zerod_" name
+#define INFO(name) RECORD_INFO, "zerod_" name
+#define HISTOGRAM(name) RECORD_HISTOGRAM, "zerod_" name
+#define PROCESS_COUNTER(name) RECORD_COUNTER, "process_" name
+#define PROCESS_GAUGE(name) RECORD_GAUGE, "process_" name
 #define LABEL(name) RECORD_LABEL, name
 
 #define RECORD_MEMBER(kind, name, doc, ...) RECORD_MEMBER_##kind(name)

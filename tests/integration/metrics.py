@@ -172,6 +172,42 @@ def numbers_are_those_of_status():
 
 
 @case
+def process_metrics_are_the_kernels():
+    """By the names that all of Prometheus' client libraries give; they are zerod's own process."""
+    with cluster() as c:
+
+        def read(path):
+            with open(path, encoding="ascii") as f:
+                return f.read()
+
+        def process():
+            return {name.removeprefix("process_"): v for (name, _), v in samples(c[0]).items() if name.startswith("process_")}
+        place, ticks = f"/proc/{c[0].process.pid}", os.sysconf("SC_CLK_TCK")
+        began = time.time() - float(read("/proc/uptime").split()[0]) + int(read(f"{place}/stat").rsplit(")", 1)[1].split()[19]) / ticks
+        before = process()
+        size, resident = (int(n) * os.sysconf("SC_PAGE_SIZE") for n in read(f"{place}/statm").split()[:2])
+        assert before.keys() == {"cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "open_fds", "max_fds",
+                                 "start_time_seconds"}, before
+        for now, told in ((size, "virtual_memory_bytes"), (resident, "resident_memory_bytes")):
+            assert now / 2 < before[told] < 2 * now, (told, now, before)
+        assert before["max_fds"] == int(re.search(r"Max open files +(\d+)", read(f"{place}/limits")).group(1))
+        assert abs(before["open_fds"] - c[0].descriptors()) < 10 and abs(before["start_time_seconds"] - began) < 60, (before, began)
+        threads = [t for t in os.listdir(f"{place}/task") if int(t) != c[0].process.pid]
+        took = sum(int(read(f"{place}/task/{t}/schedstat").split()[0]) for t in threads) / 1e9
+
+        def beside_the_loop():
+            seen = {name: v for (name, _), v in samples(c[0]).items()}
+            return seen["process_cpu_seconds_total"] - seen["zerod_loop_cpu_seconds_total"]
+        until(lambda: beside_the_loop() >= took, what="the CPU time of the other threads")
+        held = [connect(c[0].options["http"]) for _ in range(20)]
+        after = until(lambda: (now := process())["open_fds"] >= before["open_fds"] + 15 and now, what="the connections")
+        for s in held:
+            s.close()
+        assert after["start_time_seconds"] == before["start_time_seconds"]
+        assert before["cpu_seconds_total"] < after["cpu_seconds_total"]
+
+
+@case
 def waits_are_histograms():
     with cluster(2) as c:
         train(c, steps=4)

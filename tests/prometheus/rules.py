@@ -23,9 +23,9 @@ def read(path):
 def metrics():
     """Names of all series, from the columns of fields.h."""
     found = set()
-    for kind, name in re.findall(r'\b(COUNTER|GAUGE|INFO|HISTOGRAM)\(\s*"(\w+)"\)', read("daemon/status/fields.h")):
+    for process, kind, name in re.findall(r'\b(PROCESS_)?(COUNTER|GAUGE|INFO|HISTOGRAM)\(\s*"(\w+)"\)', read("daemon/status/fields.h")):
         suffixes = ("_bucket", "_sum", "_count") if kind == "HISTOGRAM" else ("",)
-        found.update(f"zerod_{name}{suffix}" for suffix in suffixes)
+        found.update(f"{process.lower() or 'zerod_'}{name}{suffix}" for suffix in suffixes)
     return found
 
 
@@ -35,7 +35,7 @@ def metrics_are_there(rules, known):
              "runbook": read("deploy/prometheus/README.md")}
     records = set(re.findall(r"record: (\S+)", rules))
     for where, text in texts.items():
-        named = set(re.findall(r"(?<![:\w])zerod_\w+", text))
+        named = set(re.findall(r"(?<![:\w])(?:zerod|process)_\w+", text))
         assert named <= known, f"{where}: no such metric: {sorted(named - known)}"
         recorded = set(re.findall(r"\b\w+:zerod_\w+:\w+", text))
         assert recorded <= records, f"{where}: no such record: {sorted(recorded - records)}"
