@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 
 #ifdef __CUDACC__
 #define EXACT_FUNCTION static __host__ __device__ inline

@@ -5,7 +5,7 @@
  */
 #include "cuda/kernel.cuh"
 
-/* ---- the rules (daemon/device/rules.h): x[] is an element of each plane ---- */
+/* ---- the rules (daemon/compute/device/rules.h): x[] is an element of each plane ---- */
 
 static __device__ inline void adam_step(const adam_scalars &s, float g, float (&x)[UPDATE_PLANES])
 {

@@ -22,7 +22,7 @@
  */
 #pragma once
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 #include "proto/zero_gpu.h"
 
 #define ZERO_CUDA_ABI_VERSION 9

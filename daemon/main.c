@@ -1,7 +1,7 @@
 /* zerod: arguments, configuration, run, exit code. */
 #include <stdio.h>
 
-#include "daemon/base/crash.h"
+#include "daemon/floor/base/crash.h"
 #include "daemon/node.h"
 
 int main(int argc, char **argv)

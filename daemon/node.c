@@ -23,15 +23,15 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "daemon/base/log.h"
-#include "daemon/base/privilege.h"
-#include "daemon/rank/rank.h"
-#include "daemon/device/gpu/gpu.h"
-#include "daemon/http/http.h"
-#include "daemon/loop/service.h"
-#include "daemon/loop/signals.h"
-#include "daemon/membership/membership.h"
-#include "daemon/rpc/rpc.h"
+#include "daemon/floor/base/log.h"
+#include "daemon/floor/base/privilege.h"
+#include "daemon/step/rank/rank.h"
+#include "daemon/compute/device/gpu/gpu.h"
+#include "daemon/face/http/http.h"
+#include "daemon/floor/loop/service.h"
+#include "daemon/floor/loop/signals.h"
+#include "daemon/cluster/membership/membership.h"
+#include "daemon/face/rpc/rpc.h"
 #include "proto/cleanup.h"
 #include "proto/sure.h"
 

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "daemon/conf/conf.h"
+#include "daemon/floor/conf/conf.h"
 
 struct node;
 

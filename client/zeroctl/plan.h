@@ -3,7 +3,7 @@
  * before there is one.
  *
  * zeroctl does not see the daemon, so plan_bytes.c has the rules of proto/partition.h,
- * proto/slots.h, daemon/store/plan.h and daemon/stash a second time.  tests/integration/plan.py
+ * proto/slots.h, daemon/store/plan.h and daemon/step/stash a second time.  tests/integration/plan.py
  * compares both.
  *
  * Numbers are bytes or elements in int64_t, as JSON has them.

@@ -27,7 +27,7 @@ enum {
 
 const char *const plan_bounds[PLAN_BOUNDS] = { "link", "update", "copy", "compute" };
 
-#define STASH_MAX (INT64_C(1) << 50) /* bytes of a rank, as daemon/stash takes them */
+#define STASH_MAX (INT64_C(1) << 50) /* bytes of a rank, as daemon/step/stash takes them */
 
 /* What an owner holds, over all groups. */
 struct owner {
@@ -392,7 +392,7 @@ static void add_buffers(struct work *w, struct plan_node *n)
         add(w, &n->host, n->receive, 1);
 }
 
-/* As daemon/stash/pages.c: whole units of a region. */
+/* As daemon/step/stash/pages.c: whole units of a region. */
 static int64_t stash_unit(int64_t bytes)
 {
         int64_t unit = PAGE;
@@ -403,7 +403,7 @@ static int64_t stash_unit(int64_t bytes)
 }
 
 /*
- * As daemon/stash/stash.c: ranks of one node share the whole; of sets on several nodes each node
+ * As daemon/step/stash/stash.c: ranks of one node share the whole; of sets on several nodes each node
  * has its ranks' parts, and two whole entries.  A rank's entry is a layer's checkpoint.
  */
 static void add_stash(struct work *w, int64_t node)

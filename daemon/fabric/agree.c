@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
-#include "daemon/device/place/place.h"
+#include "daemon/compute/device/place/place.h"
+#include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 
 enum { GPU_TRIES = 2 };

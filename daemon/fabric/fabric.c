@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/place/place.h"
+#include "daemon/compute/device/place/place.h"
 #include "proto/cleanup.h"
 #include "proto/list.h"
 #include "proto/sure.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "daemon/device/segment/segment.h"
+#include "daemon/compute/device/segment/segment.h"
 #include "proto/cleanup.h"
 
 /* The large probe goes by rendezvous where the path has rendezvous. */

@@ -24,7 +24,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/base/crash.h"
+#include "daemon/floor/base/crash.h"
 #include "daemon/store/file.h"
 #include "daemon/store/directory.h"
 #include "proto/cleanup.h"

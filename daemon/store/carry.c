@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "daemon/device/place/place.h"
+#include "daemon/compute/device/place/place.h"
 
 enum { CARRIERS_MAX = 64 };
 

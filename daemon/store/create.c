@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/base/memory.h"
+#include "daemon/floor/base/memory.h"
 #include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/base/crash.h"
+#include "daemon/floor/base/crash.h"
 #include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 

@@ -3,7 +3,7 @@
  */
 #pragma once
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 #include "daemon/store/state.h"
 
 /*

@@ -18,7 +18,7 @@
  */
 #pragma once
 
-#include "daemon/optimizer/optimizer.h"
+#include "daemon/compute/optimizer/optimizer.h"
 #include "proto/partition.h"
 
 /* The part of a tensor inside this owner's shard, with the alignment gap behind it.  A gap counts

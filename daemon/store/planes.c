@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/base/crash.h"
-#include "daemon/device/segment/segment.h"
+#include "daemon/compute/device/segment/segment.h"
+#include "daemon/floor/base/crash.h"
 #include "daemon/store/carry.h"
 #include "proto/cleanup.h"
 

@@ -28,7 +28,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "daemon/base/crash.h"
+#include "daemon/floor/base/crash.h"
 #include "daemon/store/seal.h"
 #include "proto/cleanup.h"
 

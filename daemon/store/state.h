@@ -7,8 +7,8 @@
  */
 #pragma once
 
-#include "daemon/device/place/place.h"
-#include "daemon/device/segment/segment.h"
+#include "daemon/compute/device/place/place.h"
+#include "daemon/compute/device/segment/segment.h"
 #include "daemon/store/plan.h"
 
 /* The highest tensor step that may be put, and the highest version of a state: 17 years at a

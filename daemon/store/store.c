@@ -25,7 +25,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "daemon/base/privilege.h"
+#include "daemon/floor/base/privilege.h"
 #include "daemon/store/planes.h"
 #include "proto/cleanup.h"
 

@@ -34,7 +34,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "daemon/base/crash.h"
+#include "daemon/floor/base/crash.h"
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/conf/conf.h"
+#include "daemon/floor/conf/conf.h"
 #include "proto/text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -20,11 +20,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/base/chunk.h"
-#include "daemon/base/log.h"
-#include "daemon/device/gpu/gpu.h"
-#include "daemon/membership/membership.h"
-#include "daemon/rpc/session.h"
+#include "daemon/cluster/membership/membership.h"
+#include "daemon/compute/device/gpu/gpu.h"
+#include "daemon/face/rpc/session.h"
+#include "daemon/floor/base/chunk.h"
+#include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 #include "tests/fuzz/boundary.h"
 #include "tests/support/fabric_inproc.h"

@@ -7,7 +7,7 @@
  * another site; the page and the probes alone, which say nothing, come without a token that is
  * needed; only what the table lists is found; a refusal says why.
  */
-#include "daemon/http/request.h"
+#include "daemon/face/http/request.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/host.h"
+#include "daemon/compute/device/host.h"
 #include "proto/dtype.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/adamw.h"

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/device/host.h"
+#include "daemon/compute/device/host.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/adamw.h"
 

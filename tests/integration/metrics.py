@@ -284,7 +284,7 @@ def every_number_of_status_is_a_metric():
     """All numbers that zeroctl status --json prints, but those of single ranks and sessions, and plain identities."""
     apart = {"rank", "pid", "held", "push_window", "uid", "gpu", "since_s", "n", "sum_s", "from_epoch", "filler",
              "plugin_interface"}
-    rows = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../daemon/status/fields.h")
+    rows = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../daemon/face/status/fields.h")
     with open(rows, encoding="utf-8") as f:
         text = re.sub(r" *\\\n *", " ", f.read())
     records = dict(re.findall(r"#define (STATUS_\w+)\(F, R\) (.*)", text))

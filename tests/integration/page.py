@@ -61,7 +61,7 @@ def parts_and_policy():
             assert {"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"} <= {
                 rule.strip() for rule in policy.split(";")}, policy
             assert "unsafe" not in policy and headers["X-Content-Type-Options"] == "nosniff"
-        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../daemon/http/page.js"), encoding="utf-8") as f:
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../daemon/face/http/page.js"), encoding="utf-8") as f:
             assert get(c[0], "/page.js") == f.read()
 
 

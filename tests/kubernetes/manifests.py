@@ -100,7 +100,7 @@ def pod_monitor_scrapes_the_port_with_the_token():
     assert monitor["spec"] == {"selector": the("DaemonSet")["spec"]["selector"], "podMetricsEndpoints": [
         {"port": "http", "path": "/metrics", "honorLabels": True,
          "authorization": {"type": "Bearer", "credentials": {"name": "zerod", "key": os.path.basename(conf()["http_token_file"])}}}]}
-    assert "http" in ports() and '{ "/metrics", HTTP_METRICS }' in read("daemon/http/request.c")
+    assert "http" in ports() and '{ "/metrics", HTTP_METRICS }' in read("daemon/face/http/request.c")
 
 
 @case
@@ -195,7 +195,7 @@ def ports_agree():
 
 @case
 def probes_ask_what_zerod_answers():
-    routes = re.findall(r'\{ "(/\w*)", HTTP_', read("daemon/http/request.c"))
+    routes = re.findall(r'\{ "(/\w*)", HTTP_', read("daemon/face/http/request.c"))
     for probe, path in (("startupProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert daemon()[probe]["httpGet"] == {"path": path, "port": "http"} and path in routes
 

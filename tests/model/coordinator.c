@@ -1,6 +1,6 @@
 /*
- * The coordinator of a world: daemon/job/coordinator.h as it is.  Messages become events and
- * actions become messages, as in daemon/coordinator.
+ * The coordinator of a world: daemon/job/rules/coordinator.h as it is.  Messages become events and
+ * actions become messages, as in daemon/cluster/coordinator.
  */
 #include <string.h>
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/job/decide.h"
+#include "daemon/job/rules/decide.h"
 
 enum { NUMBERS = 200 };
 

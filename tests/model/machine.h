@@ -1,7 +1,7 @@
 /* machine.h - the coordinator of a world: read from the world's bytes, stepped, written back. */
 #pragma once
 
-#include "daemon/job/coordinator.h"
+#include "daemon/job/rules/coordinator.h"
 #include "world.h"
 
 enum { MACHINE_ACTIONS = 32 };

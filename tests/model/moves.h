@@ -2,8 +2,8 @@
  * moves.h - a small world of one job whose owner list changes: what daemons hold and know, the
  * messages between them, and the history by which a world is judged.
  *
- * The daemon's own machines decide: job/coordinator.c for the coordinator, job/owner.c for a node's
- * states, job/pieces.c for the sources of a fill.  Every other function follows the daemon's
+ * The daemon's own machines decide: rules/coordinator.c for the coordinator, rules/owner.c for a node's
+ * states, rules/pieces.c for the sources of a fill.  Every other function follows the daemon's
  * function of the same name.  The paxos register of placements is another model (paxos.h): here
  * placements come one after the other, and a node may hear of any of them at any time and restart
  * with it.
@@ -13,8 +13,8 @@
  */
 #pragma once
 
-#include "daemon/job/coordinator.h"
-#include "daemon/job/owner.h"
+#include "daemon/job/rules/coordinator.h"
+#include "daemon/job/rules/owner.h"
 #include "search.h"
 
 enum { NODES = 3, PLACEMENTS = 4, COPIES = PLACEMENT_COPIES, HOLDERS = COPIES * NODES };
@@ -142,7 +142,7 @@ void update_finish(struct world *w, uint32_t node, uint32_t epoch, uint32_t copy
 bool filling_goes_on(struct world *w, uint32_t node, uint32_t copy);
 void filling_lose(struct world *w, uint32_t node, uint32_t lost);
 
-/* ---- moves_coordinator.c: daemon/coordinator ---- */
+/* ---- moves_coordinator.c: daemon/cluster/coordinator ---- */
 
 void coordinator_new(struct world *w, uint32_t node);
 void coordinator_up(struct world *w, uint32_t self, uint32_t node);

@@ -1,6 +1,6 @@
 /*
- * The job's coordinator on a node: daemon/job/coordinator.h as it is.  Messages become events and
- * actions become messages, as in daemon/coordinator; see moves.h.
+ * The job's coordinator on a node: daemon/job/rules/coordinator.h as it is.  Messages become events and
+ * actions become messages, as in daemon/cluster/coordinator; see moves.h.
  */
 #include "moves.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/job/pieces.h"
+#include "daemon/job/rules/pieces.h"
 #include "record.h"
 
 /* ---- records --------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /*
- * A daemon's part of the job.  The rules are those of daemon/job/owner.h; here messages become
+ * A daemon's part of the job.  The rules are those of daemon/job/rules/owner.h; here messages become
  * events, and actions change a node's records and the messages on their way.
  */
 #include "world.h"

@@ -1,5 +1,5 @@
 /*
- * explore-paxos - everything that can happen to the register of placements (daemon/job/paxos.c)
+ * explore-paxos - everything that can happen to the register of placements (daemon/job/rules/paxos.c)
  * among a few nodes: a breadth-first search over all orders in which messages are delivered, lost
  * and delivered again, of nodes that are killed and start again with their record alone, of one
  * that loses its disk, and of one that dies and is declared dead.

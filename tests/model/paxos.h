@@ -1,7 +1,7 @@
 /* A small world of registers of placements, and what can happen to it. */
 #pragma once
 
-#include "daemon/job/paxos.h"
+#include "daemon/job/rules/paxos.h"
 #include "search.h"
 
 enum {

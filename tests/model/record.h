@@ -1,7 +1,7 @@
 /* record.h - the store's assertions on changes of a record (store/state.h), for both worlds. */
 #pragma once
 
-#include "daemon/job/owner.h"
+#include "daemon/job/rules/owner.h"
 #include "search.h"
 
 static inline bool record_may(const struct owner_record *from, const struct owner_action *a)

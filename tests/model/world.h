@@ -3,8 +3,8 @@
  * know, the messages between them, and the explorer's memory by which it judges the state.
  *
  * A world is plain bytes: equal states have equal bytes (unused ones are zero), so that it can be
- * copied, hashed and compared as it is.  The daemon's own machines decide: job/coordinator.c for
- * the coordinator (coordinator.c and machine.c here fill its struct and read it back), job/owner.c
+ * copied, hashed and compared as it is.  The daemon's own machines decide: rules/coordinator.c for
+ * the coordinator (coordinator.c and machine.c here fill its struct and read it back), rules/owner.c
  * for a node's replicas (node.c).  Every other function follows the daemon's function of the same
  * name.
  *
@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/job/owner.h"
+#include "daemon/job/rules/owner.h"
 #include "search.h"
 
 enum { NODES = 3, RANKS = 3, PROCS = RANKS + 1, MICRO_BATCHES = 2 };
@@ -236,7 +236,7 @@ void world_init(void *world);
 void world_check(const struct world *w);
 bool world_done(const void *world);
 
-/* ---- node.c: drives daemon/job/owner.h, as job.c, update.c, resume.c do ---- */
+/* ---- node.c: drives daemon/job/rules/owner.h, as job.c, update.c, resume.c do ---- */
 
 struct owner_stand record_stand(const struct record *r);
 void job_resume(struct world *w, uint32_t node);
@@ -298,7 +298,7 @@ void ranks_tell_norm(struct world *w, uint32_t node);
 void ranks_answer(struct world *w, uint32_t node, bool decided);
 void ranks_refuse_step(struct world *w, uint32_t node, int status);
 
-/* ---- coordinator.c: daemon/coordinator ---- */
+/* ---- coordinator.c: daemon/cluster/coordinator ---- */
 
 void coordinator_new(struct world *w);
 void coordinator_up(struct world *w, uint32_t node);

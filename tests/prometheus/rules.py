@@ -23,7 +23,7 @@ def read(path):
 def metrics():
     """Names of all series, from the columns of fields.h."""
     found = set()
-    for process, kind, name in re.findall(r'\b(PROCESS_)?(COUNTER|GAUGE|INFO|HISTOGRAM)\(\s*"(\w+)"\)', read("daemon/status/fields.h")):
+    for process, kind, name in re.findall(r'\b(PROCESS_)?(COUNTER|GAUGE|INFO|HISTOGRAM)\(\s*"(\w+)"\)', read("daemon/face/status/fields.h")):
         suffixes = ("_bucket", "_sum", "_count") if kind == "HISTOGRAM" else ("",)
         found.update(f"{process.lower() or 'zerod_'}{name}{suffix}" for suffix in suffixes)
     return found
@@ -58,7 +58,7 @@ def alerts_have_tests_and_sections(rules):
 def verdicts_are_alerts(rules):
     """zeroctl status names its findings as alerts are named, with their severity."""
     alerts = dict(re.findall(r"alert: (\w+)\n(?:.*\n)*?.*severity: (\w+)", rules))
-    rows = dict(re.findall(r'\{ "(Zerod\w+)",\s+"(\w+)",', read("daemon/status/verdict.c")))
+    rows = dict(re.findall(r'\{ "(Zerod\w+)",\s+"(\w+)",', read("daemon/face/status/verdict.c")))
     assert rows and rows == {name: alerts[name].replace("critical", "error") for name in rows}, rows
     unknown = re.search(r"Of (.*), which need", read("deploy/prometheus/README.md"))
     assert set(re.findall(r"Zerod\w+", unknown.group(1))) == set(alerts) - set(rows), set(alerts) - set(rows)

@@ -1,8 +1,8 @@
 /* adamw.h - AdamW by name, for tests and benchmarks of what every optimizer has. */
 #pragma once
 
-#include "daemon/device/device.h"
-#include "daemon/optimizer/optimizer.h"
+#include "daemon/compute/device/device.h"
+#include "daemon/compute/optimizer/optimizer.h"
 
 static inline struct update_scalars adamw_scalars(double lr, double beta1, double beta2, double eps,
                                                   double weight_decay, uint64_t t,

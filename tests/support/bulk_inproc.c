@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/compute/device/gpu/gpu.h"
 #include "daemon/fabric/bulk/common.h"
 #include "proto/cleanup.h"
 

@@ -66,7 +66,7 @@ def until(condition, seconds=START_S, what="the condition"):
 
 
 def crash_points():
-    """The crash points that the daemon was built with (daemon/base/crash.h)."""
+    """The crash points that the daemon was built with (daemon/floor/base/crash.h)."""
     r = subprocess.run([Tools.zerod], env={**os.environ, "ZEROD_CRASH": "list"}, stdin=subprocess.DEVNULL,
                        capture_output=True, text=True, timeout=20, check=False)
     return r.stdout.split() if r.returncode == 0 else []
@@ -201,7 +201,7 @@ class Daemon:
                 f.write(f"{key} = {value}\n")
 
     def start(self, wrapper=(), crash=None, pass_fds=()):
-        """crash: the crash point at which the daemon dies (daemon/base/crash.h)."""
+        """crash: the crash point at which the daemon dies (daemon/floor/base/crash.h)."""
         self.configure()
         environment = {**os.environ, "ZEROD_CRASH": crash} if crash else None
         with open(self.log_path, "ab") as log:

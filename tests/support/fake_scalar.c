@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "cuda/kernels.h"
-#include "daemon/device/host.h"
+#include "daemon/compute/device/host.h"
 
 static void update(const struct update_piece *u)
 {

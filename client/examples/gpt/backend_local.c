@@ -2,7 +2,7 @@
  * The whole model in one process, updated by AdamW in the daemon's arithmetic: the yardstick for
  * parity and for what the service costs.
  *
- * Formula and order of operations are those of daemon/device/device.h; all tensors have a
+ * Formula and order of operations are those of daemon/compute/device/device.h; all tensors have a
  * gradient in every step, so one step count serves them all.
  */
 #include "backend.h"

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/place/place.h"
+#include "daemon/compute/device/place/place.h"
 #include "daemon/fabric/bulk/bulk.h"
 #include "proto/cleanup.h"
 

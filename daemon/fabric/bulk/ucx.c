@@ -29,7 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/place/place.h"
+#include "daemon/compute/device/place/place.h"
 #include "daemon/fabric/bulk/ucx_context.h"
 #include "daemon/fabric/bulk/ucx_leftovers.h"
 #include "daemon/fabric/bulk/ucx_port.h"

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "daemon/base/log.h"
+#include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 
 static const char PREFIX[] = "ucx_shm_posix_";

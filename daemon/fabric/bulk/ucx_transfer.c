@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/place/place.h"
+#include "daemon/compute/device/place/place.h"
 
 enum {
         RENDEZVOUS = 16 << 10, /* bytes from which a payload goes by it, where possible */

@@ -10,9 +10,9 @@
  * The log says what strangers do at most once in LOG_PAUSE_MS, and repeats the same line at most
  * once in LOG_SAME_MS.
  */
-#include "daemon/base/log.h"
 #include "daemon/fabric/link/connection.h"
 #include "daemon/fabric/link/door.h"
+#include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 
 #include <assert.h>

@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "daemon/conf/conf.h"
+#include "daemon/floor/conf/conf.h"
 
 #include <stddef.h>
 

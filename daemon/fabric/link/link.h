@@ -17,7 +17,7 @@
 #include <sodium.h>
 #include <uv.h>
 
-#include "daemon/conf/conf.h"
+#include "daemon/floor/conf/conf.h"
 #include "proto/fault.h"
 #include "proto/zero.pb-c.h"
 

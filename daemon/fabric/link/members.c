@@ -7,9 +7,9 @@
  */
 #include "daemon/fabric/link/link.h"
 
-#include "daemon/base/log.h"
 #include "daemon/fabric/link/door.h"
 #include "daemon/fabric/link/encrypted.h"
+#include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 
 #include <assert.h>

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/base/crash.h"
+#include "daemon/floor/base/crash.h"
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 

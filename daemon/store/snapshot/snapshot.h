@@ -16,7 +16,7 @@
  */
 #pragma once
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 #include "daemon/store/snapshot/manifest.h"
 #include "daemon/store/store.h"
 

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 
 enum { THREADS_MAX = 256 };
 

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 #include "tests/bench/kernels/limit.h"
 
 enum {

@@ -1,5 +1,5 @@
 /* The limits with AVX2. */
-#include "daemon/device/lanes_avx2.h"
+#include "daemon/compute/device/lanes_avx2.h"
 
 /* So that the compiler does not see that a store writes what was loaded. */
 static inline v16 keep(v16 x)

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "daemon/base/chunk.h"
+#include "daemon/floor/base/chunk.h"
 #include "proto/cleanup.h"
 #include "tests/bench/kernels/bench.h"
 

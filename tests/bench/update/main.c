@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/base/chunk.h"
+#include "daemon/floor/base/chunk.h"
 #include "daemon/store/snapshot/snapshot.h"
 #include "daemon/store/file.h"
 #include "proto/cleanup.h"

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 
 /*
  * The implementation that $ZEROD_TEST_ISA names; NULL if this machine cannot run it.  "gpu":

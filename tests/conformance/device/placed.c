@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/compute/device/gpu/gpu.h"
 #include "proto/dtype.h"
 #include "tests/support/adamw.h"
 

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 
 /*
  * Opens the plugin $ZEROD_CUDA_PLUGIN in this process.  False: no GPU, or no plugin; why is

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/optimizer/optimizer.h"
+#include "daemon/compute/optimizer/optimizer.h"
 #include "tests/conformance/device/material.h"
 
 /* In double, as the paper or PyTorch has it: x is the master weight and the moments. */

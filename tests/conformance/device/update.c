@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/compute/device/gpu/gpu.h"
 #include "proto/dtype.h"
 #include "tests/conformance/device/material.h"
 #include "tests/support/adamw.h"

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <unistd.h>
 
-#include "daemon/base/chunk.h"
+#include "daemon/floor/base/chunk.h"
 
 Test(chunk, takes_at_most_a_quarter_of_the_cache_and_the_next_step_would_not)
 {

@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/base/crash.h"
+#include "daemon/floor/base/crash.h"
 
 /* How often a process armed with `text` passes the point before it is killed; -1: not killed in
  * `most` passages. */

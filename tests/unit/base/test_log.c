@@ -1,7 +1,7 @@
 /* The log: one line an event, and no outside text can forge a line. */
 #include <criterion/criterion.h>
 
-#include "daemon/base/log.h"
+#include "daemon/floor/base/log.h"
 
 #include <errno.h>
 #include <pthread.h>

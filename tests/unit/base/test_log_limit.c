@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/base/log_limit.h"
+#include "daemon/floor/base/log_limit.h"
 
 static struct log_limit limit;
 static const char one[] = "one %s", two[] = "two %s";

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/base/memory.h"
+#include "daemon/floor/base/memory.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define V1 "31 30 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/base/process.h"
+#include "daemon/floor/base/process.h"
 
 static pid_t child_new(void)
 {

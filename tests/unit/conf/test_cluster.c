@@ -1,7 +1,7 @@
 /* The cluster described by peers, owners, node and key files. */
 #include <criterion/criterion.h>
 
-#include "daemon/conf/conf.h"
+#include "daemon/floor/conf/conf.h"
 #include "files.h"
 
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* The configuration file: which values it gives, and how mistakes are reported. */
 #include <criterion/criterion.h>
 
-#include "daemon/base/chunk.h"
-#include "daemon/conf/conf.h"
+#include "daemon/floor/base/chunk.h"
+#include "daemon/floor/conf/conf.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include "daemon/conf/conf.h"
+#include "daemon/floor/conf/conf.h"
 #include "files.h"
 
 #include <stdio.h>

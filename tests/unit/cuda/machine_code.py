@@ -20,7 +20,7 @@ import tempfile
 
 THREADS, QUAD = 256, 4
 REGISTERS, RESIDENT, UNIT = 65536, 2048, 8  # of a multiprocessor: registers, threads; registers come in units
-RULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../daemon/device/rules.h")
+RULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../daemon/compute/device/rules.h")
 WIDTHS = (16, 8, 4, 2)
 ACCESS = re.compile(r"\b(ld|st)(?:\.volatile|\.weak)?\.global(?:\.nc|\.c[agsv]|\.wb)?(?:\.v([24]))?\.[a-z](16|32|64)\b")
 ENTRY = re.compile(r"\.entry (\w+)\(")

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "cuda/zero_cuda.h"
-#include "daemon/device/host.h"
+#include "daemon/compute/device/host.h"
 
 _Static_assert((int)ZERO_CUDA_NORM_BLOCK == (int)NORM_BLOCK, "the host adds up the same blocks");
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "daemon/device/exact_sum.h"
+#include "daemon/compute/device/exact_sum.h"
 
 enum { N = 500, PARTS = 7 };
 

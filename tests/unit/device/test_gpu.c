@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/device/gpu/core.h"
+#include "daemon/compute/device/gpu/core.h"
 #include "gpu_fixture.h"
 
 static struct fault fault;

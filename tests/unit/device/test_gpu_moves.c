@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/device.h"
-#include "daemon/device/gpu/moves.h"
+#include "daemon/compute/device/device.h"
+#include "daemon/compute/device/gpu/moves.h"
 
 enum { PEERS_MAX = 64, OWNERS = 3, RANKS = 7, N = 100003, BUFFER = 256 << 10 };
 

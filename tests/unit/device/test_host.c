@@ -1,7 +1,7 @@
 /* Which implementation the host offers. */
 #include <criterion/criterion.h>
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 
 Test(device_host, offers_the_scalar_truth_everywhere)
 {

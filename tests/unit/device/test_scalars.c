@@ -3,7 +3,7 @@
 #include <float.h>
 #include <math.h>
 
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 #include "tests/support/adamw.h"
 
 static const double betas[] = { 0.0, 0.5, 0.9, 0.95, 0.98, 0.999, 0.9999, 0.999999 };

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/device/segment/segment.h"
+#include "daemon/compute/device/segment/segment.h"
 
 enum { BYTES = 3 * 4096 + 100, NOBODY = 65534 };
 

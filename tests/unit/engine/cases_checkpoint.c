@@ -9,7 +9,7 @@
 #include "check.h"
 #include "daemon/store/directory.h"
 #include "daemon/store/file.h"
-#include "daemon/checkpoint/capture.h"
+#include "daemon/cluster/checkpoint/capture.h"
 #include "training.h"
 
 /* ---- copies that are held -------------------------------------------------------------- */

@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "daemon/tensors/access.h"
+#include "daemon/step/tensors/access.h"
 #include "cases.h"
 #include "check.h"
 #include "proto/cleanup.h"

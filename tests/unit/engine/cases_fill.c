@@ -3,9 +3,9 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/reshard/reshard.h"
+#include "daemon/cluster/reshard/reshard.h"
+#include "daemon/step/update/update.h"
 #include "daemon/store/file.h"
-#include "daemon/update/update.h"
 #include "proto/cleanup.h"
 #include "training.h"
 

@@ -5,8 +5,8 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/reduce/node_gradient.h"
-#include "daemon/tensors/tensors.h"
+#include "daemon/step/reduce/node_gradient.h"
+#include "daemon/step/tensors/tensors.h"
 #include "listening.h"
 #include "stream.h"
 

@@ -3,7 +3,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/coordinator/coordinator.h"
+#include "daemon/cluster/coordinator/coordinator.h"
 #include "listening.h"
 #include "stream.h"
 

@@ -13,8 +13,8 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/checkpoint/operation.h"
-#include "daemon/tensors/access.h"
+#include "daemon/cluster/checkpoint/operation.h"
+#include "daemon/step/tensors/access.h"
 #include "listening.h"
 #include "proto/cleanup.h"
 #include "refusing.h"

@@ -5,7 +5,7 @@
 #include "cases.h"
 #include "check.h"
 #include "daemon/store/file.h"
-#include "daemon/coordinator/coordinator.h"
+#include "daemon/cluster/coordinator/coordinator.h"
 #include "listening.h"
 
 static struct training training_of(uint32_t nodes)

@@ -4,8 +4,8 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/reduce/accumulator.h"
-#include "daemon/reduce/node_gradient.h"
+#include "daemon/step/reduce/accumulator.h"
+#include "daemon/step/reduce/node_gradient.h"
 #include "listening.h"
 #include "proto/cleanup.h"
 #include "stream.h"

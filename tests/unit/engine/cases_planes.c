@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "daemon/store/file.h"
-#include "daemon/tensors/access.h"
+#include "daemon/step/tensors/access.h"
 #include "cases.h"
 #include "check.h"
 #include "listening.h"
@@ -482,7 +482,7 @@ static bool all_prepared(const struct session *s)
         return true;
 }
 
-enum { GETS = 4 }; /* of a client at once, by daemon/tensors/access.h */
+enum { GETS = 4 }; /* of a client at once, by daemon/step/tensors/access.h */
 
 static bool requests_ended(void *arg)
 {

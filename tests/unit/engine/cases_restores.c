@@ -4,7 +4,7 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/checkpoint/operation.h"
+#include "daemon/cluster/checkpoint/operation.h"
 #include "net.h"
 #include "proto/cleanup.h"
 

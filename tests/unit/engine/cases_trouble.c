@@ -3,10 +3,10 @@
 
 #include "cases.h"
 #include "check.h"
-#include "daemon/coordinator/coordinator.h"
-#include "daemon/reduce/accumulator.h"
-#include "daemon/transfer/staging.h"
-#include "daemon/update/update.h"
+#include "daemon/cluster/coordinator/coordinator.h"
+#include "daemon/job/transfer/staging.h"
+#include "daemon/step/reduce/accumulator.h"
+#include "daemon/step/update/update.h"
 #include "listening.h"
 
 /* Runs one operation of one rank to its end. */

@@ -6,10 +6,10 @@
 #include <sys/stat.h>
 
 #include "check.h"
-#include "daemon/base/chunk.h"
-#include "daemon/base/log.h"
-#include "daemon/device/gpu/gpu.h"
-#include "daemon/rank/event_wait.h"
+#include "daemon/compute/device/gpu/gpu.h"
+#include "daemon/floor/base/chunk.h"
+#include "daemon/floor/base/log.h"
+#include "daemon/step/rank/event_wait.h"
 #include "proto/cleanup.h"
 
 char net_home[NET_HOME];

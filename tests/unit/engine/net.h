@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "daemon/engine/engine.h"
+#include "daemon/cluster/engine/engine.h"
 #include "tests/support/fabric_inproc.h"
 
 enum { NET_NODES_MAX = 6, NET_WAIT_MS = 20000, NET_HOME = 112 };

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "check.h"
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/compute/device/gpu/gpu.h"
 #include "proto/cleanup.h"
 #include "tests/support/fake_gpu.h"
 #include "zoo.h"

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/membership/ballots.h"
+#include "daemon/cluster/membership/ballots.h"
 #include "../store/fixture.h"
 
 static const uint8_t cluster[BALLOTS_CLUSTER] = { 1, 2, 3 }, other[BALLOTS_CLUSTER] = { 1, 2, 4 };

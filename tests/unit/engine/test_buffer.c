@@ -1,5 +1,5 @@
 /* Memory for gradients: random use of buffers keeps the promises of buffer.h and buffer.c. */
-#include "daemon/reduce/buffer.c"
+#include "daemon/step/reduce/buffer.c"
 
 #include <criterion/criterion.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/doctor/doctor.h"
+#include "daemon/cluster/doctor/doctor.h"
 #include "tests/support/temporary.h"
 
 #define GIB (UINT64_C(1) << 30)

@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <string.h>
 
-#include "daemon/rank/event_wait.h"
+#include "daemon/step/rank/event_wait.h"
 #include "tests/unit/device/gpu_fixture.h"
 
 enum { N = 4, LONG_MS = 600000 };

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/reshard/fill_target.h"
+#include "daemon/cluster/reshard/fill_target.h"
 
 enum { NODES = 3, SELF = 1 };
 

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/membership/membership.h"
+#include "daemon/cluster/membership/membership.h"
 
 enum { NODES = 3, ROUNDS = 200000 };
 

@@ -1,7 +1,7 @@
 /* What comes next is what the attempts before read, until a read differs. */
 #include <criterion/criterion.h>
 
-#include "daemon/stash/order.h"
+#include "daemon/step/stash/order.h"
 
 static struct order o;
 static uint32_t n_reads[2];

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/stash/pages.h"
+#include "daemon/step/stash/pages.h"
 
 enum { BLOCKS = 300, STEPS = 20000 };
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/reduce/parts.h"
+#include "daemon/step/reduce/parts.h"
 #include "proto/dtype.h"
 
 enum { GROUPS = 5, OWNERS_MAX = 9 };

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/request.h"
+#include "daemon/job/core/request.h"
 #include "proto/cleanup.h"
 
 struct call {

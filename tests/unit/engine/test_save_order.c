@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/checkpoint/save_order.h"
+#include "daemon/cluster/checkpoint/save_order.h"
 
 enum { GROUPS = 6, EXTENTS = 5, PIECES = 3, UPDATES = 3, MISSING = 255 };
 

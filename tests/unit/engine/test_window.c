@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/gather/window.h"
+#include "daemon/step/gather/window.h"
 #include "proto/dtype.h"
 
 enum { GROUPS = 9, SLABS = 4, SMALL = 400 };

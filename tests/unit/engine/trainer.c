@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "check.h"
-#include "daemon/device/gpu/gpu.h"
-#include "daemon/reduce/reduce.h"
+#include "daemon/compute/device/gpu/gpu.h"
+#include "daemon/step/reduce/reduce.h"
 #include "stream.h"
 #include "proto/cleanup.h"
 

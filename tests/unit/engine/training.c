@@ -4,7 +4,7 @@
 #include <sodium.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
+#include "daemon/compute/device/gpu/gpu.h"
 #include "check.h"
 
 struct training training_default(void)

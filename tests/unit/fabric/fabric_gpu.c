@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/device/gpu/gpu.h"
-#include "daemon/device/host.h"
+#include "daemon/compute/device/gpu/gpu.h"
+#include "daemon/compute/device/host.h"
 #include "daemon/fabric/bulk/common.h"
 #include "fabric_world.h"
 #include "nodes.h"

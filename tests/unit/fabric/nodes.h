@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-#include "daemon/conf/conf.h"
+#include "daemon/floor/conf/conf.h"
 
 /* n nodes named a, b, c, ..., one key; the test's process ignores SIGPIPE from now on. */
 void make_cluster(struct cluster *cluster, uint32_t n, uint32_t self);

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "daemon/job/recover.h"
+#include "daemon/job/rules/recover.h"
 
 enum { OWNERS_MAX = 3, HOLDERS_MAX = 2 * OWNERS_MAX, VERSION = 10 };
 enum { VOID_ATTEMPT = 6, ATTEMPT = 7, NEXT_ATTEMPT = 8 };

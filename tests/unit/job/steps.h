@@ -1,7 +1,7 @@
 /* Material for conversations with the step machine. */
 #pragma once
 
-#include "daemon/job/step.h"
+#include "daemon/job/rules/step.h"
 
 struct rng {
         uint64_t state;

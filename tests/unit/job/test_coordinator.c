@@ -37,7 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/job/coordinator.h"
+#include "daemon/job/rules/coordinator.h"
 #include "proto/cleanup.h"
 
 enum { LINE = 512, STATES = 16 };

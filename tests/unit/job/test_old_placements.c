@@ -5,7 +5,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/job/moving.h"
+#include "daemon/job/rules/moving.h"
 #include "steps.h"
 
 enum { NODES = 3, LISTS = 4 };

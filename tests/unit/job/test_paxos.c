@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/job/paxos.h"
+#include "daemon/job/rules/paxos.h"
 
 enum { NODES_MAX = 5 };
 

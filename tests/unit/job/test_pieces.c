@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "../proto/layouts.h"
-#include "daemon/job/pieces.h"
+#include "daemon/job/rules/pieces.h"
 
 enum { ROUNDS = 100, NODES = 12, PIECES = 50 };
 

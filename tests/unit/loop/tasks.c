@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "daemon/loop/offload.h"
+#include "daemon/floor/loop/offload.h"
 
 struct task {
         struct offload_task task;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/loop/blocking.h"
+#include "daemon/floor/loop/blocking.h"
 
 enum { HUNG = 6, A_USER = 4, CHAINS = 40, LENGTH = 50 };
 

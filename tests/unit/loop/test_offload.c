@@ -1,7 +1,7 @@
 /* The pool of compute threads. */
 #include <criterion/criterion.h>
 
-#include "daemon/loop/offload.h"
+#include "daemon/floor/loop/offload.h"
 #include "tasks.h"
 
 #include <dirent.h>

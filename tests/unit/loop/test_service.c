@@ -1,7 +1,7 @@
 /* Messages to the service manager and sockets from it, with a socket in its place. */
 #include <criterion/criterion.h>
 
-#include "daemon/loop/service.h"
+#include "daemon/floor/loop/service.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,7 +1,7 @@
 /* Signals as events of the loop. */
 #include <criterion/criterion.h>
 
-#include "daemon/loop/signals.h"
+#include "daemon/floor/loop/signals.h"
 
 #include <signal.h>
 #include <unistd.h>

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/rpc/conn.h"
+#include "daemon/face/rpc/conn.h"
 #include "proto/cleanup.h"
 
 enum { TURNS_MAX = 100000 };

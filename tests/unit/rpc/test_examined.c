@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/rpc/query.h"
+#include "daemon/face/rpc/query.h"
 
 static struct cluster cluster = { .n_nodes = 2, .nodes = { { .name = "n0" }, { .name = "n1" } } };
 static struct engine engine = { .cluster = &cluster };

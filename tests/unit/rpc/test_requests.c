@@ -1,7 +1,7 @@
 /* Every request has a row that says what it costs and what bounds it. */
 #include <criterion/criterion.h>
 
-#include "daemon/rpc/query.h"
+#include "daemon/face/rpc/query.h"
 
 static bool is_body(const ProtobufCFieldDescriptor *f)
 {

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "daemon/rpc/user.h"
+#include "daemon/face/rpc/user.h"
 #include "proto/cleanup.h"
 
 enum { GREEDY = 50001, SECOND, THIRD };

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/status/status.h"
+#include "daemon/face/status/status.h"
 
 /* clang-format off */
 #define PART(F, R)                                            \

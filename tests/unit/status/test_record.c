@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/status/record.h"
+#include "daemon/face/status/record.h"
 
 /* clang-format off */
 #define PART(F, R)                      \

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "daemon/status/status.h"
+#include "daemon/face/status/status.h"
 
 static struct status_peer peers[] = {
         { .node = "a", .self = true, .up = true, .why = "" },

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "daemon/store/file.h"
-#include "daemon/device/device.h"
+#include "daemon/compute/device/device.h"
 #include "proto/cleanup.h"
 
 /* ---- states ------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 #include <criterion/criterion.h>
 
 #include "daemon/store/snapshot/snapshot.h"
-#include "daemon/checkpoint/directory.h"
+#include "daemon/cluster/checkpoint/directory.h"
 #include "fixture.h"
 
 enum { OWNERS_MAX = 5, VERSION = 7, ATTEMPT = 9 };

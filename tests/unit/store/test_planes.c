@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/device/gpu/core.h"
+#include "daemon/compute/device/gpu/core.h"
 #include "daemon/store/carry.h"
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"

@@ -1,0 +1,92 @@
+/*
+ * Which nodes reach each other.
+ *
+ * A node is up when its link stands and it has said that the same owner list is in force there.
+ * Until then this node ignores what it says about jobs.
+ *
+ * Every node tells all others which nodes it cannot reach, whenever that changes.  A broken link
+ * loses what was on its way.  So an attempt that needs both nodes is void, even if neither of them
+ * coordinates the job.
+ */
+#include "daemon/cluster/coordinator/coordinator.h"
+#include "daemon/cluster/engine/engine.h"
+
+#include "daemon/floor/base/log.h"
+#include "proto/cleanup.h"
+
+static uint64_t all_nodes(const struct engine *x)
+{
+        uint32_t n = x->cluster->n_nodes;
+
+        return n == 64 ? UINT64_MAX : (1ull << n) - 1;
+}
+
+/* Tells all nodes which nodes this one reaches. */
+static void links_tell(struct engine *x)
+{
+        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__Links links = ZERO__LINKS__INIT;
+
+        links.cut = all_nodes(x) & ~x->up;
+        links.epoch = x->placement.epoch;
+        links.mark = placement_mark(&x->placement);
+        m.job = (char *)"";
+        m.body_case = ZERO__LINK_MESSAGE__BODY_LINKS;
+        m.links = &links;
+        send_all(x, &m);
+}
+
+/* Once both hold, what waits for the node goes on. */
+static void links_check(struct engine *x, uint32_t node)
+{
+        uint64_t bit = 1ull << node;
+
+        if (x->up & bit || !(x->linked & x->agreeing & bit))
+                return;
+        x->up |= bit;
+        links_tell(x);
+        for_modules (x, module)
+                if (module->node_up)
+                        module->node_up(x, node);
+}
+
+void links_up(struct engine *x, uint32_t node)
+{
+        x->linked |= 1ull << node;
+        links_tell(x);
+        links_check(x, node);
+}
+
+void links_down(struct engine *x, uint32_t node)
+{
+        uint64_t others = ~(1ull << node);
+
+        x->linked &= others;
+        x->agreeing &= others;
+        x->up &= others;
+        x->cut[node] = UINT64_MAX; /* until the node says which */
+        links_tell(x);
+}
+
+/* The first word of a node on a link; messages may come before this node hears that the link
+ * stands. */
+static void links_agree(struct engine *x, uint32_t node, const Zero__Links *m)
+{
+        if (m->epoch == x->placement.epoch &&
+            (!m->mark || m->mark == placement_mark(&x->placement))) {
+                x->agreeing |= 1ull << node;
+                links_check(x, node);
+        } else {
+                log_info("node %s has owner list %llu in force, this node %llu: one of the two is "
+                         "about to hear of the list on record",
+                         node_name(x, node), (unsigned long long)m->epoch,
+                         (unsigned long long)x->placement.epoch);
+        }
+}
+
+void links_message(struct engine *x, uint32_t node, const Zero__Links *m)
+{
+        links_agree(x, node, m);
+        x->cut[node] = m->cut;
+        coordinators_cut(x, node, m->cut);
+}

@@ -1,0 +1,18 @@
+/* fill_source.h - a source of fills, for other nodes and for fills on the same node. */
+#pragma once
+
+#include "daemon/cluster/reshard/reshard.h"
+
+/* Which replica is expected, and in which state. */
+struct fill_source {
+        uint64_t epoch; /* of the placement that numbers the owners */
+        uint32_t owner, copy;
+        uint64_t version, attempt, puts; /* attempt: the last decided one */
+};
+
+/* The replica, if it is here in that state; otherwise NULL, and why. */
+struct replica *fill_source_find(const struct job *job, const struct fill_source *g,
+                                 struct fault *fault);
+/* A part of a group in MASTER or a moment; not mapped: this replica lacks some of it. */
+struct mapping fill_source_map(const struct replica *h, enum zero_plane plane, uint32_t group,
+                               struct range part, uint64_t *ret_bytes);

@@ -1,0 +1,46 @@
+/*
+ * Reduces a gradient on the host, part by part: the next operation finds in L1 what the last one
+ * has written, so memory sees sources and accumulator once.
+ */
+#include "daemon/compute/device/host.h"
+
+/* Elements: the sum, its rounding and the accumulator of a part take 20 KiB, without the sources.
+ */
+enum { PART = 16 * NORM_BLOCK };
+
+static const void *element(const void *array, enum zero_dtype dtype, size_t i)
+{
+        return (const char *)array + i * dtype_size(dtype);
+}
+
+/* Adds n elements from `first` on, of acc and of the sources. */
+static void part_add(const struct device_ops *ops, const struct reduce_piece *p, size_t first,
+                     size_t n, enum zero_dtype wire, enum zero_dtype from)
+{
+        bool exact = wire == ZERO_FP32 || (p->k == 1 && wire == from);
+        bool direct = exact && (p->first || p->k == 1);
+        float sum[PART], *to = direct ? p->acc + first : sum;
+        uint16_t half[PART];
+
+        for (size_t j = 0; j < p->k; j++)
+                ops->accumulate(to, from, element(p->src[j], from, first), n,
+                                j == 0 && (p->first || !direct));
+        if (direct)
+                return;
+        if (!exact)
+                ops->cast(wire, half, ZERO_FP32, sum, n);
+        ops->accumulate(p->acc + first, exact ? ZERO_FP32 : wire, exact ? (const void *)sum : half,
+                        n, p->first);
+}
+
+void host_reduce(const struct device_ops *ops, const struct reduce_piece *p, enum zero_dtype wire,
+                 enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
+{
+        for (size_t first = 0, n; first < p->n; first += n) {
+                n = p->n - first < PART ? p->n - first : PART;
+                if (p->k)
+                        part_add(ops, p, first, n, wire, from);
+                if (norm)
+                        ops->norm(p->acc + first, n, scale, norm, finite);
+        }
+}

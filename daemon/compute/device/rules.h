@@ -1,0 +1,117 @@
+/*
+ * rules.h - what an update computes for each element: the contract of the kernels.
+ *
+ * A rule changes the master weight and the moments of an element by its gradient.  Each device has
+ * a kernel a rule (daemon/compute/device, cuda); all agree to the bit with the scalar one.  g below is the
+ * gradient times grad_scale.  In the order written:
+ *
+ *   ADAMW  p = p * decay                      (in the order of torch.optim.AdamW)
+ *          m = m + (g - m) * one_minus_beta1
+ *          v = v * beta2 + (g * g) * one_minus_beta2
+ *          p = p - step_size * (m / (sqrt(v) / sqrt_bias2 + eps))
+ *
+ *   ADAM   g = g + p * decay; then as ADAMW from m on
+ *
+ *   LION   c = m * beta1 + g * one_minus_beta1
+ *          p = p * decay - (lr with the sign of c; c itself where that is 0 or NaN)
+ *          m = m * beta2 + g * one_minus_beta2
+ *
+ *   SGD    p = p - lr * (g + p * weight_decay)
+ *
+ *   SGD_MOMENTUM
+ *          d = g + p * weight_decay
+ *          b = b * momentum + d * one_minus_dampening
+ *          p = p - lr * (d * g_part + b * b_part)
+ *
+ *   ..._EMA  the rule before _EMA, then, with the new p:
+ *          e = e + (p - e) * ema_rate
+ *
+ * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to
+ * fp32, so that a repeated update is the same to the bit.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* X(rule, function, planes: master and moments, whether the last plane is the average e) */
+#define UPDATE_RULE_MAP(X)                         \
+        X(ADAMW, adamw, 3, false)                  \
+        X(LION, lion, 2, false)                    \
+        X(SGD, sgd, 1, false)                      \
+        X(SGD_MOMENTUM, sgd_momentum, 2, false)    \
+        X(ADAM, adam, 3, false)                    \
+        X(ADAMW_EMA, adamw, 4, true)               \
+        X(LION_EMA, lion, 3, true)                 \
+        X(SGD_EMA, sgd, 2, true)                   \
+        X(SGD_MOMENTUM_EMA, sgd_momentum, 3, true) \
+        X(ADAM_EMA, adam, 4, true)
+
+enum update_rule {
+#define X(rule, function, planes, ema) UPDATE_##rule,
+        UPDATE_RULE_MAP(X)
+#undef X
+                UPDATE_RULES,
+};
+
+enum { UPDATE_PLANES = 4 }; /* of any rule: master, then the moments */
+
+struct adam_scalars {
+        float decay; /* ADAMW: 1 - lr * weight_decay; ADAM: weight_decay */
+        float one_minus_beta1;
+        float beta2, one_minus_beta2;
+        float step_size;  /* lr / (1 - beta1^t) */
+        float sqrt_bias2; /* sqrt(1 - beta2^t) */
+        float eps;
+};
+
+struct lion_scalars {
+        float decay; /* 1 - lr * weight_decay */
+        float lr;
+        float beta1, one_minus_beta1;
+        float beta2, one_minus_beta2;
+};
+
+struct sgd_scalars {
+        float weight_decay, lr;
+        float momentum, one_minus_dampening; /* 0 and 1 at a tensor's first update */
+        float g_part, b_part;                /* 0 and 1; 1 and momentum with Nesterov */
+};
+
+struct update_scalars {
+        float grad_scale; /* clip factor / (divisor * loss scale); negative: ascend */
+        float ema_rate;   /* 1 - decay; 1 at a tensor's first update */
+        union {
+                struct adam_scalars adam;
+                struct lion_scalars lion;
+                struct sgd_scalars sgd;
+        };
+};
+
+static inline uint32_t update_planes(enum update_rule rule)
+{
+        switch (rule) {
+#define X(rule, function, planes, ema) \
+        case UPDATE_##rule:            \
+                return planes;
+                UPDATE_RULE_MAP(X)
+#undef X
+        case UPDATE_RULES:
+                break;
+        }
+        return 0;
+}
+
+static inline bool update_has_ema(enum update_rule rule)
+{
+        switch (rule) {
+#define X(rule, function, planes, ema) \
+        case UPDATE_##rule:            \
+                return ema;
+                UPDATE_RULE_MAP(X)
+#undef X
+        case UPDATE_RULES:
+                break;
+        }
+        return false;
+}

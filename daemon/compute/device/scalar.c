@@ -1,0 +1,233 @@
+/*
+ * The scalar truth: every other implementation, on the host or a GPU, must agree with it to the
+ * bit.  Written to be read, not to be fast.
+ */
+#include "daemon/compute/device/host.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- the rules (daemon/compute/device/rules.h): x[] is an element of each plane ---- */
+
+typedef void rule_fn(const struct update_scalars *scalars, float g, float *x);
+
+static void adam_step(const struct adam_scalars *s, float g, float *x)
+{
+        x[1] = x[1] + (g - x[1]) * s->one_minus_beta1;
+        x[2] = x[2] * s->beta2 + (g * g) * s->one_minus_beta2;
+        x[0] -= s->step_size * (x[1] / (sqrtf(x[2]) / s->sqrt_bias2 + s->eps));
+}
+
+static void adamw(const struct update_scalars *scalars, float g, float *x)
+{
+        x[0] = x[0] * scalars->adam.decay;
+        adam_step(&scalars->adam, g, x);
+}
+
+static void adam(const struct update_scalars *scalars, float g, float *x)
+{
+        adam_step(&scalars->adam, g + x[0] * scalars->adam.decay, x);
+}
+
+static void lion(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct lion_scalars *s = &scalars->lion;
+        float c = x[1] * s->beta1 + g * s->one_minus_beta1;
+
+        x[0] = x[0] * s->decay - (c > 0 || c < 0 ? copysignf(s->lr, c) : c);
+        x[1] = x[1] * s->beta2 + g * s->one_minus_beta2;
+}
+
+static void sgd(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct sgd_scalars *s = &scalars->sgd;
+
+        x[0] -= s->lr * (g + x[0] * s->weight_decay);
+}
+
+static void sgd_momentum(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct sgd_scalars *s = &scalars->sgd;
+        float d = g + x[0] * s->weight_decay;
+
+        x[1] = x[1] * s->momentum + d * s->one_minus_dampening;
+        x[0] -= s->lr * (d * s->g_part + x[1] * s->b_part);
+}
+
+static void scalar_update(enum update_rule rule, const struct update_scalars *s, size_t n,
+                          float *const *planes, const float *grad, const struct update_undo *undo)
+{
+        static rule_fn *const rules[UPDATE_RULES] = {
+#define X(rule, function, planes, ema) [UPDATE_##rule] = function,
+                UPDATE_RULE_MAP(X)
+#undef X
+        };
+        uint32_t n_planes = update_planes(rule);
+        bool has_ema = update_has_ema(rule);
+
+        for (size_t i = 0; i < n; i++) {
+                float x[UPDATE_PLANES];
+
+                for (uint32_t k = 0; k < n_planes; k++)
+                        x[k] = planes[k][i];
+                for (uint32_t k = 0; undo && k < n_planes; k++)
+                        undo->old[k][i] = x[k];
+                if (undo) /* before the element changes */
+                        undo_raise(undo, i + 1);
+                rules[rule](s, grad[i] * s->grad_scale, x);
+                if (has_ema)
+                        x[n_planes - 1] += (x[0] - x[n_planes - 1]) * s->ema_rate;
+                for (uint32_t k = 0; k < n_planes; k++)
+                        planes[k][i] = x[k];
+        }
+}
+
+/* ---- the rest ---- */
+
+static float load(enum zero_dtype from, const void *src, size_t i)
+{
+        switch (from) {
+        case ZERO_BF16:
+                return dtype_fp32_from_bf16(((const uint16_t *)src)[i]);
+        case ZERO_FP16:
+                return dtype_fp32_from_fp16(((const uint16_t *)src)[i]);
+        default: /* ZERO_FP32: no kernel gets bytes */
+                break;
+        }
+        return ((const float *)src)[i];
+}
+
+static void store(enum zero_dtype to, void *dst, size_t i, float x)
+{
+        switch (to) {
+        case ZERO_BF16:
+                ((uint16_t *)dst)[i] = dtype_bf16_from_fp32(x);
+                return;
+        case ZERO_FP16:
+                ((uint16_t *)dst)[i] = dtype_fp16_from_fp32(x);
+                return;
+        default: /* ZERO_FP32: no kernel gets bytes */
+                ((float *)dst)[i] = x;
+        }
+}
+
+static void scalar_copy(void *dst, const void *src, size_t n)
+{
+        if (n)
+                memcpy(dst, src, n);
+}
+
+static void scalar_zero(void *dst, size_t n)
+{
+        if (n)
+                memset(dst, 0, n);
+}
+
+static void scalar_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src,
+                        size_t n)
+{
+        assert(to == from || to == ZERO_FP32 || from == ZERO_FP32);
+        if (to == from) {
+                scalar_copy(dst, src, n * dtype_size(to));
+                return;
+        }
+        for (size_t i = 0; i < n; i++)
+                store(to, dst, i, load(from, src, i));
+}
+
+static void scalar_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
+{
+        scalar_cast(to, dst, ZERO_FP32, src, n);
+}
+
+static void scalar_accumulate(float *acc, enum zero_dtype from, const void *src, size_t n,
+                              bool first)
+{
+        for (size_t i = 0; i < n; i++) {
+                float x = load(from, src, i);
+
+                acc[i] = first ? x : acc[i] + x;
+        }
+}
+
+static void scalar_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
+                       size_t k, size_t n)
+{
+        assert(k >= 1);
+        for (size_t i = 0; i < n; i++) {
+                float x = load(from, src[0], i);
+
+                for (size_t j = 1; j < k; j++)
+                        x += load(from, src[j], i);
+                store(to, dst, i, x);
+        }
+}
+
+static double block_squares(const float *x, size_t n)
+{
+        double lane[NORM_LANES] = { 0 };
+
+        for (size_t i = 0; i < n; i++)
+                lane[i % NORM_LANES] += (double)x[i] * (double)x[i];
+        for (int width = NORM_LANES / 2; width; width /= 2)
+                for (int l = 0; l < width; l++)
+                        lane[l] += lane[l + width];
+        return lane[0];
+}
+
+static void scalar_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
+{
+        for (size_t i = 0; i < n; i += NORM_BLOCK) {
+                size_t left = n - i;
+
+                norm_add_block(block_squares(x + i, left < NORM_BLOCK ? left : NORM_BLOCK), scale,
+                               acc, finite);
+        }
+}
+
+/* x as it crosses the wire: rounded once. */
+static float rounded(enum zero_dtype wire, float x)
+{
+        uint64_t crossing = 0;
+
+        store(wire, &crossing, 0, x);
+        return load(wire, &crossing, 0);
+}
+
+static float sum_of(const struct reduce_piece *p, enum zero_dtype from, size_t i)
+{
+        float x = load(from, p->src[0], i);
+
+        for (size_t j = 1; j < p->k; j++)
+                x += load(from, p->src[j], i);
+        return x;
+}
+
+static void scalar_reduce(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
+                          enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite)
+{
+        assert(dtype_valid(wire));
+        for (const struct reduce_piece *p = pieces; p < pieces + n_pieces; p++) {
+                for (size_t i = 0; p->k && i < p->n; i++) {
+                        float x = rounded(wire, sum_of(p, from, i));
+
+                        p->acc[i] = p->first ? x : p->acc[i] + x;
+                }
+                if (norm)
+                        scalar_norm(p->acc, p->n, scale, norm, finite);
+        }
+}
+
+const struct device_ops host_scalar_ops = {
+        .name = "scalar",
+        .update = scalar_update,
+        .cast = scalar_cast,
+        .serve = scalar_serve,
+        .accumulate = scalar_accumulate,
+        .sum = scalar_sum,
+        .norm = scalar_norm,
+        .reduce = scalar_reduce,
+        .zero = scalar_zero,
+        .copy = scalar_copy,
+};

@@ -1,0 +1,93 @@
+/*
+ * optimizer.h - the optimizers: each one's planes beside master, its hyperparameters, and the
+ * scalars of its update.  Pure.
+ *
+ * An optimizer is a row (struct optimizer) in a file of its own, listed in optimizer.c.  A group of
+ * the layout names its optimizer.  All other code asks the row how many moments a group has, what
+ * their names are, and whether a set of hyperparameters is valid.  Moment i of every group lies in
+ * plane ZERO_PLANE_MOMENT1 + i; groups whose optimizer has fewer moments have no part in the later
+ * planes.  The last moment of an optimizer "...-ema" is the average of its weights (rules.h).
+ *
+ * To add one: a file here and its line in optimizer.c, a rule in daemon/compute/device/rules.h with its
+ * kernels, its struct in zero.h and its row in client/lib/optimizers.c.
+ */
+#pragma once
+
+#include "daemon/compute/device/device.h"
+#include "proto/layout.h"
+
+enum { OPTIMIZER_MOMENTS = UPDATE_PLANES - 1, OPTIMIZER_VALUES = 8 };
+
+/* What a hyperparameter may be. */
+enum hyper_bound {
+        HYPER_FP32,    /* an fp32 number >= 0 */
+        HYPER_DIVISOR, /* an fp32 number > 0: moments that are 0 are divided by it */
+        HYPER_DECAY,   /* an fp32 number >= 0, and so is its product with lr */
+        HYPER_UNIT,    /* in [0, 1) */
+        HYPER_FLAG,    /* 0 or 1 */
+        HYPER_NONE,    /* 0: only another optimizer with the same struct in zero.h uses it */
+};
+
+struct optimizer {
+        const char *name; /* in layouts, messages and checkpoints */
+        enum update_rule rule;
+        /* names of its planes beside master; ends with NULL */
+        const char *moments[OPTIMIZER_MOMENTS + 1];
+        struct hyper {
+                const char *name;
+                enum hyper_bound bound;
+        } values[OPTIMIZER_VALUES + 1]; /* the first is lr; ends with name NULL */
+        /* t counts a tensor's updates from 1. */
+        struct update_scalars (*scalars)(const double *value, uint64_t t, double grad_scale);
+};
+
+/* One of a step's sets of hyperparameters.  State files hold it, so the table of optimizers only
+ * grows at its end. */
+struct hyper_set {
+        uint32_t optimizer; /* its number in the table */
+        uint32_t unused;
+        double value[OPTIMIZER_VALUES]; /* 0 behind the optimizer's own */
+};
+
+/* "" names the first one.  NULL: there is no optimizer of that name. */
+const struct optimizer *optimizer_find(const char *name);
+const struct optimizer *optimizer_of(const layout *l, uint32_t group);
+/* Planes besides master. */
+static inline uint32_t optimizer_moments(const struct optimizer *o)
+{
+        return update_planes(o->rule) - 1;
+}
+/* The average begins as the first weights of training, as torch's AveragedModel does. */
+static inline float optimizer_ema_rate(double decay, uint64_t t)
+{
+        return t == 1 ? 1 : (float)(1.0 - decay);
+}
+/* layout_from_message(), with a check of the optimizers.  ZERO_EINVAL names an unknown optimizer
+ * and those that exist. */
+int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault);
+/* The name of a layout's plane; "moment1" or the like if groups differ.  NULL: no group has the
+ * plane. */
+const char *optimizer_plane_name(const layout *l, uint32_t plane);
+/* "adamw (master, exp_avg, exp_avg_sq)" for each optimizer of a layout. */
+void optimizer_text(const layout *l, char *text, size_t size);
+
+/* Whether the value is >= 0 and in the range of fp32.  The kernels compute in fp32: a larger value
+ * would turn parameters into NaN. */
+bool fp32_holds(double value);
+/* number: the set's number, for the fault. */
+int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set *ret,
+                       struct fault *fault);
+/* The message points into the set. */
+void hyper_to_message(const struct hyper_set *set, Zero__HyperSet *ret);
+/* Whether a set from a file has an optimizer that this zerod knows. */
+bool hyper_known(const struct hyper_set *set);
+/* Whether the set belongs to the optimizer. */
+bool hyper_fits(const struct hyper_set *set, const struct optimizer *o);
+const char *hyper_optimizer(const struct hyper_set *set);
+/* If the sets differ, text names the first difference ("lr 0.1 and 0.2"). */
+bool hyper_equal(const struct hyper_set *a, const struct hyper_set *b, char *text, size_t size);
+struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, double grad_scale);
+
+extern const struct optimizer optimizer_adam, optimizer_adamw, optimizer_lion, optimizer_sgd,
+        optimizer_sgd_momentum, optimizer_adam_ema, optimizer_adamw_ema, optimizer_lion_ema,
+        optimizer_sgd_ema, optimizer_sgd_momentum_ema;

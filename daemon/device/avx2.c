@@ -1,6 +1,0 @@
-/* The vector kernels for AVX2 with F16C. */
-#include "daemon/device/lanes_avx2.h"
-
-#define KERNELS_OPS host_avx2_ops
-#define KERNELS_NAME "avx2"
-#include "daemon/device/kernels.inc.c"

@@ -1,6 +1,0 @@
-/* The vector kernels for AVX-512. */
-#include "daemon/device/lanes_avx512.h"
-
-#define KERNELS_OPS host_avx512_ops
-#define KERNELS_NAME "avx512"
-#include "daemon/device/kernels.inc.c"

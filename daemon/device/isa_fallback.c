@@ -1,4 +1,0 @@
-/* For CPUs without kernels of their own: the scalar ones. */
-#include "daemon/device/host.h"
-
-const struct host_isa host_isas[] = { { NULL, NULL } };

@@ -1,0 +1,123 @@
+/* Who holds which part of every group, and where. */
+#include "daemon/face/status/status.h"
+
+#include "daemon/job/shard/shard.h"
+#include "proto/cleanup.h"
+
+/* ---- what this node holds ---- */
+
+/* Updates by an earlier process are not known. */
+static void report_group_versions(struct arena *arena, const struct replica *h, uint32_t group,
+                                  struct status_replica *ret)
+{
+        bool has = h->state->plan->shards[group].range.count;
+        bool updated = h->idle[group] < h->committed;
+
+        numbers_add(arena, &ret->versions, has ? h->shard_version[group] : RECORD_NULL);
+        numbers_add(arena, &ret->updates, updated ? h->job->version - h->idle[group] : RECORD_NULL);
+}
+
+void report_replicas(struct arena *arena, const struct job *job, struct status_replicas *ret)
+{
+        *ret = (struct status_replicas){ .replicas = { 0 } };
+        for_replicas (job, h) {
+                struct status_replica *own = h->copy == 0 ? LIST_ADD(arena, &ret->replicas) : NULL;
+
+                if (!own)
+                        continue;
+                own->owner = h->owner;
+                own->place = arena_copy(arena, place_name(h->state->id.place).text);
+                for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                        report_group_versions(arena, h, g, own);
+        }
+}
+
+/* ---- what all nodes hold ---- */
+
+static uint64_t number_of(const struct record_numbers *numbers, uint32_t i)
+{
+        return i < numbers->n ? numbers->items[i] : RECORD_NULL;
+}
+
+static void report_shard(struct arena *arena, const struct job *job, uint32_t group, uint32_t owner,
+                         const struct status_replica *told, struct status_shard *ret)
+{
+        struct range range = partition_range(job->partition, group, owner);
+        const struct optimizer *optimizer = optimizer_of(job->layout, group);
+        uint64_t trainable = plan_trainable(job->layout, group, range) * sizeof(float);
+        const struct layout_group *g = &job->layout->groups[group];
+
+        ret->owner = node_name(job->x, job->placement.node[owner]);
+        ret->device = holder_device(&job->placement, holder_of(&job->placement, owner, 0));
+        ret->first = range.first;
+        ret->count = range.count;
+        counts_add(arena, &ret->bytes, "master", range.count * sizeof(float));
+        for (uint32_t i = 0; optimizer->moments[i]; i++)
+                counts_add(arena, &ret->bytes, optimizer->moments[i], trainable);
+        counts_add(arena, &ret->bytes, "grad", trainable);
+        counts_add(arena, &ret->bytes, "serve", range.count * layout_group_served(g));
+        if (g->eager)
+                counts_add(arena, &ret->bytes, "old",
+                           trainable * (1 + optimizer_moments(optimizer)));
+        ret->version = told ? number_of(&told->versions, group) : RECORD_NULL;
+        ret->last_updated = told ? number_of(&told->updates, group) : RECORD_NULL;
+        ret->place = told ? told->place : NULL;
+}
+
+static void report_group(struct arena *arena, const struct job *job, uint32_t group,
+                         const struct status_replica *const *told, struct status_group *ret)
+{
+        const struct layout_group *g = &job->layout->groups[group];
+
+        ret->group = arena_copy(arena, g->name);
+        ret->index = group;
+        ret->elements = g->elements;
+        ret->dtype = dtype_name(g->dtype);
+        ret->optimizer = optimizer_of(job->layout, group)->name;
+        for (uint32_t i = 0; i < job->partition->slices[group]; i++) {
+                uint32_t owner = partition_owner(job->partition, group, i);
+                struct status_shard *shard = LIST_ADD(arena, &ret->shards);
+
+                if (shard)
+                        report_shard(arena, job, group, owner, told[owner], shard);
+        }
+}
+
+void report_job_shards(struct arena *arena, const struct job *job,
+                       const struct status_replica *const *told, struct status_job_shards *ret)
+{
+        *ret = (struct status_job_shards){ .job = arena_copy(arena, job->name) };
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                struct status_group *group = LIST_ADD(arena, &ret->groups);
+
+                if (group)
+                        report_group(arena, job, g, told, group);
+        }
+}
+
+static void report_job_shards_here(struct arena *arena, const struct job *job,
+                                   struct status_shards *ret)
+{
+        const struct status_replica *told[ZERO_NODE_MAX] = { NULL };
+        struct status_job_shards *shards = LIST_ADD(arena, &ret->jobs);
+        struct status_replicas own;
+
+        if (!shards)
+                return;
+        report_replicas(arena, job, &own);
+        for (uint32_t i = 0; i < own.replicas.n; i++)
+                told[own.replicas.items[i].owner] = &own.replicas.items[i];
+        report_job_shards(arena, job, told, shards);
+}
+
+void report_shards(struct arena *arena, const struct engine *x, uint32_t uid,
+                   struct status_shards *ret)
+{
+        *ret = (struct status_shards){ .jobs = { 0 } };
+        list_for_each ((struct list *)&x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (!job->opening && job_is_for(job, uid))
+                        report_job_shards_here(arena, job, ret);
+        }
+}

@@ -1,0 +1,36 @@
+/*
+ * From which holders a holder gets its shards, when owners change or when it has lost them.  Pure:
+ * computed from the two placements and their partitions.
+ *
+ * Each element comes once: from the holder's own node if that has the element in any copy, so that
+ * only bytes that change their node travel.  Otherwise it comes from a node that has it; where two
+ * copies exist, the two take turns.
+ */
+#pragma once
+
+#include "daemon/job/rules/placement.h"
+#include "proto/partition.h"
+
+struct shared_out {
+        const struct placement *placement;
+        const struct partition *partition; /* over its owners */
+};
+
+struct piece {
+        uint32_t group, source; /* source: a holder in the old placement */
+        uint64_t first, count;  /* elements of the group, multiples of LAYOUT_ALIGN */
+};
+
+struct pieces {
+        struct piece *items; /* in the order of groups and elements */
+        uint32_t n;
+        uint64_t elements, moved; /* in total; from other nodes */
+};
+
+/*
+ * holder: in the new placement. readable: [holder of the old one]. most: elements of a piece, a
+ * multiple of LAYOUT_ALIGN.  -ENODATA: no readable holder has some of the elements; -ENOMEM.
+ */
+int pieces_new(const struct shared_out *from, const bool *readable, const struct shared_out *to,
+               uint32_t holder, uint64_t most, struct pieces **ret);
+void pieces_free(struct pieces *p);

@@ -1,0 +1,205 @@
+/*
+ * An owner's shards for their readers.
+ *
+ * A pull of parameters is answered when the shard has reached the version asked for.  While
+ * somebody reads its bytes (pins them), the group's next update waits.
+ */
+#include "daemon/job/shard/shard.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* Another node's request for parameters, waiting or being sent. */
+struct pull {
+        struct list link; /* replica.pulls[group] while it waits */
+        struct replica *replica;
+        uint32_t node, group;
+        uint64_t version, transfer;
+        struct range range; /* of the shard */
+        struct mapping sent;
+};
+
+void shard_pin(struct replica *h, uint32_t group)
+{
+        h->pins[group]++;
+}
+
+void shard_unpin(struct replica *h, uint32_t group)
+{
+        assert(h->pins[group] > 0);
+        if (--h->pins[group])
+                return;
+        for_observers (h->job->x, o)
+                if (o->unpinned)
+                        o->unpinned(h);
+}
+
+static void pull_free(struct pull *p)
+{
+        job_unref(p->replica->job);
+        free(p);
+}
+
+static void pull_sent(void *arg, int status)
+{
+        struct pull *p = arg;
+
+        state_unmap(&p->sent);
+        shard_unpin(p->replica, p->group);
+        pull_free(p);
+}
+
+static void pull_refuse(struct pull *p, int status, const char *text)
+{
+        ask_refuse(p->replica->job, p->node, p->transfer, status, text);
+        pull_free(p);
+}
+
+static void pull_send(struct pull *p)
+{
+        struct replica *h = p->replica;
+        const struct job *job = h->job;
+        size_t size = dtype_size(job->layout->groups[p->group].dtype);
+
+        p->sent = state_map_shard(h->state, job->layout, p->group, p->range);
+        shard_pin(h, p->group);
+        if (staged_payload(h->job, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at,
+                           p->range.count * size, false, pull_sent, p))
+                pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
+}
+
+void shard_use(struct replica *h, uint32_t group, uint64_t version)
+{
+        uint32_t n = h->job->layout->n_groups, at;
+
+        if (version < h->used_version)
+                return; /* frozen: never updated */
+        if (version > h->used_version)
+                h->n_used = 0;
+        h->used_version = version;
+        for (at = h->n_used; at < n && h->order[at] != group; at++)
+                ;
+        if (at == n)
+                return;
+        memmove(&h->order[h->n_used + 1], &h->order[h->n_used],
+                (at - h->n_used) * sizeof *h->order);
+        h->order[h->n_used++] = group;
+}
+
+void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
+{
+        struct replica *h = replica_find(job, request->owner);
+        struct range range = { request->first, request->count };
+        struct pull *p;
+
+        if (!h || request->group >= job->layout->n_groups) {
+                ask_refuse(job, node, request->transfer, h ? ZERO_EPROTO : ZERO_ENOJOB,
+                           "this node does not have that shard");
+                return;
+        }
+        if (!range_within(range, h->state->plan->shards[request->group].range)) {
+                ask_refuse(job, node, request->transfer, ZERO_EPROTO,
+                           "the range reaches beyond this owner's");
+                return;
+        }
+        p = calloc(1, sizeof *p);
+        if (!p) {
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        *p = (struct pull){ .replica = h,
+                            .node = node,
+                            .group = request->group,
+                            .version = request->version,
+                            .transfer = request->transfer,
+                            .range = range };
+        list_init(&p->link);
+        job_ref(job);
+        shard_use(h, p->group, p->version);
+        if (h->shard_version[p->group] == p->version)
+                pull_send(p);
+        else if (h->shard_version[p->group] > p->version)
+                pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
+        else
+                list_insert(&h->pulls[p->group], &p->link);
+}
+
+void shard_ready(struct replica *h, uint32_t group, uint64_t version)
+{
+        h->shard_version[group] = version;
+        list_for_each (&h->pulls[group], item) {
+                struct pull *p = CONTAINER_OF(item, struct pull, link);
+
+                if (p->version > version)
+                        continue;
+                list_remove(&p->link);
+                if (p->version == version)
+                        pull_send(p);
+                else
+                        pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
+        }
+        for_observers (h->job->x, o)
+                if (o->ready)
+                        o->ready(h, group);
+}
+
+static void replica_forget_node(struct replica *h, uint32_t node)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                list_for_each (&h->pulls[g], item) {
+                        struct pull *p = CONTAINER_OF(item, struct pull, link);
+
+                        if (p->node != node)
+                                continue;
+                        list_remove(&p->link);
+                        pull_free(p);
+                }
+}
+
+void shard_settled(struct job *job)
+{
+        for_observers (job->x, o)
+                if (o->settled)
+                        o->settled(job);
+}
+
+/* ---- what the node goes through ---------------------------------------------------- */
+
+static void shards_node_down(struct engine *x, uint32_t node, const char *why)
+{
+        list_for_each (&x->jobs, item) {
+                for_replicas (CONTAINER_OF(item, struct job, link), h)
+                        replica_forget_node(h, node);
+        }
+}
+
+static bool shards_idle(const struct engine *x)
+{
+        return !x->releases;
+}
+
+static void shards_job_dropped(struct job *job, int status, const char *text)
+{
+        for_replicas (job, h)
+                for (uint32_t n = 0; n < job->x->cluster->n_nodes; n++)
+                        replica_forget_node(h, n);
+}
+
+static void shards_job_released(struct job *job)
+{
+        while (!list_empty(&job->replicas))
+                replica_free(replica_first(job));
+        list_for_each (&job->old_replicas, item) {
+                replica_free(CONTAINER_OF(item, struct replica, link));
+        }
+}
+
+const struct module shard_module = { .node_down = shards_node_down,
+                                     .idle = shards_idle,
+                                     .job_dropped = shards_job_dropped,
+                                     .job_released = shards_job_released,
+                                     .job_free = shards_job_released };

@@ -1,0 +1,121 @@
+/* Makes an owner's shards and says where they stand; see shard.h. */
+#include "daemon/job/shard/shard.h"
+
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+/* Every state file has as many, whatever the number of compute threads is now. */
+enum { UNDO_SLOTS = 64 };
+
+uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)
+{
+        const struct placement *placement = &x->placement;
+
+        return x->states_away
+                       ? place_nth(holder_device(placement, holder_of(placement, owner, copy)))
+                       : 0;
+}
+
+int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
+                const struct partition *p, uint32_t owner, bool draft, struct state **ret,
+                struct fault *fault)
+{
+        struct plan *plan = NULL;
+        struct state_identity placed = *id;
+        uint64_t bytes = partition_elements(p, owner) * 4 * sizeof(float);
+        int r;
+
+        placed.place = shards_place(x, owner, id->copy);
+        /* before the plan is made: its tables grow with the elements */
+        r = store_admit(x->store, bytes, place_is_host(placed.place) ? 0 : bytes, id->job, fault);
+        if (r)
+                return r;
+        if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        r = (draft ? state_draft : state_create)(x->store, &placed, l, plan, UNDO_SLOTS, ret,
+                                                 fault);
+        if (r)
+                plan_free(plan);
+        return r;
+}
+
+/* ---- where a state stands ---------------------------------------------------------------- */
+
+/* No rank has ever worked on it, and no client has put anything. */
+static bool state_fresh(const struct state *state)
+{
+        const struct state_record *r = state->record;
+
+        return r->version == 0 && r->attempt == JOB_FILLED && r->phase == ATTEMPT_OPEN &&
+               !state->puts && !state_putting(state);
+}
+
+bool job_fresh(const struct job *job)
+{
+        for_replicas (job, h)
+                if (!state_fresh(h->state))
+                        return false;
+        list_for_each ((struct list *)&job->old_replicas, item) {
+                if (!state_fresh(CONTAINER_OF(item, struct replica, link)->state))
+                        return false;
+        }
+        return true;
+}
+
+static void record_decision(const struct state_record *r, Zero__Decision *d)
+{
+        d->attempt = r->decided_attempt;
+        d->commit = r->commit;
+        d->finite = r->grad_norm == r->grad_norm;
+        d->grad_norm = r->grad_norm;
+        d->grad_scale = r->grad_scale;
+        d->loss_scale = r->loss_scale;
+        d->good_steps = r->good_steps;
+        d->skipped = r->skipped;
+}
+
+static struct step_params recorded_params(const struct state_record *r)
+{
+        struct step_params p = { .n_sets = r->n_sets,
+                                 .clip_norm = r->clip_norm,
+                                 .loss_scale = r->step_loss_scale,
+                                 .growth_interval = r->growth_interval };
+
+        memcpy(p.sets, r->sets, r->n_sets * sizeof *r->sets);
+        return p;
+}
+
+Zero__Standing *standing_fill(const struct state *state, struct standing_message *ret)
+{
+        const struct state_record *r = state->record;
+        const struct owner_record facts = record_facts(r);
+        const struct owner_stand stand = owner_stand(&facts);
+        struct step_params params = recorded_params(r);
+        Zero__Standing *s = &ret->standing;
+
+        zero__standing__init(s);
+        s->owner = state->plan->owner;
+        s->copy = state->id.copy;
+        s->epoch = state->id.epoch;
+        s->n_owners = state->id.n_owners;
+        s->version = stand.version;
+        s->attempt = stand.attempt;
+        s->done = stand.done;
+        s->fresh = state_fresh(state);
+        s->puts = state->puts;
+        if (r->decided_attempt) {
+                zero__decision__init(&ret->decision);
+                record_decision(r, &ret->decision);
+                s->decision = &ret->decision;
+        }
+        if (!stand.prepared_attempt)
+                return s;
+        s->prepared_attempt = stand.prepared_attempt;
+        s->finite = r->finite;
+        memcpy(ret->norm, r->norm.bin, sizeof ret->norm);
+        s->n_norm = EXACT_SUM_BINS;
+        s->norm = ret->norm;
+        s->params = step_params_to_message(&params, &ret->params);
+        return s;
+}

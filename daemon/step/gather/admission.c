@@ -1,0 +1,199 @@
+/*
+ * How large gather windows are, and which ranks fit into them.
+ *
+ * Each place that ranks name has a window.  The first rank that names the place makes the window,
+ * and the last one there frees it.  The window's size follows the configuration, or what the
+ * local ranks are expected to declare.  Where a node has several devices, nobody knows how many
+ * ranks will share one: a window there is made for an even share of the ranks, and ranks that do
+ * not fit get another window beside it.
+ */
+#include "daemon/step/gather/entry.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/cleanup.h"
+
+static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
+{
+        return groups < n_groups ? (uint32_t)groups : n_groups;
+}
+
+/* The configured window: as many slabs as fit.  Without one: as many as the ranks declare, and
+ * never more bytes than the groups have. */
+static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
+{
+        const struct job *job = g->job;
+        uint32_t wanted = gather_wanted(groups, job->layout->n_groups);
+        uint64_t limit = job->x->conf->window;
+        struct slots *one = NULL;
+
+        if (!limit)
+                return slots_new_bounded(job->layout, wanted, 0, g->skip, ret);
+        if (slots_new(job->layout, job->layout->n_groups, 0, g->skip, ret))
+                return -ENOMEM;
+        if ((*ret)->bytes <= limit)
+                return 0;
+        slots_free(*ret);
+        if (slots_new(job->layout, 1, 0, g->skip, &one))
+                return -ENOMEM;
+        wanted = one->bytes ? (uint32_t)(limit / one->bytes) : 1;
+        slots_free(one);
+        return slots_new(job->layout, wanted ? wanted : 1, 0, g->skip, ret);
+}
+
+static int gather_make_segment(struct gather *g, struct fault *fault)
+{
+        uint64_t bytes = g->window.slots->bytes;
+        int r = 0;
+
+        if (bytes && !place_is_host(g->place)) {
+                g->planned = true;
+                return 0;
+        }
+        if (bytes)
+                r = segment_new("zerod-gather", bytes, SEGMENT_READ_ONLY | SEGMENT_SPARSE,
+                                &g->segment, fault);
+        g->has_window = r == 0;
+        return r;
+}
+
+static int gather_make_window(struct gather *g, uint64_t groups, struct fault *fault)
+{
+        const struct job *job = g->job;
+        struct slots *slots = NULL;
+        int r;
+
+        for (uint32_t i = 0; i < job->layout->n_groups; i++)
+                g->skip[i] = slabless(g, i);
+        if (gather_make_slots(g, groups, &slots))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        if (window_init(&g->window, job->layout->n_groups, slots)) {
+                slots_free(slots);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        r = gather_make_segment(g, fault);
+        if (r)
+                window_deinit(&g->window);
+        return r;
+}
+
+/* Local ranks that a window in that place will probably serve. */
+static uint32_t sharers(uint32_t place, uint32_t local_world_size)
+{
+        uint32_t n = places_like(place);
+
+        return (local_world_size + n - 1) / n;
+}
+
+/* Whether the window has room for one more rank's groups; makes it if need be. */
+static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_size,
+                        struct fault *fault)
+{
+        const struct job *job = g->job;
+        uint32_t n = job->layout->n_groups;
+        uint64_t total = g->admitted + own;
+        struct slots *needed = NULL;
+        int r = 0;
+
+        assert(!g->planned); /* the caller admits nobody meanwhile */
+        if (!g->has_window)
+                r = gather_make_window(g, own * sharers(g->place, local_world_size), fault);
+        if (r)
+                return r;
+        if (g->window.slots->bytes && !g->window.slots->whole &&
+            gather_wanted(total, n) > g->window.slots->n) {
+                if (slots_new_bounded(job->layout, gather_wanted(total, n), 0, g->skip, &needed))
+                        return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                fault_set(fault, ZERO_EWINDOW,
+                          "the gather window of this node holds %u groups (%llu bytes), but its "
+                          "ranks declare %llu: set window to at least %llu bytes, or attach all %u "
+                          "local ranks with the same needs",
+                          g->window.slots->n, (unsigned long long)g->window.slots->bytes,
+                          (unsigned long long)total, (unsigned long long)needed->bytes,
+                          local_world_size);
+                slots_free(needed);
+                return ZERO_EWINDOW;
+        }
+        return 0;
+}
+
+/* Whether ranks in that place may have several windows. */
+static bool windows_beside(const struct job *job, uint32_t place)
+{
+        return places_like(place) > 1 && !job->x->conf->window;
+}
+
+/* Finds a window there with room, or makes one. */
+static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t local_world_size,
+                       struct gather **ret, struct fault *fault)
+{
+        for_gathers (job, g) {
+                int r;
+
+                if (g->place != place)
+                        continue;
+                r = gather_check(g, own, local_world_size, fault);
+                if (r == 0)
+                        *ret = g;
+                else
+                        gather_vacate(g);
+                if (r != ZERO_EWINDOW || !windows_beside(job, place))
+                        return r;
+        }
+        if (gather_new(job, place))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        return gather_find(job, place, own, local_world_size, ret, fault);
+}
+
+int gather_admit(struct job *job, uint32_t place, uint32_t hold_groups, uint32_t local_world_size,
+                 struct gather **ret, struct fault *fault)
+{
+        uint64_t own = gather_wanted(hold_groups, job->layout->n_groups);
+        struct gather *g = NULL;
+        int r = gather_find(job, place, own, local_world_size, &g, fault);
+
+        if (r)
+                return r;
+        g->admitted += own;
+        *ret = g;
+        return 0;
+}
+
+void gather_leave(struct gather *g, uint32_t hold_groups)
+{
+        g->admitted -= gather_wanted(hold_groups, g->job->layout->n_groups);
+        gather_vacate(g);
+}
+
+/* ---- figures ------------------------------------------------------------------ */
+
+static void info_add(const struct gather *g, struct gather_info *info)
+{
+        char *end = info->places + strlen(info->places);
+        size_t left = sizeof info->places - (size_t)(end - info->places);
+        const char *comma = end > info->places ? ", " : "";
+
+        info->hits += g->hits;
+        info->misses += g->misses;
+        info->gathers += g->gathers;
+        info->spread += g->spread;
+        info->elements_received += g->elements_received;
+        if (!g->has_window)
+                return;
+        info->window_bytes += g->window.slots->bytes;
+        info->slots += g->window.slots->n;
+        snprintf(end, left, "%s%s", comma, place_name(g->place).text);
+}
+
+void gather_info(const struct job *job, struct gather_info *ret)
+{
+        struct gather_info info = { .window_bytes = 0 };
+
+        for_gathers (job, g)
+                info_add(g, &info);
+        *ret = info;
+}

@@ -1,0 +1,79 @@
+/*
+ * entry.h - shared by a job's windows (entry.c), gathering (gather.c), the bytes of a slab
+ * (slices.c, spread.c), and the admission of ranks (admission.c).
+ */
+#pragma once
+
+#include "daemon/step/gather/gather.h"
+#include "daemon/step/gather/window.h"
+
+enum entry_phase { ENTRY_EMPTY, ENTRY_STARVING, ENTRY_FILLING, ENTRY_READY };
+
+struct entry {
+        enum entry_phase phase;
+        struct list waiting;  /* struct request.wait */
+        struct list starving; /* gather.starving */
+        uint64_t version;     /* asked for, being filled, or present */
+        bool begun;   /* filling from the owners; false: another window may still be the source */
+        bool again;   /* dirty, or a link went down, while filling: fill once more */
+        bool stalled; /* an owner has lost its shard: wait until a node is up, or the job starts */
+        int refused;  /* an owner refused a slice: the gather fails */
+        uint32_t slab;
+        uint32_t next_part, landed, in_flight; /* of the partition's slices, part by part */
+};
+
+/* A window and its contents. */
+struct gather {
+        struct list link; /* job.gathers */
+        struct job *job;
+        uint32_t place;
+        struct entry *entries; /* [group] */
+        struct window window;
+        bool has_window;
+        bool planned; /* no window yet: another thread allocates its memory */
+        bool *skip;   /* [group]: needs no slab */
+        struct segment segment;
+        struct list starving;
+        bool feeding;
+        bool lacking;      /* a part had no memory: the next tick goes on with it */
+        uint64_t admitted; /* the sum of the groups that its ranks may hold */
+        uint32_t busy;     /* slices and spreads in progress */
+        uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */
+};
+
+#define for_gathers(job, g) for (struct gather *g = gather_first(job); g; g = gather_next(job, g))
+
+/* entry.c */
+/* -ENOMEM. */
+int gather_new(struct job *job, uint32_t place);
+void gather_drop_window(struct gather *g);
+void gathers_free(struct job *job);
+struct gather *gather_first(const struct job *job);
+struct gather *gather_next(const struct job *job, const struct gather *g);
+/* Whether the group needs no slab. */
+bool slabless(const struct gather *g, uint32_t group);
+
+/* gather.c */
+/* Moves an entry on as far as possible. */
+void gather_advance(struct gather *g, uint32_t group);
+/* Gives free slabs to the entries that wait for one, in order. */
+void gather_feed(struct gather *g);
+/* Frees the window if it has no ranks and no uses. */
+void gather_vacate(struct gather *g);
+/* A use of the window begins or ends.  A window without ranks goes with its last use. */
+void gather_use(struct gather *g);
+void gather_unuse(struct gather *g);
+static inline void *gather_slab(const struct gather *g, uint32_t group)
+{
+        return (char *)g->segment.data + window_offset(&g->window, g->entries[group].slab);
+}
+
+/* slices.c */
+/* Number of parts that the group, which has elements, comes in, over all slices. */
+uint32_t gather_parts(const struct job *job, uint32_t group);
+/* Starts the k-th part; false if that is not possible now (shard not ready, node not up). */
+bool gather_part(struct gather *g, uint32_t group, uint32_t k);
+
+/* spread.c */
+/* Whether another window has the group, or will have it: the entry waits and gets it from there. */
+bool spread_to(struct gather *g, uint32_t group);

@@ -1,0 +1,150 @@
+/* rank.h - ranks of this node attach, hold groups, push gradients and end steps. */
+#pragma once
+
+#include "daemon/job/core/progress.h"
+#include "daemon/job/core/push_window.h"
+#include "daemon/step/gather/gather.h"
+#include "daemon/step/stash/stash.h"
+#include "proto/text.h"
+
+struct place_events;
+struct rank_setup;
+struct rank;
+
+/* The sessions of a node's ranks, until they are in their job. */
+struct ranks {
+        struct list joining; /* ranks whose job has not yet started with them */
+        struct list setups;  /* setups in progress (setup.c) */
+        uint64_t last_session;
+};
+
+struct rank_needs {
+        uint32_t uid, pid, rank, world_size, local_world_size;
+        uint32_t hold_groups, push_groups, timeout_ms, incarnation;
+        uint64_t process_start; /* of the pid (base/process.h) */
+        enum zero_dtype grad_dtype, reduce_dtype;
+        bool fail_on_lost, resume, push_auto;
+        bool keeps_slots;                                /* push_window.keeps_slots */
+        uint32_t windows;                                /* the place of its windows */
+        const uint8_t (*event_handles)[ZERO_GPU_HANDLE]; /* of the GPU that its windows are on */
+        uint32_t n_events;
+        char slurm_job[ORIGIN_MAX + 1], pod[ORIGIN_MAX + 1]; /* where it runs; "": not known */
+        struct stash_needs stash; /* rank_attach() takes it over in any case */
+};
+
+/* Tells a session that it is no longer the rank's; ZERO_ECLOSED: its client may attach again. */
+struct rank_events {
+        void (*gone)(void *arg, int status, const char *text);
+        void *arg;
+};
+
+/*
+ * The state of a group in the window.  PAST: held in an attempt that was aborted.  The rank
+ * computes with the slab until it hears of that, so the slab stays its own until it fetches or
+ * steps in a later attempt.
+ */
+enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
+
+struct rank {
+        struct list link; /* ranks.joining */
+        struct engine *x;
+        char job_name[ZERO_NAME_MAX + 1];
+        struct job *job;              /* NULL until it has joined */
+        struct shared_layout *layout; /* until it has joined */
+        struct rank_needs needs;
+        struct rank_events events;
+        bool calling;                       /* a join is in progress */
+        bool left;                          /* the session has ended meanwhile */
+        struct rank_setup *setup;           /* in progress on its GPU; NULL: none */
+        bool rejoin;                        /* the rank joins again after the setup */
+        struct place_events *stream_events; /* NULL: it has none */
+        bool no_events;   /* none can be opened: the rank waits for its GPU itself */
+        bool admitted;    /* it has attached */
+        bool unaware;     /* it has not heard of an abort: some holds may be PAST */
+        uint64_t session; /* unique on this node */
+        uint32_t rank, pid;
+        uint32_t hold_groups, held; /* held: holds other than NONE */
+        enum hold *holds;           /* [group] */
+        struct push_window *window;
+        struct gather *gather;               /* the window that it maps; set together with job */
+        struct stash *stash;                 /* NULL: it declared none; set together with job */
+        bool stash_reserved, stash_unpinned; /* its memory is taken; copies wait for the GPU */
+        struct list ordered;                 /* messages that wait for the GPU (stream_order.c) */
+        enum zero_dtype grad_dtype;
+        struct request *attaching; /* waits in zero_attach() */
+        struct request *closing;   /* waits for other ranks, in the call that `waits` names */
+        enum { WAITS_STEP, WAITS_NORM, WAITS_REDUCED, WAITS_NORMS } waits;
+        uint64_t n_closing;    /* such calls so far */
+        struct norms *norms;   /* of gradients, on their way; or NULL */
+        uint32_t last_pushed;  /* group */
+        uint64_t active_ms;    /* loop time when its last call began or ended */
+        const char *last_call; /* name of that call */
+        Zero__Finish finish;   /* how it leaves the job, once it has said so */
+};
+
+/*
+ * Attaches a rank: sends its layout to the coordinator. r ends when the job has started. *ret_rank,
+ * the session's handle, is set at once; rank_leave() gives it back.  Handles of events are copied.
+ */
+int rank_attach(struct engine *x, const char *job, const Zero__Layout *layout,
+                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
+                struct rank **ret_rank, struct fault *fault);
+/* Whether the session waits in zero_attach(), and for what. */
+bool rank_attaching(const struct rank *rank, struct wait_line *ret);
+/* The rank has made a call of that name. */
+void rank_called(struct rank *rank, const char *name);
+/* The rank says how it will leave the job. */
+void rank_finish(struct rank *rank, Zero__Finish finish);
+void rank_leave(struct rank *rank, bool orderly); /* the session has ended */
+int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);
+/* The fetch has ended; ok: the rank holds the group. */
+void rank_fetched(struct rank *rank, uint32_t group, bool ok);
+void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
+/* These take effect, in the order in which they came, and are answered when the rank's GPU has
+ * reached the event that they name. */
+int rank_release(struct rank *rank, const Zero__Release *m, struct request *r, struct fault *fault);
+int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, struct fault *fault);
+int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
+int rank_reclaim(struct rank *rank, const Zero__Reclaim *m, struct request *r, struct fault *fault);
+int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
+int rank_norms(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault);
+int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);
+int rank_all_reduce(struct rank *rank, const Zero__AllReduce *m, struct request *r,
+                    struct fault *fault);
+void reduced_message(struct job *job, const Zero__Reduced *m); /* of all ranks' numbers */
+/* The rank says how it will end the step; answered at once. */
+int rank_ahead(struct rank *rank, const Zero__Ahead *ahead, struct request *r, struct fault *fault);
+/* Ends what the rank did in the last attempt; its holds end when it hears of that. */
+void rank_begin_attempt(struct rank *rank, bool decided);
+/* Micro-batches of the group accepted in this attempt from any session of the rank. */
+uint32_t rank_accepted(const struct rank *rank, uint32_t group);
+/* The owners do not carry zero_step() out: local calls fail, and the attempt goes on. */
+void ranks_refuse_step(struct job *job, int status, const char *text);
+/* Refuses the rank's messages that wait for its GPU, except releases (stream_order.c). */
+void ordered_fail(struct rank *rank, int status, const char *text);
+/* Whether a push or the end of the step waits for the GPU. */
+bool ordered_any(const struct rank *rank);
+/* ZERO_ELOSTRANK and a name if the attempt cannot end without a lost rank; otherwise OK. */
+int job_lost(const struct job *job, struct fault *fault);
+/* The rank has attached on another node: its session here, if any, is told and ends. */
+void rank_fence(struct job *job, uint32_t rank, uint64_t session);
+/* A start has come: sessions here end whose ranks the attempt has on other nodes. */
+void ranks_displace(struct job *job);
+/* Ranks that replace one that had stepped already may enter: the step is over. */
+void ranks_admit(struct job *job);
+/* Ends local calls that wait for the end of the step or for a GPU. */
+void ranks_fail(struct job *job, int status, const char *text);
+/* The daemon stops: ends calls that attach. */
+void ranks_stop(struct engine *x);
+/* What others wait for from this node's ranks and owners. */
+uint32_t local_waits(struct job *job, struct wait_line *lines, uint32_t n, bool *ret_waiting);
+
+/* Waits for the GPU work of trainers (event_wait.h); -errno. */
+int event_waits_new(uv_loop_t *loop, struct event_waits **ret);
+/*
+ * All events must have been dropped, or have no waits.  Calls closed() on the loop thread, never
+ * before this returns, and frees everything.
+ */
+void event_waits_close(struct event_waits *w, void (*closed)(void *arg), void *arg);
+
+extern const struct module rank_module;

@@ -1,0 +1,158 @@
+/*
+ * accumulator.h - shared by an owner's offers (offer.c, pulling.c, receive_buffer.c), its sums
+ * (accumulator.c, adding.c), the sums that it leaves to the update (deferred.c), and what follows
+ * when they are complete (complete.c).
+ */
+#pragma once
+
+#include "daemon/step/reduce/reduce.h"
+
+/* The squared norm of a group's sum; every square is multiplied by scale. */
+struct group_norm {
+        double scale;
+        struct exact_sum sum;
+        bool finite;
+};
+
+enum offer_way {
+        OFFER_ADDED,    /* to the group's sum */
+        OFFER_DEFERRED, /* to nothing; the update adds the contributions up */
+        OFFER_SETTLED,  /* was deferred, and has become the group's sum after all */
+};
+
+enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
+
+/* Memory for what is pulled of an offer. */
+struct receive_buffer {
+        void *memory; /* NULL: none */
+        uint64_t bytes;
+        uint32_t place;
+};
+
+enum { RECEIVE_BUFFERS_KEPT = 4 };
+
+struct offer {
+        struct list link; /* accumulator_group.queues[node], or accumulator.early */
+        struct offload_task task;
+        struct replica *replica;
+        enum offer_phase phase;
+        enum offer_way way;
+        uint32_t node, group, micro_batch;
+        uint64_t attempt;
+        uint64_t announced; /* number of the announced payload until it is expected; 0: none */
+        bool last, empty;
+        bool void_;          /* its attempt is over: the last of its parts frees it */
+        uint64_t generation; /* of the accumulator, when the addition began */
+        struct node_gradient *node_gradient; /* where this node's own ranks offer */
+        uint8_t *present;                    /* a bit per tensor */
+        size_t present_bytes;
+        struct receive_buffer buffer; /* where its parts land */
+        struct offer_part *parts;
+        uint32_t n_parts, next_part, in_flight, landed; /* parts; next_part: the next to ask for */
+        bool failed; /* a part failed; nothing more is asked for until the others have ended */
+        bool cut;    /* the link went down meanwhile */
+        bool final;  /* the group's norm is taken with this offer */
+        struct group_norm norm;
+};
+
+struct accumulator_group {
+        struct list *queues;          /* [node] */
+        uint32_t *offered;            /* [node]: number of micro-batches offered */
+        bool *finished;               /* [node]: its last offer was added */
+        uint32_t micro_batch, cursor; /* whose turn it is */
+        bool busy;                    /* a task adds, or takes the norm, perhaps of others too */
+        uint32_t readers;             /* payloads of the sum to the mirror */
+        bool normed;                  /* the last addition also took the norm */
+        bool complete, measured;
+        struct group_norm norm;
+        struct offer *deferred; /* instead of the sum: the update adds up this offer */
+};
+
+struct accumulator {
+        uint32_t n_groups;
+        struct accumulator_group *groups; /* [group] */
+        uint8_t *present;                 /* [tensor]: it has a gradient in this attempt */
+        struct list early;                /* offers of attempts that this node has not heard of */
+        uint32_t n_early;
+        uint64_t receive_buffer_bytes;                                    /* in use by offers */
+        struct receive_buffer kept_receive_buffers[RECEIVE_BUFFERS_KEPT]; /* away from the host, for
+                                                                             the next offers */
+        uint32_t n_kept_receive_buffers;
+        uint64_t kept_ms;          /* loop time at which the newest came */
+        bool receive_buffer_asked; /* another thread allocates one more */
+        uint64_t asked_ns;         /* when the coordinator last asked for a vote */
+        bool preparing;            /* the coordinator wants this owner's vote */
+        bool have_params;          /* the vote is to end the step, not only for the norm */
+        bool voted;                /* the coordinator has the vote and has not decided */
+        bool left;                 /* a rank has left in this attempt: nothing more is deferred */
+        struct step_params params;
+        struct blob *kept; /* [rank]: its blob of the step */
+        bool kept_lost;    /* there was no memory for the blobs: the vote says so */
+        uint32_t n_kept;
+        uint64_t generation; /* a task of an older one has no effect */
+};
+
+/* offer.c */
+/* Of the elements to pull: the wire dtype, or fp32 for a mirror. */
+enum zero_dtype accumulator_dtype(const struct replica *h);
+/* Whether this owner reduces the group.  Whether the node offers to the group: the node has ranks
+ * of the group, or the sum that this mirror needs. */
+bool accumulator_has(const struct replica *h, uint32_t group);
+bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node);
+
+/* The elements to pull: of the group, or for a mirror of the sum. */
+struct range accumulator_range(const struct replica *h, uint32_t group);
+/* Whether, as far as this owner knows, only the offer's own node may add to the group after it. */
+bool offer_is_alone(const struct offer *o);
+void offer_free(struct offer *o);
+
+/* pulling.c */
+/* Begins to pull the offer if it has something to pull and is not being pulled. its_turn: beyond
+ * the budget if need be. */
+void offer_pull(struct offer *o, bool its_turn);
+/* Frees the offer, at once or with its last part. */
+void offer_void(struct offer *o);
+
+/* receive_buffer.c */
+/* Frees kept buffers that nobody has used for a while, where no rank is attached. */
+void accumulator_tick(struct replica *h);
+/* False: not now. */
+bool receive_buffer_take(struct replica *h, uint32_t group, bool its_turn,
+                         struct receive_buffer *ret);
+void receive_buffer_give(struct replica *h, struct receive_buffer *buffer);
+
+/* deferred.c.  On the loop thread. */
+/* Whether the sum need not be written. */
+bool offer_defers(const struct offer *o);
+/* Whether that would be so if nothing followed.  Then the offer waits until that is known. */
+bool offer_waits(const struct offer *o);
+/* Keeps the offer, and what its ranks pushed, until the update takes it or the attempt is over. */
+void deferred_keep(struct offer *o);
+
+/* adding.c */
+/* The norm of nothing. */
+void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
+/* Adds an offer, or nothing if NULL, to the group's sum.  Then takes the sum's norm unless norm is
+ * NULL.  For an offload thread. */
+void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
+                     struct group_norm *norm);
+/* The offer's tensors have a gradient from now on. */
+void offer_mark_present(const struct offer *o);
+/* Takes the norm of several groups' offers, at least one, in one pass.  For an offload thread. */
+void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
+                   struct group_norm *norm);
+
+/* complete.c.  Takes the norm of a complete group that has none, and votes once all groups have
+ * theirs. */
+void accumulator_measure(struct replica *h, uint32_t group);
+/* The group is complete, and measured unless its sum is deferred. */
+void accumulator_complete(struct replica *h, uint32_t group);
+void accumulator_vote(struct replica *h);
+
+/* accumulator.c */
+void offer_settle(struct offer *o);
+void accumulators_tick(struct engine *x);
+void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
+void accumulator_advance(struct replica *h, uint32_t group);
+void accumulator_forget_present(struct replica *h, uint32_t group);
+void accumulator_forget_kept(struct accumulator *l);

@@ -1,0 +1,663 @@
+/*
+ * Updates this owner's chunks after a decision.
+ *
+ * Groups are updated in the order in which ranks used them in the step before, so that the next
+ * forward pass waits for its first group alone.  A group whose old bytes somebody still reads
+ * (pins) is passed over until the last reader has gone.  Each worker commits chunk by chunk through
+ * its undo slot.  On a GPU a group is updated in place (launch.h), also from contributions whose
+ * sum was deferred.  A group is at the new version as soon as its last chunk is; the record is
+ * finished after the last group.
+ *
+ * Eager groups are updated ahead of the decision, each as soon as its sum is complete, if ranks
+ * have said how the step will end.  Their old values are kept (store/undo.c), and they are served
+ * as before.  When the step is committed they only have to be served.  When it is skipped or void,
+ * or somebody wants to read the planes meanwhile, the old values are put back.  That is safe at any
+ * time: an update that finds the old values starts from the recorded gradient.
+ */
+#include "daemon/step/update/launch.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/floor/base/crash.h"
+#include "daemon/job/core/progress.h"
+#include "daemon/floor/base/log.h"
+#include "proto/cleanup.h"
+#include "proto/sure.h"
+
+enum { TASK_CHUNKS = 512 };
+enum { IDLE_STEPS = 8 }; /* steps without a gradient of a group before the warning */
+enum group_phase { GROUP_FINISHED, GROUP_PENDING, GROUP_RUNNING };
+/* What is done with chunks.  LEAD: updates before the decision, of the groups that are complete. */
+enum update_aim { AIM_NONE, AIM_LEAD, AIM_CARRY_OUT, AIM_UNDO };
+
+struct update_group {
+        enum group_phase phase;
+        bool ahead;                     /* chunks are, or may be, ahead of the record */
+        bool again;                     /* the aim has changed: begins anew after its tasks */
+        bool saved;                     /* shard_observer.update_begin without its end */
+        uint32_t next_chunk, in_flight; /* tasks */
+        uint64_t save_from;             /* shard_observer.update_begin */
+        struct offer *deferred;         /* NULL: the sum is in the state */
+};
+
+struct update {
+        enum update_aim aim;
+        uint64_t version, attempt;  /* to reach; the attempt that was decided */
+        struct step_params *params; /* how ranks will end lead_attempt; NULL: not told */
+        uint64_t lead_attempt;
+        uint8_t *present;               /* [tensor]: has a gradient; of groups that are ahead */
+        struct update_scalars *scalars; /* [tensor] */
+        struct update_group *groups;    /* [group] */
+        uint32_t unfinished, in_flight; /* groups; tasks */
+        uint64_t begun_ns;              /* when the decision began to be carried out */
+};
+
+struct update_task {
+        struct offload_task task;
+        struct replica *replica;
+        enum update_aim aim;
+        uint32_t group, first, end; /* chunks */
+        uint64_t version, save_from;
+};
+
+static int update_new(struct replica *h)
+{
+        struct update *u = calloc(1, sizeof *u);
+
+        if (!u)
+                return -ENOMEM;
+        h->update = u;
+        u->scalars = calloc(h->job->layout->n_tensors + 1, sizeof *u->scalars);
+        u->present = calloc(h->job->layout->n_tensors + 1, 1);
+        u->groups = calloc(h->job->layout->n_groups, sizeof *u->groups);
+        return u->scalars && u->present && u->groups ? 0 : -ENOMEM;
+}
+
+static void update_free(struct replica *h)
+{
+        struct update *u = h->update;
+
+        if (!u)
+                return;
+        free(u->scalars);
+        free(u->present);
+        free(u->params);
+        free(u->groups);
+        free(u);
+}
+
+/* ---- who saves what changes -------------------------------------------------------- */
+
+static uint64_t save_begin(struct replica *h, uint32_t group)
+{
+        uint64_t from = UINT64_MAX;
+
+        for_observers (h->job->x, o)
+                if (o->update_begin && from == UINT64_MAX)
+                        from = o->update_begin(h, group);
+        return from;
+}
+
+static void save_chunk(const struct replica *h, uint32_t chunk, struct undo_values old,
+                       uint64_t from)
+{
+        for_observers (h->job->x, o)
+                if (o->update_chunk)
+                        o->update_chunk(h, chunk, old, from);
+}
+
+static void save_end(struct replica *h)
+{
+        for_observers (h->job->x, o)
+                if (o->update_end)
+                        o->update_end(h);
+}
+
+/* ---- one chunk, on an offload thread -------------------------------------------- */
+
+static bool chunk_present(const struct replica *h, const struct plan_chunk *c,
+                          const uint8_t *present)
+{
+        const struct plan *plan = h->state->plan;
+        uint64_t end = c->in_group + c->n;
+
+        for (uint32_t i = c->first_segment; i < plan->n_segments; i++) {
+                const struct plan_segment *s = &plan->segments[i];
+
+                if (s->group != c->group || s->in_group >= end)
+                        break;
+                if (present[s->tensor])
+                        return true;
+        }
+        return false;
+}
+
+static void chunk_carry_out(const struct update_task *t, uint32_t chunk, uint32_t worker)
+{
+        const struct replica *h = t->replica;
+        struct state *state = h->state;
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        struct undo_values old = { .planes = { NULL } };
+        bool present = chunk_present(h, &c, state->present);
+
+        if (state_chunk_version(state, chunk) != t->version) {
+                if (present) {
+                        old = undo_update(state, worker, chunk, t->version, h->job->x->ops,
+                                          h->update->scalars);
+                } else {
+                        if (t->save_from != UINT64_MAX)
+                                old = undo_values(state, worker, chunk);
+                        undo_skip(state, chunk, t->version);
+                }
+                crash_point(CRASH_UPDATE_CHUNK);
+                if (t->save_from != UINT64_MAX)
+                        save_chunk(h, chunk, old, t->save_from);
+        }
+        if (present) /* also if the chunk was updated ahead */
+                state_serve_chunk(state, h->job->layout, chunk, h->job->x->ops);
+}
+
+/* A chunk without a gradient stays as it is. */
+static void chunk_lead(const struct update_task *t, uint32_t chunk, uint32_t worker)
+{
+        const struct replica *h = t->replica;
+        struct state *state = h->state;
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        const uint8_t *gradients = h->update->present;
+        struct undo_values old;
+
+        if (chunk_present(h, &c, gradients))
+                old = undo_update_ahead(state, worker, chunk, t->version, gradients, h->job->x->ops,
+                                        h->update->scalars);
+        else if (t->save_from != UINT64_MAX)
+                old = undo_values(state, worker, chunk);
+        if (t->save_from != UINT64_MAX)
+                save_chunk(h, chunk, old, t->save_from);
+}
+
+/* A checkpoint that was saving the group gets all of it: chunks that are ahead were saved. */
+static void chunk_undo(const struct update_task *t, uint32_t chunk, uint32_t worker)
+{
+        struct state *state = t->replica->state;
+
+        if (state_chunk_version(state, chunk) != t->version)
+                undo_ahead(state, worker, chunk, t->version);
+        else if (t->save_from != UINT64_MAX)
+                save_chunk(t->replica, chunk, undo_values(state, worker, chunk), t->save_from);
+}
+
+static void device_update(const struct update_task *t)
+{
+        const struct replica *h = t->replica;
+        const struct update *u = h->update;
+        const struct update_group *g = &u->groups[t->group];
+        bool lead = t->aim == AIM_LEAD;
+
+        if (t->aim == AIM_UNDO) {
+                if (state_chunk_version(h->state, t->first) != t->version)
+                        undo_back(h->state, t->group, t->version);
+                return;
+        }
+        if (lead)
+                undo_keep(h->state, t->group);
+        launch_group(h, u->scalars, lead ? u->present : h->state->present,
+                     g->deferred ? deferred_node_gradient(g->deferred) : NULL, !lead, t->group,
+                     t->version);
+        if (g->ahead && !lead)
+                state_serve_group(h->state, h->job->layout, t->group, h->job->x->ops);
+}
+
+static void update_run(struct offload_task *task, uint32_t worker)
+{
+        const struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+
+        if (!state_in_file(t->replica->state)) {
+                device_update(t);
+                return;
+        }
+        for (uint32_t c = t->first; c < t->end; c++)
+                switch (t->aim) {
+                case AIM_LEAD:
+                        chunk_lead(t, c, worker);
+                        break;
+                case AIM_UNDO:
+                        chunk_undo(t, c, worker);
+                        break;
+                default:
+                        chunk_carry_out(t, c, worker);
+                }
+}
+
+/* ---- the order of groups ---------------------------------------------------------- */
+
+static void update_tell(struct replica *h)
+{
+        for_observers (h->job->x, o)
+                if (o->updated)
+                        o->updated(h);
+}
+
+static void done_tell(struct replica *h)
+{
+        Zero__LinkMessage m = job_message(h->job->name);
+        Zero__Done done = ZERO__DONE__INIT;
+
+        done.attempt = h->update->attempt;
+        done.owner = h->owner;
+        done.copy = h->copy;
+        m.body_case = ZERO__LINK_MESSAGE__BODY_DONE;
+        m.done = &done;
+        fabric_send(h->job->x->fabric, h->job->coordinator, &m);
+}
+
+/* Nothing is ahead of the record. */
+static void update_rest(struct replica *h)
+{
+        h->update->aim = AIM_NONE;
+        h->updating = h->ahead = false;
+}
+
+static void lead_all(struct replica *h);
+
+/* The old values are back, and no step was decided. */
+static void undo_finish(struct replica *h)
+{
+        update_rest(h);
+        update_tell(h);
+        accumulator_updated(h);
+        shard_settled(h->job);
+        lead_all(h);
+}
+
+static void update_finish(struct replica *h)
+{
+        const struct owner_event e = { .kind = OWNER_UPDATED };
+        struct owner_actions actions;
+        struct owner o;
+
+        job_waited(h->job, WAIT_update, h->owner, NO_GROUP, h->update->begun_ns);
+        update_rest(h);
+        owner_of_replica(h, &o);
+        owner_step(&o, &e, &actions);
+        for (uint32_t i = 0; i < actions.n; i++) {
+                if (actions.items[i].kind == OWNER_TELL_DONE) {
+                        done_tell(h);
+                        continue;
+                }
+                crash_point(CRASH_UPDATE_FINISH); /* OWNER_FINISH */
+                state_finish(h->state);
+                assert(record_stands(h, &actions.items[i].record));
+                crash_point(CRASH_UPDATE_DONE);
+        }
+        update_tell(h);
+        if (!o.replicas[0].in_force)
+                return;
+        accumulator_updated(h);
+        shard_settled(h->job);
+        lead_all(h);
+}
+
+/* What there was to do for all groups is done. */
+static void all_finish(struct replica *h)
+{
+        if (h->state->record->phase == ATTEMPT_DECIDED)
+                update_finish(h);
+        else
+                undo_finish(h);
+}
+
+static void group_finish(struct replica *h, uint32_t group)
+{
+        static const char *const has[] = { [AIM_LEAD] = "has updated ahead",
+                                           [AIM_CARRY_OUT] = "has updated",
+                                           [AIM_UNDO] = "has put back" };
+        struct update *u = h->update;
+        struct update_group *g = &u->groups[group];
+        enum update_aim aim = u->aim;
+        bool last = aim != AIM_LEAD && --u->unfinished == 0, saved = g->saved;
+
+        log_debug("job %s: owner %u %s group '%s'", h->job->name, h->owner, has[aim],
+                  h->job->layout->groups[group].name);
+        g->phase = GROUP_FINISHED;
+        g->ahead = aim == AIM_LEAD;
+        g->saved = false;
+        h->unread[group] = false;
+        deferred_release(STEAL(g->deferred));
+        if (aim == AIM_CARRY_OUT)
+                shard_ready(h, group, u->version);
+        if (last)
+                all_finish(h);
+        else
+                accumulator_group_free(h, group);
+        if (saved)
+                save_end(h);
+}
+
+static void update_advance(struct replica *h);
+
+/* The aim changed while tasks of the group ran: what they read may be overwritten now. */
+static void group_again(struct replica *h, uint32_t group)
+{
+        struct update_group *g = &h->update->groups[group];
+
+        g->again = false;
+        g->phase = GROUP_PENDING;
+        g->next_chunk = h->state->plan->shards[group].first_chunk;
+        if (h->update->aim != AIM_UNDO)
+                return;
+        h->unread[group] = false;
+        accumulator_group_free(h, group);
+}
+
+static void update_done(struct offload_task *task)
+{
+        struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+        struct replica *h = t->replica;
+        struct job *job = h->job;
+        struct update_group *g = &h->update->groups[t->group];
+        uint32_t group = t->group;
+
+        free(t);
+        h->update->in_flight--;
+        g->in_flight--;
+        if (g->in_flight == 0 && g->again)
+                group_again(h, group);
+        else if (g->in_flight == 0 &&
+                 g->next_chunk == h->state->plan->shards[group].first_chunk +
+                                          h->state->plan->shards[group].n_chunks)
+                group_finish(h, group);
+        update_advance(h);
+        job_unref(job);
+}
+
+static bool group_submit(struct replica *h, uint32_t group)
+{
+        struct update_group *g = &h->update->groups[group];
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+        uint32_t end = shard->first_chunk + shard->n_chunks;
+        /* a GPU does not take turns with gathers: fewer launches are better */
+        uint32_t most = state_in_file(h->state) ? TASK_CHUNKS : shard->n_chunks;
+        struct update_task *t;
+
+        if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end ||
+            (g->phase == GROUP_PENDING && h->pins[group]))
+                return false;
+        t = sure_realloc(NULL, sizeof *t); /* the step is decided */
+        if (g->phase == GROUP_PENDING && !g->saved)
+                g->save_from = g->ahead ? UINT64_MAX : save_begin(h, group);
+        g->saved = g->save_from != UINT64_MAX;
+        if (h->update->aim == AIM_LEAD)
+                g->ahead = true;
+        *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
+                                   .replica = h,
+                                   .aim = h->update->aim,
+                                   .version = h->update->version,
+                                   .group = group,
+                                   .first = g->next_chunk,
+                                   .end = end - g->next_chunk > most ? g->next_chunk + most : end,
+                                   .save_from = g->save_from };
+        g->phase = GROUP_RUNNING;
+        g->next_chunk = t->end;
+        g->in_flight++;
+        h->update->in_flight++;
+        job_ref(h->job);
+        job_compute(h->job, OFFLOAD_STEP, &t->task);
+        return true;
+}
+
+/* Keeps the workers busy, but no more than that, so that gathers get their turn. */
+static void update_advance(struct replica *h)
+{
+        struct update *u = h->update;
+        uint32_t limit = offload_workers(h->job->x->offload) + 1, i = 0;
+
+        if (u->aim == AIM_NONE)
+                return;
+        while (u->in_flight < limit && i < h->job->layout->n_groups)
+                if (!group_submit(h, h->order[i]))
+                        i++;
+}
+
+/* ---- the decision -------------------------------------------------------------------- */
+
+/* After a crash the record alone gives them, so the same update has the same bits. */
+static void update_scalars(struct replica *h, const struct hyper_set *sets, double grad_scale,
+                           uint32_t world_size)
+{
+        const struct state *state = h->state;
+
+        for (uint32_t i = 0; i < state->plan->n_segments; i++) {
+                const struct plan_segment *s = &state->plan->segments[i];
+                double divisor =
+                        layout_group_divisor(&h->job->layout->groups[s->group], world_size);
+                uint64_t set = state->tensor_set[s->tensor];
+
+                if (s->moment == UINT64_MAX)
+                        continue;
+                h->update->scalars[s->tensor] = hyper_scalars(
+                        &sets[set], state->tensor_step[s->tensor] + 1, grad_scale / divisor);
+        }
+}
+
+/* Tasks of the last aim may still run: their groups begin anew when these have ended. */
+static void aim_at(struct replica *h, enum update_aim aim, uint64_t version, bool all)
+{
+        struct update *u = h->update;
+
+        free(STEAL(u->params)); /* nothing more is updated ahead in this attempt */
+        u->aim = aim;
+        u->version = version;
+        u->unfinished = 1; /* until all groups have been looked at */
+        h->updating = true;
+        for (uint32_t i = 0; i < h->job->layout->n_groups; i++) {
+                struct update_group *g = &u->groups[i];
+                const struct plan_shard *shard = &h->state->plan->shards[i];
+                bool work = g->ahead || (all && shard->n_chunks > 0);
+
+                g->again = g->in_flight > 0;
+                g->next_chunk = shard->first_chunk;
+                g->phase = !work ? GROUP_FINISHED : g->again ? GROUP_RUNNING : GROUP_PENDING;
+                h->unread[i] = g->again || (work && aim == AIM_CARRY_OUT);
+                u->unfinished += work;
+        }
+}
+
+static void aim_begin(struct replica *h)
+{
+        update_advance(h);
+        if (--h->update->unfinished == 0)
+                all_finish(h);
+}
+
+void update_undo(struct replica *h)
+{
+        if (!h->ahead || h->updating)
+                return;
+        aim_at(h, AIM_UNDO, h->state->record->version, false);
+        aim_begin(h);
+}
+
+void update_start(struct replica *h)
+{
+        const struct state_record *record = h->state->record;
+        bool commit = record->commit;
+        struct update *u = h->update;
+
+        assert(record->phase == ATTEMPT_DECIDED);
+        crash_point(CRASH_UPDATE_BEGIN);
+        u->attempt = record->attempt;
+        u->begun_ns = uv_hrtime();
+        if (commit && !h->ahead) /* otherwise they are known, and tasks may be reading them */
+                update_scalars(h, record->sets, record->grad_scale, record->world_size);
+        aim_at(h, commit ? AIM_CARRY_OUT : AIM_UNDO, record->version + commit, commit);
+        for (uint32_t g = 0; commit && g < h->job->layout->n_groups; g++) {
+                bool work = h->state->plan->shards[g].n_chunks > 0;
+
+                u->groups[g].deferred = work ? deferred_take(h, g) : NULL;
+                if (!work && layout_group_trainable(h->job->layout, g))
+                        shard_ready(h, g, u->version); /* this group has nothing to update here */
+        }
+        aim_begin(h);
+}
+
+/* ---- ahead of the decision ----------------------------------------------------------------- */
+
+static void lead_group(struct replica *h, uint32_t group)
+{
+        const struct layout_group *l = &h->job->layout->groups[group];
+        struct update *u = h->update;
+        struct update_group *g = &u->groups[group];
+
+        if (!u->params || u->lead_attempt != h->job->attempt || h->updating || !l->eager ||
+            g->phase != GROUP_FINISHED || g->ahead || h->state->plan->shards[group].n_chunks == 0 ||
+            !accumulator_summed(h, group, u->present))
+                return;
+        if (u->aim == AIM_NONE)
+                update_scalars(h, u->params->sets, 1 / u->params->loss_scale, h->job->world_size);
+        h->ahead = true; /* from now on: a reader may hold the group back, and the attempt end
+                            meanwhile */
+        u->aim = AIM_LEAD;
+        u->version = h->state->record->version + 1;
+        g->phase = GROUP_PENDING;
+        g->next_chunk = h->state->plan->shards[group].first_chunk;
+        h->unread[group] = true;
+        update_advance(h);
+}
+
+static void lead_all(struct replica *h)
+{
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                lead_group(h, g);
+}
+
+void update_lead(struct replica *h, const struct step_params *params)
+{
+        struct update *u = h->update;
+        struct fault fault;
+
+        /* the vote says what does not fit; without memory the decision is waited for */
+        if (step_params_ahead(params, &fault) ||
+            state_check_sets(h->state, params->sets, params->n_sets) != h->state->n_tensors)
+                return;
+        if (!u->params)
+                u->params = malloc(sizeof *u->params);
+        if (!u->params)
+                return;
+        *u->params = *params;
+        u->lead_attempt = h->job->attempt;
+        lead_all(h);
+}
+
+void update_led_as(struct replica *h, const struct step_params *params)
+{
+        struct update *u = h->update;
+        char text[200];
+
+        if (!u->params || u->lead_attempt != h->job->attempt || params->n_sets == 0 ||
+            step_params_equal(u->params, params, text, sizeof text))
+                return;
+        log_error("job %s: the coordinator asks for a vote on another step than the one that was "
+                  "updated ahead (%s): the old values go back",
+                  h->job->name, text);
+        update_undo(h);
+        free(STEAL(u->params));
+}
+
+/* ---- steps ---------------------------------------------------------------------------------- */
+
+static bool group_present(const struct replica *h, uint32_t group)
+{
+        const struct layout_group *g = &h->job->layout->groups[group];
+
+        for (uint32_t i = 0; i < g->n_tensors; i++)
+                if (h->state->present[g->first_tensor + i])
+                        return true;
+        return false;
+}
+
+/* Whether this owner has the group's first part: it speaks for the group. */
+static bool speaks_for(const struct replica *h, uint32_t group)
+{
+        return h->copy == 0 && layout_group_trainable(h->job->layout, group) &&
+               partition_owner(h->job->partition, group, 0) == h->owner;
+}
+
+/* A forgotten push looks like a missing gradient; only people can tell the difference. */
+static void idle_groups(struct replica *h)
+{
+        const struct job *job = h->job;
+        uint32_t first = 0, n = 0;
+
+        h->committed++;
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                h->idle[g] = group_present(h, g) ? 0 : h->idle[g] + 1;
+                if (h->idle[g] != IDLE_STEPS || !speaks_for(h, g))
+                        continue;
+                first = n++ == 0 ? g : first;
+        }
+        if (n > 0)
+                log_warning_for(
+                        job->uid,
+                        "job %s: no rank has pushed a gradient of group '%s'%s in the last %d "
+                        "steps: its parameters stay as they are (zeroctl shards tells which "
+                        "groups were updated)",
+                        job->name, job->layout->groups[first].name, n > 1 ? " and others" : "",
+                        IDLE_STEPS);
+}
+
+/* Once all nodes are of this release none goes back, and the state may have its format. */
+static uint32_t decided_now(const struct replica *h)
+{
+        const struct engine *x = h->job->x;
+
+        if (!state_keeps_times(h->state) && fabric_all_speak(x->fabric, MESSAGES_GOODBYE)) {
+                int r = state_keep_times(h->state);
+
+                if (r)
+                        log_warning("job %s: its state cannot keep when steps are made: %s",
+                                    h->job->name, strerror(-r));
+        }
+        return (uint32_t)time(NULL);
+}
+
+void update_begin(struct replica *h, const Zero__Decision *d, const struct owner_record *to)
+{
+        struct state_record record = *h->state->record;
+
+        record.commit = d->commit;
+        record.grad_scale = d->grad_scale;
+        record.loss_scale = d->loss_scale;
+        record.grad_norm = d->grad_norm;
+        record.good_steps = d->good_steps;
+        record.skipped = d->skipped;
+        state_decide(h->state, &record, decided_now(h));
+        assert(record_stands(h, to));
+        if (d->commit)
+                idle_groups(h);
+        update_start(h);
+}
+
+static void updates_retry(struct list *replicas)
+{
+        list_for_each (replicas, item)
+                update_advance(CONTAINER_OF(item, struct replica, link));
+}
+
+/* If no task finds memory, nothing is in flight: only this tick resumes the update. */
+static void updates_tick(struct engine *x)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                updates_retry(&job->replicas);
+                updates_retry(&job->old_replicas);
+        }
+}
+
+const struct module update_module = { .tick = updates_tick };
+const struct shard_observer update_observer = {
+        .made = update_new, .freed = update_free, .unpinned = update_advance, .summed = lead_group
+};
