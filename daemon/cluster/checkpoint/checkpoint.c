@@ -49,11 +49,11 @@ static Zero__Snapshot publish_message(const struct operation *op)
 }
 
 /* An owner of this node; if there is none, the first owner. */
-static uint64_t publishes_first(const struct operation *op)
+static node_set publishes_first(const struct operation *op)
 {
         int32_t own = placement_owner_on(&op->x->placement, op->x->cluster->self);
 
-        return 1ull << (own == NO_OWNER ? 0 : own);
+        return node_set_of(own == NO_OWNER ? 0 : (uint32_t)own);
 }
 
 static void published_here(struct operation *op)

@@ -291,7 +291,7 @@ static void question_answered(void *arg, int status, const char *text, const Zer
         operation_went_on(op);
 }
 
-void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *s,
+void operation_ask(struct operation *op, node_set parts, Zero__Snapshot *s,
                    void (*next)(struct operation *op))
 {
         Zero__LinkMessage m = message_of(op);
@@ -302,9 +302,9 @@ void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *s,
         op->next = next;
         op->pending++; /* until all nodes have been asked */
         for (uint32_t i = 0; i < n_parts(op); i++) {
-                struct question *q = parts >> i & 1 ? malloc(sizeof *q) : NULL;
+                struct question *q = node_set_has(parts, i) ? malloc(sizeof *q) : NULL;
 
-                if (!(parts >> i & 1))
+                if (!node_set_has(parts, i))
                         continue;
                 if (!q) {
                         fault_set(&op->fault, ZERO_ENOMEM, "out of memory");

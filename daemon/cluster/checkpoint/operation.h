@@ -16,7 +16,7 @@ struct checkpoints {
 int operation_new(struct engine *x, const struct order *order, bool restore, struct operation **ret,
                   struct fault *fault);
 /* Asks for the parts whose bit is set; then comes next(), or the operation fails. */
-void operation_ask(struct operation *op, uint64_t parts, Zero__Snapshot *m,
+void operation_ask(struct operation *op, node_set parts, Zero__Snapshot *m,
                    void (*next)(struct operation *op));
 void operation_enter(struct operation *op, enum operation_phase phase);
 void operation_end(struct operation *op, int status, const char *text);

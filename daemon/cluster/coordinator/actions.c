@@ -268,7 +268,7 @@ static void unknown(struct coordinated *c, uint32_t node, bool waited)
 {
         const char *name = node_name(c->x, node);
 
-        if (waited || !(c->state.untold >> node & 1))
+        if (waited || !node_set_has(c->state.untold, node))
                 log_info_for(c->uid, "job %s: node %s has not said what it has of the job: %s",
                              c->name, name,
                              waited ? "waiting for the node" : "going on without the node");

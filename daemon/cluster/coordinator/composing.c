@@ -319,7 +319,7 @@ void composings_tell(struct engine *x)
                 Zero__LinkMessage m = job_message(c->name);
                 Zero__ComposeWaits waits = ZERO__COMPOSE_WAITS__INIT;
                 char who[64], what[100];
-                uint64_t nodes = 0;
+                node_set nodes = 0;
 
                 if (c->told == c->n)
                         continue;
@@ -329,9 +329,9 @@ void composings_tell(struct engine *x)
                 m.compose_waits = &waits;
                 for (uint32_t r = 0; r < c->world_size; r++)
                         if (c->bringers[r].part)
-                                nodes |= 1ull << c->bringers[r].node;
+                                node_set_add(&nodes, c->bringers[r].node);
                 for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                        if (nodes >> n & 1)
+                        if (node_set_has(nodes, n))
                                 fabric_send(x->fabric, n, &m);
         }
 }

@@ -59,23 +59,23 @@ static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
                 struct wait_line line = { .since_ms = now };
 
                 if (!step_needs_node(&c->state.step, i) ||
-                    (c->state.step.open >> i & 1 &&
+                    (node_set_has(c->state.step.open, i) &&
                      !(c->state.step.phase == STEP_FORMING && c->state.step.cut[i])))
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
-                if (c->state.step.open >> i & 1)
+                if (node_set_has(c->state.step.open, i))
                         describe_cut(c, i, &line);
                 else
                         snprintf(line.what, sizeof line.what, "%s",
                                  c->state.nodes[i] != NODE_UNASKED ? "to get its shards"
-                                 : c->x->up >> i & 1 ? "to have memory for its state (see its log)"
+                                 : node_set_has(c->x->up, i) ? "to have memory for its state (see its log)"
                                                      : "to come up");
                 summary_add(waits, &line);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {
                 struct wait_line line = { .since_ms = now };
 
-                if (!(c->state.untold >> i & 1))
+                if (!node_set_has(c->state.untold, i))
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
                 snprintf(line.what, sizeof line.what, "%s", coordinated_untold(c));

@@ -102,7 +102,8 @@ static void rest_waits(const struct coordinated *c, struct wait_line *ret)
         size_t at = 0;
 
         for (uint32_t n = 0; n < n_nodes && at < sizeof ret->who; n++)
-                if (c->state.untold ? c->state.untold >> n & 1 : c->state.nodes[n] == NODE_UNASKED)
+                if (c->state.untold ? node_set_has(c->state.untold, n)
+                                    : c->state.nodes[n] == NODE_UNASKED)
                         at += (size_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
                                                at ? ", " : "node ", node_name(c->x, n));
         if (at) {
@@ -125,7 +126,7 @@ static bool standing_waits(const struct coordinated *c, struct wait_line *ret)
                         wait_for(c, n, "to say what it has of the job", ret);
                         return true;
                 } else if (c->state.settled && !c->state.whole &&
-                           c->state.old_placement->settling >> n & 1) {
+                           node_set_has(c->state.old_placement->settling, n)) {
                         wait_for(c, n, "to carry out the last step", ret);
                         return true;
                 }

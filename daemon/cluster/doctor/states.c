@@ -43,7 +43,7 @@ static void replica_tell(const struct replica *h, struct findings *f)
 /* Whether nobody here knows whether the states are part of a job that is whole. */
 static bool is_left(const struct job *job)
 {
-        uint64_t owners = placement_nodes(&job->placement) & ~(1ull << job->x->cluster->self);
+        node_set owners = placement_nodes(&job->placement) & ~node_set_of(job->x->cluster->self);
 
         return !job->opening && !job->n_attached && job->holders == job->onlookers &&
                job_fresh(job) && (!list_empty(&job->old_replicas) || owners & ~job->x->up);

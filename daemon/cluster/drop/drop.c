@@ -34,8 +34,8 @@ struct drop {
         struct engine *x;
         char job[ZERO_NAME_MAX + 1];
         uint32_t uid;
-        uint64_t untold; /* bits of nodes that may have some of the job */
-        uint64_t asked; /* those with a call in progress, which refers to this drop; this node while
+        node_set untold; /* nodes that may have some of the job */
+        node_set asked; /* those with a call in progress, which refers to this drop; this node while
                            it deletes the job */
 };
 
@@ -81,7 +81,7 @@ static uint32_t owner_of(struct engine *x, const char *name)
 int drop_admit(struct engine *x, const char *job, struct fault *fault)
 {
         uint32_t uid = owner_of(x, job), n = 0, n_user = 0;
-        uint64_t away = 0;
+        node_set away = 0;
 
         if (!keeps_drops(x) || drop_find(x, job))
                 return 0;
@@ -137,9 +137,9 @@ static void tell_answered(void *arg, int status, const char *text, const Zero__L
         struct tell *t = arg;
         struct engine *x = t->drop->x;
 
-        t->drop->asked &= ~(1ull << t->node);
+        node_set_remove(&t->drop->asked, t->node);
         if (status == ZERO_OK)
-                t->drop->untold &= ~(1ull << t->node);
+                node_set_remove(&t->drop->untold, t->node);
         free(t);
         drops_check(x);
 }
@@ -153,7 +153,7 @@ static void drop_tell(struct drop *d, uint32_t node)
         if (!t)
                 return; /* tried again at the next tick */
         *t = (struct tell){ d, node };
-        d->asked |= 1ull << node;
+        node_set_add(&d->asked, node);
         m.job = d->job;
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
         m.drop = &drop;
@@ -166,7 +166,7 @@ static void drops_tell(struct engine *x)
                 struct drop *d = CONTAINER_OF(item, struct drop, link);
 
                 for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                        if (d->untold & ~d->asked & x->up & 1ull << n)
+                        if (node_set_has(d->untold & ~d->asked & x->up, n))
                                 drop_tell(d, n);
         }
 }
@@ -244,7 +244,7 @@ static void drops_check(struct engine *x)
 
 /* ---- keeping drops ------------------------------------------------------------------ */
 
-static struct drop *drop_new(struct engine *x, const char *job, uint32_t uid, uint64_t untold)
+static struct drop *drop_new(struct engine *x, const char *job, uint32_t uid, node_set untold)
 {
         struct drop *d = drop_find(x, job);
 
@@ -269,7 +269,7 @@ static void drop_write(const struct drop *d)
         size_t n = (size_t)snprintf(text, sizeof text, "%s\n", d->job);
 
         for (uint32_t i = 0; i < d->x->cluster->n_nodes; i++)
-                if (d->untold >> i & 1)
+                if (node_set_has(d->untold, i))
                         n += (size_t)snprintf(text + n, sizeof text - n, "%s ", node_name(d->x, i));
         snprintf(text + n, sizeof text - n, "\n%u\n", d->uid);
         if (note_write(d->x->store, NOTE_DROP, d->job, text, &fault))
@@ -281,12 +281,11 @@ static void drop_write(const struct drop *d)
 /* Any node that is not declared dead may have some of the job. */
 static struct drop *drop_keep(struct engine *x, const char *job)
 {
-        uint32_t n = x->cluster->n_nodes, self = x->cluster->self;
-        uint64_t all = n == 64 ? UINT64_MAX : (1ull << n) - 1;
+        node_set others = node_set_first_n(x->cluster->n_nodes) & ~node_set_of(x->cluster->self);
         struct drop *d = NULL;
 
         if (keeps_drops(x))
-                d = drop_new(x, job, owner_of(x, job), all & ~x->placement.dead & ~(1ull << self));
+                d = drop_new(x, job, owner_of(x, job), others & ~x->placement.dead);
         if (d)
                 drop_write(d);
         return d;
@@ -295,19 +294,18 @@ static struct drop *drop_keep(struct engine *x, const char *job)
 void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call, drop_told *told)
 {
         struct drop *d = drop_keep(x, job);
-        uint64_t self = 1ull << x->cluster->self;
 
         if (d)
-                d->asked |=
-                        self; /* or else the drop could be forgotten before the job has gone here */
+                /* or else the drop could be forgotten before the job has gone here */
+                node_set_add(&d->asked, x->cluster->self);
         crash_point(CRASH_DROP_NOTED);
         drop_here(x, job);
         crash_point(CRASH_DROP_DELETED);
         if (d)
-                d->asked &= ~self;
+                node_set_remove(&d->asked, x->cluster->self);
         drops_tell(x);
         for (uint32_t n = 0; d && n < x->cluster->n_nodes; n++)
-                if (d->untold & ~d->asked & 1ull << n)
+                if (node_set_has(d->untold & ~d->asked, n))
                         log_warning("job %s: node %s is away and drops the job when it comes up",
                                     job, node_name(x, n));
         wait_add(x, job, node, call, told);
@@ -335,12 +333,12 @@ void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 }
 
 /* While no owner list has replaced the first, nodes without shards have nothing but ranks. */
-static uint64_t that_hold(const struct engine *x)
+static node_set that_hold(const struct engine *x)
 {
         return x->placement.epoch ? UINT64_MAX : placement_nodes(&x->placement);
 }
 
-static uint64_t that_must_hear(const struct engine *x, const struct drop *d)
+static node_set that_must_hear(const struct engine *x, const struct drop *d)
 {
         return d ? d->untold & ~x->placement.dead & that_hold(x) : 0;
 }
@@ -355,7 +353,7 @@ bool drop_only_ends(struct engine *x, const char *job)
 int drop_check(struct engine *x, const char *job, struct fault *fault)
 {
         struct drop *d = drop_find(x, job);
-        uint64_t untold = that_must_hear(x, d), away = untold & ~x->up;
+        node_set untold = that_must_hear(x, d), away = untold & ~x->up;
 
         if (away)
                 return fault_set(fault, ZERO_EBUSY,
@@ -372,17 +370,17 @@ int drop_check(struct engine *x, const char *job, struct fault *fault)
 
 /* ---- what an earlier process left ------------------------------------------------- */
 
-static uint64_t nodes_parse(const struct engine *x, const char *names)
+static node_set nodes_parse(const struct engine *x, const char *names)
 {
-        uint64_t nodes = 0;
+        node_set nodes = 0;
 
         for (size_t n; *names; names += n + strspn(names + n, " ")) {
                 n = strcspn(names, " ");
                 for (uint32_t i = 0; i < x->cluster->n_nodes; i++)
                         if (strncmp(node_name(x, i), names, n) == 0 && !node_name(x, i)[n])
-                                nodes |= 1ull << i;
+                                node_set_add(&nodes, i);
         }
-        return nodes & ~(1ull << x->cluster->self);
+        return nodes & ~node_set_of(x->cluster->self);
 }
 
 /* A node that was declared dead keeps no drops: the others may have made a new job of that name. */

@@ -13,7 +13,7 @@ int drop_admit(struct engine *x, const char *job, struct fault *fault);
  * node keeps the drop.  Calls told() when the job's memory here is free and the nodes that are up
  * have answered.
  */
-typedef void drop_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold);
+typedef void drop_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, node_set untold);
 void drop_order(struct engine *x, const char *job, uint32_t node, uint64_t call, drop_told *told);
 /* Another node says that the job is dropped. */
 void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);

@@ -410,7 +410,7 @@ void engine_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
                 links_message(x, node, m->links);
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_VOTE) {
                 membership_message(x, node, m);
-        } else if (!(x->agreeing >> node & 1)) {
+        } else if (!node_set_has(x->agreeing, node)) {
                 refuse(x, node, m, ZERO_EPEER, "another owner list is in force here");
         } else if (m->body_case == ZERO__LINK_MESSAGE__BODY_OPEN) {
                 job_open_message(x, node, m);

@@ -14,20 +14,13 @@
 #include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 
-static uint64_t all_nodes(const struct engine *x)
-{
-        uint32_t n = x->cluster->n_nodes;
-
-        return n == 64 ? UINT64_MAX : (1ull << n) - 1;
-}
-
 /* Tells all nodes which nodes this one reaches. */
 static void links_tell(struct engine *x)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Links links = ZERO__LINKS__INIT;
 
-        links.cut = all_nodes(x) & ~x->up;
+        links.cut = node_set_first_n(x->cluster->n_nodes) & ~x->up;
         links.epoch = x->placement.epoch;
         links.mark = placement_mark(&x->placement);
         m.job = (char *)"";
@@ -39,11 +32,9 @@ static void links_tell(struct engine *x)
 /* Once both hold, what waits for the node goes on. */
 static void links_check(struct engine *x, uint32_t node)
 {
-        uint64_t bit = 1ull << node;
-
-        if (x->up & bit || !(x->linked & x->agreeing & bit))
+        if (node_set_has(x->up, node) || !node_set_has(x->linked & x->agreeing, node))
                 return;
-        x->up |= bit;
+        node_set_add(&x->up, node);
         links_tell(x);
         for_modules (x, module)
                 if (module->node_up)
@@ -52,19 +43,17 @@ static void links_check(struct engine *x, uint32_t node)
 
 void links_up(struct engine *x, uint32_t node)
 {
-        x->linked |= 1ull << node;
+        node_set_add(&x->linked, node);
         links_tell(x);
         links_check(x, node);
 }
 
 void links_down(struct engine *x, uint32_t node)
 {
-        uint64_t others = ~(1ull << node);
-
-        x->linked &= others;
-        x->agreeing &= others;
-        x->up &= others;
-        x->cut[node] = UINT64_MAX; /* until the node says which */
+        node_set_remove(&x->linked, node);
+        node_set_remove(&x->agreeing, node);
+        node_set_remove(&x->up, node);
+        x->cut[node] = node_set_first_n(ZERO_NODE_MAX); /* until the node says which */
         links_tell(x);
 }
 
@@ -74,7 +63,7 @@ static void links_agree(struct engine *x, uint32_t node, const Zero__Links *m)
 {
         if (m->epoch == x->placement.epoch &&
             (!m->mark || m->mark == placement_mark(&x->placement))) {
-                x->agreeing |= 1ull << node;
+                node_set_add(&x->agreeing, node);
                 links_check(x, node);
         } else {
                 log_info("node %s has owner list %llu in force, this node %llu: one of the two is "

@@ -72,19 +72,19 @@ static int membership_hindered(const struct engine *x, struct fault *fault)
         return 0;
 }
 
-static uint64_t reachable(const struct engine *x)
+static node_set reachable(const struct engine *x)
 {
-        return x->linked | 1ull << x->cluster->self;
+        return x->linked | node_set_of(x->cluster->self);
 }
 
-void membership_describe(const struct engine *x, uint64_t dead, struct wait_line *ret)
+void membership_describe(const struct engine *x, node_set dead, struct wait_line *ret)
 {
-        uint64_t away = paxos_voters(&x->membership->r, dead) & ~reachable(x);
+        node_set away = paxos_voters(&x->membership->r, dead) & ~reachable(x);
         uint32_t n = (uint32_t)__builtin_popcountll(reachable(x) & ~dead), at = 0;
 
         snprintf(ret->who, sizeof ret->who, "the other nodes' votes");
         for (uint32_t i = 0; i < x->cluster->n_nodes && at < sizeof ret->who; i++)
-                if (away >> i & 1)
+                if (node_set_has(away, i))
                         at += (uint32_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
                                                  at ? ", " : "node ", node_name(x, i));
         snprintf(ret->what, sizeof ret->what,
@@ -186,7 +186,7 @@ static void membership_speak(struct membership *v, uint32_t actions, uint32_t fr
         if (actions & PAXOS_ANSWER)
                 membership_send(x, from, &v->r.answer, NULL);
         for (uint32_t n = 0; actions & PAXOS_ASK && n < x->cluster->n_nodes; n++)
-                if (v->r.to >> n & 1)
+                if (node_set_has(v->r.to, n))
                         membership_send(x, n, &v->r.ask, NULL);
         membership_pause(v, actions);
         if (actions & PAXOS_OVER)
@@ -262,7 +262,7 @@ static bool membership_refuse(struct membership *v, uint32_t node, const struct 
         if (m->kind != PAXOS_PREPARE && m->kind != PAXOS_ACCEPT)
                 return false;
         for (uint32_t n = 0; n < x->cluster->n_nodes && !fault.status; n++)
-                if (m->dead >> n & x->linked >> n & 1)
+                if (node_set_has(m->dead & x->linked, n))
                         fault_set(&fault, ZERO_ECONFLICT,
                                   "the change declares node %s dead, but the node's daemon answers "
                                   "here",
@@ -327,7 +327,7 @@ void membership_up(struct engine *x, uint32_t node)
 
 /* ---- proposing ---- */
 
-static void membership_propose(struct membership *v, const struct placement *wanted, uint64_t dead)
+static void membership_propose(struct membership *v, const struct placement *wanted, node_set dead)
 {
         uint32_t actions = 0;
 
@@ -348,7 +348,7 @@ static void change_begin(struct membership *v)
 }
 
 /* Whether enough nodes for a decision are up. */
-static bool votes_there(const struct membership *v, uint64_t dead)
+static bool votes_there(const struct membership *v, node_set dead)
 {
         return (uint32_t)__builtin_popcountll(reachable(v->x) & ~dead) >=
                paxos_quorum(v->x->cluster->n_nodes, dead);

@@ -1,6 +1,6 @@
 /*
- * membership.h - which nodes hold shards, and how that changes: drives rules/paxos.h over the links,
- * with the record in ballots.h.
+ * membership.h - which nodes hold shards, and how that changes: drives rules/paxos.h over the
+ * links, with the record in ballots.h.
  *
  * Events are handled one after the other.  A blocking thread writes what an event has changed.
  * Until the record is on the disk, this node says nothing about the event and handles no other. The
@@ -21,7 +21,7 @@
 /* A change that a person asks for. */
 struct membership_change {
         struct placement wanted;
-        uint64_t dead;
+        node_set dead;
         void (*done)(struct membership_change *c, int status, const char *text);
 };
 
@@ -71,7 +71,7 @@ int membership_plan(const struct engine *x, enum membership_kind kind, const cha
 int membership_change(struct engine *x, struct membership_change *change, struct fault *fault);
 void membership_forget(struct engine *x, const struct membership_change *change);
 /* Whose votes the change waits for. */
-void membership_describe(const struct engine *x, uint64_t dead, struct wait_line *ret);
+void membership_describe(const struct engine *x, node_set dead, struct wait_line *ret);
 /* The last chosen owner list, which comes into force when the node restarts. */
 const struct placement *membership_chosen(const struct engine *x);
 /* The list of a change that began and may still be chosen; NULL: none. */

@@ -21,7 +21,7 @@ static int find_node(const struct engine *x, const char *name, size_t n, uint32_
 
 static bool is_owner(const struct placement *p, uint32_t node)
 {
-        return placement_nodes(p) >> node & 1;
+        return node_set_has(placement_nodes(p), node);
 }
 
 /* The node's link went down a moment ago: the node may be restarting with other owners. */
@@ -38,7 +38,7 @@ static int plan_add(const struct engine *x, uint32_t node, struct placement *p, 
         if (is_owner(p, node))
                 return fault_set(fault, ZERO_EINVAL, "node %s is an owner already",
                                  node_name(x, node));
-        if (node != x->cluster->self && !(x->linked >> node & 1))
+        if (node != x->cluster->self && !node_set_has(x->linked, node))
                 return fault_set(fault, may_come(x, node) ? ZERO_EBUSY : ZERO_EPEER,
                                  "node %s is not reachable from here: start its daemon first",
                                  node_name(x, node));
@@ -62,7 +62,7 @@ static int plan_remove(const struct engine *x, uint32_t node, struct placement *
 
         if (!is_owner(p, node))
                 return fault_set(fault, ZERO_EINVAL, "node %s is not an owner", node_name(x, node));
-        if (placement_nodes(p) == 1ull << node)
+        if (!node_set_any(placement_nodes(p) & ~node_set_of(node)))
                 return fault_set(fault, ZERO_EINVAL,
                                  "node %s is the only owner: add another one first",
                                  node_name(x, node));
@@ -80,18 +80,18 @@ static int plan_dead(const struct engine *x, uint32_t node, struct membership_ch
         if (node == x->cluster->self)
                 return fault_set(fault, ZERO_EINVAL, "node %s is this one, and it is not dead",
                                  node_name(x, node));
-        if (x->linked >> node & 1)
+        if (node_set_has(x->linked, node))
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "node %s is not dead: its daemon answers. To take its shards "
                                  "elsewhere, use remove-node",
                                  node_name(x, node));
-        c->dead |= 1ull << node;
+        node_set_add(&c->dead, node);
         return is_owner(&c->wanted, node) ? plan_remove(x, node, &c->wanted, fault) : 0;
 }
 
 /* Whether one of the nodes owned shards in an earlier epoch and so may hold a job's newest state.
  */
-static bool was_owner(const struct placement *p, uint64_t nodes)
+static bool was_owner(const struct placement *p, node_set nodes)
 {
         for (uint32_t i = 0; i < PLACEMENT_BEFORE; i++)
                 if (p->before[i] & nodes & ~p->dead)

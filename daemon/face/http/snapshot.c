@@ -87,7 +87,7 @@ static void told_ask(struct exchange *e, uint32_t node)
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Query query = ZERO__QUERY__INIT;
 
-        if (e->told[node].asking || node == e->x->cluster->self || !(e->x->up >> node & 1) ||
+        if (e->told[node].asking || node == e->x->cluster->self || !node_set_has(e->x->up, node) ||
             snapshot_now() - e->told[node].asked_ms < ASK_MS)
                 return;
         query.what = (char *)"map";

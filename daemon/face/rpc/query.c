@@ -164,13 +164,13 @@ static void moves_question(struct engine *x, struct job *job, uint32_t node,
 }
 
 static void drop_told_all(struct engine *x, uint32_t node, uint64_t call, bool keeps,
-                          uint64_t untold)
+                          node_set untold)
 {
         struct arena arena = { NULL };
         struct status_drop_here drop = { .keeps = keeps };
 
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                if (untold >> n & 1)
+                if (node_set_has(untold, n))
                         texts_add(&arena, &drop.untold, node_name(x, n));
         query_answer_record(x, node, call, status_drop_here_type(), &drop, &arena);
 }

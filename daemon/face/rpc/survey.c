@@ -236,12 +236,12 @@ static bool is_named(const struct survey *s, uint32_t node)
 
 static bool holds_job(const struct survey *s, uint32_t node)
 {
-        return placement_nodes(&s->job->placement) >> node & 1;
+        return node_set_has(placement_nodes(&s->job->placement), node);
 }
 
 static bool holds_in_force(const struct survey *s, uint32_t node)
 {
-        return placement_nodes(&s->x->placement) >> node & 1;
+        return node_set_has(placement_nodes(&s->x->placement), node);
 }
 
 /* Other nodes have about as many events of the job as this one. */

@@ -30,7 +30,7 @@ static void report_mirrors(struct arena *arena, const struct engine *x, const st
         }
 }
 
-static void report_members(struct arena *arena, const struct engine *x, uint64_t owners,
+static void report_members(struct arena *arena, const struct engine *x, node_set owners,
                            struct status_membership *ret)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
@@ -40,20 +40,20 @@ static void report_members(struct arena *arena, const struct engine *x, uint64_t
                         return;
                 m->node = node_name(x, n);
                 m->self = n == x->cluster->self;
-                m->up = m->self || x->linked >> n & 1;
-                m->owner = owners >> n & 1;
+                m->up = m->self || node_set_has(x->linked, n);
+                m->owner = node_set_has(owners, n);
         }
 }
 
 void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret)
 {
         const struct placement *chosen = membership_chosen(x), *undecided = membership_undecided(x);
-        uint64_t others = x->linked & ~(1ull << x->cluster->self);
+        node_set others = x->linked & ~node_set_of(x->cluster->self);
 
         *ret = (struct status_membership){
                 .epoch = chosen->epoch,
                 .votes_needed = paxos_quorum(x->cluster->n_nodes, 0),
-                .votes_reachable = 1 + (uint64_t)__builtin_popcountll(others),
+                .votes_reachable = 1 + node_set_count(others),
                 .voter = membership_votes(x),
         };
         ret->majority = ret->votes_reachable >= ret->votes_needed;
@@ -175,11 +175,11 @@ static void add_old_placement(struct arena *arena, const char *job, uint64_t epo
 /* What a node that has not answered has to do: it is an owner, or may still have old states. */
 static const char *node_waits(const struct engine *x, uint32_t node)
 {
-        bool owner = placement_nodes(membership_chosen(x)) >> node & 1;
+        bool owner = node_set_has(placement_nodes(membership_chosen(x)), node);
 
-        if (x->up >> node & 1)
+        if (node_set_has(x->up, node))
                 return "its answer";
-        if (x->linked >> node & 1)
+        if (node_set_has(x->linked, node))
                 return "to restart with the owners that were chosen";
         return owner ? "to come up" : NULL;
 }

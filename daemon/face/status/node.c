@@ -61,7 +61,7 @@ static void report_peer(struct arena *arena, const struct engine *x, uint32_t no
         fabric_info(x->fabric, node, &info);
         ret->node = n->name;
         ret->address = n->host[0] ? arena_text(arena, "%s:%u", n->host, n->port) : "";
-        ret->owner = placement_nodes(&x->placement) >> node & 1;
+        ret->owner = node_set_has(placement_nodes(&x->placement), node);
         ret->self = node == x->cluster->self;
         ret->up = info.up;
         ret->reached = others_reach(x, node);

@@ -89,10 +89,10 @@ struct engine {
         uint32_t releases;         /* states whose memory is being freed */
         uint32_t examinations;     /* of this node, in progress (doctor/doctor.h) */
         struct requests requests;
-        uint64_t linked;             /* bit n: the link to node n stands */
-        uint64_t agreeing;           /* bit n: node n has the same owner list in force */
-        uint64_t up;                 /* bit n: linked and agreeing */
-        uint64_t cut[ZERO_NODE_MAX]; /* [node]: bits of nodes that it says it cannot reach */
+        node_set linked;             /* nodes whose link stands */
+        node_set agreeing;           /* nodes that have the same owner list in force */
+        node_set up;                 /* linked and agreeing */
+        node_set cut[ZERO_NODE_MAX]; /* [node]: nodes that it says it cannot reach */
         bool draining;               /* the engine waits for the steps in flight */
         bool stopping;
         /* Answers other nodes' questions about this one (rpc/query.c). */

@@ -50,7 +50,7 @@ uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
 
 bool job_needs_node(const struct job *job, uint32_t node)
 {
-        if (placement_nodes(&job->placement) >> node & 1)
+        if (node_set_has(placement_nodes(&job->placement), node))
                 return true;
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->node_of_rank[r] == node)

@@ -91,7 +91,7 @@ bool job_away(const struct job *job, struct wait_line *ret)
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
                 struct fabric_info info;
 
-                if (x->up >> n & 1 || !(job_needs_node(job, n) || n == job->coordinator))
+                if (node_set_has(x->up, n) || !(job_needs_node(job, n) || n == job->coordinator))
                         continue;
                 fabric_info(x->fabric, n, &info);
                 *ret = (struct wait_line){ .since_ms = info.link.since_ms };

@@ -363,13 +363,13 @@ static bool others_wait(struct coordinator *c, bool gap)
         if (first)
                 c->others_until_ms = c->now_ms + OTHERS_MS;
         for (uint32_t n = 0; n < c->job.n_nodes; n++) {
-                bool patient = gap || node_set_has(&c->linked, n);
+                bool patient = gap || node_set_has(c->linked, n);
                 uint64_t until = c->others_until_ms - (patient ? 0 : OTHERS_MS - AWAY_MS);
 
-                waited = waited || (node_set_has(&unknown, n) && c->now_ms < until);
+                waited = waited || (node_set_has(unknown, n) && c->now_ms < until);
         }
         for (uint32_t n = 0; n < c->job.n_nodes; n++) {
-                if (!node_set_has(&unknown, n) || (waited ? !first : node_set_has(&c->missed, n)))
+                if (!node_set_has(unknown, n) || (waited ? !first : node_set_has(c->missed, n)))
                         continue;
                 act(c, (struct coordinator_action){
                                .kind = COORDINATOR_UNKNOWN, .node = n, .flag = waited });
@@ -428,7 +428,7 @@ static void node_open(struct coordinator *c, uint32_t node)
         if (step_node_has_ranks(&c->step, node))
                 c->return_until_ms = c->now_ms + RETURN_MS;
         step_node_open(&c->step, node);
-        if (node_set_has(&c->stale, node) && earlier_may_go(c, node))
+        if (node_set_has(c->stale, node) && earlier_may_go(c, node))
                 placed_tell(c, node);
 }
 

@@ -27,7 +27,7 @@ void settle_answered(struct coordinator *c, const struct coordinator_event *e)
 {
         struct old_placement *f = c->old_placement;
 
-        if (!f || e->epoch != f->placement.epoch || !node_set_has(&f->settling, e->node))
+        if (!f || e->epoch != f->placement.epoch || !node_set_has(f->settling, e->node))
                 return;
         node_set_remove(&f->settling, e->node);
         if (e->status == ZERO_OK)
@@ -71,7 +71,7 @@ static bool may_go_back(const struct coordinator *c)
                 return false;
         for (uint32_t o = 0; o < f->placement.n_owners; o++)
                 if (f->placement.node[o] >= c->job.n_nodes ||
-                    !node_set_has(&c->up, f->placement.node[o]))
+                    !node_set_has(c->up, f->placement.node[o]))
                         return false;
         return true;
 }

@@ -1,9 +1,9 @@
 /*
- * node_set.h - sets of nodes, for the state machines of this folder.
+ * node_set.h - sets of nodes.
  *
  * A set is one bit for each node of a cluster, in words of 64 bits; &, | and ~ work on sets.  The
- * daemon's sets have one word, which is a plain number.  The simulator compiles this folder with
- * more (NODE_SET_MAX); the width is all that differs.
+ * daemon's sets have one word, which is a plain number.  The simulator compiles the rules with more
+ * words (NODE_SET_MAX); the width is all that differs.  Nobody else shifts bits of nodes.
  */
 #pragma once
 
@@ -19,9 +19,9 @@ typedef uint64_t node_set;
 typedef uint64_t node_set __attribute__((vector_size(NODE_SET_MAX / 8), aligned(8)));
 #endif
 
-static inline bool node_set_has(const node_set *s, uint32_t node)
+static inline bool node_set_has(node_set s, uint32_t node)
 {
-        return ((const uint64_t *)s)[node / 64] >> node % 64 & 1;
+        return ((const uint64_t *)&s)[node / 64] >> node % 64 & 1;
 }
 
 static inline void node_set_add(node_set *s, uint32_t node)
@@ -34,12 +34,39 @@ static inline void node_set_remove(node_set *s, uint32_t node)
         ((uint64_t *)s)[node / 64] &= ~(1ull << node % 64);
 }
 
+static inline node_set node_set_of(uint32_t node)
+{
+        node_set s = { 0 };
+
+        node_set_add(&s, node);
+        return s;
+}
+
+/* Nodes 0 to n - 1. */
+static inline node_set node_set_first_n(uint32_t n)
+{
+        node_set s = { 0 };
+
+        for (uint32_t i = 0; i < n; i++)
+                node_set_add(&s, i);
+        return s;
+}
+
 static inline bool node_set_any(node_set s)
 {
         for (uint32_t i = 0; i < sizeof s / 8; i++)
                 if (((const uint64_t *)&s)[i])
                         return true;
         return false;
+}
+
+static inline uint32_t node_set_count(node_set s)
+{
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < sizeof s / 8; i++)
+                n += (uint32_t)__builtin_popcountll(((const uint64_t *)&s)[i]);
+        return n;
 }
 
 /* The lowest one; s is not empty. */

@@ -4,19 +4,9 @@
 #include <assert.h>
 #include <string.h>
 
-static uint64_t bit(uint32_t node)
+uint32_t paxos_quorum(uint32_t n_nodes, node_set dead)
 {
-        return 1ull << node;
-}
-
-static uint64_t all_nodes(uint32_t n_nodes)
-{
-        return n_nodes == 64 ? UINT64_MAX : bit(n_nodes) - 1;
-}
-
-uint32_t paxos_quorum(uint32_t n_nodes, uint64_t dead)
-{
-        uint32_t n_dead = (uint32_t)__builtin_popcountll(dead & all_nodes(n_nodes));
+        uint32_t n_dead = node_set_count(dead & node_set_first_n(n_nodes));
         uint32_t left = n_nodes - n_dead, half = (n_nodes + 1) / 2;
 
         if (n_dead == 0)
@@ -24,9 +14,9 @@ uint32_t paxos_quorum(uint32_t n_nodes, uint64_t dead)
         return left < half ? left : half;
 }
 
-uint64_t paxos_voters(const struct paxos *r, uint64_t dead)
+node_set paxos_voters(const struct paxos *r, node_set dead)
 {
-        return all_nodes(r->n_nodes) & ~dead;
+        return node_set_first_n(r->n_nodes) & ~dead;
 }
 
 void paxos_init(struct paxos *r, uint32_t n_nodes, uint32_t self, const struct placement *first,
@@ -68,7 +58,7 @@ static uint32_t answer(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 static uint32_t ask(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 {
         say(r, &r->ask, kind, ballot);
-        r->to = paxos_voters(r, ballot ? r->dead : 0) & ~bit(r->self);
+        r->to = paxos_voters(r, ballot ? r->dead : 0) & ~node_set_of(r->self);
         return PAXOS_ASK;
 }
 
@@ -115,9 +105,10 @@ static void take_over(struct paxos *r, const struct paxos_record *theirs)
 }
 
 /* This node votes once it has heard everyone who may have heard it. */
-static uint32_t become_voter(struct paxos *r, uint64_t dead)
+static uint32_t become_voter(struct paxos *r, node_set dead)
 {
-        if (r->record.voter || paxos_voters(r, dead) & ~(r->heard | bit(r->self)))
+        if (r->record.voter ||
+            node_set_any(paxos_voters(r, dead) & ~(r->heard | node_set_of(r->self))))
                 return 0;
         r->record.voter = true;
         return PAXOS_WRITE;
@@ -134,7 +125,7 @@ static uint32_t prepare(struct paxos *r)
         r->ballot = ((top >> PAXOS_NODE_BITS) + 1) << PAXOS_NODE_BITS | r->self;
         r->record.promised = r->top = r->ballot;
         r->phase = PAXOS_PREPARING;
-        r->votes = bit(r->self);
+        r->votes = node_set_of(r->self);
         r->best = r->record.accepted;
         r->best_value = r->record.value;
         if (paxos_quorum(r->n_nodes, r->dead) == 1)
@@ -160,16 +151,16 @@ static uint32_t accept_collect(struct paxos *r)
         r->record.accepted = r->ballot;
         r->record.value = r->value;
         r->phase = PAXOS_ACCEPTING;
-        r->votes = bit(r->self);
+        r->votes = node_set_of(r->self);
         if (paxos_quorum(r->n_nodes, r->dead) == 1)
                 return decided(r);
         return PAXOS_WRITE | ask(r, PAXOS_ACCEPT, r->ballot);
 }
 
-int paxos_propose(struct paxos *r, const struct placement *wanted, uint64_t dead,
+int paxos_propose(struct paxos *r, const struct placement *wanted, node_set dead,
                   uint32_t *ret_actions, struct fault *fault)
 {
-        assert(placement_sane(wanted, r->n_nodes) && !(dead & bit(r->self)));
+        assert(placement_sane(wanted, r->n_nodes) && !node_set_has(dead, r->self));
         if (r->phase != PAXOS_IDLE)
                 return fault_set(fault, ZERO_EBUSY, "another change of the owners is in progress");
         become_voter(r, dead);
@@ -197,19 +188,19 @@ void paxos_give_up(struct paxos *r)
 static bool counts(const struct paxos *r, uint32_t from, const struct paxos_message *m,
                    enum paxos_phase phase)
 {
-        return r->phase == phase && m->ballot == r->ballot && !(r->dead & bit(from));
+        return r->phase == phase && m->ballot == r->ballot && !node_set_has(r->dead, from);
 }
 
 static bool enough(const struct paxos *r)
 {
-        return (uint32_t)__builtin_popcountll(r->votes) >= paxos_quorum(r->n_nodes, r->dead);
+        return node_set_count(r->votes) >= paxos_quorum(r->n_nodes, r->dead);
 }
 
 static uint32_t hear_promise(struct paxos *r, uint32_t from, const struct paxos_message *m)
 {
         if (!counts(r, from, m, PAXOS_PREPARING))
                 return 0;
-        r->votes |= bit(from);
+        node_set_add(&r->votes, from);
         if (m->record.accepted > r->best) {
                 r->best = m->record.accepted;
                 r->best_value = m->record.value;
@@ -221,7 +212,7 @@ static uint32_t hear_accepted(struct paxos *r, uint32_t from, const struct paxos
 {
         if (!counts(r, from, m, PAXOS_ACCEPTING))
                 return 0;
-        r->votes |= bit(from);
+        node_set_add(&r->votes, from);
         return enough(r) ? decided(r) : 0;
 }
 
@@ -308,7 +299,7 @@ uint32_t paxos_hear(struct paxos *r, uint32_t from, const struct paxos_message *
         assert(from < r->n_nodes && from != r->self);
         if (actions & PAXOS_SPLIT)
                 return actions;
-        r->heard |= bit(from);
+        node_set_add(&r->heard, from);
         if (!r->record.voter) {
                 take_over(r, &m->record);
                 actions |= become_voter(r, m->dead);

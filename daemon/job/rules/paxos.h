@@ -72,7 +72,7 @@ enum paxos_kind {
 struct paxos_message {
         enum paxos_kind kind;
         uint64_t ballot;            /* not used by STATE */
-        uint64_t dead;              /* PREPARE, ACCEPT */
+        node_set dead;              /* PREPARE, ACCEPT */
         struct paxos_record record; /* the sender's */
 };
 
@@ -91,19 +91,20 @@ enum paxos_phase { PAXOS_IDLE, PAXOS_PREPARING, PAXOS_ACCEPTING };
 struct paxos {
         uint32_t n_nodes, self;
         struct paxos_record record;
-        uint64_t heard; /* nodes heard since the start; while this one is no voter */
+        node_set heard; /* nodes heard since the start; while this one is no voter */
         uint64_t top;   /* the highest ballot seen in this epoch */
 
         enum paxos_phase phase;
         struct placement wanted; /* what was asked for */
         struct placement value;  /* ACCEPTING: the proposed placement */
-        uint64_t dead, ballot;
-        uint64_t votes; /* nodes that have promised or accepted, including this one */
+        node_set dead;
+        uint64_t ballot;
+        node_set votes; /* nodes that have promised or accepted, including this one */
         uint64_t best;  /* PREPARING: the highest ballot accepted before */
         struct placement best_value;
 
         struct paxos_message answer, ask;
-        uint64_t to;
+        node_set to;
 };
 
 /*
@@ -114,15 +115,15 @@ void paxos_init(struct paxos *r, uint32_t n_nodes, uint32_t self, const struct p
                 const struct paxos_record *record);
 
 /* How many votes are enough, including the proposer's own. */
-uint32_t paxos_quorum(uint32_t n_nodes, uint64_t dead);
+uint32_t paxos_quorum(uint32_t n_nodes, node_set dead);
 /* Nodes whose votes count, including this one. */
-uint64_t paxos_voters(const struct paxos *r, uint64_t dead);
+node_set paxos_voters(const struct paxos *r, node_set dead);
 
 /*
  * Begins to propose a placement; sets its epoch.  Actions are a set of enum paxos_action.
  * ZERO_EBUSY: a proposal is in progress; ZERO_EPEER: this node is no voter yet.
  */
-int paxos_propose(struct paxos *r, const struct placement *wanted, uint64_t dead,
+int paxos_propose(struct paxos *r, const struct placement *wanted, node_set dead,
                   uint32_t *ret_actions, struct fault *fault);
 /* Again, under a higher ballot: messages may be lost. */
 uint32_t paxos_retry(struct paxos *r);

@@ -65,7 +65,7 @@ bool placement_sane(const struct placement *p, uint32_t n_nodes)
         for (uint32_t o = 0; o < p->n_owners; o++) {
                 bool same = o > 0 && p->node[o] == p->node[o - 1];
 
-                if (p->node[o] >= n_nodes || (!same && node_set_has(&seen, p->node[o])))
+                if (p->node[o] >= n_nodes || (!same && node_set_has(seen, p->node[o])))
                         return false;
                 node_set_add(&seen, p->node[o]);
         }

@@ -95,7 +95,7 @@ bool step_occupied(const struct step *s)
         for (uint32_t r = 0; r < s->world_size; r++)
                 if (s->rank_slots[r] == RANK_SLOT_HERE ||
                     (s->rank_slots[r] == RANK_SLOT_LOST &&
-                     !node_set_has(&s->open, s->node_of_rank[r])))
+                     !node_set_has(s->open, s->node_of_rank[r])))
                         return true;
         return false;
 }
@@ -174,7 +174,7 @@ bool step_startable(const struct step *s)
                 if (s->rank_slots[r] != RANK_SLOT_HERE)
                         return false;
         for (uint32_t n = 0; n < s->n_nodes; n++)
-                if (node_set_has(&needed, n) && node_set_any(s->cut[n] & needed))
+                if (node_set_has(needed, n) && node_set_any(s->cut[n] & needed))
                         return false;
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++)
                 if (!s->done[h])
@@ -259,7 +259,7 @@ void step_links(struct step *s, uint32_t node, node_set cut)
         node_set needed = step_needed(s);
 
         s->cut[node] = cut;
-        if (node_set_has(&needed, node) && node_set_any(cut & needed))
+        if (node_set_has(needed, node) && node_set_any(cut & needed))
                 s->phase = STEP_FORMING;
 }
 

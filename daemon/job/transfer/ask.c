@@ -55,7 +55,7 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
         struct engine *x = job->x;
         int r;
 
-        if (!(x->up >> node & 1))
+        if (!node_set_has(x->up, node))
                 return -ENOTCONN;
         ask->transit = NULL;
         if (!fabric_takes(x->fabric, node, place_of(p), n) && !(ask->transit = transit_new(n)))

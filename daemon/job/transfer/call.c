@@ -31,7 +31,7 @@ void call_send(struct engine *x, uint32_t node, Zero__LinkMessage *m, uint64_t t
                                .arg = arg };
         list_insert(&x->transfer->calls, &call->link);
         m->call = call->id;
-        call->unsent = !(x->up >> node & 1) || fabric_send(x->fabric, node, m) != 0;
+        call->unsent = !node_set_has(x->up, node) || fabric_send(x->fabric, node, m) != 0;
 }
 
 static void call_end(struct call *call, int status, const char *text, const Zero__LinkMessage *m)

@@ -133,7 +133,7 @@ int staged_payload(struct job *job, uint32_t node, uint64_t transfer, enum traff
         if (fabric_takes(x->fabric, node, place_of(p), n) &&
             !(pushed && fabric_checks(x->fabric, node)))
                 return payload_send(job, node, transfer, kind, p, n, done, arg);
-        if (!(x->up >> node & 1))
+        if (!node_set_has(x->up, node))
                 return -ENOTCONN;
         s = malloc(sizeof *s);
         if (!s) {

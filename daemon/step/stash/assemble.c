@@ -415,16 +415,16 @@ void entry_tell_done(const struct stash_entry *e)
 {
         const struct stash *s = e->stash;
         struct job *job = s->job;
-        uint64_t told = 0;
+        node_set told = 0;
 
         for (uint32_t m = 0; m < s->n_ranks; m++) {
                 Zero__LinkMessage message = job_message(job->name);
                 Zero__StashDone done = ZERO__STASH_DONE__INIT;
                 uint32_t node = job->node_of_rank[s->ranks[m]];
 
-                if (s->here[m] || told >> node & 1)
+                if (s->here[m] || node_set_has(told, node))
                         continue;
-                told |= 1ull << node;
+                node_set_add(&told, node);
                 done.attempt = job->attempt;
                 done.key = e->key;
                 done.rank = s->ranks[m];
@@ -437,7 +437,8 @@ void entry_tell_done(const struct stash_entry *e)
 /* Nodes that need an entry no more, though no member here has begun to write it. */
 struct early {
         struct list link; /* stash.early */
-        uint64_t key, done;
+        uint64_t key;
+        node_set done;
 };
 
 static void early_free(struct stash *s, struct early *early)
@@ -469,7 +470,7 @@ static void early_note(struct stash *s, uint64_t key, uint32_t node)
                 s->n_early++;
         }
         if (early)
-                early->done |= 1ull << node;
+                node_set_add(&early->done, node);
 }
 
 void entry_take_early(struct stash_entry *e)
@@ -500,7 +501,7 @@ void stash_done_message(struct job *job, uint32_t node, const Zero__StashDone *m
                 early_note(s, m->key, node);
         if (!e)
                 return;
-        e->done |= 1ull << node;
+        node_set_add(&e->done, node);
         if (entry_unneeded(e) && !(s->others & ~e->done))
                 entry_end(e, ZERO_OK, NULL);
 }

@@ -28,7 +28,7 @@ struct stash {
         uint32_t *n_reads;        /* [member]: in this attempt */
         struct order order;
         uint32_t n_here;
-        uint64_t others;             /* bit n: node n has members, and is not this one */
+        node_set others;             /* nodes with members, but for this one */
         uint64_t bytes, entry_bytes; /* as declared */
         uint32_t place;
         struct segment segment;
@@ -57,7 +57,7 @@ struct stash_entry {
         void *whole_at;
         bool assembled, answered; /* answered: a member has read the whole */
         struct list waiting;      /* struct request.wait; their group is the member */
-        uint64_t done;            /* bit n: node n needs this node's parts no more */
+        node_set done;            /* nodes that need this node's parts no more */
         uint32_t busy;            /* payloads and copies in progress */
         bool slides;
         bool past; /* of an attempt that is over; stays while busy, or while a rank that has not

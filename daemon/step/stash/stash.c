@@ -147,7 +147,7 @@ static void set_locate(struct stash *s)
                 s->here[m] = known && node == self;
                 s->n_here += s->here[m];
                 if (node != self)
-                        s->others |= 1ull << node;
+                        node_set_add(&s->others, node);
         }
 }
 
@@ -457,7 +457,7 @@ void stash_info(const struct job *job, struct stash_info *ret)
                 n = strlen(ret->places);
                 snprintf(ret->places + n, sizeof ret->places - n, "%s%s", n ? ", " : "",
                          place_name(s->place).text);
-                seen |= 1ull << s->place;
+                seen |= UINT64_C(1) << s->place;
         }
 }
 

@@ -175,7 +175,7 @@ static void norms_ask(struct norms *n, uint64_t version)
         m.body_case = ZERO__LINK_MESSAGE__BODY_NORMS_ASK;
         m.norms_ask = &ask;
         for (uint32_t i = 0; i < x->cluster->n_nodes; i++) {
-                if (!node_set_has(&nodes, i))
+                if (!node_set_has(nodes, i))
                         continue;
                 n->pending++;
                 call_send(x, i, &m, n->timeout_ms, norms_answered, n);
