@@ -155,7 +155,7 @@ static void copied(struct operation *op)
         op->manifest.version = first->version;
         op->manifest.attempt = first->attempt;
         operation_enter(op, OPERATION_WRITING);
-        operation_ask(op, UINT64_MAX, &s, written);
+        operation_ask(op, NODE_SET_ALL, &s, written);
 }
 
 static void prepared(struct operation *op)
@@ -175,7 +175,7 @@ static void prepared(struct operation *op)
                      op->job, (unsigned long long)operation_bytes(op), op->directory,
                      (double)stall_us / 1e6);
         operation_enter(op, OPERATION_COPYING);
-        operation_ask(op, UINT64_MAX, &s, copied);
+        operation_ask(op, NODE_SET_ALL, &s, copied);
 }
 
 /* ---- orders -------------------------------------------------------------------------- */
@@ -205,6 +205,6 @@ int checkpoint_order(struct engine *x, const struct order *order, uint64_t *ret_
         if (r)
                 return r;
         *ret_id = op->id;
-        operation_ask(op, UINT64_MAX, &s, prepared);
+        operation_ask(op, NODE_SET_ALL, &s, prepared);
         return 0;
 }

@@ -32,7 +32,7 @@ static void loaded(struct operation *op)
                         s.attempt = op->parts[n].attempt;
         s.attempt++;
         operation_enter(op, OPERATION_SWAPPING);
-        operation_ask(op, UINT64_MAX, &s, swapped);
+        operation_ask(op, NODE_SET_ALL, &s, swapped);
 }
 
 static void read_run(struct blocking_work *job)
@@ -66,7 +66,7 @@ static void read_done(struct blocking_work *job)
         s.manifest = op->text;
         s.layout.data = op->layout;
         s.layout.len = op->manifest.layout_bytes;
-        operation_ask(op, op->fault.status ? 0 : UINT64_MAX, &s, loaded);
+        operation_ask(op, op->fault.status ? NODE_SET_NONE : NODE_SET_ALL, &s, loaded);
 }
 
 int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,

@@ -7,9 +7,9 @@
  * the coordinator tells all nodes again, and they tell the coordinator, so a new one learns of it.
  * A schedule that was ended is kept too, with every 0: a node that was away does not bring it back.
  *
- * The drop of a job deletes its schedule.  Nobody makes a new job of that name before all nodes that
- * may have the old one have heard of the drop (drop.c).  So whoever has no job of the name neither
- * tells a schedule nor takes one: it may be a dropped job's.
+ * The drop of a job deletes its schedule.  Nobody makes a new job of that name before all nodes
+ * that may have the old one have heard of the drop (drop.c).  So whoever has no job of the name
+ * neither tells a schedule nor takes one: it may be a dropped job's.
  */
 #include "daemon/cluster/checkpoint/directory.h"
 #include "daemon/cluster/checkpoint/operation.h"
@@ -52,7 +52,7 @@ const struct schedule *schedule_find(const struct engine *x, const char *job)
 /* While no owner list has replaced the first, the others need not hear of a drop. */
 static bool keeps_notes(const struct engine *x)
 {
-        return x->placement.epoch || placement_nodes(&x->placement) >> x->cluster->self & 1;
+        return x->placement.epoch || node_set_has(placement_nodes(&x->placement), x->cluster->self);
 }
 
 static void schedule_write(const struct engine *x, const struct schedule *s)
@@ -281,7 +281,7 @@ static void resume_note(char *job, void *arg)
         if (!job_name_valid(job) || sscanf(numbers, "%u %u %llu %llu %llu %llu", &s.uid, &s.keep,
                                            &every, &stamp, &last_version, &last_unix_s) != 6)
                 return;
-        if (x->placement.dead >> x->cluster->self & 1) {
+        if (node_set_has(x->placement.dead, x->cluster->self)) {
                 note_delete(x->store, NOTE_SCHEDULE, job);
                 return;
         }

@@ -159,8 +159,11 @@ static void prepare(struct coordinated *c, bool ahead)
         m.body_case = ZERO__LINK_MESSAGE__BODY_PREPARE;
         m.prepare = &prepare;
         crash_point(ahead ? CRASH_COORDINATOR_AHEAD : CRASH_COORDINATOR_READY);
-        for (uint64_t left = placement_nodes(&s->placement); left; left &= left - 1) {
-                fabric_send(c->x->fabric, (uint32_t)__builtin_ctzll(left), &m);
+        for (node_set left = placement_nodes(&s->placement); node_set_any(left);) {
+                uint32_t node = node_set_first(left);
+
+                node_set_remove(&left, node);
+                fabric_send(c->x->fabric, node, &m);
                 crash_point(ahead ? CRASH_COORDINATOR_AHEAD : CRASH_COORDINATOR_ASKING);
         }
 }

@@ -319,7 +319,7 @@ void composings_tell(struct engine *x)
                 Zero__LinkMessage m = job_message(c->name);
                 Zero__ComposeWaits waits = ZERO__COMPOSE_WAITS__INIT;
                 char who[64], what[100];
-                node_set nodes = 0;
+                node_set nodes = NODE_SET_NONE;
 
                 if (c->told == c->n)
                         continue;

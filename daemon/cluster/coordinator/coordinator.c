@@ -49,7 +49,7 @@ static void coordinator_down(struct engine *x, uint32_t node, const char *why)
         }
 }
 
-void coordinators_cut(struct engine *x, uint32_t node, uint64_t cut)
+void coordinators_cut(struct engine *x, uint32_t node, node_set cut)
 {
         list_for_each (&x->coordinators, item) {
                 coordinated_event(CONTAINER_OF(item, struct coordinated, link),

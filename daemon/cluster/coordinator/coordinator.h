@@ -118,7 +118,7 @@ void composes_stop(struct engine *x);
 void coordinator_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 void coordinators_free(struct engine *x);
 /* A node says which nodes it cannot reach. */
-void coordinators_cut(struct engine *x, uint32_t node, uint64_t cut);
+void coordinators_cut(struct engine *x, uint32_t node, node_set cut);
 
 /*
  * Calls each() for every moving job that this node coordinates. wait.who is "" if the move waits

@@ -60,7 +60,7 @@ static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
 
                 if (!step_needs_node(&c->state.step, i) ||
                     (node_set_has(c->state.step.open, i) &&
-                     !(c->state.step.phase == STEP_FORMING && c->state.step.cut[i])))
+                     !(c->state.step.phase == STEP_FORMING && node_set_any(c->state.step.cut[i]))))
                         continue;
                 snprintf(line.who, sizeof line.who, "node %.60s", node_name(c->x, i));
                 if (node_set_has(c->state.step.open, i))

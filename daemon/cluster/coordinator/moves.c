@@ -99,17 +99,17 @@ static void wait_for(const struct coordinated *c, uint32_t node, const char *wha
 static void rest_waits(const struct coordinated *c, struct wait_line *ret)
 {
         uint32_t n_nodes = c->x->cluster->n_nodes;
+        bool untold = node_set_any(c->state.untold);
         size_t at = 0;
 
         for (uint32_t n = 0; n < n_nodes && at < sizeof ret->who; n++)
-                if (c->state.untold ? node_set_has(c->state.untold, n)
-                                    : c->state.nodes[n] == NODE_UNASKED)
+                if (untold ? node_set_has(c->state.untold, n) : c->state.nodes[n] == NODE_UNASKED)
                         at += (size_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
                                                at ? ", " : "node ", node_name(c->x, n));
         if (at) {
                 snprintf(ret->what, sizeof ret->what, "%s",
-                         c->state.untold ? coordinated_untold(c)
-                                         : "to come up: the rest of the job is there");
+                         untold ? coordinated_untold(c)
+                                : "to come up: the rest of the job is there");
                 return;
         }
         snprintf(ret->who, sizeof ret->who, "a person");

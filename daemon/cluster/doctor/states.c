@@ -46,7 +46,8 @@ static bool is_left(const struct job *job)
         node_set owners = placement_nodes(&job->placement) & ~node_set_of(job->x->cluster->self);
 
         return !job->opening && !job->n_attached && job->holders == job->onlookers &&
-               job_fresh(job) && (!list_empty(&job->old_replicas) || owners & ~job->x->up);
+               job_fresh(job) &&
+               (!list_empty(&job->old_replicas) || node_set_any(owners & ~job->x->up));
 }
 
 /* A job whose coordinator is here, and which needs a person. */

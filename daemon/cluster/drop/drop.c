@@ -61,7 +61,7 @@ static struct drop *drop_find(struct engine *x, const char *job)
 
 static bool keeps_drops(const struct engine *x)
 {
-        return placement_nodes(&x->placement) >> x->cluster->self & 1;
+        return node_set_has(placement_nodes(&x->placement), x->cluster->self);
 }
 
 /* Root, where this node has nothing of the job. */
@@ -81,14 +81,14 @@ static uint32_t owner_of(struct engine *x, const char *name)
 int drop_admit(struct engine *x, const char *job, struct fault *fault)
 {
         uint32_t uid = owner_of(x, job), n = 0, n_user = 0;
-        node_set away = 0;
+        node_set away = NODE_SET_NONE;
 
         if (!keeps_drops(x) || drop_find(x, job))
                 return 0;
         list_for_each (&x->drops->noted, item) {
                 const struct drop *d = CONTAINER_OF(item, struct drop, link);
 
-                if (!(d->untold & ~x->placement.dead & ~x->up))
+                if (!node_set_any(d->untold & ~x->placement.dead & ~x->up))
                         continue;
                 away |= d->untold & ~x->placement.dead & ~x->up;
                 n++;
@@ -101,7 +101,7 @@ int drop_admit(struct engine *x, const char *job, struct fault *fault)
                          "the drop; at most %d may wait, %d of one user: start the daemon of node "
                          "%s, or take the node out of the membership",
                          n, n_user, uid, UNTOLD_MAX, UNTOLD_USER_MAX,
-                         node_name(x, (uint32_t)__builtin_ctzll(away)));
+                         node_name(x, node_set_first(away)));
 }
 
 /* Whether something in flight needs the job's state, or its memory is being freed. */
@@ -207,7 +207,7 @@ static void wait_end(struct engine *x, struct drop_wait *w, const struct drop *d
         m.job = w->job;
         m.call = w->call;
         if (w->told)
-                w->told(x, w->node, w->call, d != NULL, d ? d->untold : 0);
+                w->told(x, w->node, w->call, d != NULL, d ? d->untold : NODE_SET_NONE);
         else
                 answer(x, w->node, &m, ZERO_OK, "");
         free(w);
@@ -215,7 +215,8 @@ static void wait_end(struct engine *x, struct drop_wait *w, const struct drop *d
 
 static bool is_over(const struct drop *d)
 {
-        return !(d->untold & ~d->x->placement.dead) && !d->asked && !is_dying(d->x, d->job);
+        return !node_set_any(d->untold & ~d->x->placement.dead) && !node_set_any(d->asked) &&
+               !is_dying(d->x, d->job);
 }
 
 /* Deletes files first: a node that hears that the job is dropped finds none. */
@@ -231,7 +232,7 @@ static void drops_check(struct engine *x)
                 struct drop_wait *w = CONTAINER_OF(item, struct drop_wait, link);
                 const struct drop *d = w->told ? drop_find(x, w->job) : NULL;
 
-                if (!(d && d->asked) && !is_dying(x, w->job))
+                if (!(d && node_set_any(d->asked)) && !is_dying(x, w->job))
                         wait_end(x, w, d);
         }
         list_for_each (&x->drops->noted, item) {
@@ -335,19 +336,20 @@ void drop_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 /* While no owner list has replaced the first, nodes without shards have nothing but ranks. */
 static node_set that_hold(const struct engine *x)
 {
-        return x->placement.epoch ? UINT64_MAX : placement_nodes(&x->placement);
+        return x->placement.epoch ? NODE_SET_ALL : placement_nodes(&x->placement);
 }
 
 static node_set that_must_hear(const struct engine *x, const struct drop *d)
 {
-        return d ? d->untold & ~x->placement.dead & that_hold(x) : 0;
+        return d ? d->untold & ~x->placement.dead & that_hold(x) : NODE_SET_NONE;
 }
 
 bool drop_only_ends(struct engine *x, const char *job)
 {
         const struct drop *d = drop_find(x, job);
 
-        return !that_must_hear(x, d) && !(d && d->asked) && is_dying(x, job);
+        return !node_set_any(that_must_hear(x, d)) && !(d && node_set_any(d->asked)) &&
+               is_dying(x, job);
 }
 
 int drop_check(struct engine *x, const char *job, struct fault *fault)
@@ -355,12 +357,12 @@ int drop_check(struct engine *x, const char *job, struct fault *fault)
         struct drop *d = drop_find(x, job);
         node_set untold = that_must_hear(x, d), away = untold & ~x->up;
 
-        if (away)
+        if (node_set_any(away))
                 return fault_set(fault, ZERO_EBUSY,
                                  "job '%s' was dropped, and node %s, which is away, has not heard "
                                  "of the drop: start the node's daemon",
-                                 job, node_name(x, (uint32_t)__builtin_ctzll(away)));
-        if (untold || (d && d->asked) || is_dying(x, job))
+                                 job, node_name(x, node_set_first(away)));
+        if (node_set_any(untold) || (d && node_set_any(d->asked)) || is_dying(x, job))
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is still being dropped: try again",
                                  job);
         if (d)
@@ -372,7 +374,7 @@ int drop_check(struct engine *x, const char *job, struct fault *fault)
 
 static node_set nodes_parse(const struct engine *x, const char *names)
 {
-        node_set nodes = 0;
+        node_set nodes = NODE_SET_NONE;
 
         for (size_t n; *names; names += n + strspn(names + n, " ")) {
                 n = strcspn(names, " ");
@@ -394,7 +396,7 @@ static void resume_note(char *job, void *arg)
         *nodes = *end = 0;
         if (!job_name_valid(job))
                 return;
-        if (x->placement.dead >> x->cluster->self & 1) {
+        if (node_set_has(x->placement.dead, x->cluster->self)) {
                 note_delete(x->store, NOTE_DROP, job);
                 return;
         }

@@ -166,9 +166,9 @@ int engine_start(struct engine *x)
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 list_init(lists[i]);
         requests_init(&x->requests);
-        x->linked = x->agreeing = x->up = 0;
+        x->linked = x->agreeing = x->up = NODE_SET_NONE;
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)
-                x->cut[n] = UINT64_MAX; /* until the node says which */
+                x->cut[n] = NODE_SET_ALL; /* until the node says which */
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
                 for (uint32_t i = 0; i < x->cluster->nodes[n].owners; i++)
                         owners[n_owners++] = n;

@@ -19,8 +19,9 @@ static void links_tell(struct engine *x)
 {
         Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
         Zero__Links links = ZERO__LINKS__INIT;
+        node_set cut = node_set_first_n(x->cluster->n_nodes) & ~x->up;
 
-        links.cut = node_set_first_n(x->cluster->n_nodes) & ~x->up;
+        links.n_cut = node_set_words(&cut, &links.cut);
         links.epoch = x->placement.epoch;
         links.mark = placement_mark(&x->placement);
         m.job = (char *)"";
@@ -53,7 +54,7 @@ void links_down(struct engine *x, uint32_t node)
         node_set_remove(&x->linked, node);
         node_set_remove(&x->agreeing, node);
         node_set_remove(&x->up, node);
-        x->cut[node] = node_set_first_n(ZERO_NODE_MAX); /* until the node says which */
+        x->cut[node] = NODE_SET_ALL; /* until the node says which */
         links_tell(x);
 }
 
@@ -76,6 +77,7 @@ static void links_agree(struct engine *x, uint32_t node, const Zero__Links *m)
 void links_message(struct engine *x, uint32_t node, const Zero__Links *m)
 {
         links_agree(x, node, m);
-        x->cut[node] = m->cut;
-        coordinators_cut(x, node, m->cut);
+        if (!node_set_from_words(m->cut, m->n_cut, &x->cut[node]))
+                fabric_cut(x->fabric, node, "sends a set of nodes that no cluster has");
+        coordinators_cut(x, node, x->cut[node]);
 }

@@ -80,7 +80,7 @@ static node_set reachable(const struct engine *x)
 void membership_describe(const struct engine *x, node_set dead, struct wait_line *ret)
 {
         node_set away = paxos_voters(&x->membership->r, dead) & ~reachable(x);
-        uint32_t n = (uint32_t)__builtin_popcountll(reachable(x) & ~dead), at = 0;
+        uint32_t n = node_set_count(reachable(x) & ~dead), at = 0;
 
         snprintf(ret->who, sizeof ret->who, "the other nodes' votes");
         for (uint32_t i = 0; i < x->cluster->n_nodes && at < sizeof ret->who; i++)
@@ -350,14 +350,14 @@ static void change_begin(struct membership *v)
 /* Whether enough nodes for a decision are up. */
 static bool votes_there(const struct membership *v, node_set dead)
 {
-        return (uint32_t)__builtin_popcountll(reachable(v->x) & ~dead) >=
+        return node_set_count(reachable(v->x) & ~dead) >=
                paxos_quorum(v->x->cluster->n_nodes, dead);
 }
 
 static bool complete_due(const struct membership *v)
 {
         return paxos_undecided(&v->r) && engine_now(v->x) >= v->complete_ms &&
-               membership_hindered(v->x, NULL) == 0 && votes_there(v, 0);
+               membership_hindered(v->x, NULL) == 0 && votes_there(v, NODE_SET_NONE);
 }
 
 static void membership_complete(struct membership *v)
@@ -365,7 +365,7 @@ static void membership_complete(struct membership *v)
         const struct placement value = v->r.record.value;
 
         v->complete_ms = engine_now(v->x) + COMPLETE_MS + randombytes_uniform(COMPLETE_MS);
-        membership_propose(v, &value, 0);
+        membership_propose(v, &value, NODE_SET_NONE);
 }
 
 /* Waits for a client's change. */

@@ -13,7 +13,7 @@ void membership_send(struct engine *x, uint32_t node, const struct paxos_message
 
         out.kind = (uint32_t)m->kind;
         out.ballot = m->ballot;
-        out.dead = m->dead;
+        out.n_dead = node_set_words(&m->dead, &out.dead);
         out.voter = m->record.voter;
         out.promised = m->record.promised;
         out.accepted = m->record.accepted;
@@ -38,20 +38,20 @@ int membership_receive(const struct engine *x, uint32_t node, const Zero__Paxos 
 {
         struct paxos_message m = { .kind = from->kind,
                                    .ballot = from->ballot,
-                                   .dead = from->dead,
                                    .record = { .voter = from->voter,
                                                .promised = from->promised,
                                                .accepted = from->accepted } };
         bool asks = m.kind == PAXOS_PREPARE || m.kind == PAXOS_ACCEPT;
 
-        if (from->kind >= PAXOS_KINDS || m.ballot > PAXOS_BALLOT_MAX ||
+        if (!node_set_from_words(from->dead, from->n_dead, &m.dead) || from->kind >= PAXOS_KINDS ||
+            m.ballot > PAXOS_BALLOT_MAX ||
             !placement_from_message(from->chosen, x->cluster->n_nodes, false, &m.record.chosen) ||
             (m.record.accepted && !from->value) ||
             (from->value &&
              !placement_from_message(from->value, x->cluster->n_nodes, false, &m.record.value)) ||
             !paxos_record_sane(&m.record, x->cluster->n_nodes))
                 return -EPROTO;
-        if (asks && (paxos_ballot_node(m.ballot) != node || m.dead >> x->cluster->self & 1))
+        if (asks && (paxos_ballot_node(m.ballot) != node || node_set_has(m.dead, x->cluster->self)))
                 return -EPROTO;
         *ret = m;
         return 0;
@@ -61,23 +61,41 @@ int membership_receive(const struct engine *x, uint32_t node, const Zero__Paxos 
 
 _Static_assert((int)PLACEMENT_BEFORE == (int)BALLOTS_BEFORE, "as the file has it");
 
+/* The file has a word a set, enough for ZERO_NODE_MAX nodes; wider sets lose nothing. */
+static uint64_t set_to_word(node_set s)
+{
+        uint64_t *words;
+
+        return node_set_words(&s, &words) ? words[0] : 0;
+}
+
+static node_set set_from_word(uint64_t word)
+{
+        node_set s;
+
+        node_set_from_words(&word, 1, &s);
+        return s;
+}
+
 static void placement_to_ballots(const struct placement *p, struct ballots_placement *ret)
 {
         ret->epoch = p->epoch;
         ret->n_owners = p->n_owners;
         memcpy(ret->node, p->node, p->n_owners * sizeof *p->node);
-        memcpy(ret->before, p->before, sizeof p->before);
-        ret->older = p->older;
-        ret->dead = p->dead;
+        for (size_t i = 0; i < BALLOTS_BEFORE; i++)
+                ret->before[i] = set_to_word(p->before[i]);
+        ret->older = set_to_word(p->older);
+        ret->dead = set_to_word(p->dead);
 }
 
 static void placement_from_ballots(const struct engine *x, const struct ballots_placement *v,
                                    struct placement *ret)
 {
         placement_init(ret, v->epoch, v->node, v->n_owners, x->cluster->mirror);
-        memcpy(ret->before, v->before, sizeof v->before);
-        ret->older = v->older;
-        ret->dead = v->dead;
+        for (size_t i = 0; i < BALLOTS_BEFORE; i++)
+                ret->before[i] = set_from_word(v->before[i]);
+        ret->older = set_from_word(v->older);
+        ret->dead = set_from_word(v->dead);
 }
 
 void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret)

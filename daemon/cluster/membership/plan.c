@@ -94,9 +94,9 @@ static int plan_dead(const struct engine *x, uint32_t node, struct membership_ch
 static bool was_owner(const struct placement *p, node_set nodes)
 {
         for (uint32_t i = 0; i < PLACEMENT_BEFORE; i++)
-                if (p->before[i] & nodes & ~p->dead)
+                if (node_set_any(p->before[i] & nodes & ~p->dead))
                         return true;
-        return p->older & nodes & ~p->dead;
+        return node_set_any(p->older & nodes & ~p->dead);
 }
 
 int membership_plan(const struct engine *x, enum membership_kind kind, const char *names,

@@ -52,7 +52,7 @@ void report_membership(struct arena *arena, const struct engine *x, struct statu
 
         *ret = (struct status_membership){
                 .epoch = chosen->epoch,
-                .votes_needed = paxos_quorum(x->cluster->n_nodes, 0),
+                .votes_needed = paxos_quorum(x->cluster->n_nodes, NODE_SET_NONE),
                 .votes_reachable = 1 + node_set_count(others),
                 .voter = membership_votes(x),
         };

@@ -43,22 +43,23 @@ bool paxos_record_sane(const struct paxos_record *r, uint32_t n_nodes)
 static void say(const struct paxos *r, struct paxos_message *m, enum paxos_kind kind,
                 uint64_t ballot)
 {
-        *m = (struct paxos_message){
-                .kind = kind, .ballot = ballot, .dead = ballot ? r->dead : 0, .record = r->record
-        };
+        *m = (struct paxos_message){ .kind = kind,
+                                     .ballot = ballot,
+                                     .dead = ballot ? r->dead : NODE_SET_NONE,
+                                     .record = r->record };
 }
 
 static uint32_t answer(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 {
         say(r, &r->answer, kind, ballot);
-        r->answer.dead = 0;
+        r->answer.dead = NODE_SET_NONE;
         return PAXOS_ANSWER;
 }
 
 static uint32_t ask(struct paxos *r, enum paxos_kind kind, uint64_t ballot)
 {
         say(r, &r->ask, kind, ballot);
-        r->to = paxos_voters(r, ballot ? r->dead : 0) & ~node_set_of(r->self);
+        r->to = paxos_voters(r, ballot ? r->dead : NODE_SET_NONE) & ~node_set_of(r->self);
         return PAXOS_ASK;
 }
 

@@ -13,9 +13,10 @@ void placement_to_message(const struct placement *p, Zero__Placement *ret)
         ret->n_mirrors = ret->mirror ? p->n_owners : 0;
         ret->mirrors = (uint32_t *)p->mirror;
         ret->n_before = p->epoch < PLACEMENT_BEFORE ? (size_t)p->epoch : PLACEMENT_BEFORE;
+        ret->n_before *= NODE_SET_WORDS;
         ret->before = (uint64_t *)p->before;
-        ret->older = p->older;
-        ret->dead = p->dead;
+        ret->n_older = node_set_words(&p->older, &ret->older);
+        ret->n_dead = node_set_words(&p->dead, &ret->dead);
 }
 
 static bool partly_sane(const struct placement *p, uint32_t n_nodes)
@@ -32,13 +33,15 @@ bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool par
 {
         struct placement p;
 
-        if (!m || m->n_owners < 1 || m->n_owners > NODE_SET_MAX || m->n_before > PLACEMENT_BEFORE)
+        if (!m || m->n_owners < 1 || m->n_owners > NODE_SET_MAX ||
+            m->n_before > PLACEMENT_BEFORE * NODE_SET_WORDS)
                 return false;
         placement_init(&p, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);
         if (m->n_before)
                 memcpy(p.before, m->before, m->n_before * sizeof *m->before);
-        p.older = m->older;
-        p.dead = m->dead;
+        if (!node_set_from_words(m->older, m->n_older, &p.older) ||
+            !node_set_from_words(m->dead, m->n_dead, &p.dead))
+                return false;
         if (partly && m->n_mirrors) {
                 if (m->n_mirrors != m->n_owners)
                         return false;

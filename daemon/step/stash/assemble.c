@@ -227,7 +227,7 @@ static bool bring_ahead(struct stash_entry *e)
 void stash_ahead(struct stash *s, struct stash_entry *e)
 {
         const struct order *o = &s->order;
-        bool more = s->others;
+        bool more = node_set_any(s->others);
 
         for (uint32_t i = o->at; more && i < o->n && i < o->at + AHEAD_LOOKED_AT; i++)
                 more = bring_ahead(entry_find(s, o->keys[i]));
@@ -415,7 +415,7 @@ void entry_tell_done(const struct stash_entry *e)
 {
         const struct stash *s = e->stash;
         struct job *job = s->job;
-        node_set told = 0;
+        node_set told = NODE_SET_NONE;
 
         for (uint32_t m = 0; m < s->n_ranks; m++) {
                 Zero__LinkMessage message = job_message(job->name);
@@ -502,6 +502,6 @@ void stash_done_message(struct job *job, uint32_t node, const Zero__StashDone *m
         if (!e)
                 return;
         node_set_add(&e->done, node);
-        if (entry_unneeded(e) && !(s->others & ~e->done))
+        if (entry_unneeded(e) && !node_set_any(s->others & ~e->done))
                 entry_end(e, ZERO_OK, NULL);
 }

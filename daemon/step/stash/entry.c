@@ -252,7 +252,7 @@ static bool others_release(const struct stash *s, uint32_t member)
  */
 static bool takes_theirs(const struct stash *s, uint64_t own)
 {
-        if (!s->others || s->wholes.n)
+        if (!node_set_any(s->others) || s->wholes.n)
                 return false;
         own = pages_round(&s->pages, own);
         list_for_each ((struct list *)&s->entries, item) {
@@ -428,7 +428,7 @@ static void writes_advance(struct stash *s)
 
 static void entry_answer(struct stash_entry *e)
 {
-        const struct block *b = e->stash->others ? &e->whole : &e->own;
+        const struct block *b = node_set_any(e->stash->others) ? &e->whole : &e->own;
 
         e->answered = true;
         while (!list_empty(&e->waiting)) {
@@ -448,7 +448,7 @@ static void entry_advance(struct stash_entry *e)
 {
         if (e->past || e->slides || list_empty(&e->waiting) || entry_awaits(e) < e->stash->n_ranks)
                 return;
-        if (e->stash->others && !e->assembled)
+        if (node_set_any(e->stash->others) && !e->assembled)
                 entry_assemble(e);
         else
                 entry_answer(e);
@@ -555,7 +555,7 @@ int stash_release(struct stash *s, uint32_t rank, uint64_t key, bool last, struc
         if (!entry_unneeded(e))
                 return 0;
         entry_tell_done(e);
-        if (!(s->others & ~e->done))
+        if (!node_set_any(s->others & ~e->done))
                 entry_end(e, ZERO_OK, NULL);
         return 0;
 }

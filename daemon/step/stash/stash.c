@@ -139,7 +139,7 @@ static void set_locate(struct stash *s)
         uint32_t self = s->job->x->cluster->self;
 
         s->n_here = 0;
-        s->others = 0;
+        s->others = NODE_SET_NONE;
         for (uint32_t m = 0; m < s->n_ranks; m++) {
                 bool known = s->ranks[m] < s->job->world_size; /* the world may be a smaller one */
                 uint32_t node = known ? s->job->node_of_rank[s->ranks[m]] : self;
@@ -162,13 +162,14 @@ uint64_t set_parts_bytes(const struct stash *s)
         uint64_t unit = pages_unit(s->bytes), entries = s->bytes / s->entry_bytes + 1;
 
         entries = entries < PAGES_UNITS ? entries : PAGES_UNITS; /* each takes a unit at least */
-        return s->others ? (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit : s->bytes;
+        return node_set_any(s->others) ? (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit
+                                       : s->bytes;
 }
 
 static uint64_t set_bytes(const struct stash *s)
 {
         return set_parts_bytes(s) +
-               (s->others ? WHOLES * (s->entry_bytes + pages_unit(s->bytes)) : 0);
+               (node_set_any(s->others) ? WHOLES * (s->entry_bytes + pages_unit(s->bytes)) : 0);
 }
 
 static uint64_t user_bytes(const struct engine *x, uint32_t uid)
@@ -229,7 +230,7 @@ static int set_memory_away(struct stash *s, struct fault *fault)
         int r = pages_init(&s->pages, set_parts_bytes(s));
 
         s->pages.contiguous = true;
-        if (r == 0 && s->others)
+        if (r == 0 && node_set_any(s->others))
                 r = pages_init_slots(&s->wholes, s->pages.n * s->pages.unit, slot, WHOLES);
         return r ? fault_set(fault, ZERO_ENOMEM, "out of memory") : 0;
 }

@@ -15,7 +15,7 @@ struct vote {
         Zero__Paxos m;
         Zero__Placement chosen, value;
         uint32_t owners[8], proposed[8];
-        uint64_t before[PLACEMENT_BEFORE + 1];
+        uint64_t before[PLACEMENT_BEFORE * NODE_SET_WORDS + 1], dead;
 };
 
 static void vote_init(struct vote *v, enum paxos_kind kind)
@@ -65,16 +65,17 @@ Test(membership_message, tells_of_earlier_lists)
 
         vote_init(&v, PAXOS_ACCEPT);
         v.value.before = v.before;
-        v.value.n_before = PLACEMENT_BEFORE;
-        v.value.older = 4;
-        v.value.dead = 2;
+        v.value.n_before = PLACEMENT_BEFORE * NODE_SET_WORDS;
+        v.value.older = (uint64_t[]){ 4 };
+        v.value.dead = (uint64_t[]){ 2 };
+        v.value.n_older = v.value.n_dead = 1;
         v.before[0] = 5;
-        v.before[PLACEMENT_BEFORE - 1] = 3;
+        v.before[(PLACEMENT_BEFORE - 1) * NODE_SET_WORDS] = 3;
         cr_assert_eq(receive(&v, &m), 0);
-        cr_assert_eq(m.record.value.before[0], 5);
-        cr_assert_eq(m.record.value.before[PLACEMENT_BEFORE - 1], 3);
-        cr_assert_eq(m.record.value.older, 4);
-        cr_assert_eq(m.record.value.dead, 2);
+        cr_assert_eq(*(uint64_t *)&m.record.value.before[0], 5);
+        cr_assert_eq(*(uint64_t *)&m.record.value.before[PLACEMENT_BEFORE - 1], 3);
+        cr_assert_eq(*(uint64_t *)&m.record.value.older, 4);
+        cr_assert_eq(*(uint64_t *)&m.record.value.dead, 2);
         v.value.n_before++;
         cr_assert_eq(receive(&v, &m), -EPROTO);
 }
@@ -97,10 +98,27 @@ Test(membership_message, that_declares_its_receiver_dead_is_refused)
         struct vote v;
 
         vote_init(&v, PAXOS_PREPARE);
-        v.m.dead = 1;
+        v.m.dead = (uint64_t[]){ 1 };
+        v.m.n_dead = 1;
         cr_assert_eq(receive(&v, &m), -EPROTO);
-        v.m.dead = 4;
+        v.m.dead = (uint64_t[]){ 4 };
         cr_assert_eq(receive(&v, &m), 0);
+}
+
+Test(membership_message, with_more_nodes_than_a_set_has_is_refused)
+{
+        uint64_t words[NODE_SET_WORDS + 1] = { 0 };
+        struct paxos_message m;
+        struct vote v;
+
+        vote_init(&v, PAXOS_ACCEPT);
+        v.m.dead = v.value.older = words;
+        v.m.n_dead = v.value.n_older = NODE_SET_WORDS + 1;
+        cr_assert_eq(receive(&v, &m), 0);
+        words[NODE_SET_WORDS] = 1;
+        cr_assert_eq(receive(&v, &m), -EPROTO);
+        v.m.n_dead = NODE_SET_WORDS;
+        cr_assert_eq(receive(&v, &m), -EPROTO);
 }
 
 static uint64_t next(uint64_t *state)
@@ -122,7 +140,9 @@ static void spoil(struct vote *v, uint64_t *rng)
                 v->m.ballot = any;
                 break;
         case 2:
-                v->m.dead = any;
+                v->dead = any;
+                v->m.dead = &v->dead;
+                v->m.n_dead = 1;
                 break;
         case 3:
                 v->m.promised = any;
