@@ -88,14 +88,14 @@ struct told_state machine_told(uint32_t node, uint32_t epoch, uint32_t copy, con
 static void old_placement_begin(struct old_placement *f, uint32_t epoch)
 {
         const uint32_t n = placements[epoch].n_owners;
-        uint32_t nobody[ZERO_NODE_MAX];
+        uint32_t nobody[NODE_SET_MAX];
 
-        for (uint32_t o = 0; o < ZERO_NODE_MAX; o++)
-                nobody[o] = ZERO_NODE_MAX;
+        for (uint32_t o = 0; o < NODE_SET_MAX; o++)
+                nobody[o] = NO_NODE;
         placement_init(&f->placement, epoch, nobody, n, false);
         f->placement.copies = n > 1 ? PLACEMENT_COPIES : 1;
         memcpy(f->placement.mirror, nobody, sizeof nobody);
-        f->settling = f->settled = 0;
+        f->settling = f->settled = NODE_SET_NONE;
 }
 
 static void old_placement_place(struct old_placement *f, uint32_t holder, uint32_t node,
@@ -137,8 +137,8 @@ static void old_placements_load(const struct coordination *c, uint32_t epoch)
         }
         if (!machine->old_placement)
                 return;
-        machine->old_placement->settling = c->settling;
-        machine->old_placement->settled = c->settled_nodes;
+        machine->old_placement->settling = node_set_from_word(c->settling);
+        machine->old_placement->settled = node_set_from_word(c->settled_nodes);
 }
 
 static void old_placement_store(struct coordination *c, const struct old_placement *f)
@@ -146,7 +146,7 @@ static void old_placement_store(struct coordination *c, const struct old_placeme
         for (uint32_t h = 0; h < placement_holders(&f->placement); h++) {
                 uint32_t node = holder_node(&f->placement, h), copy = holder_copy(&f->placement, h);
 
-                if (node >= ZERO_NODE_MAX)
+                if (node == NO_NODE)
                         continue;
                 c->told[node] |= (u8)(1 << (f->placement.epoch * COPIES + copy));
                 if (f->standings[h])
@@ -159,10 +159,12 @@ static void old_placements_store(struct coordination *c)
         for (uint32_t i = 0; i < OLD_PLACEMENT_MAX; i++)
                 if (machine->old_placements[i].placement.n_owners)
                         old_placement_store(c, &machine->old_placements[i]);
-        c->old_placement =
-                machine->old_placement ? (u8)(machine->old_placement->placement.epoch + 1) : 0;
-        c->settling = machine->old_placement ? (u8)machine->old_placement->settling : 0;
-        c->settled_nodes = machine->old_placement ? (u8)machine->old_placement->settled : 0;
+        c->old_placement = c->settling = c->settled_nodes = 0;
+        if (!machine->old_placement)
+                return;
+        c->old_placement = (u8)(machine->old_placement->placement.epoch + 1);
+        c->settling = (u8)node_set_to_word(machine->old_placement->settling);
+        c->settled_nodes = (u8)node_set_to_word(machine->old_placement->settled);
 }
 
 /* ---- the step: one rank, always there ---- */
@@ -177,7 +179,7 @@ static void step_fill(struct step *s, const struct coordination *c, uint32_t sel
         s->heard = c->heard;
         s->decided_attempt = c->decided;
         s->decision = decision_of(c->decided);
-        s->open = c->open;
+        s->open = node_set_from_word(c->open);
         s->good_steps = s->skipped = 0;
         s->loss_scale = 1;
         memset(s->ready, 0, bounds.n_nodes * sizeof *s->ready);
@@ -196,7 +198,7 @@ static void step_pack(struct coordination *c, const struct step *s)
         c->attempt = (u8)s->attempt;
         c->heard = (u8)s->heard;
         c->decided = (u8)s->decided_attempt;
-        c->open = (u8)s->open;
+        c->open = (u8)node_set_to_word(s->open);
         c->voted = c->done = 0;
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++) {
                 c->voted |= (u8)(s->voted[h] << h);
@@ -245,9 +247,9 @@ static void load(const struct world *w, uint32_t self)
         machine->whole = c->whole;
         machine->fault.status = c->fault;
         machine->refused.status = ZERO_OK;
-        machine->stale = c->stale;
+        machine->stale = node_set_from_word(c->stale);
         machine->round = 1;
-        machine->missed = 0;
+        machine->missed = NODE_SET_NONE;
         machine->others_until_ms = c->waits ? OTHERS_MS + 1 : 0;
         step_fill(&machine->step, c, self);
         old_placements_load(c, w->nodes[self].epoch);
@@ -275,7 +277,7 @@ static void store(struct world *w, uint32_t self)
         c->settled = machine->settled;
         c->whole = machine->whole;
         c->fault = machine->fault.status != ZERO_OK;
-        c->stale = (u8)machine->stale;
+        c->stale = (u8)node_set_to_word(machine->stale);
         c->waits = machine->others_until_ms != 0;
         c->lacks = c->asked_now = c->filling = 0;
         memset(c->stands, 0, sizeof c->stands);

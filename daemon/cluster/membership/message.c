@@ -61,31 +61,15 @@ int membership_receive(const struct engine *x, uint32_t node, const Zero__Paxos 
 
 _Static_assert((int)PLACEMENT_BEFORE == (int)BALLOTS_BEFORE, "as the file has it");
 
-/* The file has a word a set, enough for ZERO_NODE_MAX nodes; wider sets lose nothing. */
-static uint64_t set_to_word(node_set s)
-{
-        uint64_t *words;
-
-        return node_set_words(&s, &words) ? words[0] : 0;
-}
-
-static node_set set_from_word(uint64_t word)
-{
-        node_set s;
-
-        node_set_from_words(&word, 1, &s);
-        return s;
-}
-
 static void placement_to_ballots(const struct placement *p, struct ballots_placement *ret)
 {
         ret->epoch = p->epoch;
         ret->n_owners = p->n_owners;
         memcpy(ret->node, p->node, p->n_owners * sizeof *p->node);
         for (size_t i = 0; i < BALLOTS_BEFORE; i++)
-                ret->before[i] = set_to_word(p->before[i]);
-        ret->older = set_to_word(p->older);
-        ret->dead = set_to_word(p->dead);
+                ret->before[i] = node_set_to_word(p->before[i]);
+        ret->older = node_set_to_word(p->older);
+        ret->dead = node_set_to_word(p->dead);
 }
 
 static void placement_from_ballots(const struct engine *x, const struct ballots_placement *v,
@@ -93,9 +77,9 @@ static void placement_from_ballots(const struct engine *x, const struct ballots_
 {
         placement_init(ret, v->epoch, v->node, v->n_owners, x->cluster->mirror);
         for (size_t i = 0; i < BALLOTS_BEFORE; i++)
-                ret->before[i] = set_from_word(v->before[i]);
-        ret->older = set_from_word(v->older);
-        ret->dead = set_from_word(v->dead);
+                ret->before[i] = node_set_from_word(v->before[i]);
+        ret->older = node_set_from_word(v->older);
+        ret->dead = node_set_from_word(v->dead);
 }
 
 void record_to_ballots(const struct paxos_record *r, struct ballots_record *ret)

@@ -26,7 +26,7 @@ static int read_sources(struct fill_target *f, const Zero__Fill *m, struct fault
                                          "a source is an owner or mirror that the old owner list "
                                          "does not have");
                 h = holder_of(&f->from, s->owner, s->copy);
-                if (holder_node(&f->from, h) == ZERO_NODE_MAX)
+                if (holder_node(&f->from, h) == NO_NODE)
                         return fault_set(fault, ZERO_EPROTO, "the node of a source is unknown");
                 f->readable[h] = true;
                 f->source_puts[h] = s->puts;

@@ -28,7 +28,7 @@ struct fill_order {
         uint32_t uid, world_size, reduce_dtype;
         Zero__Layout *layout;
         /* to: in force. from: the same if a holder lacks its state; an owner that no node knows of
-         * has node ZERO_NODE_MAX. */
+         * has NO_NODE. */
         const struct placement *from, *to;
         uint32_t holder;             /* in `to` */
         uint64_t version, attempt;   /* attempt: above all that any node has heard of */

@@ -44,7 +44,7 @@ static const struct standing *const *standings_of(const struct old_placement *f)
 static bool is_known(const struct old_placement *f)
 {
         for (uint32_t h = 0; f->placement.n_owners && h < placement_holders(&f->placement); h++)
-                if (holder_node(&f->placement, h) < NODE_SET_MAX)
+                if (holder_node(&f->placement, h) != NO_NODE)
                         return true;
         return false;
 }
@@ -93,7 +93,7 @@ static void old_placement_begin(struct old_placement *f, const struct state_plac
         uint32_t nobody[NODE_SET_MAX];
 
         for (uint32_t o = 0; o < NODE_SET_MAX; o++)
-                nobody[o] = NODE_SET_MAX;
+                nobody[o] = NO_NODE;
         old_placement_forget(f);
         placement_init(&f->placement, of->epoch, nobody, of->n_owners, false);
         f->placement.copies = of->n_owners > 1 ? PLACEMENT_COPIES : 1;
@@ -153,9 +153,9 @@ static void retell(struct old_placement *f, uint32_t node)
 {
         for (uint32_t o = 0; o < f->placement.n_owners; o++) {
                 if (f->placement.node[o] == node)
-                        f->placement.node[o] = NODE_SET_MAX;
+                        f->placement.node[o] = NO_NODE;
                 if (f->placement.mirror[o] == node)
-                        f->placement.mirror[o] = NODE_SET_MAX;
+                        f->placement.mirror[o] = NO_NODE;
         }
 }
 

@@ -3,7 +3,8 @@
  *
  * A set is one bit for each node of a cluster, in words of 64 bits; &, | and ~ work on sets.  The
  * daemon's sets have one word, which is a plain number.  The simulator compiles the rules with more
- * words (NODE_SET_MAX); the width is all that differs.  Nobody else shifts bits of nodes.
+ * words (NODE_SET_MAX), and tests/run.sh compiles everything with two once more; the width is all
+ * that differs.  Nobody else shifts bits of nodes.
  */
 #pragma once
 
@@ -110,4 +111,20 @@ static inline bool node_set_from_words(const uint64_t *words, size_t n, node_set
         }
         *ret = s;
         return true;
+}
+
+/* In one word, enough for ZERO_NODE_MAX nodes; wider sets lose nothing. */
+static inline uint64_t node_set_to_word(node_set s)
+{
+        uint64_t *words;
+
+        return node_set_words(&s, &words) ? words[0] : 0;
+}
+
+static inline node_set node_set_from_word(uint64_t word)
+{
+        node_set s;
+
+        node_set_from_words(&word, 1, &s);
+        return s;
 }

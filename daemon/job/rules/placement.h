@@ -18,7 +18,8 @@
 #include "proto/zero.pb-c.h"
 
 enum { PLACEMENT_COPIES = 2, HOLDER_MAX = PLACEMENT_COPIES * NODE_SET_MAX };
-enum { NO_OWNER = -1, NO_HOLDER = HOLDER_MAX };
+/* NO_NODE is in messages too, so all daemons of a cluster have sets of one width. */
+enum { NO_OWNER = -1, NO_NODE = NODE_SET_MAX, NO_HOLDER = HOLDER_MAX };
 /* Devices of one node. */
 enum { NODE_OWNERS_MAX = 8 };
 /* Earlier lists whose nodes are known list by list. */
@@ -48,7 +49,7 @@ void placement_to_message(const struct placement *p, Zero__Placement *ret);
 bool placement_sane(const struct placement *p, uint32_t n_nodes);
 /*
  * False if the message is malformed. partly: the nodes of some owners, or of their mirrors, may be
- * unknown; these get NODE_SET_MAX. m may be NULL.
+ * unknown; these get NO_NODE. m may be NULL.
  */
 bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool partly,
                             struct placement *ret);

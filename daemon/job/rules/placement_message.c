@@ -22,8 +22,8 @@ void placement_to_message(const struct placement *p, Zero__Placement *ret)
 static bool partly_sane(const struct placement *p, uint32_t n_nodes)
 {
         for (uint32_t o = 0; o < p->n_owners; o++)
-                if ((p->node[o] >= n_nodes && p->node[o] != NODE_SET_MAX) ||
-                    (p->mirror[o] >= n_nodes && p->mirror[o] != NODE_SET_MAX))
+                if ((p->node[o] >= n_nodes && p->node[o] != NO_NODE) ||
+                    (p->mirror[o] >= n_nodes && p->mirror[o] != NO_NODE))
                         return false;
         return true;
 }
@@ -33,7 +33,7 @@ bool placement_from_message(const Zero__Placement *m, uint32_t n_nodes, bool par
 {
         struct placement p;
 
-        if (!m || m->n_owners < 1 || m->n_owners > NODE_SET_MAX ||
+        if (!m || m->n_owners < 1 || m->n_owners > ZERO_NODE_MAX ||
             m->n_before > PLACEMENT_BEFORE * NODE_SET_WORDS)
                 return false;
         placement_init(&p, m->epoch, m->owners, (uint32_t)m->n_owners, m->mirror);

@@ -385,7 +385,7 @@ static void the_shards_of_a_node_that_is_gone_are_taken_over(void)
 
         scene_open(&s, 3, 3, true);
         lose(&s, 1);
-        s.from.node[1] = ZERO_NODE_MAX;
+        s.from.node[1] = NO_NODE;
         place(&s, (uint32_t[]){ 0, 2 }, 2);
         for (uint32_t h = 0; h < placement_holders(&s.to); h++) {
                 fill(&s, h, &e);

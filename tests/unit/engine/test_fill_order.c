@@ -133,10 +133,10 @@ Test(fill_target_order, from_owners_of_whom_some_are_gone_is_read)
         struct fault fault;
 
         order_init(&o);
-        o.before[1] = ZERO_NODE_MAX;
+        o.before[1] = NO_NODE;
         o.sources[0] = o.sources[1]; /* the mirror of owner 1, on node 2 */
         cr_assert_eq(read_order(&o, &f, &fault), 0, "%s", fault.text);
-        cr_assert(f.readable[3] && !f.readable[2] && f.from.node[1] == ZERO_NODE_MAX);
+        cr_assert(f.readable[3] && !f.readable[2] && f.from.node[1] == NO_NODE);
 }
 
 /* Each function spoils one field. */
@@ -170,11 +170,11 @@ static void owner_unknown(struct order *o)
 }
 static void source_nowhere(struct order *o)
 {
-        o->before[0] = ZERO_NODE_MAX;
+        o->before[0] = NO_NODE;
 }
 static void new_owner_nowhere(struct order *o)
 {
-        o->after[2] = ZERO_NODE_MAX;
+        o->after[2] = NO_NODE;
 }
 static void owner_huge(struct order *o)
 {

@@ -72,10 +72,10 @@ Test(membership_message, tells_of_earlier_lists)
         v.before[0] = 5;
         v.before[(PLACEMENT_BEFORE - 1) * NODE_SET_WORDS] = 3;
         cr_assert_eq(receive(&v, &m), 0);
-        cr_assert_eq(*(uint64_t *)&m.record.value.before[0], 5);
-        cr_assert_eq(*(uint64_t *)&m.record.value.before[PLACEMENT_BEFORE - 1], 3);
-        cr_assert_eq(*(uint64_t *)&m.record.value.older, 4);
-        cr_assert_eq(*(uint64_t *)&m.record.value.dead, 2);
+        cr_assert_eq(node_set_to_word(m.record.value.before[0]), 5);
+        cr_assert_eq(node_set_to_word(m.record.value.before[PLACEMENT_BEFORE - 1]), 3);
+        cr_assert_eq(node_set_to_word(m.record.value.older), 4);
+        cr_assert_eq(node_set_to_word(m.record.value.dead), 2);
         v.value.n_before++;
         cr_assert_eq(receive(&v, &m), -EPROTO);
 }
