@@ -142,7 +142,7 @@ static void event(struct world *w, struct coordinator_event e)
         struct coordinator_action actions[MACHINE_ACTIONS];
         uint32_t n, unsent = 0;
 
-        e.linked = e.up = w->nodes[COORDINATOR].up;
+        e.linked = e.up = node_set_from_word(w->nodes[COORDINATOR].up);
         n = machine_step(w, &e, actions);
         for (uint32_t i = 0; i < n; i++)
                 if (actions[i].kind != COORDINATOR_ASK)
@@ -160,7 +160,8 @@ static void event(struct world *w, struct coordinator_event e)
 
 static void node_event(struct world *w, enum coordinator_event_kind kind, uint32_t node, u8 cut)
 {
-        event(w, (struct coordinator_event){ .kind = kind, .node = node, .cut = cut });
+        event(w, (struct coordinator_event){
+                         .kind = kind, .node = node, .cut = node_set_from_word(cut) });
 }
 
 void coordinator_new(struct world *w)

@@ -161,7 +161,7 @@ static void step_fill(struct step *s, const struct coordination *c)
         s->version = c->version;
         s->attempt = c->attempt;
         s->heard = c->heard;
-        s->open = c->open;
+        s->open = node_set_from_word(c->open);
         s->have_params = c->have_params;
         s->params_rank = c->params_rank;
         s->params.loss_scale = scale_value(c->params_scale);
@@ -179,7 +179,7 @@ static void step_fill(struct step *s, const struct coordination *c)
                 s->rank_slots[r] = c->rank_slots[r];
         }
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                s->cut[n] = c->cut[n];
+                s->cut[n] = node_set_from_word(c->cut[n]);
                 s->ready[n] = c->ready >> n & 1;
         }
         for (uint32_t h = 0; h < placement_holders(&placement); h++) {
@@ -196,7 +196,7 @@ static void step_pack(struct coordination *c, const struct step *s)
         c->version = (u8)s->version;
         c->attempt = (u8)s->attempt;
         c->heard = (u8)s->heard;
-        c->open = (u8)s->open;
+        c->open = (u8)node_set_to_word(s->open);
         c->have_params = s->have_params;
         c->params_rank = (u8)s->params_rank;
         c->params_scale = scale_number(s->params.loss_scale);
@@ -213,7 +213,7 @@ static void step_pack(struct coordination *c, const struct step *s)
                 c->rank_slots[r] = (u8)s->rank_slots[r];
         }
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {
-                c->cut[n] = (u8)s->cut[n];
+                c->cut[n] = (u8)node_set_to_word(s->cut[n]);
                 c->ready |= (u8)(s->ready[n] << n);
         }
         for (uint32_t h = 0; h < placement_holders(&placement); h++) {
@@ -234,7 +234,7 @@ static void load(const struct coordination *c)
         machine.settled = machine.whole = c->settled;
         machine.round = 1;
         machine.others_until_ms = machine.return_until_ms = 0;
-        machine.missed = 0;
+        machine.missed = NODE_SET_NONE;
         machine.fault.status = machine.refused.status = machine.clash.status = ZERO_OK;
         step_fill(&machine.step, c);
         for (uint32_t n = 0; n < bounds.n_nodes; n++) {

@@ -157,7 +157,7 @@ static void event(struct world *w, uint32_t self, struct coordinator_event e)
         if (!w->nodes[self].c.there)
                 return;
         e.now_ms = now(w, self);
-        e.linked = e.up = w->nodes[self].links | 1u << self;
+        e.linked = e.up = node_set_from_word(w->nodes[self].links | 1u << self);
         n = machine_step(w, self, &e, actions);
         for (uint32_t i = 0; i < n; i++)
                 sent[i] = run(w, self, &actions[i]);

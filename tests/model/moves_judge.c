@@ -129,7 +129,7 @@ bool world_done(const void *world)
         const struct placement *placement = &placements[n_placements - 1];
 
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
-                if (w->nodes[n].dead && placement_nodes(placement) >> n & 1)
+                if (w->nodes[n].dead && node_set_has(placement_nodes(placement), n))
                         return true; /* it is waited for */
         for (uint32_t n = 0; n < bounds.n_nodes; n++)
                 if (!w->nodes[n].dead && !node_done(w, n))

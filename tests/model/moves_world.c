@@ -190,7 +190,7 @@ static void placements_init(void)
                         owners[n++] = (uint32_t)(*p - '0');
                 placement_init(&placements[e], e, owners, n, bounds.mirror);
                 if (e)
-                        placement_follow(&placements[e], &placements[e - 1], 0);
+                        placement_follow(&placements[e], &placements[e - 1], NODE_SET_NONE);
                 n_placements++;
         }
 }

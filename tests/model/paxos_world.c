@@ -72,14 +72,14 @@ static struct paxos *load(const struct world *w, uint32_t n)
 
         record_fill(&record, &s->record);
         paxos_init(&r, bounds.n_nodes, n, NULL, &record);
-        r.heard = s->heard;
+        r.heard = node_set_from_word(s->heard);
         r.top = ballot_wide(s->top);
         r.phase = s->phase;
         placement_fill(&r.wanted, s->wanted, 0);
         placement_fill(&r.value, s->value, s->record.epoch + 1u);
-        r.dead = s->dead;
+        r.dead = node_set_from_word(s->dead);
         r.ballot = ballot_wide(s->ballot);
-        r.votes = s->votes;
+        r.votes = node_set_from_word(s->votes);
         r.best = ballot_wide(s->best);
         placement_fill(&r.best_value, s->best_value, s->record.epoch + 1u);
         return &r;
@@ -109,14 +109,14 @@ static void store(struct world *w, uint32_t n, const struct paxos *r)
         chosen_is_true(w, &s->record);
         s->top = ballot_small(r->top);
         if (!r->record.voter)
-                s->heard = (u8)r->heard;
+                s->heard = (u8)node_set_to_word(r->heard);
         s->phase = (u8)r->phase;
         if (r->phase == PAXOS_IDLE)
                 return;
         s->wanted = placement_small(&r->wanted);
-        s->dead = (u8)r->dead;
+        s->dead = (u8)node_set_to_word(r->dead);
         s->ballot = ballot_small(r->ballot);
-        s->votes = (u8)r->votes;
+        s->votes = (u8)node_set_to_word(r->votes);
         if (r->phase == PAXOS_ACCEPTING) {
                 s->value = placement_small(&r->value);
         } else if (r->best) {
@@ -157,7 +157,7 @@ static void send(struct world *w, uint32_t from, uint32_t to, const struct paxos
                              .to = (u8)to,
                              .kind = (u8)m->kind,
                              .ballot = ballot_small(m->ballot),
-                             .dead = (u8)m->dead,
+                             .dead = (u8)node_set_to_word(m->dead),
                              .record = record_small(&m->record) };
 
         if (!(w->gone >> to & 1))
@@ -174,7 +174,7 @@ static void carry_out(struct world *w, uint32_t n, uint32_t from, const struct p
         if (actions & PAXOS_ANSWER)
                 send(w, n, from, &r->answer);
         for (uint32_t to = 0; actions & PAXOS_ASK && to < bounds.n_nodes; to++)
-                if (r->to >> to & 1)
+                if (node_set_has(r->to, to))
                         send(w, n, to, &r->ask);
         if (actions & PAXOS_SPLIT)
                 violate("two placements of one epoch met");
@@ -210,7 +210,7 @@ static void deliver(struct world *w, const struct message *s)
 
         m.kind = s->kind;
         m.ballot = ballot_wide(s->ballot);
-        m.dead = s->dead;
+        m.dead = node_set_from_word(s->dead);
         record_fill(&m.record, &s->record);
         carry_out(w, s->to, s->from, r, paxos_hear(r, s->from, &m));
 }
@@ -222,7 +222,7 @@ static void propose(struct world *w, uint32_t n)
         uint32_t actions;
         struct fault fault;
 
-        if (paxos_propose(r, &wanted, w->gone, &actions, &fault) == 0)
+        if (paxos_propose(r, &wanted, node_set_from_word(w->gone), &actions, &fault) == 0)
                 carry_out(w, n, n, r, actions);
 }
 

@@ -179,7 +179,7 @@ static bool is_whole(void *arg)
         for (uint32_t h = 0; h < 3; h++)
                 if (held(s, h)->state->puts != held(s, h + 3)->state->puts)
                         return false;
-        return step && step->open == 7;
+        return node_set_count(step->open) == 3;
 }
 
 /* A put, as far as a comparison of copies sees it. */
@@ -203,9 +203,9 @@ static void put_missed(struct session *s, uint32_t turns, int kind)
 
         put(s, coordinator, 3 * turns + 1);
         fabric_cut(x->fabric, twin, "a test");
-        while (x->up >> twin & 1)
+        while (node_set_has(x->up, twin))
                 net_turn(&s->net);
-        while (!(x->up >> twin & 1))
+        while (!node_set_has(x->up, twin))
                 net_turn(&s->net);
         for (uint32_t i = 0; i < turns; i++)
                 net_turn(&s->net);

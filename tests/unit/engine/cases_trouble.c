@@ -76,7 +76,7 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
 
 static bool kept;
 
-static void on_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, uint64_t untold)
+static void on_told(struct engine *x, uint32_t node, uint64_t call, bool keeps, node_set untold)
 {
         kept = keeps;
 }
@@ -387,7 +387,7 @@ static void until_linked(struct session *s, uint32_t a, uint32_t b, bool linked)
 {
         uint64_t begun = uv_hrtime();
 
-        while ((s->net.nodes[a].x.up >> b & 1) != linked) {
+        while (node_set_has(s->net.nodes[a].x.up, b) != linked) {
                 CHECK(uv_hrtime() - begun < 20000000000u, "the link of %u and %u", a, b);
                 net_turn(&s->net);
         }

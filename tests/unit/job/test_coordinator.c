@@ -48,7 +48,8 @@ static struct coordinator_actions actions;
 static char node_names[ZERO_NODE_MAX][16];
 static const char *names[ZERO_NODE_MAX];
 static uint32_t n_nodes;
-static uint64_t now_ms, links;
+static uint64_t now_ms;
+static node_set links;
 static const char *file;
 static uint32_t line_number;
 
@@ -216,9 +217,9 @@ static void print_fill(const struct coordinator_action *a)
 static void print_unknown(const struct coordinator_action *a)
 {
         fprintf(out, "%s has not told what it has: %s\n", names[a->node],
-                a->flag                   ? "wait for a while"
-                : c.untold >> a->node & 1 ? "wait until it comes"
-                                          : "go on without it");
+                a->flag                           ? "wait for a while"
+                : node_set_has(c.untold, a->node) ? "wait until it comes"
+                                                  : "go on without it");
 }
 
 static void print_states(const struct coordinator_action *a)
@@ -389,7 +390,7 @@ static void lists_read(char *lists, bool mirror, struct placement *ret)
                 last = *ret;
                 placement_init(ret, epoch, owners, n, mirror);
                 if (epoch++)
-                        placement_follow(ret, &last, 0);
+                        placement_follow(ret, &last, NODE_SET_NONE);
         }
 }
 
@@ -402,7 +403,7 @@ static void on_job(void)
 
         end();
         now_ms = 1000;
-        links = 0;
+        links = NODE_SET_NONE;
         for (const char *w; (w = word());) {
                 if (strcmp(w, "ranks") == 0)
                         job.world_size = (uint32_t)number();
@@ -433,9 +434,9 @@ static void on_node(enum coordinator_event_kind kind)
         uint32_t node = node_of(must("node"));
 
         if (kind == COORDINATOR_NODE_UP)
-                links |= 1ull << node;
+                node_set_add(&links, node);
         if (kind == COORDINATOR_NODE_DOWN)
-                links &= ~(1ull << node);
+                node_set_remove(&links, node);
         no_more();
         happen((struct coordinator_event){ .kind = kind, .node = node });
 }
@@ -447,7 +448,7 @@ static void on_cut(void)
 
         for (char *s = NULL, *n = list ? strtok_r(list, ",", &s) : NULL; n;
              n = strtok_r(NULL, ",", &s))
-                e.cut |= 1ull << node_of(n);
+                node_set_add(&e.cut, node_of(n));
         no_more();
         happen(e);
 }
@@ -568,7 +569,7 @@ static uint32_t owners_of_list(uint64_t epoch)
 {
         return epoch == c.step.placement.epoch
                        ? c.step.placement.n_owners
-                       : (uint32_t)__builtin_popcountll(
+                       : node_set_count(
                                  c.step.placement.before[c.step.placement.epoch - 1 - epoch]);
 }
 

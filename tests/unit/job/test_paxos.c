@@ -21,7 +21,7 @@ static struct placement placement_of(uint64_t owners)
 
 static uint64_t owners_at(uint32_t n)
 {
-        return placement_nodes(&nodes[n].record.chosen);
+        return node_set_to_word(placement_nodes(&nodes[n].record.chosen));
 }
 
 static void blank(uint32_t n)
@@ -62,8 +62,8 @@ static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
         uint32_t actions = 0;
         struct fault fault;
 
-        cr_assert_eq(paxos_propose(&nodes[n], &wanted, dead, &actions, &fault), 0, "%s",
-                     fault.text);
+        cr_assert_eq(paxos_propose(&nodes[n], &wanted, node_set_from_word(dead), &actions, &fault),
+                     0, "%s", fault.text);
         return actions;
 }
 
@@ -71,7 +71,7 @@ static uint32_t propose(uint32_t n, uint64_t owners, uint64_t dead)
 static uint32_t round_trip(uint32_t n, uint64_t reached)
 {
         const struct paxos_message question = nodes[n].ask;
-        uint64_t to = nodes[n].to & reached;
+        uint64_t to = node_set_to_word(nodes[n].to) & reached;
         uint32_t actions = 0;
 
         for (uint32_t p = 0; p < n_nodes; p++)
@@ -99,7 +99,7 @@ Test(paxos, a_majority_chooses)
         form(3);
         actions = propose(0, 3, 0);
         cr_assert_eq(actions, PAXOS_WRITE | PAXOS_ASK);
-        cr_assert_eq(nodes[0].to, 6);
+        cr_assert_eq(node_set_to_word(nodes[0].to), 6);
         actions = round_trip(0, 2);
         cr_assert_eq(actions, PAXOS_WRITE | PAXOS_ASK);
         cr_assert_eq(nodes[0].ask.kind, PAXOS_ACCEPT);
@@ -149,9 +149,9 @@ Test(paxos, a_placement_knows_those_before_it)
 
                 cr_assert_eq(p->epoch, 2);
                 cr_assert_eq(owners_at(n), 2);
-                cr_assert_eq(p->before[0], 3);
-                cr_assert_eq(p->before[1], 7);
-                cr_assert_eq(p->dead, 1);
+                cr_assert_eq(node_set_to_word(p->before[0]), 3);
+                cr_assert_eq(node_set_to_word(p->before[1]), 7);
+                cr_assert_eq(node_set_to_word(p->dead), 1);
         }
 }
 
@@ -248,7 +248,7 @@ Test(paxos, one_of_two_chooses_alone_if_the_other_is_dead)
         form(2);
         cr_assert_eq(propose(0, 1, 2), PAXOS_WRITE | PAXOS_CHOSEN | PAXOS_OVER | PAXOS_ASK);
         cr_assert_eq(owners_at(0), 1);
-        cr_assert_eq(nodes[0].to, 2, "it hears of it if it lives");
+        cr_assert_eq(node_set_to_word(nodes[0].to), 2, "it hears of it if it lives");
         meet(1, 0);
         cr_assert_eq(owners_at(1), 1);
 }
@@ -274,7 +274,8 @@ Test(paxos, a_node_without_a_record_votes_when_it_has_heard_all_others)
         propose(0, 3, 0);
         cr_assert_eq(hear(1, 0, &nodes[0].ask), PAXOS_ANSWER);
         cr_assert_eq(nodes[1].answer.kind, PAXOS_STATE);
-        cr_assert_eq(paxos_propose(&nodes[1], &wanted, 0, &actions, &fault), ZERO_EPEER);
+        cr_assert_eq(paxos_propose(&nodes[1], &wanted, NODE_SET_NONE, &actions, &fault),
+                     ZERO_EPEER);
         paxos_up(&nodes[2]);
         cr_assert_eq(hear(1, 2, &nodes[2].answer), PAXOS_WRITE);
         cr_assert_eq(hear(1, 0, &nodes[0].ask) & PAXOS_ANSWER, PAXOS_ANSWER);
@@ -306,9 +307,9 @@ Test(paxos, enough_votes_meet_every_earlier_majority_in_a_node_that_lives)
         for (uint32_t n = 2; n <= 9; n++)
                 for (uint64_t dead = 1; dead < (1ull << n) - 1; dead++) {
                         uint32_t n_dead = (uint32_t)__builtin_popcountll(dead), left = n - n_dead;
-                        uint32_t majority = paxos_quorum(n, 0);
+                        uint32_t majority = paxos_quorum(n, NODE_SET_NONE);
                         uint32_t living = majority > n_dead ? majority - n_dead : 0;
-                        uint32_t q = paxos_quorum(n, dead);
+                        uint32_t q = paxos_quorum(n, node_set_from_word(dead));
 
                         cr_assert(q >= 1 && q <= left && 2 * majority > n);
                         cr_assert(living == 0 || q + living > left, "%u nodes, %u dead", n, n_dead);
@@ -334,7 +335,7 @@ Test(paxos, records_that_make_no_sense_are_told_from_others)
         bad[4].promised = UINT64_MAX;
         bad[5].accepted = 129;
         bad[6].value.epoch = 2;
-        bad[7].value.n_owners = 65;
+        bad[7].value.n_owners = NODE_SET_MAX + 1;
         cr_assert(paxos_record_sane(&good, 3));
         for (size_t i = 0; i < 8; i++)
                 cr_assert_not(paxos_record_sane(&bad[i], 3), "%zu", i);

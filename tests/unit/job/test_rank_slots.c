@@ -118,7 +118,7 @@ Test(start, waits_for_every_owner_and_every_node_with_ranks)
                 struct step s;
 
                 steps_form(&s, 2, nodes, 4, 2);
-                s.open &= ~(1ull << n);
+                node_set_remove(&s.open, n);
                 cr_assert_eq(step_startable(&s), n == 3, "node %u", n);
                 step_deinit(&s);
         }
@@ -133,7 +133,7 @@ Test(start, waits_for_every_link_that_the_job_needs)
                         struct step s;
 
                         steps_form(&s, 3, nodes, 4, 2);
-                        step_links(&s, from, 1ull << to);
+                        step_links(&s, from, node_set_of(to));
                         cr_assert_eq(step_startable(&s), from == 3 || to == 3, "%u to %u", from,
                                      to);
                         step_deinit(&s);
@@ -147,8 +147,8 @@ Test(start, waits_until_every_owner_has_carried_the_last_decision_out)
 
         steps_start(&s, 4, two_nodes, 2, 2);
         steps_decide(&s, &p);
-        step_links(&s, 0, 2);
-        step_links(&s, 0, 0);
+        step_links(&s, 0, node_set_of(1));
+        step_links(&s, 0, NODE_SET_NONE);
         cr_assert_eq(s.phase, STEP_FORMING);
         step_done(&s, 0, 1);
         cr_assert(!step_startable(&s), "owner 1 still updates");
@@ -386,7 +386,7 @@ Test(link, between_two_needed_nodes_that_breaks_voids_the_attempt)
                 struct step s;
 
                 steps_start(&s, 2, nodes, 4, 3);
-                step_links(&s, 2, 1ull << to);
+                step_links(&s, 2, node_set_of(to));
                 cr_assert_eq(s.phase, to == 3 ? STEP_COLLECTING : STEP_FORMING, "to node %u", to);
                 step_deinit(&s);
         }
@@ -397,8 +397,8 @@ Test(link, that_is_there_again_does_not_bring_the_attempt_back)
         struct step s;
 
         steps_start(&s, 4, two_nodes, 2, 2);
-        step_links(&s, 1, 1);
-        step_links(&s, 1, 0);
+        step_links(&s, 1, node_set_of(0));
+        step_links(&s, 1, NODE_SET_NONE);
         cr_assert_eq(s.phase, STEP_FORMING);
         cr_assert(step_startable(&s));
         step_deinit(&s);
@@ -412,7 +412,7 @@ Test(link, votes_of_a_void_attempt_decide_nothing)
         steps_start(&s, 4, two_nodes, 2, 2);
         steps_ready(&s, &p);
         vote(&s, 0, 1, 1);
-        step_links(&s, 0, 2);
+        step_links(&s, 0, node_set_of(1));
         cr_assert_eq(vote(&s, 1, 1, 1), STEP_NOTHING);
         cr_assert(s.version == 0 && s.decided_attempt == 0);
         step_deinit(&s);

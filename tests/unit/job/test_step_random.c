@@ -147,7 +147,7 @@ static void event_links(struct model *m)
         uint32_t node = rng_below(&m->rng, NODES);
         uint64_t cut = rng_below(&m->rng, 15) ? 0 : rng_below(&m->rng, 1 << NODES);
 
-        step_links(&m->s, node, cut);
+        step_links(&m->s, node, node_set_from_word(cut));
         for (uint32_t to = 0; to < NODES; to++) {
                 m->cut[node][to] = cut >> to & 1;
                 if (m->cut[node][to] && needed(m, node) && needed(m, to))
