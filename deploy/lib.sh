@@ -199,7 +199,7 @@ tree_differences() {
 import json, sys
 now = {o["name"]: o["value"] for o in json.load(sys.stdin)}
 text = lambda v: " ".join(v) if isinstance(v, list) else str(v).lower() if isinstance(v, bool) else str(v)
-print(*(a for a in sys.argv[1:] if text(now.get(a.split("=")[0])) != a.split("=")[1]), sep="\n")
+print(*(a for a in sys.argv[1:] if text(now.get(a.split("=")[0])) != a.split("=", 1)[1]), sep="\n")
 ' "$@"
 }
 
