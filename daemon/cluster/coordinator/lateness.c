@@ -32,8 +32,10 @@ static void summary_add(struct wait_lines *waits, const struct wait_line *line)
 /* Names a node that it cannot reach, and rather one that is down from here, too. */
 static void describe_cut(const struct coordinated *c, uint32_t node, struct wait_line *ret)
 {
-        uint64_t cut = c->state.step.cut[node] & ~(1ull << node), down = cut & ~c->x->up;
-        uint32_t other = cut ? (uint32_t)__builtin_ctzll(down ? down : cut) : UINT32_MAX;
+        node_set cut = c->state.step.cut[node] & ~node_set_of(node), down = cut & ~c->x->up;
+        uint32_t other = node_set_any(down)  ? node_set_first(down)
+                         : node_set_any(cut) ? node_set_first(cut)
+                                             : UINT32_MAX;
 
         if (other < c->x->cluster->n_nodes)
                 snprintf(ret->what, sizeof ret->what, WAIT_TO_REACH "%.60s",

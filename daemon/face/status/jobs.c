@@ -67,7 +67,7 @@ static bool is_cut_off(const struct job *job, const struct wait_line *line)
             job->ranks[r].here)
                 return false;
         node = job->node_of_rank[r];
-        return node == RANK_ABSENT || !(job->x->up >> node & 1);
+        return node == RANK_ABSENT || !node_set_has(job->x->up, node);
 }
 
 /* A line a cause.  Nodes that are away come first: the coordinator may be on one of them. */

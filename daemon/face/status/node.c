@@ -45,8 +45,8 @@ static const char *const goodbyes[] = {
 static bool others_reach(const struct engine *x, uint32_t node)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                if (n != node && n != x->cluster->self && x->linked >> n & 1 &&
-                    !(x->cut[n] >> node & 1))
+                if (n != node && n != x->cluster->self && node_set_has(x->linked, n) &&
+                    !node_set_has(x->cut[n], node))
                         return true;
         return false;
 }
