@@ -350,6 +350,8 @@ void zero_close_at_exit(struct zero_client *client)
 
 void zero_on_wait(struct zero_client *client, zero_tell tell, void *arg)
 {
+        if (!client)
+                return;
         client->tell = tell;
         client->tell_arg = arg;
 }

@@ -13,7 +13,7 @@ from zerod.errors import STATUS
 
 CODES = {name: code for name, code, *_ in STATUS}
 MAY_BE_NULL = {
-    "zero_attach": {"layout", "needs"}, "zero_close": {"client"}, "zero_error": {"client"}, "zero_fetch": {"sync"}, "zero_free": {"memory"},
+    "zero_attach": {"layout", "needs"}, "zero_close": {"client"}, "zero_error": {"client"}, "zero_fetch": {"sync"}, "zero_free": {"memory"}, "zero_on_wait": {"arg"},
     "zero_layout_free": {"layout"}, "zero_layout_group": {"ranks"}, "zero_layout_group_ranks": {"ret_ranks"},
     "zero_layout_group_tensors": {"ret_first"}, "zero_layout_optimizer": {"optimizer"},
     "zero_layout_tensor_shape": {"ret_shape"}, "zero_push": {"present", "sync"}, "zero_query": {"argument"},
@@ -29,7 +29,7 @@ def given(declared, kind, client, layout):
     if "struct zero_layout *" in declared and "**" not in declared:
         return layout
     if "*" not in declared:
-        return 1
+        return kind() if isinstance(kind, type(_library.TELL)) else 1
     if kind is ctypes.c_char_p:
         return b"x"
     if kind is ctypes.POINTER(ctypes.c_char_p):
