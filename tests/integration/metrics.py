@@ -464,6 +464,7 @@ scrape_configs:
     honor_labels: true
     static_configs: [{{targets: {targets}}}]
 """
+DASHBOARD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../deploy/grafana/zerod.json")
 RULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../deploy/prometheus/zerod.rules.yml")
 
 
@@ -501,9 +502,18 @@ def prometheus_scrapes_a_cluster():
                       what="the steps of both nodes")
         assert {dict(labels)["node"] for labels in steps} == {"n0", "n1"}
         until(lambda: len(answers("job:zerod_steps:rate5m")) == 1, what="a recorded rule")
+        with open(DASHBOARD, encoding="utf-8") as f:
+            overview = {p["title"]: p["targets"][0]["expr"] for p in json.load(f)["panels"] if p["type"] == "stat"}
+
+        def shows(title, nodes="n0|n1"):
+            return list(answers(overview[title].replace("$job", "work").replace("$node", nodes)).values())
+        nodes, down, *others = overview
+        until(lambda: shows(nodes) == [2] and shows(nodes, "n1") == [1], what="the nodes of the overview")
+        assert shows(down) == [0] and all(shows(title) for title in others), [shows(title) for title in overview]
         c[1].kill()
         until(lambda: any(dict(labels)["alertname"] == "ZerodNodeDown" and dict(labels)["peer"] == "n1"
                           for labels in answers("ALERTS")), what="the alert of the node that died")
+        assert shows(down) == [1]
 
 
 # ---- hostile clients ----------------------------------------------------------------

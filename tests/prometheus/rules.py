@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = sys.argv[1]
 HOME = "/usr/share/doc/zerod/deploy/prometheus/README.md"
@@ -39,8 +40,22 @@ def metrics_are_there(rules, known):
         assert named <= known, f"{where}: no such metric: {sorted(named - known)}"
         recorded = set(re.findall(r"\b\w+:zerod_\w+:\w+", text))
         assert recorded <= records, f"{where}: no such record: {sorted(recorded - records)}"
-    panels = json.loads(dashboard)["panels"]
-    assert len({p["id"] for p in panels}) == len(panels) and all(t["expr"] for p in panels for t in p["targets"])
+
+
+def dashboard_is_whole():
+    """It begins with an overview; a node or a job can be chosen, and every query heeds one of them.  Returns all queries."""
+    text = read("deploy/grafana/zerod.json")
+    whole = json.loads(text)
+    panels, variables = whole["panels"], {v["name"] for v in whole["templating"]["list"]}
+    assert len({p["id"] for p in panels}) == len(panels)
+    assert [p["title"] for p in panels if p["type"] == "row"][0] == panels[0]["title"] == "Overview"
+    assert set(re.findall(r"\$\{?([a-z]\w*)", text)) == variables == {"datasource", "job", "node"}, variables
+    queries = [t["expr"] for p in panels if p["type"] != "row" for t in p["targets"]]
+    for query in queries:
+        alone = re.sub(r"and on \(instance\) zerod_build_info$", "", query)
+        for name, labels in re.findall(r"\b((?:zerod|process)_\w+)\b(?!:)({.*?})?", alone):
+            assert re.search(r'(job|node)=~"\$\1"', labels), (name, query)
+    return queries
 
 
 def alerts_have_tests_and_sections(rules):
@@ -75,9 +90,15 @@ def main():
     metrics_are_there(rules, metrics())
     alerts_have_tests_and_sections(rules)
     verdicts_are_alerts(rules)
+    queries = dashboard_is_whole()
     if shutil.which("promtool"):
         promtool("check", "rules", "zerod.rules.yml")
         promtool("test", "rules", "zerod.rules.test.yml")
+        with tempfile.NamedTemporaryFile("w", suffix=".yml") as f:
+            json.dump({"groups": [{"name": "dashboard", "rules": [
+                {"record": f"query:{i}", "expr": q.replace("$__rate_interval", "5m")} for i, q in enumerate(queries)]}]}, f)
+            f.flush()
+            promtool("check", "rules", f.name)
     else:
         print("promtool is not here: rules were not run")
 
