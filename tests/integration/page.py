@@ -224,6 +224,48 @@ def a_checkpoint_shows():
             reads(browser, "none since this node coordinates the job")
             at.ctl("checkpoint", "work", place)
             reads(browser, "✓ version 2,")
+            assert "none after" not in browser.text()
+            at.ctl("checkpoint", "work", place, "--every", "3")
+            reads(browser, "every 3 steps, the next of version 5; none after version 2")
+            said = [browser.run("return schedule({ version: arguments[0], schedule: arguments[1] })", version,
+                                {"every": 3, "next_version": 5, "last_version": 2, "last_unix_s": 0})[0] for version in (8, 9)]
+            assert said == ["e", "⚠"], said  # once two in a row are missing
+
+
+@case
+def an_hour_is_remembered():
+    """And no more: samples are apart, the newest is always there, and those of a job that is gone go."""
+    with cluster(1) as c, Page(c) as browser:
+        reads(browser, "on n0")
+        for hours in (0.5, 3):
+            steps, known = browser.run("""
+                for (let s = 0; s <= arguments[0]; s += 2) remember([{ job: 'x', version: s, waited: [] }], 1000 * s);
+                return [seen.get('x').map(sample => sample.step), seen.size];""", 3600 * hours)
+            assert steps[-1] == 3600 * hours and steps[0] == max(0, 3600 * (hours - 1)) and known == 1, steps
+            assert {b - a for a, b in zip(steps, steps[1:-1])} == {6} and len(steps) <= 602, steps
+            browser.run("remember([], 0)")
+        assert browser.run("return seen.size") == 0
+
+
+@case
+def shares_of_time():
+    """Those of zeroctl top: calls are shared by the ranks of this node, votes and updates by its owners, payloads by nobody."""
+    with cluster(2) as c:
+        ranks = train(c)
+        with Page(c) as browser:
+            reads(browser, "work", "Nothing ended.")
+            for r in ranks:
+                r.start("train", steps=20, first_step=2, sets=SETS)
+            finish_all(ranks)
+            reads(browser, "parts of the time of all ranks on n0")
+            text = browser.run("""
+                const waited = times => Object.entries(times).map(([what, sum_s]) => ({ for: what, sum_s }));
+                remember([{ job: 'x', waited: waited({ push: 9, norm: 9 }) }], 0);
+                remember([{ job: 'x', waited: waited({ push: 1, vote: 1, gather: 0, norm: 3 }) }], 90000);
+                remember([{ job: 'x', waited: waited({ push: 5, vote: 4, gather: 5, norm: 3, step: 7 }) }], 100000);
+                return [...shares({ job: 'x', owners: ['n0', 'n1', 'n0'], sessions: [1, 2] }, 'n0').querySelectorAll('span')]
+                  .map(e => e.textContent);""")
+            assert text == ["push", "20 %", "vote", "15 %", "gather", "50 %"], text
 
 
 @case

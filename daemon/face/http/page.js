@@ -7,7 +7,7 @@
  */
 'use strict';
 
-const EVERY_MS = 2000, PATIENCE_MS = 8000, KEEP_MS = 10 * 60 * 1000, RANGES = 8;
+const EVERY_MS = 2000, PATIENCE_MS = 8000, KEEP_MS = 60 * 60 * 1000, APART_MS = 6000, LATELY_MS = 60 * 1000, RANGES = 8;
 const SVG = 'http://www.w3.org/2000/svg';
 const id = name => document.getElementById(name);
 
@@ -85,13 +85,19 @@ function ranges(pairs) {
 
 /* ---- what the page has seen ---- */
 
-const seen = new Map(); /* of each job: its samples, the oldest first */
+/*
+ * Of each job: its samples, the oldest first.  All but the newest are APART_MS apart, so there are at most 602.  The daemon
+ * keeps none: it works only for those who ask, and Prometheus keeps what outlives a page.
+ */
+const seen = new Map();
 
 function remember(jobs, now) {
   for (const job of jobs) {
     const samples = seen.get(job.job) ?? [];
 
-    samples.push({ now, step: job.version, rate: job.steps_per_s, norm: job.grad_norm, scale: job.loss_scale });
+    if (samples.length > 1 && samples.at(-1).now - samples.at(-2).now < APART_MS) samples.pop();
+    samples.push({ now, step: job.version, rate: job.steps_per_s, norm: job.grad_norm, scale: job.loss_scale,
+      took: Object.fromEntries(job.waited.map(w => [w.for, w.sum_s])) });
     while (now - samples[0].now > KEEP_MS) samples.shift();
     seen.set(job.job, samples);
   }
@@ -186,6 +192,33 @@ function shards(map) {
       make('span', {}, make('i', { class: `tile ${state}` }), TILES[state]))));
 }
 
+/* ---- bars ---- */
+
+function bars(most, text, rows) {
+  return make('div', { class: 'bars' }, ...rows.flatMap(([what, n, kind = '']) => {
+    const bar = make('div', { class: `bar ${kind}` });
+
+    bar.style.width = `${100 * n / most}%`;
+    return [make('span', {}, what), make('div', { class: 'track', 'aria-hidden': 'true' }, bar), make('span', { class: 'bytes' }, text(n))];
+  }));
+}
+
+const ownersOn = (job, node) => job.owners.filter(owner => owner === node).length;
+
+/* As zeroctl top has it. */
+function shares(job, node) {
+  const samples = seen.get(job.job), last = samples.at(-1), then = samples.find(s => last.now - s.now <= LATELY_MS);
+  const sharers = { vote: ownersOn(job, node), update: ownersOn(job, node) }, seconds = (last.now - then.now) / 1000;
+
+  for (const call of ['fetch', 'push', 'norm', 'step', 'all_reduce', 'stash']) sharers[call] = job.sessions.length;
+  const rows = Object.entries(last.took).map(([what, took]) => [what, (took - then.took[what]) / (sharers[what] ?? 1) / seconds])
+    .filter(([, share]) => share > 0 && share < Infinity);
+  return make('div', {}, make('h4', {}, 'Time of the last minute'),
+    bars(Math.max(1, ...rows.map(row => row[1])), n => percent(n, 1), rows),
+    make('p', { class: 'dim' }, rows.length ? `Of what ended then: parts of the time of all ranks on ${node}; vote and update of its owners’.`
+      : 'Nothing ended.'));
+}
+
 /* ---- a job ---- */
 
 const STATES = {
@@ -234,13 +267,20 @@ function works(job) {
 }
 
 function checkpoint(job, node) {
-  const c = job.checkpoint, s = job.schedule;
+  const c = job.checkpoint;
 
-  if (!c && s) return `every ${s.every} steps; none after version ${s.last_version}, ${duration(Date.now() / 1000 - s.last_unix_s)} ago`;
   if (!c) return job.coordinator === node ? 'none since this node coordinates the job' : `ask ${job.coordinator}, which coordinates the job`;
   if (c.failed) return `✕ version ${c.version} failed: ${c.error}`;
   if (c.age_s === null) return `version ${c.version} is written now`;
   return `✓ version ${c.version}, ${bytes(c.bytes)} in ${duration(c.took_s)}, ${duration(c.age_s)} ago`;
+}
+
+/* Marked once two in a row are missing. */
+function schedule(job) {
+  const { every, next_version: next, last_version: last, last_unix_s: at } = job.schedule;
+
+  return `${job.version > last + 2 * every ? '⚠ ' : ''}every ${plural(every, 'step')}, the next of version ${next}; ` +
+    `none after version ${last}, ${duration(Math.max(Date.now() / 1000 - at, 0))} ago`;
 }
 
 function ranks(job) {
@@ -254,17 +294,10 @@ function ranks(job) {
 }
 
 function memory(job, node) {
-  const owners = job.owners.filter(owner => owner === node).length;
-  const all = sum(job.planes), formula = owners * job.zero_formula.stage3_bytes, most = Math.max(all, formula, 1);
-  const row = ([what, n, kind = '']) => {
-    const bar = make('div', { class: `bar ${kind}` });
+  const owners = ownersOn(job, node), all = sum(job.planes), formula = owners * job.zero_formula.stage3_bytes;
 
-    bar.style.width = `${100 * n / most}%`;
-    return [make('span', {}, what), make('div', { class: 'track', 'aria-hidden': 'true' }, bar),
-      make('span', { class: 'bytes' }, bytes(n))];
-  };
   return make('div', {}, make('h4', {}, `Memory of ${node} by plane`),
-    make('div', { class: 'bars' }, ...[...Object.entries(job.planes), ['together', all], ['ZeRO’s formula', formula, 'said']].flatMap(row)),
+    bars(Math.max(all, formula, 1), bytes, [...Object.entries(job.planes), ['together', all], ['ZeRO’s formula', formula, 'said']]),
     make('p', { class: 'dim' }, formula ? `${(all / formula).toFixed(2)} times what ZeRO stage 3 says for ${plural(owners, 'owner')} of ` +
       `${job.owners.length}: ${job.zero_formula.bytes_per_parameter} bytes a parameter.` : 'This node owns no shards of the job.'));
 }
@@ -282,7 +315,8 @@ function numbers(job, node) {
     ['stash', job.stash && `${bytes(job.stash.used)} of ${bytes(job.stash.reserved)}, at most ${bytes(job.stash.peak)}`],
     ['steps', `${job.version} made, ${job.skipped} skipped, ${plural(job.aborts, 'attempt')} given up`],
     ['last step', job.step_age_s === null ? null : `${duration(job.step_age_s)} ago`],
-    ['checkpoint', checkpoint(job, node)]));
+    ['checkpoint', checkpoint(job, node)],
+    ['schedule', job.schedule && schedule(job)]));
 }
 
 function jobBody(job, map, node) {
@@ -291,7 +325,7 @@ function jobBody(job, map, node) {
       curve(job, 'Steps per second', 'rate', digits(job.steps_per_s)), curve(job, 'Gradient norm', 'norm', digits(job.grad_norm)),
       curve(job, 'Loss scale', 'scale', digits(job.loss_scale))),
     map ? shards(map) : make('p', { class: 'dim' }, 'No picture of the shards: the job opens, or this node has too many jobs.'),
-    make('div', { class: 'pair' }, memory(job, node), numbers(job, node))];
+    make('div', { class: 'pair' }, memory(job, node), shares(job, node), numbers(job, node))];
 }
 
 const shown = new Map(); /* of each job: its <details>, which a person may have closed */
