@@ -104,8 +104,21 @@ def loads_a_file(model, _):
         zt.load_safetensors(model, directory, alone=True)
 
 
+def changes_the_mode(model, _):
+    model.eval()
+
+
+def keeps_gradients(model, _):
+    with model.no_sync():
+        pass
+
+
+def keeps_gradients_from_now_on(model, _):
+    model.set_requires_gradient_sync(False)
+
+
 REFUSED = (shows_all, shows_a_part, writes, holds, evaluates, runs_forward, trains, calls_a_block, reads_with_a_graph, copies, loads, steps,
-           clips, reduces, loads_a_file)
+           clips, reduces, loads_a_file, changes_the_mode, keeps_gradients, keeps_gradients_from_now_on)
 
 
 class Meddling:

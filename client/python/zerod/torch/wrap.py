@@ -88,10 +88,16 @@ class ZeroModule(nn.Module):
         del set_to_none
         self.sharded.drop_gradients()
 
+    def train(self, mode: bool = True) -> nn.Module:
+        """As in torch; UsedByAnotherThread while another thread trains, whose mode it is too."""
+        self.sharded.turn.check()
+        return super().train(mode)
+
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """FSDP2's spelling of :meth:`no_sync`: False begins it, True ends it."""
         if not recurse:
             raise NotImplementedError("recurse=False: gradients of the whole model are pushed or kept; leave it out")
+        self.sharded.turn.check()
         self.sharded.gradients.keep = not requires_gradient_sync
 
     def unshard(self, async_op: bool = False) -> None:
@@ -112,6 +118,7 @@ class ZeroModule(nn.Module):
         The process then needs memory for the gradients of the whole model.  Without no_sync() the
         owners add up what every backward pass pushes; the sums are the same.
         """
+        self.sharded.turn.check()
         gradients = self.sharded.gradients
         before, gradients.keep = gradients.keep, True
         try:
