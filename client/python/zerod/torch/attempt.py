@@ -187,8 +187,8 @@ class Attempt:
         """Ends the attempt; as Client.step()."""
         with self.sharded.turn.one_version():
             result = self._of_step(self._step, sets, blob=self._wrapped(kept), **named)
-        self._over()
-        self._made = None if self._made is None else self._made + 1
+            self._over()
+            self._made = None if self._made is None else self._made + 1
         return result
 
     def barrier(self, before: Callable[[], None] = lambda: None) -> None:
