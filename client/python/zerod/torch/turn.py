@@ -48,7 +48,6 @@ class Turn:
         self.trains = self.stepping = False
         self._ends = threading.Condition()
         self._version = threading.RLock()
-        self._reader = ""
 
     def _me(self, caller: threading.Thread | None = None) -> threading.Thread:
         """Whom this thread works for; caller: who made the graph, should this be a thread of autograd."""
@@ -134,17 +133,10 @@ class Turn:
                 self.stepping = False
                 self._ends.notify_all()
 
-    @contextlib.contextmanager
-    def one_version(self) -> Iterator[None]:
-        """Inside, no other thread of this process changes the service's values, or reads all of them."""
-        if not self._version.acquire(timeout=WAIT_S):
-            raise UsedByAnotherThread(f"thread '{self._reader}' has been reading or writing the model for {WAIT_S:.0f} s, and "
-                                      "no step is made meanwhile: let it end first")
-        self._reader = threading.current_thread().name
-        try:
-            yield
-        finally:
-            self._version.release()
+    def one_version(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, no other thread of this process changes the service's values, or reads all of them.  To enter has no
+        deadline: a save may take long, and each call in it has one."""
+        return self._version
 
 
 class Parameters(dict[str, Any]):
