@@ -386,7 +386,7 @@ class Hooks:
     def _expect_end(self, caller: threading.Thread | None = None) -> None:
         """Has the engine tell when the outermost backward pass is over, whose graph the caller made."""
         if self.task != -1:
-            self.turn.check()
+            self.turn.check(caller)
             return
         if getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False):
             raise NotImplementedError(NO_COMPILED_BACKWARD)

@@ -113,17 +113,18 @@ class Turn:
         with self.taken(trains=True), self.one_version():
             yield
 
-    def check(self) -> None:
+    def check(self, caller: threading.Thread | None = None) -> None:
         """UsedByAnotherThread if it is another thread's turn."""
         if get_ident() != self.ident:
-            me = self._me()
+            me = self._me(caller)
             with self._ends:
                 if self._is_taken(me):
                     raise self._refusal(me, "uses")
 
     def begin_backward(self, caller: threading.Thread | None) -> None:
         """The thread trains: hooks.task keeps its turn from now on."""
-        self.enter(True, caller)
+        own = threading.current_thread() is self._me(caller)
+        self.enter(True, caller, wait=own)  # a thread of autograd serves the passes of all models
         self.trainer = self.thread
 
     def end_step(self) -> None:
