@@ -117,8 +117,13 @@ def keeps_gradients_from_now_on(model, _):
     model.set_requires_gradient_sync(False)
 
 
+@torch.no_grad()
+def gives_tensors(model, _):
+    torch.func.functional_call(model, {n: torch.zeros(p.shape) for n, p in model.named_parameters()}, (tokens(0),))
+
+
 REFUSED = (shows_all, shows_a_part, writes, holds, evaluates, runs_forward, trains, calls_a_block, reads_with_a_graph, copies, loads, steps,
-           clips, reduces, loads_a_file, changes_the_mode, keeps_gradients, keeps_gradients_from_now_on)
+           clips, reduces, loads_a_file, changes_the_mode, keeps_gradients, keeps_gradients_from_now_on, gives_tensors)
 
 
 class Meddling:

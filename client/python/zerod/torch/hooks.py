@@ -169,10 +169,9 @@ class Hooks:
             try:
                 output = forward(*args, **kwargs)
             except BaseException:
-                if call is not None:
-                    self._failed_forward(unit)
+                self._failed_forward(unit, call)
                 raise
-            return output if call is None else self._after_forward(unit, call, output)
+            return self._after_forward(unit, call, output)
 
         return not_traced(zerod_forward, NO_GRAPH)
 
@@ -184,21 +183,19 @@ class Hooks:
     @not_compiled
     def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call | None, Any, Any]:
         """No call: the unit computes with tensors that the caller gave."""
-        if unit.is_given():
-            return None, args, kwargs
-        if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
-            raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
-                                      "pass no hook would tell of: for vmap alone use stage 1 or 2, or torch.no_grad() around vmap(); for others "
-                                      "zerod.torch.full_params(model), functional_call() with tensors of parameter.full_tensor(), or a "
-                                      "copy.deepcopy(model)")
         self.turn.enter(torch.is_grad_enabled())
         try:
-            return self._begin_call(unit, args, kwargs)
+            return (None, args, kwargs) if unit.is_given() else self._begin_call(unit, args, kwargs)
         except BaseException:
             self.turn.leave()
             raise
 
     def _begin_call(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
+        if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
+            raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
+                                      "pass no hook would tell of: for vmap alone use stage 1 or 2, or torch.no_grad() around vmap(); for others "
+                                      "zerod.torch.full_params(model), functional_call() with tensors of parameter.full_tensor(), or a "
+                                      "copy.deepcopy(model)")
         if self.depth == 0 and graph_task() == -1:
             self.begin_pass()
         self.fetch(unit, self.forward_order if graph_task() == -1 else None)
@@ -285,9 +282,11 @@ class Hooks:
                     t.register_hook(functools.partial(self._before_backward, unit, unit.call))
 
     @not_compiled
-    def _after_forward(self, unit: Unit, call: Call, output: Any) -> Any:
+    def _after_forward(self, unit: Unit, call: Call | None, output: Any) -> Any:
         """The output, with copies of views of parameters, since the parameters go away."""
         try:
+            if call is None:
+                return output
             if any(map(unit.has_memory_of, tensors_in(output))) and not self.holds:
                 output = torch.utils._pytree.tree_map_only(  # pylint: disable=protected-access
                     torch.Tensor, lambda t: t.clone() if unit.has_memory_of(t) else t, output)
@@ -321,9 +320,11 @@ class Hooks:
             self.let_go(unit)
 
     @not_compiled
-    def _failed_forward(self, unit: Unit) -> None:
-        self._leave(unit)
+    def _failed_forward(self, unit: Unit, call: Call | None) -> None:
         try:
+            if call is None:
+                return
+            self._leave(unit)
             if graph_task() != -1:
                 return
             if self.depth == 0:

@@ -155,6 +155,14 @@ class Parameters(dict[str, Any]):
         value = dict.__getitem__(self, name)
         return value if torch.compiler.is_compiling() or self.turn.ident == get_ident() else self._seen(value)
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.turn.check()
+        dict.__setitem__(self, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self.turn.check()
+        dict.__delitem__(self, name)
+
     def __reduce_ex__(self, _protocol: Any) -> Any:
         return dict, (dict(self),)
 
