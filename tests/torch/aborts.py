@@ -109,6 +109,36 @@ def an_abort_that_another_thread_hears_is_told_to_the_loop():
     assert torch.equal(found, wanted), (found - wanted).abs().max()
 
 
+def compute_beside_a_reader(stage, dies):
+    """Three steps; in the second another thread reads within a block's forward pass, after the daemon died there."""
+    with Scene(stage=stage) as s, ThreadPoolExecutor(1) as pool:
+        optimizer = zt.AdamW(s.model, lr=1e-2)
+        pool.submit(int).result()  # the thread is there before a pass begins
+        inner = [m for m in s.model.modules() if isinstance(m, nn.Linear)][1]
+        read = []
+
+        def meanwhile(*_):
+            handle.remove()
+            if dies:
+                s.restart()
+            read.append(pool.submit(s.model.state_dict).result())
+        for step in zt.steps(s.model, until=3, seed=1):
+            with step as t:
+                if t == 1 and not read:
+                    handle = inner.register_forward_pre_hook(meanwhile)
+                s.model(batch_of(t, 4)).backward()
+                optimizer.step()
+        return torch.cat([t.flatten() for t in read[0].values()]), values(s.model)
+
+
+@cases_of([1, 3], "stage{}")
+def a_thread_reads_after_the_daemon_died_while_the_loop_computes(stage):
+    def run(_):
+        wanted, found = (compute_beside_a_reader(stage, dies) for dies in (False, True))
+        assert all(map(torch.equal, found, wanted))
+    ranks.run(run, 1)
+
+
 @alone
 def what_only_reads_does_not_notice():
     """Evaluation, state dicts and optimizer state go on, whenever the daemon dies."""

@@ -32,11 +32,6 @@ class Conversation:
         self._given_up = None  # why, if this side ended the connection
         _conversations.add(self)
 
-    @property
-    def alone(self) -> contextlib.AbstractContextManager:
-        """A context: no other thread's call comes between those that are made inside."""
-        return self._lock
-
     def _enter(self):
         """The handle, for this thread alone, which has the lock."""
         if self._calling:

@@ -11,6 +11,7 @@ import json
 import math
 import numbers
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,8 +19,10 @@ from typing import Any, NamedTuple
 from . import _library as lib
 from . import environment
 from ._conversation import Conversation
-from .errors import Error, NoGroup, NotAttached, OutOfRange, error_of
+from .errors import Aborted, Closed, Error, NoGroup, NotAttached, OutOfRange, error_of
 from .layout import Layout, code_of, name_of, number, real
+
+LOST_S = 60.0  # for a lost daemon, where connect() was given no timeout
 
 
 def _averaged(optimizer, ema_decay):
@@ -147,9 +150,10 @@ class Client(Conversation):
     higher if the step was committed after all.
     """
 
-    def __init__(self, handle, job, place, socket, own_job, named):
+    def __init__(self, handle, job, place, socket, timeout, own_job, named):
         super().__init__(handle)
-        self._job, self._place, self._socket = job, place, socket
+        self._job, self._place, self._socket, self._timeout = job, place, socket, timeout
+        self._observer = None  # the connection of observe()
         self._own_job = own_job  # close() drops the job
         self._named = named  # False: nobody chose the job's name
         self._layout, self._may_have_job, self._stash_on_gpu = None, False, False
@@ -626,6 +630,30 @@ class Client(Conversation):
             return lib.DTYPE_BYTES[self._layout.dtype(self._layout.tensor_group(tensor))]
         return 8 if plane in ("step", "set") else 4
 
+    def observe(self, call: str, *arguments: Any) -> Any:
+        """A call that only reads, as get() or query(), on another connection, of no rank: an abort that comes with its reply
+        takes no view away that another thread computes with.  One thread at a time.  It connects again to a
+        daemon that was lost, for as long as the timeout."""
+        end = time.monotonic() + (self._timeout or LOST_S)
+        while not self.closed:
+            try:
+                if self._observer is None:
+                    self._observer = connect(self._job, lib.OBSERVER, socket=self._socket, timeout=self._timeout)
+                if self._observer.layout is None:
+                    self._observer.attach()
+                return getattr(self._observer, call)(*arguments)
+            except (Aborted, Closed):
+                self._end_observer()
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+        return getattr(self, call)(*arguments)  # raises Closed
+
+    def _end_observer(self):
+        observer, self._observer = self._observer, None
+        if observer:
+            observer.close()
+
     # ---- the service -------------------------------------------------------------------------
 
     def query(self, what: str, argument: str | None = None) -> dict:
@@ -665,6 +693,7 @@ class Client(Conversation):
             with self._use() as handle:
                 self._handle = None
                 self._library.zero_close(handle)
+            self._end_observer()
             self._base = self._copy = None
             _attached.discard(self)
             if self._own_job:
@@ -851,7 +880,7 @@ def connect(
     status = library.zero_connect(ctypes.byref(options), ctypes.byref(handle))
     if status:
         raise error_of(status, (library.zero_error(None) or b"").decode("utf-8", "replace"))
-    client = Client(handle.value, job, place, path, own, named)
+    client = Client(handle.value, job, place, path, timeout, own, named)
     if own:
         atexit.register(client.close)
     return client

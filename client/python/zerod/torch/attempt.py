@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import struct
@@ -47,7 +48,6 @@ class Attempt:
         self._buffers: bytes | None = None  # before its first forward pass
         self._copied = self._reduced = False
         self._untold: zerod.Aborted | None = None
-        self._overheard: zerod.Aborted | None = None  # by another thread, which only reads
 
     # ---- calls that may survive an abort --------------------------------------------------
 
@@ -70,12 +70,10 @@ class Attempt:
         if group not in self._held:
             return
         self._held.discard(group)
-        with self.client.alone:
-            try:
-                self._hear()
-                self.client.release(group, stream)
-            except zerod.Aborted as abort:
-                self._go_on(abort)
+        try:
+            self.client.release(group, stream)
+        except zerod.Aborted as abort:
+            self._go_on(abort)
 
     def release_quietly(self, groups: Iterable[int], stream: int | None = None) -> None:
         """release() while another error is being raised."""
@@ -101,7 +99,7 @@ class Attempt:
 
     def get(self, *arguments: Any) -> None:
         """As Client.get()."""
-        self._read(self.client.get, *arguments)
+        self._read("get", *arguments)
 
     def put(self, *arguments: Any) -> None:
         """As Client.put()."""
@@ -111,27 +109,21 @@ class Attempt:
         """As Client.put_file()."""
         self._unless_begun(self.client.put_file, *arguments)
 
-    def _read(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """A call that changes nothing, of any thread: only the one whose turn it is has lost something by an abort."""
+    def _read(self, call: str, *arguments: Any) -> Any:
+        """A call that changes nothing, of any thread: only the one whose turn it is may lose something by an abort."""
         if self.sharded.turn.is_mine():
-            return self._unless_begun(call, *arguments)
-        while True:
-            with self.client.alone:
-                try:
-                    return call(*arguments)
-                except zerod.Aborted as abort:
-                    self._overheard = abort
+            return self._unless_begun(getattr(self.client, call), *arguments)
+        with self.sharded.turn.one_version():
+            return self.client.observe(call, *arguments)
 
     def _unless_begun(self, call: Callable[..., Any], *arguments: Any) -> Any:
         self.sharded.turn.check()
         self._tell()
         while True:
-            with self.client.alone:
-                try:
-                    self._hear()
-                    return call(*arguments)
-                except zerod.Aborted as abort:
-                    self._go_on(abort)
+            try:
+                return call(*arguments)
+            except zerod.Aborted as abort:
+                self._go_on(abort)
 
     def _go_on(self, abort: zerod.Aborted) -> None:
         """Fetches again what was held; raises if the trainer has to repeat the step."""
@@ -173,8 +165,9 @@ class Attempt:
 
     def norms(self, plane: str, first: int, count: int) -> list[float]:
         """As Client.norms()."""
-        call = self._of_step if plane == "grad" else self._read
-        return call(self.client.norms, plane, first, count)
+        if plane == "grad":
+            return self._of_step(self.client.norms, plane, first, count)
+        return self._read("norms", plane, first, count)
 
     def all_reduce(self, name: str, values: list[float], op: str) -> list[float]:
         """As Client.all_reduce()."""
@@ -193,7 +186,7 @@ class Attempt:
 
     def barrier(self, before: Callable[[], None] = lambda: None) -> None:
         """All ranks meet; gradients pushed before it are dropped.  before: called once in each attempt."""
-        kept, self._untold, self._overheard = self.kept, None, None
+        kept, self._untold = self.kept, None
         while True:
             with contextlib.suppress(zerod.Aborted), self.sharded.turn.one_version():  # all ranks get it, and meet again
                 before()
@@ -213,13 +206,11 @@ class Attempt:
     def _of_step(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         self.sharded.turn.check()
         self._tell()
-        with self.client.alone:
-            try:
-                self._hear()
-                return call(*arguments, **named)
-            except zerod.Aborted:
-                self._begin_anew()
-                raise
+        try:
+            return call(*arguments, **named)
+        except zerod.Aborted:
+            self._begin_anew()
+            raise
 
     # ---- its end --------------------------------------------------------------------------
 
@@ -232,11 +223,6 @@ class Attempt:
         """A forward pass begins."""
         if self._buffers is None:
             self._buffers = self.sharded.buffers.packed(KEPT_MAX)
-
-    def _hear(self) -> None:
-        abort, self._overheard = self._overheard, None
-        if abort is not None:
-            raise abort
 
     def _over(self) -> None:
         self._held.clear()
@@ -254,7 +240,8 @@ class Attempt:
         return self._made
 
     def _decided(self) -> int:
-        jobs = self.client.query("jobs")["jobs"]
+        query = self.client.query if self.sharded.turn.is_mine() else functools.partial(self._read, "query")
+        jobs = query("jobs")["jobs"]
         return self.client.version + next(job["skipped"] for job in jobs if job["job"] == self.client.job)
 
     def goes_on_from(self, made: int) -> None:
