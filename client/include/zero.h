@@ -44,7 +44,8 @@
  * gradient memory stay mapped until zero_close(), but their contents are undefined once the daemon
  * was lost.  On a GPU they occupy memory until the daemon is lost a second time.  To read an fp32
  * view of a job that was dropped or restored may end the process (SIGBUS): its memory is gone.
- * Threads: one thread at a time may use a client; ZERO_EBUSY if another one waits in a call of it.
+ * Threads: one thread at a time may use a client; ZERO_EBUSY if another one waits in a call of it, with
+ * zero_error(NULL) for the sentence.  zero_close() is not refused: it frees the client under that thread.
  * Different clients are independent.
  * Fork: a client is that of the process that connected.  In a process forked from that one its calls
  * are ZERO_ECLOSED, zero_interrupt() does nothing, and zero_close() gives back the forked process's
@@ -205,7 +206,8 @@ struct zero_options {
 
 /*
  * Connects to the node's daemon. [blocks]  On failure *ret_client is untouched;
- * zero_error(NULL) returns the error of this thread's last zero_connect() or zero_layout_*() that failed.
+ * zero_error(NULL) returns the error of this thread's last zero_connect() or zero_layout_*() that failed, or of a call
+ * that was refused because another thread waits.
  * ZERO_ECLOSED: nobody listens there; ZERO_EPERM: this user may not; ZERO_EVERSION: the daemon is of another release;
  * ZERO_ERANK: the rank is not in its world; ZERO_EINVAL names an option or a variable that makes no sense.
  */

@@ -413,10 +413,10 @@ int client_check_caller(struct zero_client *c)
                                    "the connection to zerod is that of process %d, from which this "
                                    "one was forked: zero_connect() makes another one",
                                    (int)c->pid);
-        if (c->waits)
-                return client_fail(c, ZERO_EBUSY,
-                                   "another thread waits in a call of this client: one thread at a "
-                                   "time may use a client, and each thread may have its own");
+        if (c->waits) /* the thread that waits may write the client's error */
+                return fault_set(&client_thread_fault, ZERO_EBUSY,
+                                 "another thread waits in a call of this client: one thread at a "
+                                 "time may use a client, and each thread may have its own");
         return 0;
 }
 
