@@ -68,7 +68,7 @@ class ZeroModule(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """A model that is not sharded, with the parameters of now, in this rank's memory; any rank may make one alone."""
-        with state.full_params(self), plain(self):
+        with state.full_params(self), self.sharded.turn.one_version(), plain(self):
             return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
