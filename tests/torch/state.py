@@ -201,6 +201,18 @@ def state_dict_is_torchs(dtype):
 
 
 @case
+def a_state_dict_of_the_models_own_is_called():
+    """The recipe of peft: the model saves less than it has."""
+    def run(_):
+        model = odd()
+        whole = model.state_dict
+        model.state_dict = lambda: {n: t for n, t in whole().items() if "norm" in n}
+        wanted = {n: t.clone() for n, t in model.state_dict().items()}
+        same(zero(model)[1].state_dict(), wanted)
+    ranks.run(run, 1, ranks.shared())
+
+
+@case
 def buffers_stay_each_ranks():
     def run(rank):
         _, model = zero(odd())

@@ -21,7 +21,7 @@ from zerod._library import EMA_PLANES
 from .files import Source, pieces
 from .parameter import GradientsAreElsewhere
 from .sharded import Sharded, find_param, uncompiled
-from .twin import override
+from .twin import overridden, override
 from .unit import ShardedParam
 
 
@@ -350,7 +350,7 @@ def _saved_twin(model: _Model, param: ShardedParam, destination: Mapping[str, An
 def _save(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """``state_dict`` of a sharded model or a part of one, in any thread."""
     with _model_of(module).sharded.turn.one_version():
-        return type(module).state_dict(module, *args, **kwargs)
+        return overridden(module, "state_dict")(*args, **kwargs)
 
 
 def save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
@@ -421,7 +421,7 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
             model.sharded.barrier()  # nobody computes with or reads the old values any more
         model.loading += 1
         try:
-            result = type(module).load_state_dict(module, state_dict, strict=strict, assign=assign)
+            result = overridden(module, "load_state_dict")(state_dict, strict=strict, assign=assign)
         finally:
             model.loading -= 1
         if model.loading == 0:
@@ -436,7 +436,7 @@ def _resize(module: Any, new_num_tokens: int | None = None, pad_to_multiple_of: 
     if -(-wanted // multiple) * multiple != rows:
         raise RuntimeError(f"resize_token_embeddings({new_num_tokens}) makes new parameters, which the service does not have: call "
                            f"it before shard(); the embedding has {rows} rows")
-    return type(module).resize_token_embeddings(module, new_num_tokens, pad_to_multiple_of, *more, **named)
+    return overridden(module, "resize_token_embeddings")(new_num_tokens, pad_to_multiple_of, *more, **named)
 
 
 def install(model: nn.Module, sharded: Sharded) -> None:

@@ -27,6 +27,11 @@ def override(module: nn.Module, name: str, value: Any) -> None:
     module.__dict__[name] = value
 
 
+def overridden(module: nn.Module, name: str) -> Any:
+    """The method that override() stands over: the module's own, as peft's recipes set one, else the class's."""
+    return module.__dict__[BEFORE].get(name) or functools.partial(getattr(type(module), name), module)
+
+
 @contextlib.contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
     """Inside, the model is as it was before shard(), but for its parameters."""
