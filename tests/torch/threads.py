@@ -6,7 +6,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
-from harness import cases_of  # noqa: E402
+from harness import case, cases_of  # noqa: E402
 
 import copy  # noqa: E402
 import functools  # noqa: E402
@@ -268,6 +268,18 @@ def one_version(read):
 @cases_of([state, by_files], "{0.__name__}")
 def a_whole_that_is_read_is_of_one_step(read):
     in_rank(one_version, read, nodes=2)
+
+
+def writes_to_a_copy():
+    model, _ = sharded(3)
+    kept = in_thread(lambda: model.head.weight.detach().view(-1))
+    in_thread(kept.zero_)
+    raises(zt.WrittenInPlace, ["head.weight"], loss_of, model, 0)
+
+
+@case
+def what_another_thread_writes_to_a_copy_is_not_lost_silently():
+    in_rank(writes_to_a_copy)
 
 
 # ---- between steps -----------------------------------------------------------------------

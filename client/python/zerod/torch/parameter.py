@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -259,8 +258,8 @@ def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-class Copies(threading.local):
-    """Copies of parameters that the user of this thread may still see views of: changes of them would be lost."""
+class Copies:
+    """Copies of parameters that the user may still see views of, in any thread: changes of them would be lost."""
 
     def __init__(self) -> None:
         self.watched: list[tuple[str, torch.Tensor]] = []
