@@ -10,12 +10,14 @@ from harness import case, cases_of  # noqa: E402
 
 import copy  # noqa: E402
 import functools  # noqa: E402
+import signal  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
 
 import torch  # noqa: E402
 
+import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
 from net import WIDTH, in_rank, loss_of, make, tokens, train  # noqa: E402
@@ -270,6 +272,36 @@ def a_whole_that_is_read_is_of_one_step(read):
     in_rank(one_version, read, nodes=2)
 
 
+def reads_in_a_fork():
+    model, _ = sharded(3)
+    taken, over = threading.Event(), threading.Event()
+
+    def reads():
+        with model.sharded.turn.one_version():
+            taken.set()
+            assert over.wait(LONG_S)
+    with ThreadPoolExecutor(1) as others:
+        reader = others.submit(reads)
+        assert taken.wait(LONG_S)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(LONG_S)
+            try:
+                model.state_dict()
+            except zerod.Closed:
+                os._exit(0)
+            os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        over.set()
+        reader.result(LONG_S)
+    assert status == 0, status
+
+
+@case
+def a_forked_process_waits_for_no_thread_of_its_parent():
+    in_rank(reads_in_a_fork)
+
+
 def writes_to_a_copy():
     model, _ = sharded(3)
     kept = in_thread(lambda: model.head.weight.detach().view(-1))
@@ -378,6 +410,7 @@ def many(rank, stage, meddles):
             over.set()
         for other in others:
             other.result(LONG_S)
+    assert any(counts) == bool(names), counts
     return losses
 
 

@@ -11,8 +11,10 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,11 @@ class Turn:
         self.ident: int | None = 0
         self.depth = 0
         self.trains = self.stepping = False
+        self.make_locks()
+        _turns.add(self)
+
+    def make_locks(self) -> None:
+        """Also in a forked process, where a thread that had one is not there to give it back."""
         self._ends = threading.Condition()
         self._version = threading.RLock()
 
@@ -138,6 +145,17 @@ class Turn:
         """Inside, no other thread of this process changes the service's values, or reads all of them.  To enter has no
         deadline: a save may take long, and each call in it has one."""
         return self._version
+
+
+_turns: "weakref.WeakSet[Turn]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for turn in list(_turns):
+        turn.make_locks()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Parameters(dict[str, Any]):
