@@ -391,6 +391,22 @@ def a_forward_pass_of_another_thread_takes_no_turn(stage):
     in_rank(begins_a_step, stage, undisturbed(stage), nodes=2)
 
 
+def ends_a_step_that_raised(stage, block):
+    def fails(_):
+        raise ArithmeticError
+    model, _ = sharded(stage)
+    handle = (model.blocks[block] if block else model).register_forward_hook(lambda _m, _a, output: output.register_hook(fails) and None)
+    raises(ArithmeticError, [], loss_of(model, 0).backward)
+    handle.remove()
+    model.zero_grad()
+    in_thread(lambda: evaluates(model, None))
+
+
+@cases_of([(stage, block) for stage in (1, 3) for block in (0, 4)], "stage{0[0]}_block{0[1]}")
+def a_backward_pass_that_raised_ends_with_its_step(stage_block):
+    in_rank(ends_a_step_that_raised, *stage_block)
+
+
 def many(rank, stage, meddles):
     model, optimizer = sharded(stage)
     over, counts = threading.Event(), [0] * len(REFUSED)

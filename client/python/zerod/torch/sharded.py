@@ -248,8 +248,8 @@ class Sharded:
         """Forgets the attempt that is over: what was fetched, kept and pushed in it."""
         self.pending = Pending()
         self.gradients.forget()
-        self.hooks.forget()
         self.turn.end_step()
+        self.hooks.in_backward.clear()
         for unit in self.units:
             unit.forget()
         if self.hooks.heap:

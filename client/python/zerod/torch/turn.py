@@ -138,7 +138,7 @@ class Turn:
         """A step or an attempt is over, or nothing of it is there."""
         if self.is_mine():
             with self._ends:
-                self.stepping = False
+                self.stepping, self.sharded.hooks.task = False, -1  # a backward pass that raised tells of no end
                 self._ends.notify_all()
 
     def one_version(self) -> contextlib.AbstractContextManager[Any]:
