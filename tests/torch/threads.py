@@ -124,8 +124,17 @@ def gives_tensors(model, _):
     torch.func.functional_call(model, {n: torch.zeros(p.shape) for n, p in model.named_parameters()}, (tokens(0),))
 
 
+def replaces_a_parameter(model, _):
+    model.blocks[1].up.weight = torch.nn.Parameter(torch.zeros(2 * WIDTH, WIDTH))
+
+
+def deletes_a_parameter(model, _):
+    del model.blocks[1].up.weight
+
+
 REFUSED = (shows_all, shows_a_part, writes, holds, evaluates, runs_forward, trains, calls_a_block, reads_with_a_graph, copies, loads, steps,
-           clips, reduces, loads_a_file, changes_the_mode, keeps_gradients, keeps_gradients_from_now_on, gives_tensors)
+           clips, reduces, loads_a_file, changes_the_mode, keeps_gradients, keeps_gradients_from_now_on, gives_tensors, replaces_a_parameter,
+           deletes_a_parameter)
 
 
 class Meddling:
