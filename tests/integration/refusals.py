@@ -692,7 +692,7 @@ def open_files_bound_sessions():
         c[1].ctl("checkpoint", "j", place)
         for raw in held:
             raw.close()
-        assert "there is room for 22 sessions" in c[0].log()
+        assert "there is room for 14 sessions" in c[0].log()
 
 
 @case

@@ -15,7 +15,7 @@
 #include "daemon/cluster/doctor/doctor.h"
 #include "proto/cleanup.h"
 
-enum { TEXT_MAX = 4096, PATH_LENGTH = 4200, FILES_OF_A_SESSION = 2, FILES_BESIDE = 256 };
+enum { TEXT_MAX = 4096, PATH_LENGTH = 4200, FILES_OF_A_SESSION = 3, FILES_BESIDE = 256 };
 
 #define GIB(bytes) ((double)(bytes) / (1 << 30))
 

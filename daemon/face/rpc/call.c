@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 
 #include "daemon/cluster/coordinator/coordinator.h"
 #include "daemon/floor/base/log.h"
@@ -534,12 +535,14 @@ static int session_start(struct rpc *rpc, int fd, struct user *user, pid_t pid)
         s->uid = user->uid;
         s->pid = pid;
         s->process_start = process_start((uint32_t)pid);
+        s->process = pidfd_open(pid, 0);
         s->began_ms = uv_now(rpc->x->loop);
         s->timeout_ms = rpc->x->conf->wait_ms;
         s->rank_number = -1;
         list_init(&s->pending);
         r = conn_new(&rpc->conns, fd, user->uid, &user->budget, HELLO_BYTES, &events, &s->conn);
         if (r) {
+                cleanup_close(&s->process);
                 free(s);
                 return r;
         }

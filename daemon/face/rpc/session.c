@@ -2,10 +2,10 @@
 #include "daemon/face/rpc/session.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 
 #include "daemon/floor/base/log.h"
-#include "daemon/floor/base/process.h"
 #include "proto/cleanup.h"
 
 void session_reply(struct session *s, const Zero__Reply *reply, const int *fds, size_t n_fds)
@@ -64,6 +64,7 @@ static void session_closed(void *arg)
 
         list_remove(&s->link);
         user_leave(&rpc->users, s->user);
+        cleanup_close(&s->process);
         free(s->scratch);
         free(s);
         rpc_gone(rpc);
@@ -109,7 +110,9 @@ void session_check(struct session *s, uint64_t now_ms)
 
 void session_check_process(const struct session *s)
 {
-        if (process_life((uint32_t)s->pid, s->process_start) == PROCESS_ENDED)
+        struct pollfd end = { .fd = s->process, .events = POLLIN };
+
+        if (poll(&end, 1, 0) == 1 && end.revents & POLLIN)
                 conn_read_out(s->conn);
 }
 

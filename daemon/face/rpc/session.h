@@ -42,6 +42,7 @@ struct session {
         uid_t uid;
         pid_t pid;
         uint64_t process_start; /* of the pid (base/process.h) */
+        int process;            /* readable once all its threads have ended; -1: unseen */
         bool greeted, ending;
         bool orderly;      /* the client has said bye */
         uint32_t protocol; /* of the messages */
