@@ -130,11 +130,8 @@ static const char *value_flaw(enum hyper_bound bound, double lr, double x)
 {
         switch (bound) {
         case HYPER_FP32:
-                return fp32_holds(x) ? NULL : "is not an fp32 number >= 0";
         case HYPER_DIVISOR:
-                return fp32_holds(x) && (float)x > 0
-                               ? NULL
-                               : "is not an fp32 number > 0: a gradient of 0 would make NaN";
+                return fp32_holds(x) ? NULL : "is not an fp32 number >= 0";
         case HYPER_DECAY:
                 return fp32_holds(x) && fp32_holds(lr * x)
                                ? NULL
@@ -184,6 +181,20 @@ int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set 
                 set.value[i] = m->values[i] + 0.0; /* turns -0 into 0 */
         }
         *ret = set;
+        return 0;
+}
+
+int hyper_given(const struct hyper_set *set, size_t number, struct fault *fault)
+{
+        for (const struct hyper *h = table[set->optimizer]->values; h->name; h++) {
+                double x = set->value[h - table[set->optimizer]->values];
+
+                if (h->bound == HYPER_DIVISOR && (float)x == 0)
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "set %zu: %s %g is not an fp32 number > 0: a gradient of "
+                                         "0 would make NaN",
+                                         number, h->name, x);
+        }
         return 0;
 }
 

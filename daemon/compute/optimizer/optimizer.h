@@ -21,7 +21,7 @@ enum { OPTIMIZER_MOMENTS = UPDATE_PLANES - 1, OPTIMIZER_VALUES = 8 };
 /* What a hyperparameter may be. */
 enum hyper_bound {
         HYPER_FP32,    /* an fp32 number >= 0 */
-        HYPER_DIVISOR, /* an fp32 number > 0: moments that are 0 are divided by it */
+        HYPER_DIVISOR, /* the same, and > 0 from a rank: moments that are 0 are divided by it */
         HYPER_DECAY,   /* an fp32 number >= 0, and so is its product with lr */
         HYPER_UNIT,    /* in [0, 1) */
         HYPER_FLAG,    /* 0 or 1 */
@@ -77,6 +77,8 @@ bool fp32_holds(double value);
 /* number: the set's number, for the fault. */
 int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set *ret,
                        struct fault *fault);
+/* Whether a rank may hand in the set; number: as above. */
+int hyper_given(const struct hyper_set *set, size_t number, struct fault *fault);
 /* The message points into the set. */
 void hyper_to_message(const struct hyper_set *set, Zero__HyperSet *ret);
 /* Whether a set from a file has an optimizer that this zerod knows. */

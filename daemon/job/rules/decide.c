@@ -86,6 +86,18 @@ int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
         return 0;
 }
 
+int step_params_given(const Zero__StepParams *m, struct step_params *ret, struct fault *fault)
+{
+        struct step_params p;
+        int r = step_params_from_message(m, &p, fault);
+
+        for (uint32_t i = 0; !r && i < p.n_sets; i++)
+                r = hyper_given(&p.sets[i], i, fault);
+        if (!r)
+                *ret = p;
+        return r;
+}
+
 int step_params_ahead(const struct step_params *params, struct fault *fault)
 {
         if (params->n_sets == 0)

@@ -46,6 +46,8 @@ struct decision decide(const struct votes *votes, const struct step_params *para
                        uint32_t good_steps);
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                              struct fault *fault);
+/* The same from a rank, which has bounds that nodes and disks of earlier releases do not keep. */
+int step_params_given(const Zero__StepParams *m, struct step_params *ret, struct fault *fault);
 /* Whether owners may update before a step ends with these: the values must not depend on the norm
  * or on an overflow.  ZERO_EINVAL, and what stands in the way. */
 int step_params_ahead(const struct step_params *params, struct fault *fault);

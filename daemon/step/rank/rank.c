@@ -570,7 +570,7 @@ int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r, 
 
         if (!step->params)
                 return fault_set(fault, ZERO_EINVAL, "a step needs its parameters");
-        status = step_params_from_message(step->params, &params, fault);
+        status = step_params_given(step->params, &params, fault);
         if (status)
                 return status;
         return rank_close(rank, step->attempt, &params, &step->blob, r, fault);
@@ -652,7 +652,7 @@ static int ahead_check(const struct rank *rank, const Zero__Ahead *ahead,
                                    "zero_layout_eager()",
                                    job->name);
         if (!status)
-                status = step_params_from_message(ahead->params, ret_params, fault);
+                status = step_params_given(ahead->params, ret_params, fault);
         if (!status)
                 status = step_params_ahead(ret_params, fault);
         return status;

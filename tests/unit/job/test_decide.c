@@ -160,7 +160,7 @@ static bool refused(const struct message *m, const char *field)
 {
         struct step_params p = { .n_sets = 77 };
         struct fault fault = { 0 };
-        int r = step_params_from_message(&m->params, &p, &fault);
+        int r = step_params_given(&m->params, &p, &fault);
 
         return r == ZERO_EINVAL && fault.status == r && strstr(fault.text, field) && p.n_sets == 77;
 }
@@ -305,6 +305,18 @@ Test(params, an_eps_that_is_0_in_fp32_is_refused)
                 m.values[3] = 1e-46;
                 cr_assert(refused(&m, "eps"), "%s", adams[i]);
         }
+}
+
+/* A node or a disk of an earlier release may tell of such a step. */
+Test(params, an_eps_of_0_is_refused_of_ranks_alone)
+{
+        struct step_params p;
+        struct message m;
+
+        message_init(&m);
+        m.values[3] = 0;
+        cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
+        cr_assert_eq(step_params_given(&m.params, &p, NULL), ZERO_EINVAL);
 }
 
 Test(params, too_many_sets_are_refused_before_they_are_read)
