@@ -111,6 +111,7 @@ static void part_message(struct coordinated *c, uint32_t node, const Zero__Part 
                                                          .rank = part->rank,
                                                          .session = part->session,
                                                          .orderly = part->orderly,
+                                                         .gave_up = part->gave_up,
                                                          .finish = finish_of(part) });
 }
 

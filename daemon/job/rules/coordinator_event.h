@@ -38,7 +38,7 @@ enum coordinator_event_kind {
         COORDINATOR_LINKS,     /* node; cut: the nodes that it cannot reach */
         COORDINATOR_JOIN,      /* join */
         COORDINATOR_CLASH,     /* join: its layout differs from that of ranks that came with it */
-        COORDINATOR_LEAVE,     /* node, rank, session, orderly, finish */
+        COORDINATOR_LEAVE,     /* node, rank, session, orderly, gave_up, finish */
         COORDINATOR_OPENED,    /* node, known, created, attempt, states; status, text: unreadable */
         COORDINATOR_OPEN_FAILED, /* node, status, text */
         COORDINATOR_ASK_AGAIN,   /* node: what kept it from saying or creating it passes */
@@ -61,7 +61,7 @@ struct coordinator_event {
         uint32_t node, rank, owner, copy, holder;
         uint64_t session, attempt, epoch, call;
         node_set cut;
-        bool known, created, orderly, norm_only;
+        bool known, created, orderly, gave_up, norm_only;
         enum coordinator_finish finish;
         int status;
         const char *text;

@@ -277,10 +277,11 @@ void rank_slots_down(struct coordinator *c, uint32_t node)
 }
 
 /* A session that claimed a rank without getting it takes nothing with it.  One that gave up before
- * it was in the job fails nobody's call: the others wait for the rank as before. */
+ * it was in the job fails nobody's call: the others wait for the rank as before.  It may give up
+ * while the answer to its join is on the way, or while its driver makes its windows. */
 void coordinator_leave(struct coordinator *c, const struct coordinator_event *e)
 {
-        bool joined = !join_forget(c, e->node, e->session);
+        bool joined = !join_forget(c, e->node, e->session) && !e->gave_up;
 
         if (e->rank >= c->step.world_size || c->sitters[e->rank].session != e->session)
                 return;

@@ -47,6 +47,7 @@ static void rank_part(const struct rank *rank, bool orderly)
         part.rank = rank->rank;
         part.session = rank->session;
         part.orderly = orderly;
+        part.gave_up = !rank->job && !rank->attaching;
         part.finish = rank->finish;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;

@@ -15,7 +15,7 @@
  *   join NODE rank R [of N] [session S] [incarnation I] [resume] [fails]
  *   clash NODE rank R                   a join with another layout
  *   claim NODE                          it has states of the job
- *   leave NODE rank R [session S] [orderly | complete | unwanted]
+ *   leave NODE rank R [session S] [orderly | gave-up | complete | unwanted]
  *   opened NODE nothing
  *   opened NODE [created] [attempt A] STATE...     a STATE begins with "owner"
  *       owner O [mirror] [list E] [version V] [decided A [carrying] [skipped]] [voted A] [norm X]
@@ -512,6 +512,8 @@ static void on_leave(void)
                         e.session = number();
                 else if (strcmp(w, "orderly") == 0)
                         e.orderly = true;
+                else if (strcmp(w, "gave-up") == 0)
+                        e.orderly = e.gave_up = true;
                 else if (strcmp(w, "complete") == 0 || strcmp(w, "unwanted") == 0)
                         e.finish = *w == 'c' ? FINISH_COMPLETE : FINISH_UNWANTED;
                 else
