@@ -174,8 +174,9 @@ static void print_option(void *arg, const char *name, const char *value, const c
         printf("%s = %s  ; %s\n", name, value, source);
 }
 
-/* A start goes on without, and looks again at each connection. */
-static int check_hosts(const struct cluster *c, struct fault *fault)
+/* A start goes on without, and looks again at each connection: so no reload fails of a resolver
+ * that is down, or that the unit keeps out. */
+static void check_hosts(const struct cluster *c)
 {
         struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *found;
 
@@ -183,11 +184,13 @@ static int check_hosts(const struct cluster *c, struct fault *fault)
                 int r = getaddrinfo(c->nodes[i].host, NULL, &hints, &found);
 
                 if (r)
-                        return fault_set(fault, ZERO_EINVAL, "peers: node %s: host %s: %s",
-                                         c->nodes[i].name, c->nodes[i].host, gai_strerror(r));
-                freeaddrinfo(found);
+                        fprintf(stderr,
+                                "zerod: peers: node %s: host %s: %s: a start goes on without this "
+                                "node, and looks again at each connection\n",
+                                c->nodes[i].name, c->nodes[i].host, gai_strerror(r));
+                else
+                        freeaddrinfo(found);
         }
-        return 0;
 }
 
 /* A directory that is missing is made by a start: by root, wherever it is. */
@@ -218,11 +221,10 @@ static int report(const struct conf *conf, struct fault *fault)
         if (!r)
                 r = conf_cluster(conf, &cluster, fault);
         if (!r)
-                r = check_hosts(&cluster, fault);
-        if (!r)
                 r = check_state_dir(conf->state_dir, root, fault);
         if (r)
                 return r;
+        check_hosts(&cluster);
         conf_each(conf, print_option, NULL);
         printf("; %u node%s, %s; the configuration is good\n", cluster.n_nodes,
                cluster.n_nodes == 1 ? "" : "s",

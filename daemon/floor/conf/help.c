@@ -85,7 +85,7 @@ void conf_help(FILE *out)
               "      The file (default /etc/zerod/zerod.conf, if it exists).\n"
               "  --check\n"
               "      Reads everything, looks up the peers, reports each option with its source,\n"
-              "      and exits.\n"
+              "      and exits.  A peer's name without an address is a warning.\n"
               "  --help, --version\n",
               out);
         for (uint32_t i = 0; i < N_OPTIONS; i++) {
