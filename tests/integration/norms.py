@@ -361,6 +361,19 @@ def together_with_all_reduce(placement):
         a.reply()
 
 
+@cases_of(PLACED, "{0[0]}_{0[1]}")
+def a_reduction_that_is_over_is_told_after_a_rank_has_left(placement):
+    """One rank has the result: the other, whose call met its deadline, finds it too."""
+    with Cluster(2) as c:
+        a, b = raw_ranks(c, placement, 2000, 60000)
+        a.ask("all_reduce", "rank 1", status=wire.EDEADLINE)
+        b.ask("all_reduce")
+        b.raw.ask("bye")
+        b.raw.close()
+        a.ask("norm", "rank 1 has left", status=wire.ELOSTRANK)
+        a.ask("all_reduce")
+
+
 @case
 def a_step_that_was_refused_here_and_is_decided():
     """The coordinator has the node's step with the values that it named first; the norms that the rank waits for end with the step."""
