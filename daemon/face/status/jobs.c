@@ -48,20 +48,13 @@ static bool same_text(const char *a, const char *b)
         return strcmp(a ? a : "", b ? b : "") == 0;
 }
 
-static bool is_told(const struct status_job *ret, const char *who)
-{
-        for (uint32_t i = 0; i < ret->waiting.n; i++)
-                if (same_text(ret->waiting.items[i].who, who))
-                        return true;
-        return false;
-}
-
-/* Others that cannot reach a node that is away, and ranks there, wait for that node. */
-static bool is_cut_off(const struct job *job, const struct wait_line *line)
+/* Others that cannot reach the node that is away, and ranks there, wait for that node. */
+static bool is_cut_off(const struct job *job, const char *away, const struct wait_line *line)
 {
         uint32_t r, node;
 
-        if (strncmp(line->what, WAIT_TO_REACH, sizeof WAIT_TO_REACH - 1) == 0)
+        if (strcmp(line->who, away) == 0 ||
+            strncmp(line->what, WAIT_TO_REACH, sizeof WAIT_TO_REACH - 1) == 0)
                 return true;
         if (sscanf(line->who, "rank %" SCNu32, &r) != 1 || r >= job->world_size ||
             job->ranks[r].here)
@@ -80,8 +73,7 @@ static void report_waiting(struct arena *arena, const struct job *job, struct st
         if (away)
                 report_wait(arena, job, &line, ret);
         for (uint32_t i = 0; i < waits->n; i++)
-                if (!is_told(ret, waits->lines[i].who) &&
-                    !(away && is_cut_off(job, &waits->lines[i])))
+                if (!away || !is_cut_off(job, line.who, &waits->lines[i]))
                         report_wait(arena, job, &waits->lines[i], ret);
 }
 
