@@ -397,6 +397,19 @@ def a_read_does_not_wait_for_a_rank_that_has_left(placement):
         a.refused("ELOSTRANK", "stash_read", "rank 1 has left the job", key=5, seed=5)
 
 
+@cases_of([[0, 0, 0], [0, 1, 1]])
+def a_read_does_not_wait_for_a_rank_that_has_left_after_a_loss(placement):
+    with Cluster(max(placement) + 1) as c:
+        a, b, lost = stashing(c, placement, [[0, 1], [2]], bytes=2 * MIB, on_lost="fail")
+        a.do("stash_write", key=5, bytes=9000, seed=5)
+        a.start("stash_read", key=5, seed=5)
+        lost.kill()
+        b.refused("ELOSTRANK", "step", "rank 2 was lost", sets=SETS)
+        assert not a.ready(0.3), "the stash does not need rank 2"
+        b.do("close")
+        expect(a.finish(), "ELOSTRANK", "rank 1 has left the job")
+
+
 # ---- deaths ------------------------------------------------------------------------------
 
 def ends_aborted(reply):

@@ -160,7 +160,9 @@ void job_part_message(struct job *job, const Zero__Part *part)
         if (part->fenced)
                 rank_fence(job, part->rank, part->session);
         job->ranks[part->rank].here = part->back;
-        if (!part->fails || !job->started || job->progress->lost != RANK_ABSENT)
+        /* who leaves after a loss ends what that has left: what is stashed */
+        if (!part->fails || !job->started ||
+            (job->progress->lost != RANK_ABSENT && (job->progress->left || !part->orderly)))
                 return;
         job->progress->lost = part->rank;
         job->progress->left = part->orderly;
