@@ -50,7 +50,7 @@
  * Fork: a client is that of the process that connected.  In a process forked from that one its calls
  * are ZERO_ECLOSED, zero_interrupt() does nothing, and zero_close() gives back the forked process's
  * memory and descriptors alone; zero_connect() makes a client of its own.  When the process that connected
- * has ended, the rank counts as lost, even if a forked one keeps the connection open.
+ * has ended, and the daemon may see that, the rank counts as lost, even if a forked one keeps the connection open.
  */
 #pragma once
 
@@ -183,7 +183,8 @@ int zero_layout_find(const struct zero_layout *layout, const char *name, uint32_
 size_t zero_dtype_size(enum zero_dtype dtype);
 /* Whether the service keeps the type as bytes (ZERO_BYTES_MAP). */
 bool zero_dtype_is_bytes(enum zero_dtype dtype);
-/* The error of the last zero_layout_*() call on the layout that failed. */
+/* The error of the last zero_layout_*() call that failed to change the layout; questions leave theirs to
+ * zero_error(NULL).  A text also for NULL. */
 const char *zero_layout_error(const struct zero_layout *layout);
 
 /* ---- connection ------------------------------------------------------- */
@@ -436,10 +437,11 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
  * trainable tensors have one).  A push with 0 for every trainable tensor needs no zero_grad() and
  * takes no slot.  The ranks of a node get their slots back when all of them have pushed the group,
  * so a rank that has nothing for some groups pushes those before it waits for slots for the others.
- * A slot that is a group's own (needs.push_groups: ZERO_ALL) may not come back before the step is
- * over, or before zero_grad() asks for it.  last is false while more micro-batches of this step follow: the owners add up their
- * gradients.  They are summed, not averaged: divide the loss of each by their number for the mean, as only the
- * sum over ranks is divided (zero_layout_group()).  A later call on the same client reports the daemon's refusal of a push.  A later call
+ * A slot that is a group's own (needs.push_groups: ZERO_ALL, or a number whose slots would take as much memory) may
+ * not come back before the step is over, or before zero_grad() asks for it.
+ * last is false while more micro-batches of this step follow: the owners add up their gradients.  They are summed, not
+ * averaged: divide the loss of each by their number for the mean, as only the sum over ranks is divided
+ * (zero_layout_group()).  A later call on the same client reports the daemon's refusal of a push.  A later call
  * also reports that the daemon is lost, as after zero_release() and zero_prefetch().
  */
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,

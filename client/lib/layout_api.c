@@ -247,9 +247,12 @@ int zero_layout_describe(const struct zero_layout *l, uint32_t tensor,
         const struct layout_tensor *t = tensor_at(l, tensor);
 
         if (!l || !ret_tensor)
-                return ZERO_EINVAL;
+                return fault_set(&client_thread_fault, ZERO_EINVAL,
+                                 "zero_layout_describe(): the layout or ret_tensor is NULL");
         if (!t)
-                return ZERO_ENOGROUP;
+                return fault_set(&client_thread_fault, ZERO_ENOGROUP,
+                                 "no tensor %u: the layout has %u", (unsigned)tensor,
+                                 (unsigned)l->n_tensors);
         *ret_tensor = (struct zero_tensor){ .name = t->name,
                                             .ndim = t->ndim,
                                             .shape = t->shape,
@@ -277,8 +280,6 @@ uint64_t zero_layout_tensor_elements(const struct zero_layout *l, uint32_t tenso
 
 int zero_layout_find(const struct zero_layout *l, const char *name, uint32_t *ret_tensor)
 {
-        struct fault fault = { 0 };
-
         if (!l || !name || !ret_tensor)
                 return fault_set(&client_thread_fault, ZERO_EINVAL,
                                  "zero_layout_find(): the layout, the name or ret_tensor is NULL");
@@ -288,10 +289,9 @@ int zero_layout_find(const struct zero_layout *l, const char *name, uint32_t *re
                         return 0;
                 }
         }
-        return settle((struct zero_layout *)l,
-                      fault_set(&fault, ZERO_ENOGROUP, "no tensor %s: the layout has %u others",
-                                text_quote(name).text, (unsigned)l->n_tensors),
-                      &fault);
+        return fault_set(&client_thread_fault, ZERO_ENOGROUP,
+                         "no tensor %s: the layout has %u others", text_quote(name).text,
+                         (unsigned)l->n_tensors);
 }
 
 size_t zero_dtype_size(enum zero_dtype dtype)
