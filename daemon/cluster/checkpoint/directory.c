@@ -419,7 +419,9 @@ static void look_at_shards(int fd, const struct manifest *m, struct snapshot_lis
                     (uint64_t)st.st_size == m->shards[i].bytes)
                         ret->n_here++;
                 else if (!ret->flaw[0])
-                        snprintf(ret->flaw, sizeof(ret->flaw), "%s of node %s is not there whole",
+                        snprintf(ret->flaw, sizeof(ret->flaw),
+                                 "%s is not here whole: node %s wrote it, and a restore needs all "
+                                 "files in one directory",
                                  name, m->shards[i].node);
         }
 }
@@ -437,7 +439,7 @@ static bool list_one(int dir, const char *name, uint32_t uid, struct snapshot_li
         snprintf(ret->name, sizeof(ret->name), "%s", strcmp(name, ".") == 0 ? "" : name);
         if (read_manifest(fd, &m, &fault)) {
                 snprintf(ret->flaw, sizeof(ret->flaw), "%.250s", fault.text);
-                return uid == 0;
+                return uid == 0 || uid == geteuid();
         }
         snprintf(ret->job, sizeof(ret->job), "%s", m.job);
         ret->version = m.version;
