@@ -410,7 +410,9 @@ static void rank_taken(struct rank *rank)
 {
         char text[120];
 
-        snprintf(text, sizeof text, "rank %u was taken by a later incarnation", rank->rank);
+        snprintf(text, sizeof text,
+                 "rank %u was taken by a later incarnation, or after its process had ended",
+                 rank->rank);
         rank_gone(rank, ZERO_ERANK, text);
 }
 
