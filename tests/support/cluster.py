@@ -51,6 +51,11 @@ def spawn(arguments, **options):
     return subprocess.Popen(arguments, preexec_fn=die_with_parent, **options)
 
 
+def of_nodes(status, *names):
+    """The findings about these nodes: the machine may have some of its own, as memory that is nearly full."""
+    return [f for f in status["findings"] if any(n in f["found"] for n in names)]
+
+
 def until(condition, seconds=START_S, what="the condition"):
     """Polls a condition until it is true; its value.  Polls less often the longer it takes, because many conditions
     start a process."""
