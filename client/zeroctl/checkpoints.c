@@ -103,6 +103,8 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
         json_array_foreach(list, i, checkpoint) add_checkpoint(&t, checkpoint);
         table_print(&t, out, ctl->colour);
         table_deinit(&t);
+        if (field_number(answer, "left_out") > 0)
+                fprintf(out, "%.0f older ones are left out\n", field_number(answer, "left_out"));
 }
 
 static int run(struct ctl *ctl)

@@ -3,6 +3,7 @@
 same bits, and training goes on from there."""
 import json
 import os
+import shutil
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
@@ -275,6 +276,11 @@ def checkpoints_are_listed_and_verified():
         assert found["job-1"]["job"] is None and "manifest" in found["job-1"]["flaw"], found
         r = c[0].ctl_run("checkpoints", f"{d}/none")
         assert r.returncode == 1 and "No such file" in r.stderr, r
+        for n in range(510):
+            os.mkdir(f"{d}/old-{n}", 0o700)
+            shutil.copy(f"{d}/job-2/manifest.json", f"{d}/old-{n}")
+        told = c[0].ctl_run("checkpoints", d).stdout.splitlines()
+        assert len(told) == 1 + 512 + 1 and told[-1] == "1 older ones are left out", told[-3:]
 
 
 def by_name(c, name):

@@ -11,7 +11,7 @@
 #include "daemon/face/rpc/query.h"
 #include "proto/cleanup.h"
 
-enum { ARGUMENT_MAX = 16384 };
+enum { ARGUMENT_MAX = 16384, TOLD_MAX = 512 };
 
 struct visit {
         struct pending_call *call; /* NULL once it has ended */
@@ -20,8 +20,7 @@ struct visit {
         struct snapshot_place place;
         char *directory, *seen;
         struct snapshot_check check;
-        struct snapshot_listed *listed;
-        uint32_t n_listed;
+        char *text; /* the answer to "checkpoints" */
         struct fault fault;
 };
 
@@ -29,7 +28,7 @@ static void visit_free(struct visit *v)
 {
         free(v->directory);
         free(v->seen);
-        free(v->listed);
+        free(v->text);
         free(v);
 }
 
@@ -49,32 +48,18 @@ static int visit_describe(const struct request *r, struct wait_line *ret)
         return ZERO_EDEADLINE;
 }
 
-static void visit_run(struct blocking_work *work)
+/* The text may be long: the lane's thread makes it. */
+static char *list_text(const struct visit *v, const struct snapshot_listed *listed, uint32_t n)
 {
-        struct visit *v = CONTAINER_OF(work, struct visit, work);
-        CLEANUP(cleanup_close) int dir = -1;
-        struct fault *fault = &v->fault;
-
-        if (v->seen && snapshot_place_look(&v->place, v->seen, false, fault))
-                return;
-        if (snapshot_place_open(&v->place, PLACE_READ, &dir, fault))
-                return;
-        if (v->verify)
-                snapshot_check_next(dir, v->place.uid, &v->check, fault);
-        else
-                snapshot_list(dir, v->place.uid, &v->listed, &v->n_listed, fault);
-}
-
-static void list_answer(const struct visit *v)
-{
-        struct status_kept_all all = { .directory = v->directory };
+        struct status_kept_all all = { .directory = v->directory,
+                                       .left_out = n > TOLD_MAX ? n - TOLD_MAX : 0 };
         struct arena arena = { NULL };
         struct timespec now;
         double age_s;
 
         clock_gettime(CLOCK_REALTIME, &now);
-        for (uint32_t i = 0; i < v->n_listed; i++) {
-                const struct snapshot_listed *from = &v->listed[i];
+        for (uint32_t i = 0; i < n && i < TOLD_MAX; i++) {
+                const struct snapshot_listed *from = &listed[i];
                 struct status_kept *to = LIST_ADD(&arena, &all.checkpoints);
 
                 if (!to)
@@ -92,7 +77,32 @@ static void list_answer(const struct visit *v)
                         .flaw = from->flaw[0] ? from->flaw : NULL,
                 };
         }
-        query_end_record(v->call, status_kept_all_type(), &all, &arena);
+        return query_text(record_take_json(status_kept_all_type(), &all, &arena));
+}
+
+static void list_run(struct visit *v, int dir)
+{
+        CLEANUP(cleanup_free) struct snapshot_listed *listed = NULL;
+        uint32_t n;
+
+        if (snapshot_list(dir, v->place.uid, &listed, &n, &v->fault) == 0)
+                v->text = list_text(v, listed, n);
+}
+
+static void visit_run(struct blocking_work *work)
+{
+        struct visit *v = CONTAINER_OF(work, struct visit, work);
+        CLEANUP(cleanup_close) int dir = -1;
+        struct fault *fault = &v->fault;
+
+        if (v->seen && snapshot_place_look(&v->place, v->seen, false, fault))
+                return;
+        if (snapshot_place_open(&v->place, PLACE_READ, &dir, fault))
+                return;
+        if (v->verify)
+                snapshot_check_next(dir, v->place.uid, &v->check, fault);
+        else
+                list_run(v, dir);
 }
 
 static void visit_done(struct blocking_work *work)
@@ -107,7 +117,7 @@ static void visit_done(struct blocking_work *work)
         else if (v->call && v->verify)
                 query_end_record(v->call, status_verified_type(), &verified, &arena);
         else if (v->call)
-                list_answer(v);
+                query_end_text(v->call, STEAL(v->text));
         visit_free(v);
 }
 

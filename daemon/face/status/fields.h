@@ -544,6 +544,7 @@
 
 #define STATUS_KEPT_ALL(F, R)                                                                      \
         F(text, directory, "the directory")                                                        \
+        F(number, left_out, "older ones that are not told")                                        \
         R(list, status_kept, checkpoints, "those in it that the user may restore, newest first")
 
 /* How far a check of a checkpoint's bytes is. */
