@@ -130,6 +130,58 @@ def a_job_goes_on_later():
     check(ranks.run(train, [0, 1], cluster, job="later"), undisturbed())
 
 
+class Odd(nn.Module):
+    """A slice, an expanded one and a conjugate, which have no view as bytes, and one that only inference mode may write."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("slice", torch.zeros(8)[::2])
+        self.register_buffer("single", torch.zeros(8)[::8])
+        self.register_buffer("spread", torch.zeros(1).expand(4))
+        self.register_buffer("conjugate", torch.zeros(3, dtype=torch.complex64).conj())
+        with torch.inference_mode():
+            self.register_buffer("inferred", torch.zeros(3))
+        self.register_buffer("input", torch.zeros(8, WIDTH), persistent=False)
+
+    def forward(self, x):
+        self.input = x
+        self.slice += 1
+        self.single += 1
+        self.spread = self.spread + 1
+        self.conjugate += 1j
+        with torch.inference_mode():
+            self.inferred += 1
+        return self.linear(x).sum()
+
+
+def odd(rank):
+    told = Told()
+    model = zt.shard(Odd(), client=zerod.connect(timeout=LONG_S))
+    optimizer = zt.AdamW(model)
+    begun = [b.flatten()[0].item() for b in model.buffers()][:5]
+    for step in zt.steps(model, until=3, seed=0):
+        with step as t:
+            x = batch_of(t, rank)
+            model(x).backward()
+            if rank == VICTIM and t == 1 and begun[0] == 0:
+                die()
+            optimizer.step()
+            assert torch.equal(x, batch_of(t, rank)), "a batch is the trainer's own"
+    assert not told.texts, told.texts
+    return begun, [b.flatten()[0].item() for b in model.buffers()][:5]
+
+
+@case
+def buffers_of_any_form():
+    cluster = ranks.shared(2)
+    with ranks.Ranks(odd, [0, 1], cluster) as job:
+        job.restart(VICTIM)
+        said = job.finish()
+        cluster[0].ctl("drop", job.job)
+    assert said == [([0, 0, 0, 0, 0], [3, 3, 3, 3j, 3]), ([1, 1, 1, 1j, 1], [3, 3, 3, 3j, 3])], said
+
+
 # ---- what is not kept ------------------------------------------------------------------------
 
 

@@ -266,12 +266,13 @@ class Attempt:
         return self.client.version > 0 and self._unwrapped()[0] != self.sharded.world_size
 
     def _begin_anew(self) -> None:
-        if self._buffers and self.client.version == self.version:
-            self.sharded.buffers.restore(self._buffers)
+        buffers = self._buffers if self.client.version == self.version else None
         self._over()
         self._made = None
         self.number += 1
         self.sharded.forget()
+        if buffers:
+            self.sharded.buffers.restore(buffers)
 
     # ---- what a rank keeps ----------------------------------------------------------------
 

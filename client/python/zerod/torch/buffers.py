@@ -12,8 +12,8 @@ import logging
 import math
 import struct
 import zlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -38,12 +38,40 @@ def _is_plain(buffer: torch.Tensor) -> bool:
     return plain and buffer.layout is torch.strided and not buffer.is_quantized and not buffer.is_meta
 
 
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    """A copy, as bytes: of slices, expanded tensors and conjugates, too, which have no view as bytes."""
+    return buffer.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+
+
+class Found(NamedTuple):
+    """A buffer in its place, the dict of its module; name: as in ``state_dict()``."""
+
+    name: str
+    there: dict[str, torch.Tensor | None]
+    key: str
+    buffer: torch.Tensor
+
+    def put_back(self, values: torch.Tensor) -> None:
+        """This tensor, and no other, is in its place again, and has the values; if it cannot be written, the values are.
+
+        What is the same is not written: it may be mapped for reading alone."""
+        values = values.to(self.buffer.device)
+        self.there[self.key] = self.buffer
+        if torch.equal(_bytes(self.buffer), _bytes(values)):
+            return
+        try:
+            with torch.inference_mode():  # tensors made in it are written in it alone
+                self.buffer.copy_(values)
+        except RuntimeError:  # as of an expanded one
+            self.there[self.key] = values
+
+
 # ---- the same at first --------------------------------------------------------------------
 
 
 def _sketch(name: str, buffer: torch.Tensor) -> float:
     """A number that tells values apart, beyond ALIKE, and is the same within that where processors round differently."""
-    flat = buffer.detach().reshape(-1)
+    flat = buffer.detach().resolve_conj().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     weighted = total = 0.0
     for first, count in pieces(flat.numel(), 8):
@@ -84,8 +112,12 @@ def check_alike(sharded: "Sharded") -> None:
 # ---- kept with a step ---------------------------------------------------------------------
 
 
-def _which(chosen: list[tuple[str, torch.Tensor]]) -> int:
-    return zlib.crc32(repr([(name, b.dtype, tuple(b.shape)) for name, b in chosen]).encode())
+def _which(chosen: list[Found]) -> int:
+    return zlib.crc32(repr([(f.name, f.buffer.dtype, tuple(f.buffer.shape)) for f in chosen]).encode())
+
+
+def _size(found: Iterable[Found]) -> int:
+    return sum(f.buffer.numel() * f.buffer.element_size() for f in found)  # sparse ones have no nbytes
 
 
 def packed_size(data: bytes) -> int:
@@ -98,23 +130,23 @@ class Buffers:
 
     def __init__(self, model: nn.Module, room: int, talks: bool):
         self._modules = sorted(((name, m) for name, m in model.named_modules() if m._buffers),
-                               key=lambda of: sum(b.nbytes for _, b in self._of(*of)))
+                               key=lambda of: _size(self._of(*of)))
         self._talks, self._room = talks, room
         self._told: set[str] = set()  # names of what is not kept
         self._tell()
 
     @staticmethod
-    def _of(prefix: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set and _is_plain(buffer):
-                yield f"{prefix}.{name}" if prefix else name, buffer
+    def _of(prefix: str, module: nn.Module) -> Iterator[Found]:
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set and _is_plain(buffer):
+                yield Found(f"{prefix}.{key}" if prefix else key, module._buffers, key, buffer)
 
-    def _chosen(self, room: int) -> list[tuple[str, torch.Tensor]]:
+    def _chosen(self, room: int) -> list[Found]:
         """Those of the modules whose buffers fit."""
         chosen, room = [], room - HEAD.size
         for prefix, module in self._modules:
             found = list(self._of(prefix, module))
-            room -= sum(b.nbytes for _, b in found)
+            room -= _size(found)
             if room < 0:
                 break
             chosen += found
@@ -122,12 +154,12 @@ class Buffers:
 
     def _tell(self) -> None:
         """Warns of what there is no room for, once."""
-        kept = {name for name, _ in self._chosen(self._room)}
-        left = {name: b.nbytes for of in self._modules for name, b in self._of(*of) if name not in kept}
+        kept = {f.name for f in self._chosen(self._room)}
+        left = {f.name: f for of in self._modules for f in self._of(*of) if f.name not in kept}
         if left.keys() - self._told and self._talks:
             more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
             log.warning("buffers of %d bytes are not kept with a step, which has room for %d: '%s'%s; a trainer that is started "
-                        "again begins with those of its script, or loads a checkpoint", sum(left.values()), self._room - HEAD.size,
+                        "again begins with those of its script, or loads a checkpoint", _size(left.values()), self._room - HEAD.size,
                         "', '".join(list(left)[:NAMED]), more)
         self._told |= left.keys()
 
@@ -139,9 +171,8 @@ class Buffers:
         chosen = self._chosen(room)
         if not chosen:
             return b""
-        device = chosen[0][1].device
-        with torch.no_grad():
-            whole = torch.cat([b.reshape(-1).view(torch.uint8).to(device) for _, b in chosen]).tolist()
+        device = chosen[0].buffer.device
+        whole = torch.cat([_bytes(f.buffer).to(device) for f in chosen]).tolist()
         return HEAD.pack(len(whole), _which(chosen)) + bytes(whole)
 
     @torch.no_grad()
@@ -150,11 +181,12 @@ class Buffers:
         if not packed:
             return
         chosen, which = self._chosen(len(packed)), HEAD.unpack_from(packed)[1]
-        if which != _which(chosen) or len(packed) != HEAD.size + sum(b.nbytes for _, b in chosen):
+        if which != _which(chosen) or len(packed) != HEAD.size + _size(chosen):
             log.warning("the job has kept other buffers than this model has, which stay as they are")
             return
         begin = HEAD.size
-        for _, b in chosen:
-            values = torch.frombuffer(bytearray(packed[begin:begin + b.nbytes]), dtype=b.dtype) if b.nbytes else b.cpu()
-            b.copy_(values.view(b.shape))
+        for found in chosen:
+            b = found.buffer
+            if b.nbytes:
+                found.put_back(torch.frombuffer(bytearray(packed[begin:begin + b.nbytes]), dtype=b.dtype).view(b.shape))
             begin += b.nbytes
