@@ -182,6 +182,19 @@ def buffers_of_any_form():
     assert said == [([0, 0, 0, 0, 0], [3, 3, 3, 3j, 3]), ([1, 1, 1, 1j, 1], [3, 3, 3, 3j, 3])], said
 
 
+def ensemble(rank):
+    model = zt.shard(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)).eval())
+    means, x = torch.stack([torch.zeros(WIDTH), torch.ones(WIDTH)]), batch_of(0, rank)
+    with torch.no_grad():
+        zero, one = torch.vmap(lambda mean: torch.func.functional_call(model, {"1.running_mean": mean}, (x,)))(means)
+        assert torch.allclose(zero, model(x)) and not torch.allclose(one, zero)
+
+
+@case
+def buffers_of_vmap():
+    ranks.run(ensemble, 1, ranks.shared())
+
+
 # ---- what is not kept ------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import zerod
 from zerod._library import BLOB_MAX
 
@@ -221,7 +223,8 @@ class Attempt:
 
     def begin_forward(self) -> None:
         """A forward pass begins."""
-        if self._buffers is None:
+        batched = torch._C._functorch.peek_interpreter_stack() is not None  # pylint: disable=protected-access  # buffers of vmap
+        if self._buffers is None and not batched:
             self._buffers = self.sharded.buffers.packed(KEPT_MAX)
 
     def _over(self) -> None:
