@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Buffers: alike on all ranks at first, and those of the step before in whatever makes a step again."""
+import contextlib
 import itertools
 import logging
 import os
@@ -18,6 +19,7 @@ from torch import nn  # noqa: E402
 import zerod  # noqa: E402
 import zerod.torch as zt  # noqa: E402
 from common import raises  # noqa: E402
+from scene import Scene  # noqa: E402
 from survivor import LONG_S, die, once  # noqa: E402
 
 STEPS, AT, VICTIM, WIDTH = 5, 2, 1, 6
@@ -193,6 +195,55 @@ def ensemble(rank):
 @case
 def buffers_of_vmap():
     ranks.run(ensemble, 1, ranks.shared())
+
+
+# ---- a step that this process repeats --------------------------------------------------------
+
+
+class Counts(nn.Module):
+    """More than is kept with a step, and what is saved nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("large", torch.zeros(3000))
+        self.register_buffer("passing", torch.zeros(2), persistent=False)
+        self.frozen = nn.Module()
+        self.frozen.register_buffer("weights", torch.zeros(17 << 20))
+
+    def forward(self, x):
+        if self.training:
+            self.large += 1
+            self.passing = self.passing + 1
+        return self.linear(x).sum()
+
+
+def repeated(_rank, blocks):
+    """The second step's first try is aborted; before it are a pass without gradients, and a change."""
+    with Scene(Counts()) as s:
+        model, optimizer, tries, x = s.model, zt.AdamW(s.model), 0, batch_of(0, 0)
+        steps = zt.steps(model, until=2)
+        while model.sharded.steps_made < 2:
+            if tries == 1:
+                with torch.no_grad():
+                    model.eval()(x)
+                    model.train().large += 10
+            tries += 1
+            with next(steps) if blocks else contextlib.suppress(zerod.Aborted):
+                if blocks:
+                    model.passing += 100
+                model(x).backward()
+                if tries == 2:
+                    s.restart()
+                optimizer.step()
+        return tries, *({v.item() for v in b.unique()} for b in (model.large, model.passing))
+
+
+@cases_of(["steps", "own"])
+def repeated_in_a_loop_of(loop):
+    blocks = loop == "steps"
+    (tries, large, passing), = ranks.run(repeated, 1, arguments=(blocks,))
+    assert (tries, large, passing) == (3, {12}, {202 if blocks else 2}), (tries, large, passing)
 
 
 # ---- what is not kept ------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from zerod._library import BLOB_MAX
 from .buffers import packed_size
 
 if TYPE_CHECKING:
+    from .buffers import Found
     from .sharded import Sharded
 
 HEAD = struct.Struct("<11sBIq")  # of the bytes a rank keeps: mark, format, world size, steps made elsewhere
@@ -47,7 +48,8 @@ class Attempt:
         self._made: int | None = None
         self._elsewhere = self._unwrapped()[1]  # steps made before the checkpoint that the job has loaded
         self._held: set[int] = set()  # groups
-        self._buffers: bytes | None = None  # before its first forward pass
+        self._buffers: "list[tuple[Found, torch.Tensor]] | None" = None  # with the values to begin anew with
+        self._trains = False  # values of buffers before what may be repeated are known
         self._copied = self._reduced = False
         self._untold: zerod.Aborted | None = None
 
@@ -221,16 +223,21 @@ class Attempt:
         if abort is not None:
             raise abort
 
+    def begin_step(self) -> None:
+        """What will be repeated as a whole begins: buffers have these values then."""
+        self._buffers, self._trains = self.sharded.buffers.copies(), True
+
     def begin_forward(self) -> None:
-        """A forward pass begins."""
+        """A forward pass begins, of a step if it has gradients."""
         batched = torch._C._functorch.peek_interpreter_stack() is not None  # pylint: disable=protected-access  # buffers of vmap
-        if self._buffers is None and not batched:
-            self._buffers = self.sharded.buffers.packed(KEPT_MAX)
+        trains = torch.is_grad_enabled()
+        if not batched and not self._trains and (trains or self._buffers is None):
+            self._buffers, self._trains = self.sharded.buffers.copies(), trains
 
     def _over(self) -> None:
         self._held.clear()
         self._buffers = None
-        self._copied = self._reduced = False
+        self._copied = self._reduced = self._trains = False
         self.version = self.client.version
         self.sharded.activations.end_attempt()
 
@@ -274,8 +281,8 @@ class Attempt:
         self._made = None
         self.number += 1
         self.sharded.forget()
-        if buffers:
-            self.sharded.buffers.restore(buffers)
+        for found, values in buffers or []:
+            found.put_back(values)
 
     # ---- what a rank keeps ----------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 Rules
 - Ranks begin with the same values, or shard() names a buffer that differs.  What processors round differently is the same.
-- Buffers of ``state_dict()`` are bytes of the rank that the service keeps with a step, so that a step that is made again, by
-  this process or its successor, finds those of the step before.  Those of one module belong together: all are kept, or none.
-  Small modules come first, and before all of them the user's own bytes.
+- Buffers of ``state_dict()`` are bytes of the rank that the service keeps with a step, so that a successor of this process
+  finds those of the step before.  Small modules come first, and before all of them the user's own bytes.
+- A process that makes a step again has copies of its own, of all buffers, as far as they fit.
+- Those of one module belong together: all are kept, or none.
 """
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ HEAD = struct.Struct("<II")  # bytes of buffers, and a checksum of which they ar
 PARTS, LEVELS = 32, 3  # a reduction compares so many parts; so many find one of 32,768 buffers
 ALIKE = 1e-6  # of a sketch
 NAMED = 5  # buffers in a warning
+COPIED = 64 << 20  # bytes at most that a step copies; frozen weights may be buffers, too
 
 
 def _is_plain(buffer: torch.Tensor) -> bool:
@@ -51,6 +53,7 @@ class Found(NamedTuple):
     key: str
     buffer: torch.Tensor
 
+    @torch.no_grad()
     def put_back(self, values: torch.Tensor) -> None:
         """This tensor, and no other, is in its place again, and has the values; if it cannot be written, the values are.
 
@@ -136,25 +139,31 @@ class Buffers:
         self._tell()
 
     @staticmethod
-    def _of(prefix: str, module: nn.Module) -> Iterator[Found]:
+    def _of(prefix: str, module: nn.Module, saved: bool = True) -> Iterator[Found]:
         for key, buffer in module._buffers.items():
-            if buffer is not None and key not in module._non_persistent_buffers_set and _is_plain(buffer):
+            if buffer is not None and _is_plain(buffer) and not (saved and key in module._non_persistent_buffers_set):
                 yield Found(f"{prefix}.{key}" if prefix else key, module._buffers, key, buffer)
 
-    def _chosen(self, room: int) -> list[Found]:
-        """Those of the modules whose buffers fit."""
-        chosen, room = [], room - HEAD.size
+    def _chosen(self, room: int, saved: bool = True) -> list[Found]:
+        """Those of the modules whose buffers fit; saved: those of state_dict()."""
+        chosen = []
         for prefix, module in self._modules:
-            found = list(self._of(prefix, module))
-            room -= _size(found)
-            if room < 0:
-                break
-            chosen += found
+            found = list(self._of(prefix, module, saved))
+            size = _size(found)
+            if size <= room:
+                chosen += found
+                room -= size
         return chosen
+
+    @torch.no_grad()
+    def copies(self) -> list[tuple[Found, torch.Tensor]]:
+        """All buffers that fit, with copies of their values."""
+        with torch.inference_mode(False):
+            return [(f, f.buffer.clone()) for f in self._chosen(COPIED, saved=False)]
 
     def _tell(self) -> None:
         """Warns of what there is no room for, once."""
-        kept = {f.name for f in self._chosen(self._room)}
+        kept = {f.name for f in self._chosen(self._room - HEAD.size)}
         left = {f.name: f for of in self._modules for f in self._of(*of) if f.name not in kept}
         if left.keys() - self._told and self._talks:
             more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
@@ -168,19 +177,18 @@ class Buffers:
         if room < self._room:
             self._room = max(room, HEAD.size)
             self._tell()
-        chosen = self._chosen(room)
+        chosen = self._chosen(room - HEAD.size)
         if not chosen:
             return b""
         device = chosen[0].buffer.device
         whole = torch.cat([_bytes(f.buffer).to(device) for f in chosen]).tolist()
         return HEAD.pack(len(whole), _which(chosen)) + bytes(whole)
 
-    @torch.no_grad()
     def restore(self, packed: bytes) -> None:
         """Gives buffers the values that :meth:`packed` found; a warning if the model has others."""
         if not packed:
             return
-        chosen, which = self._chosen(len(packed)), HEAD.unpack_from(packed)[1]
+        chosen, which = self._chosen(len(packed) - HEAD.size), HEAD.unpack_from(packed)[1]
         if which != _which(chosen) or len(packed) != HEAD.size + _size(chosen):
             log.warning("the job has kept other buffers than this model has, which stay as they are")
             return

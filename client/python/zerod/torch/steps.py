@@ -66,6 +66,7 @@ class Step:
             follow(self.scheduler, t)
         if self.seed is not None:
             manual_seed(self.seed, t, self.sharded.rank)
+        self.sharded.attempt.begin_step()
         return t
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
