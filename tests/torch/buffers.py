@@ -299,6 +299,22 @@ def other_buffers_stay_as_they_are():
     assert any("other buffers than this model has" in t for t in texts), texts
 
 
+def grows(rank):
+    told = Told()
+    model = zt.shard(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
+    begun = model[1].num_batches_tracked.item()
+    model(batch_of(0, rank)).sum().backward()
+    zt.AdamW(model).step()
+    return begun, len(told.about(f"rank {rank} is new in job"))
+
+
+@case
+def a_larger_and_a_smaller_world_go_on_with_what_ranks_have_kept():
+    cluster = ranks.shared(3)
+    said = [ranks.run(grows, nodes, cluster, job="grows", keep=nodes != [0]) for nodes in ([1, 2], [0, 1, 2], [0])]
+    assert said == [[(0, 0)] * 2, [(1, 0), (1, 0), (0, 1)], [(2, 0)]], said
+
+
 # ---- alike at first --------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import re
 import struct
@@ -32,6 +33,8 @@ from .buffers import packed_size
 if TYPE_CHECKING:
     from .buffers import Found
     from .sharded import Sharded
+
+log = logging.getLogger("zerod")
 
 HEAD = struct.Struct("<11sBIq")  # of the bytes a rank keeps: mark, format, world size, steps made elsewhere
 MARK, FORMAT, WITH_BUFFERS = b"zerod.torch", 2, 3
@@ -308,8 +311,10 @@ class Attempt:
     def restore_buffers(self) -> None:
         """Gives the buffers their values of the last decided step."""
         world_size, _, buffers, _ = self._unwrapped()
-        if world_size == self.sharded.world_size:
+        if world_size:
             self.sharded.buffers.restore(buffers)
+        elif self.sharded.buffers.packed(KEPT_MAX):
+            log.warning("rank %d is new in job '%s', and begins with the buffers of its script", self.client.rank, self.client.job)
 
     @property
     def kept(self) -> bytes:
