@@ -324,7 +324,7 @@ def differs(rank, name):
         for i in range(100):
             model.register_buffer(f"b{i}", torch.full((3,), float(i)))
         getattr(model, name)[rank] = 1
-    error = raises(zerod.LayoutMismatch, [f"'{name}'", "torch.manual_seed()", "after shard()"], zt.shard, model)
+    error = raises(zerod.LayoutMismatch, [f"'{name}'", "torch.manual_seed()", "after shard(), where model.sharded.steps_made is 0"], zt.shard, model)
     assert "'at'" not in str(error)
 
 

@@ -109,7 +109,7 @@ def check_alike(sharded: "Sharded") -> None:
     named = " or ".join(f"'{n}'" for n in found) or "that this rank does not have"
     raise zerod.LayoutMismatch(
         f"ranks have different values of buffer {named}: make the model alike on all ranks, as by torch.manual_seed() before "
-        "it; give a buffer that each rank has for itself its values after shard()")
+        "it; give a buffer that each rank has for itself its values after shard(), where model.sharded.steps_made is 0")
 
 
 # ---- kept with a step ---------------------------------------------------------------------
