@@ -168,7 +168,7 @@ class Buffers:
         if left.keys() - self._told and self._talks:
             more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
             log.warning("buffers of %d bytes are not kept with a step, which has room for %d: '%s'%s; a trainer that is started "
-                        "again begins with those of its script, or loads a checkpoint", _size(left.values()), self._room - HEAD.size,
+                        "again begins with those of its script, and a new job gets them from a checkpoint", _size(left.values()), self._room - HEAD.size,
                         "', '".join(list(left)[:NAMED]), more)
         self._told |= left.keys()
 
