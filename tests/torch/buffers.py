@@ -283,6 +283,26 @@ def what_does_not_fit_is_named_and_a_ranks_own_bytes_come_first():
     ranks.run(too_large, 1, ranks.shared())
 
 
+def forms(_rank):
+    told = Told()
+    model = make()
+    model.register_buffer("sparse", torch.eye(2).to_sparse())
+    model.register_buffer("tagged", nn.Buffer(torch.ones(2)).as_subclass(Tagged))
+    model.register_buffer("passing", torch.eye(2).to_sparse(), persistent=False)
+    zt.shard(model)
+    said, = told.about("are not kept")
+    assert "of 24 bytes" in said and "'sparse', 'tagged';" in said, said
+
+
+class Tagged(torch.Tensor):
+    """A tensor of somebody else's class."""
+
+
+@case
+def what_is_no_plain_tensor_is_named():
+    ranks.run(forms, 1, ranks.shared())
+
+
 def other_model(_rank, width):
     told = Told()
     model = zt.shard(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))

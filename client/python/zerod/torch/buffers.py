@@ -133,7 +133,7 @@ class Buffers:
 
     def __init__(self, model: nn.Module, room: int, talks: bool):
         self._modules = sorted(((name, m) for name, m in model.named_modules() if m._buffers),
-                               key=lambda of: _size(self._of(*of)))
+                               key=lambda of: _size(self._plain(*of)))
         self._talks, self._room = talks, room
         self._told: set[str] = set()  # names of what is not kept
         self._tell()
@@ -141,14 +141,18 @@ class Buffers:
     @staticmethod
     def _of(prefix: str, module: nn.Module, saved: bool = True) -> Iterator[Found]:
         for key, buffer in module._buffers.items():
-            if buffer is not None and _is_plain(buffer) and not (saved and key in module._non_persistent_buffers_set):
+            if buffer is not None and not (saved and key in module._non_persistent_buffers_set):
                 yield Found(f"{prefix}.{key}" if prefix else key, module._buffers, key, buffer)
+
+    @classmethod
+    def _plain(cls, prefix: str, module: nn.Module, saved: bool = True) -> list[Found]:
+        return [f for f in cls._of(prefix, module, saved) if _is_plain(f.buffer)]
 
     def _chosen(self, room: int, saved: bool = True) -> list[Found]:
         """Those of the modules whose buffers fit; saved: those of state_dict()."""
         chosen = []
         for prefix, module in self._modules:
-            found = list(self._of(prefix, module, saved))
+            found = self._plain(prefix, module, saved)
             size = _size(found)
             if size <= room:
                 chosen += found
@@ -162,12 +166,12 @@ class Buffers:
             return [(f, f.buffer.clone()) for f in self._chosen(COPIED, saved=False)]
 
     def _tell(self) -> None:
-        """Warns of what there is no room for, once."""
+        """Warns of what there is no room for, or is no plain tensor, once."""
         kept = {f.name for f in self._chosen(self._room - HEAD.size)}
         left = {f.name: f for of in self._modules for f in self._of(*of) if f.name not in kept}
         if left.keys() - self._told and self._talks:
             more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-            log.warning("buffers of %d bytes are not kept with a step, which has room for %d: '%s'%s; a trainer that is started "
+            log.warning("buffers of %d bytes are not kept with a step, which has room for %d of plain dense tensors: '%s'%s; a trainer that is started "
                         "again begins with those of its script, and a new job gets them from a checkpoint", _size(left.values()), self._room - HEAD.size,
                         "', '".join(list(left)[:NAMED]), more)
         self._told |= left.keys()
