@@ -343,12 +343,15 @@ def differs(rank, name):
     with torch.no_grad():
         for i in range(100):
             model.register_buffer(f"b{i}", torch.full((3,), float(i)))
-        getattr(model, name)[rank] = 1
+        model.register_buffer("count", torch.full((3,), 10 ** 6))
+        model.register_buffer("wide", torch.full((3,), torch.finfo(torch.float64).min, dtype=torch.float64))
+        values = getattr(model, name)
+        values[rank] = -values[rank] if name == "wide" else values[rank] + 1
     error = raises(zerod.LayoutMismatch, [f"'{name}'", "torch.manual_seed()", "after shard(), where model.sharded.steps_made is 0"], zt.shard, model)
     assert "'at'" not in str(error)
 
 
-@cases_of(["queue", "used", "table", "b7", "b93"])
+@cases_of(["queue", "used", "table", "count", "wide", "b7", "b93"])
 def buffers_that_differ_are_named(name):
     cluster = ranks.shared(2)
     ranks.run(differs, [0, 1], cluster, job="differs", arguments=(name,))
@@ -362,6 +365,7 @@ def alike(rank):
     model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu_(1))
     model.register_buffer("waves", torch.polar(torch.ones(3), torch.arange(3.0)))
     model.register_buffer("sparse", torch.eye(2).to_sparse())
+    model.register_buffer("wide", torch.full((2,), torch.finfo(torch.float64).min, dtype=torch.float64))
     model.register_buffer("nothing", None)
     model.register_buffer("empty", torch.zeros(0))
     zt.shard(model)

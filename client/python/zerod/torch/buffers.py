@@ -9,11 +9,12 @@ Rules
 """
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import nn
 
 import zerod
 
-from .files import pieces
+from .files import memory_of, pieces
 
 if TYPE_CHECKING:
     from .sharded import Sharded
@@ -72,28 +73,43 @@ class Found(NamedTuple):
 # ---- the same at first --------------------------------------------------------------------
 
 
+def _checksum(flat: torch.Tensor) -> float:
+    number = 0
+    for first, count in pieces(flat.numel(), flat.element_size()):
+        piece = _bytes(flat[first:first + count]).cpu()
+        number = zlib.crc32(memory_of(piece), number)
+    return number / 2 ** 32
+
+
 def _sketch(name: str, buffer: torch.Tensor) -> float:
-    """A number that tells values apart, beyond ALIKE, and is the same within that where processors round differently."""
+    """A number that tells values apart, beyond ALIKE; of other than integers, the same within that where processors round
+    differently."""
+    shape = zlib.crc32(f"{name} {buffer.dtype} {tuple(buffer.shape)}".encode()) / 2 ** 32
     flat = buffer.detach().resolve_conj().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    if not flat.is_floating_point():
+        return shape + _checksum(flat)
     weighted = total = 0.0
     for first, count in pieces(flat.numel(), 8):
         values = torch.nan_to_num(flat[first:first + count].to("cpu", torch.float64), 3.0, 2.0, -2.0)
         weights = torch.arange(first, first + count, dtype=torch.float64).mul_(0.6180339887).frac_().add_(0.5)
         weighted += float(values @ weights)
         total += float(values.abs().sum())
-    shape = zlib.crc32(f"{name} {buffer.dtype} {tuple(buffer.shape)}".encode()) / 2 ** 32
-    return shape + (weighted / total + math.log(total) if total else -1000.0)
+    number = weighted / total + math.log(total) if total else -1000.0
+    return shape + (number if math.isfinite(number) else _checksum(flat))
 
 
-def check_alike(sharded: "Sharded") -> None:
-    """All ranks call it in each attempt to write first values; LayoutMismatch names a buffer that differs.
+def check_of_buffers(sharded: "Sharded") -> Callable[[], None]:
+    """What all ranks call in each attempt to write first values; LayoutMismatch names a buffer that differs.
 
     Not compared are the ranks of a divided model: each has buffers of its part."""
-    client = sharded.client
-    if client.world_size == 1 or sharded.parallel:
-        return
-    found = {name: _sketch(name, b) for name, b in sharded.model.named_buffers() if _is_plain(b)}
+    if sharded.client.world_size == 1 or sharded.parallel:
+        return lambda: None
+    sketches = {name: _sketch(name, b) for name, b in sharded.model.named_buffers() if _is_plain(b)}
+    return functools.partial(_check_alike, sharded.client, sketches)
+
+
+def _check_alike(client: zerod.Client, found: dict[str, float]) -> None:
     for level in range(LEVELS):
         parts: list[dict[str, float]] = [{} for _ in range(PARTS)]
         for name, number in found.items():

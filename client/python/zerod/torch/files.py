@@ -58,7 +58,7 @@ def check_machine() -> None:
         raise RuntimeError("safetensors files are little-endian and this machine is not")
 
 
-def _memory(tensor: torch.Tensor) -> memoryview:
+def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor; the tensor must outlive it."""
     size = tensor.numel() * tensor.element_size()
     if size == 0:
@@ -131,7 +131,7 @@ def _write(fd: int, data: memoryview | bytes) -> None:
 def _write_source(fd: int, source: Source) -> None:
     for _, piece in source.pieces():
         piece = piece.contiguous()
-        _write(fd, _memory(piece))
+        _write(fd, memory_of(piece))
 
 
 def _write_file(path: str, sources: list[Source], metadata: Mapping[str, str]) -> None:
@@ -286,7 +286,7 @@ class Stored:
     def read(self, first: int, count: int) -> torch.Tensor:
         """Elements, flat."""
         piece = torch.empty(count, dtype=self.dtype)
-        self.file.read(_memory(piece), self.begin + first * self.dtype.itemsize)
+        self.file.read(memory_of(piece), self.begin + first * self.dtype.itemsize)
         return piece
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:

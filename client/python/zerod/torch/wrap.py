@@ -29,7 +29,7 @@ from .activations import Activations
 from .attempt import KEPT_MAX, Attempt
 from .base import install as install_base
 from .base import take as take_base
-from .buffers import Buffers, check_alike
+from .buffers import Buffers, check_of_buffers
 from .clip_grad import clip_grad_norm_
 from .gradients import Gradients
 from .hooks import Hooks
@@ -259,7 +259,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
             _refuse_gradients(p.value, param.name)
             p.value = None
     if first:
-        sharded.barrier(functools.partial(check_alike, sharded))
+        sharded.barrier(check_of_buffers(sharded))
     elif sharded.attempt.is_of_another_world:
         sharded.attempt.agree_on_steps()
 
