@@ -107,8 +107,8 @@ def the_readme_has_the_versions_that_are_tested():
     names = {"torch": "PyTorch", "numpy": "NumPy", "trl": "TRL"}
     wanted = "".join(f"| {names.get(n, n)} | {version} | {oldest.get(n, '')} |\n" for n, version in newest.items()
                      if "-" not in n)
-    with open(os.path.join(PACKAGE, "README.md"), encoding="utf-8") as f:
-        assert wanted in f.read(), f"client/python/README.md should have\n{wanted}"
+    with open(os.path.join(PACKAGE, "docs/versions.md"), encoding="utf-8") as f:
+        assert wanted in f.read(), f"client/python/docs/versions.md should have\n{wanted}"
 
 
 @case

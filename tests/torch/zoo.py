@@ -3,7 +3,7 @@
 does in plain PyTorch, and generates the same tokens.
 
 Two ranks have half a batch each; plain PyTorch has the mean of both halves.  Dropout stays as each
-configuration has it: all runs draw the same numbers.  client/python/README.md has the table of what runs here.
+configuration has it: all runs draw the same numbers.  client/python/docs/frameworks.md has the table of what runs here.
 """
 import os
 import sys
@@ -29,7 +29,7 @@ LOSS, PARAMETER = 1e-5, 1e-5  # relative, a parameter's norm-wise
 OLD = transformers.__version__ < "5"
 # T5 of transformers 4 begins so that rounding grows: plain PyTorch in fp32 is 1.5e-4 away from itself in fp64
 ROUGH = {"t5": 1e-4} if OLD else {}
-README = os.path.join(ranks.CLIENT, "README.md")
+README = os.path.join(ranks.CLIENT, "docs/frameworks.md")
 REQUIREMENTS = os.path.join(ranks.ROOT, "deploy/python-requirements")
 NEW = 8  # tokens that are generated
 
@@ -202,7 +202,7 @@ def table():
 @case
 def the_readme_has_the_table():
     with open(README, encoding="utf-8") as f:
-        assert table() in f.read(), "client/python/README.md should have\n" + table()
+        assert table() in f.read(), "client/python/docs/frameworks.md should have\n" + table()
 
 
 if __name__ == "__main__":
