@@ -150,7 +150,7 @@ def status_shows_a_rank_that_waits_for_a_node():
         until(lambda: c[0].status()["attaching"], what="the rank in status")
         wait, = c[0].status()["attaching"]
         assert (wait["job"], wait["rank"], wait["pid"], wait["for"]) == ("j", 0, a.pid, "node n1"), wait
-        assert f"j: rank 0 (pid {a.pid}) attaches" in c[0].ctl_run("status").stdout
+        assert f"j: rank 0 (pid {a.pid}): attaching" in c[0].ctl_run("status").stdout
         c[1].start()
         a.good(a.finish())
         assert c[0].status()["attaching"] == []
@@ -167,7 +167,7 @@ def bad_connections():
     with Cluster(1) as c:
         a = c.actor()
         a.refused("ERANK", "connect", "5", job="j", rank=5, world=2)
-        a.refused("ERANK", "connect", job="j", rank=0, world=0)
+        a.refused("ERANK", "connect", job="j", rank=1, world=0)
         a.refused("EINVAL", "connect", "name", job="../etc", rank=0, world=1)
         a.refused("EINVAL", "connect", job="x" * 300, rank=0, world=1)
         a.refused("ECLOSED", "connect", "/nowhere", "running", job="j", rank=0, world=1, socket="/nowhere")
