@@ -258,7 +258,7 @@ def a_full_disk_leaves_no_file():
 @case
 def refusals():
     with Cluster(1) as c:
-        for arguments, code, words in (([f"{c.directory}/r.tgz"], 2, ".tar.zst"), ([], 2, "which FILE"),
+        for arguments, code, words in (([f"{c.directory}/r.tgz"], 2, ".tar.zst"), ([], 2, "FILE is missing"),
                                        (["/nonexistent/r.tar.zst"], 1, "No such file")):
             r = c[0].ctl_run("report", *arguments)
             assert r.returncode == code and words in r.stderr, r
