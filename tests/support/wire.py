@@ -79,6 +79,9 @@ def decode(data, some=False):
     return fields
 
 
+WAITS = 17  # in a reply
+
+
 class Raw:
     """A connection whose messages the test writes; it enforces no rules."""
 
@@ -97,9 +100,14 @@ class Raw:
         self.send(request(self.seq, what, fields))
         return self.reply()
 
+    def frame(self):
+        return decode(self.read(struct.unpack("<I", self.read(4))[0]))
+
     def reply(self):
-        size = struct.unpack("<I", self.read(4))[0]
-        fields = decode(self.read(size))
+        """The next answer; what tells only that a call waits is none."""
+        fields = self.frame()
+        while WAITS in fields:
+            fields = self.frame()
         return fields.get(2, [0])[0], fields.get(3, [b""])[0].decode(), fields
 
     def read(self, n):
