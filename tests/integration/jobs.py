@@ -765,7 +765,7 @@ def job_that_stands_is_stalled():
 
 
 def attached(c, job, placement, **needs):
-    """Ranks of a job, of which the first one's standard error is a pipe."""
+    """Ranks of a job; the first one's standard error is a pipe."""
     ranks = [c.caller(job, small_layout(), placement, r, stderr=None if r else subprocess.PIPE) for r in range(len(placement))]
     finish_all(ranks), finish_all(ranks)
     for a in ranks:

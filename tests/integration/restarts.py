@@ -212,19 +212,25 @@ def stop_during_a_change_of_owners_is_told():
         comes_back(c, training)
 
 
+def stopping_amid_a_step(c):
+    """Node n1 stops, and waits for a step that rank 0 holds up; n2 has heard of that."""
+    ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+    training = Endless(c, ranks)
+    training.goes_on()
+    ranks[0].stop()
+    until(lambda: c[1].job("job")["waiting"], what="a step in flight")
+    c[1].process.terminate()
+    until(lambda: "node n1 is stopping in order" in c[2].log(), what="the goodbye of n1")
+    return ranks[0], training
+
+
 @case
 def stop_is_told_to_a_node_that_comes_back_meanwhile():
     with Cluster(3, owners=2, drain_ms=120000 * SLOW) as c:
-        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
-        training = Endless(c, ranks)
-        training.goes_on()
-        ranks[0].stop()
-        until(lambda: c[1].job("job")["waiting"], what="a step in flight")
-        c[1].process.terminate()
-        until(lambda: "node n1 is stopping in order" in c[2].log(), what="the goodbye of n1")
+        held, training = stopping_amid_a_step(c)
         c[2].restart()
         c.wait_up()
-        ranks[0].go_on()
+        held.go_on()
         ends_having_said_so(c[1], c[0], c[2])
         comes_back(c, training)
 
@@ -233,16 +239,10 @@ def stop_is_told_to_a_node_that_comes_back_meanwhile():
 def stop_waits_for_a_node_that_has_just_left_and_starts_again():
     """A node that starts knows no goodbye: without the wait it takes the stop for a failure."""
     with Cluster(3, owners=2, drain_ms=120000 * SLOW) as c:
-        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
-        training = Endless(c, ranks)
-        training.goes_on()
-        ranks[0].stop()
-        until(lambda: c[1].job("job")["waiting"], what="a step in flight")
-        c[1].process.terminate()
-        until(lambda: "node n1 is stopping in order" in c[2].log(), what="the goodbye of n1")
+        held, training = stopping_amid_a_step(c)
         c[2].kill()
-        ranks[0].go_on()
-        time.sleep(0.3)
+        held.go_on()
+        time.sleep(0.3)  # in which a stop that does not wait is over
         c[2].start()
         ends_having_said_so(c[1], c[0], c[2])
         comes_back(c, training)

@@ -88,7 +88,8 @@ class Accelerator(Prepared):
     All other arguments are accelerate's.
 
     Optimizers are torch's AdamW, Adam or SGD, which :meth:`prepare` replaces by the service's with the same
-    param groups, or one of zerod.torch.  Of several models each has a job: the second one's name ends in "-2".  ``accelerator.optimizer_step_was_skipped`` tells of gradients that
+    param groups, or one of zerod.torch.  Of several models each has a job: the second one's
+    name ends in "-2".  ``accelerator.optimizer_step_was_skipped`` tells of gradients that
     were not finite.
 
     :meth:`save_state` writes accelerate's files: ``accelerate.Accelerator`` loads them too.  ``gather``,

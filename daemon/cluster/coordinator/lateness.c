@@ -70,8 +70,9 @@ static void nodes_summary(const struct coordinated *c, struct wait_lines *waits)
                 else
                         snprintf(line.what, sizeof line.what, "%s",
                                  c->state.nodes[i] != NODE_UNASKED ? "to get its shards"
-                                 : node_set_has(c->x->up, i) ? "to have memory for its state (see its log)"
-                                                     : "to come up");
+                                 : node_set_has(c->x->up, i)
+                                         ? "to have memory for its state (see its log)"
+                                         : "to come up");
                 summary_add(waits, &line);
         }
         for (uint32_t i = 0; i < c->x->cluster->n_nodes; i++) {

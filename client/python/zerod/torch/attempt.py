@@ -9,8 +9,8 @@ Rules
   copied out of the window, the trainer does notice: the copy may have come too late.  If activations were
   stashed, it does too: they are gone; or if numbers were reduced: all ranks begin anew.
 - Any other abort raises zerod.Aborted exactly once.  Before that everything of the attempt is
-  forgotten, and buffers have their values of before, so that the next forward pass begins anew.  If another error is being raised already,
-  the next call raises the abort.
+  forgotten, and buffers get their values of before, as far as copies of them fit (buffers.py), so that
+  the next forward pass begins anew.  If another error is being raised already, the next call raises the abort.
 """
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zerod")
 
-HEAD = struct.Struct("<II")  # bytes of buffers, and a checksum of which they are
+HEAD = struct.Struct("<II")  # how many bytes follow; a checksum of the names, types and shapes of the buffers
 PARTS, LEVELS = 32, 3  # a reduction compares so many parts; so many find one of 32,768 buffers
 ALIKE = 1e-6  # of a sketch
 NAMED = 5  # buffers in a warning
@@ -187,9 +187,9 @@ class Buffers:
         left = {f.name: f for of in self._modules for f in self._of(*of) if f.name not in kept}
         if left.keys() - self._told and self._talks:
             more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-            log.warning("buffers of %d bytes are not kept with a step, which has room for %d of plain dense tensors: '%s'%s; a trainer that is started "
-                        "again begins with those of its script, and a new job gets them from a checkpoint", _size(left.values()), self._room - HEAD.size,
-                        "', '".join(list(left)[:NAMED]), more)
+            log.warning("buffers of %d bytes are not kept with a step, which has room for %d of plain dense tensors: '%s'%s; a trainer "
+                        "that is started again begins with those of its script, and a new job gets them from a checkpoint",
+                        _size(left.values()), self._room - HEAD.size, "', '".join(list(left)[:NAMED]), more)
         self._told |= left.keys()
 
     def packed(self, room: int) -> bytes:
@@ -201,8 +201,8 @@ class Buffers:
         if not chosen:
             return b""
         device = chosen[0].buffer.device
-        whole = torch.cat([_bytes(f.buffer).to(device) for f in chosen]).tolist()
-        return HEAD.pack(len(whole), _which(chosen)) + bytes(whole)
+        whole = torch.cat([_bytes(f.buffer).to(device) for f in chosen]).cpu()
+        return HEAD.pack(whole.numel(), _which(chosen)) + bytes(memory_of(whole))
 
     def restore(self, packed: bytes) -> None:
         """Gives buffers the values that :meth:`packed` found; a warning if the model has others."""
