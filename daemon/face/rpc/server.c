@@ -129,14 +129,16 @@ static void server_listen(uv_timer_t *timer)
 
 /*
  * Trims the heap that clients have made grow.  Memory between used blocks counts as kept even after
- * its pages are returned, and a client may touch them again.  So the end of a session triggers a
- * trim, and the size of the heap does not.
+ * its pages are returned, and a client may touch them again.  So the end of a session or of a job
+ * triggers a trim, and the size of the heap does not.
  */
 static void server_trim(struct rpc *rpc)
 {
-        if (rpc->trimmed == rpc->users.ended)
+        uint64_t ends = rpc->users.ended + rpc->x->jobs_freed;
+
+        if (rpc->trimmed == ends)
                 return;
-        rpc->trimmed = rpc->users.ended;
+        rpc->trimmed = ends;
         if (mallinfo2().fordblks >= HEAP_KEPT)
                 malloc_trim(0);
 }
