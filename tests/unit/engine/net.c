@@ -16,12 +16,14 @@ char net_home[NET_HOME];
 
 /* ---- start ---- */
 
+/* Engines end one by one, and a link may end or a message come between them. */
 static void node_up(void *arg, uint32_t peer)
 {
         struct net_node *node = arg;
 
         node->up++;
-        engine_up(&node->x, peer);
+        if (node->x.lifetime)
+                engine_up(&node->x, peer);
 }
 
 static void node_down(void *arg, uint32_t peer, const char *why)
@@ -29,14 +31,15 @@ static void node_down(void *arg, uint32_t peer, const char *why)
         struct net_node *node = arg;
 
         node->up--;
-        engine_down(&node->x, peer, why);
+        if (node->x.lifetime)
+                engine_down(&node->x, peer, why);
 }
 
 static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
 {
         struct net_node *node = arg;
 
-        if (node->x.lifetime) /* engines end one by one: a message may come too late */
+        if (node->x.lifetime)
                 engine_message(&node->x, peer, m);
 }
 
