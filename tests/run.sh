@@ -1,15 +1,17 @@
 #!/bin/bash
-# Builds zerod and runs every test suite: in a release build, then with address and
-# undefined-behaviour sanitizers.
+# Builds zerod and runs its tests.  Without an option: a release build, and of each suite that starts
+# daemons every fourth case; a quarter of an hour on two cores.
 #
-#   tests/run.sh [--quick] [--no-torch]
+#   tests/run.sh [--all] [--without-torch]
 #
-#   --quick      the release build only
-#   --no-torch   without the suite that needs PyTorch, which is counted as skipped
+#   --all             every case, in the release build and in one with address and
+#                     undefined-behaviour sanitizers; three quarters of an hour on two cores
+#   --without-torch   downloads nothing from PyPI; suites that need what comes from there are
+#                     counted as skipped
 #
 # Installs the packages that are missing, and PyTorch into the user's cache directory (a download of
-# 3 GB, once; without it that suite is skipped).  Trees: build/ and build-san/.  Warnings are errors
-# where $CI is set.  A test that fails, a report of a sanitizer, and a process or file that a
+# 3 GB, once; without it those suites are skipped).  Trees: build/ and build-san/.  Warnings are
+# errors where $CI is set.  A test that fails, a report of a sanitizer, and a process or file that a
 # test leaves behind each count as a failure.  Exit status: 0 if nothing failed, 1 if anything
 # did, 2 for a wrong command line, 128 + signal when interrupted.
 set -uo pipefail
@@ -20,8 +22,9 @@ set -uo pipefail
 at_once=$((jobs < 8 ? jobs + 1 : 8))
 build_nice=10 # of what is built beside tests
 linger_ms=5000 # until a process that outlives its test counts as left behind
+share=4        # without --all, one case of so many runs
 passed=0 failed=0 skipped=0
-work= builder=
+work= builder= progress=
 
 # ---- what tests leave behind --------------------------------------------------
 
@@ -54,7 +57,8 @@ finish() {
         local status=$? pids
         trap '' INT TERM HUP
         if [[ -n $work ]]; then
-                [[ -z $builder ]] || kill "$builder" 2>/dev/null
+                # shellcheck disable=SC2086 # either may be none
+                kill $builder $progress 2>/dev/null
                 mapfile -t pids < <(left_processes "$TESTS_RUN" "$(build_mark)")
                 stop_all 2000 "${pids[@]}"
                 rm -rf -- "$work"
@@ -130,8 +134,13 @@ test_tree() {
         rm -rf "$work/reports" "$work/counts" "$log"
         mkdir "$work/reports"
         sanitizer_options
+        python3 "$root/tests/progress.py" "$name" "$log" >&2 &
+        progress=$!
         meson test -C "$tree" --no-rebuild --logbase suites --num-processes "$at_once" --timeout-multiplier 3 \
                 </dev/null >"$work/$name.out" 2>&1
+        kill "$progress"
+        wait "$progress"
+        progress=
         check_left "$name"
         if [[ ! -f $log ]]; then
                 cat "$work/$name.out"
@@ -147,10 +156,12 @@ test_tree() {
 # What checks the package's types, and what the suites in PyTorch are told: the python to run by, or why there is none.
 find_python() {
         local python
-        python=$(python_environment "$root/deploy/python-requirements-types") && export TESTS_PYTHON_TYPES=$python
         if ! $torch; then
-                export TESTS_PYTHON_MISSING='--no-torch was given'
-        elif python=$(python_environment); then
+                export TESTS_PYTHON_MISSING='--without-torch was given'
+                return
+        fi
+        python=$(python_environment "$root/deploy/python-requirements-types") && export TESTS_PYTHON_TYPES=$python
+        if python=$(python_environment); then
                 export TESTS_PYTHON=$python
         else
                 export TESTS_PYTHON_MISSING='there is no PyTorch here, as said above'
@@ -160,11 +171,11 @@ find_python() {
 # ---- in order -----------------------------------------------------------------
 
 main() {
-        local quick=false torch=true name sets=(build test)
+        local all=false torch=true name sets=(build test)
         while (($#)); do
                 case $1 in
-                --quick) quick=true ;;
-                --no-torch) torch=false ;;
+                --all) all=true ;;
+                --without-torch) torch=false ;;
                 -h | --help)
                         usage
                         exit 0
@@ -178,7 +189,7 @@ main() {
                 # shellcheck disable=SC2064 # the name of now
                 trap "exit $((128 + $(kill -l "$name")))" "$name"
         done
-        for name in $(compgen -e ZEROD_) $(compgen -e TESTS_PYTHON); do
+        for name in $(compgen -e ZEROD_) $(compgen -e TESTS_); do
                 unset "$name"
         done
         # only root runs its suite, and packages of another origin conflict
@@ -195,11 +206,12 @@ main() {
         build_tree release "$root/build" buildtype=release
         # -O1: a third of the compiler's time, and tests take little longer; -g1: lines, for stacks; sets of nodes
         # have two words, which shows code that takes one for a number
-        $quick || build_tree_beside san "$root/build-san" buildtype=debugoptimized optimization=1 \
+        $all || export TESTS_SHARE=$share
+        ! $all || build_tree_beside san "$root/build-san" buildtype=debugoptimized optimization=1 \
                 b_sanitize=address,undefined b_lundef=false crash_points=true c_args='-g1 -DNODE_SET_MAX=128' &
         builder=$!
         test_tree release "$root/build"
-        $quick || {
+        ! $all || {
                 wait "$builder"
                 builder=
                 test_tree san "$root/build-san"
@@ -207,6 +219,7 @@ main() {
         ((skipped == 0)) || echo "$skipped skipped, named above"
         # once more, for whoever has only the end of a log: each failure with the output of its test
         ((failed == 0)) || awk '/^[a-z]/ { bad = $2 == "FAILED" } bad' "$work/told"
+        $all || echo "one case of $share ran of each suite that starts daemons; --all runs every one, and sanitizers"
         echo "$passed passed, $failed failed"
         ((failed == 0 && passed > 0))
 }

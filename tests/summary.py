@@ -5,8 +5,8 @@ usage: summary.py TREE REPORTS COUNTS LOG...
 
 TREE is the tree's name, REPORTS the directory of the sanitizers' reports, each LOG a
 testlog.json of meson (if absent, none of its tests ran).  Prints a line for each suite, of each failed
-test's output the end and what stands before each "[FAIL]", the skipped tests, and the tests that came near
-their limit; writes "passed failed skipped" to COUNTS.
+test's output the end and what stands before each "[FAIL]", the skipped tests, the slowest tests, and those that came
+near their limit; writes "passed failed skipped" to COUNTS.
 
 Rule: a test that prints Criterion's summary counts as the tests in it, any other as one; a test that
 meson calls failed counts as at least one failure, whatever its summary says.  A limit ends what hangs: it is
@@ -20,8 +20,10 @@ import sys
 
 SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
 SKIPPED = re.compile(r"^\[SKIP\] *(.*)$", re.M)
+CPU = re.compile(r"^# ([\d.]+) s of a CPU$", re.M)
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 TAIL = 60  # lines: of an output, and of what a failed case says
+SLOWEST = 20
 MOST = 300  # lines, after which no further case is shown
 NEAR = 3  # a part of the limit
 
@@ -60,6 +62,12 @@ def names_of(name):
 
 def output(test):
     return ESCAPE.sub("", (test.get("stdout") or "") + (test.get("stderr") or ""))
+
+
+def cpu(test):
+    """Seconds of CPUs that the test says it took (support/alone.py)."""
+    said = CPU.findall(output(test))
+    return float(said[-1]) if said else 0.0
 
 
 def count(test):
@@ -109,7 +117,7 @@ def show_reports(tree, directory):
 
 
 def main(tree, reports, counts, *logs):
-    suites, skipped, near = {}, [], []
+    suites, skipped, near, took = {}, [], [], []
     for log in logs:
         allowed = limits(log)
         for test in read(log):
@@ -122,6 +130,7 @@ def main(tree, reports, counts, *logs):
             suite.skipped += len(names)
             suite.seconds += test.get("duration") or 0
             skipped += names
+            took.append((test.get("duration") or 0, cpu(test), test["name"]))
             near += near_limit(test, limit)
             if failed:
                 show_failure(tree, suite_name, test)
@@ -129,6 +138,9 @@ def main(tree, reports, counts, *logs):
         print(f"{tree:8} {name:14} {s.passed:5} passed {s.failed:4} failed {s.skipped:4} skipped {s.seconds:8.1f} s")
     for name in skipped:
         print(f"{tree:8} skipped {name}")
+    for seconds, used, name in sorted(took, reverse=True)[:SLOWEST]:
+        print(f"{tree:8} slow {name:25} {seconds:6.1f} s, {used:6.1f} s of a CPU")
+    print(f"{tree:8} all {len(took)} tests {sum(t[0] for t in took):6.0f} s, {sum(t[1] for t in took):6.0f} s of a CPU")
     for name in near:
         print(f"{tree:8} near its limit {name}")
     found = show_reports(tree, reports)

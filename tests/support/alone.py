@@ -2,12 +2,14 @@
 
 usage: alone.py COMMAND...
 
-Exit status: the command's, 128 + signal, or 1 if it passed and left a file behind.
+Exit status: the command's, 128 + signal, or 1 if it passed and left a file behind.  Its last line says how much of a
+CPU the test and its children took.
 
 Rule: the directory goes, whatever ends the test.  Where meson ends it, by SIGTERM and soon by SIGKILL to the group, a
 process of another session ends the group and deletes the directory.
 """
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -46,6 +48,8 @@ def main():
     if os.getpgrp() == os.getpid():
         signal.signal(signal.SIGTERM, lambda *_: give_up(directory))
     status = subprocess.run(sys.argv[1:], env={**os.environ, "TMPDIR": directory}, check=False).returncode
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"# {used.ru_utime + used.ru_stime:.1f} s of a CPU", file=sys.stderr)
     left = os.listdir(directory)
     delete(directory)
     if status == 0 and left:

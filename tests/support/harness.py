@@ -1,11 +1,13 @@
 """Named cases of an integration test.
 
 Functions decorated with @case run one after the other; arguments after the programs' paths choose
-cases by the beginning of their names.  A case that raises Skip counts as skipped and says why, one that raises
+cases by the beginning of their names, and K/N chooses the K-th of N parts of them.  $TESTS_SHARE=N runs each N-th
+case of what is chosen.  A case that raises Skip counts as skipped and says why, one that raises
 anything else has failed.  The last line has the form of Criterion's, so that tests/run.sh counts cases
 and not files.
 """
 import os
+import re
 import sys
 import time
 import traceback
@@ -56,11 +58,20 @@ def run_case(function):
     return result
 
 
+def choose(arguments):
+    names = [a for a in arguments if "/" not in a]
+    chosen = [f for f in cases if not names or any(f.__name__.startswith(n) for n in names)]
+    for part in arguments:
+        if match := re.fullmatch(r"(\d+)/(\d+)", part):
+            chosen = chosen[int(match[1]) - 1::int(match[2])]
+    return chosen[::int(os.environ.get("TESTS_SHARE", 1))]
+
+
 def main():
     if len(sys.argv) < 5:
-        sys.exit(f"usage: {sys.argv[0]} ZEROD ZEROCTL ACTOR GPT [CASE...]")
+        sys.exit(f"usage: {sys.argv[0]} ZEROD ZEROCTL ACTOR GPT [CASE...] [K/N]")
     Tools.zerod, Tools.zeroctl, Tools.actor, Tools.gpt = sys.argv[1:5]
-    chosen = [f for f in cases if not sys.argv[5:] or any(f.__name__.startswith(n) for n in sys.argv[5:])]
+    chosen = choose(sys.argv[5:])
     results = [run_case(f) for f in chosen]
     passed, failed = results.count("PASS"), results.count("FAIL")
     print(f"Synthesis: Tested: {passed + failed} | Passing: {passed} | Failing: {failed} | Crashing: 0")

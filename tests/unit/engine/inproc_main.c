@@ -1,6 +1,7 @@
 /*
  * The engine over several nodes in one process.  Plain main, so that it runs under the
- * thread sanitizer.  Arguments: names of the cases to run; without any, all.
+ * thread sanitizer.  Arguments: names of the cases to run, or -NAME to run all but that one; without
+ * any, all.
  *
  * The cases run in a child, so that their directories go with it, however it ends.
  */
@@ -20,7 +21,7 @@ static bool wanted(const char *name, int argc, char **argv)
         for (int i = 1; i < argc; i++)
                 if (strcmp(argv[i], name) == 0)
                         return true;
-        return argc < 2;
+        return argc < 2 || (argv[1][0] == '-' && strcmp(argv[1] + 1, name));
 }
 
 static int run_cases(int argc, char **argv)
