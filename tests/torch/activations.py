@@ -463,7 +463,7 @@ def ranks_of_a_set_declare_one_stash():
 @case
 def ranks_of_a_set_stash_equal_bytes():
     said = said_by_ranks([zerod.Stash(MIB, [0, 1])] * 2, True)
-    assert "Conflict" in said and "have different ones of entry 0" in said, said
+    assert "Conflict" in said and "have different bytes of entry 0" in said, said
 
 
 if __name__ == "__main__":

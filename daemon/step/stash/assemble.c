@@ -1,10 +1,10 @@
 /*
- * Parts of entries go between nodes: a node that reads an entry asks each other node for the parts
- * of its ranks, once, in pieces of at most engine.part_bytes.  A part that is not written yet is
- * sent when it is.
+ * Exchanges parts of entries between nodes.  A node that reads an entry asks the other nodes for
+ * their ranks' parts, once, in pieces of at most engine.part_bytes.  A node that is asked for a
+ * part before it is written sends it afterwards.
  *
- * Invariants: at most one assembly of an entry is under way; a pull that waits is of the job's
- * attempt, or of one that this node has not heard of yet.
+ * Invariants: at most one assembly of an entry is under way.  A pull that waits belongs to the
+ * job's attempt, or to a later one that this node has not heard of yet.
  */
 #include "daemon/step/stash/entry.h"
 
@@ -24,7 +24,7 @@ struct piece {
         struct ask ask;
         struct stash_entry *entry;
         void *dst;
-        const void *src; /* on this node; NULL: on another */
+        const void *src; /* the part on this node; NULL: another node sends it */
         size_t bytes;
         uint32_t member;
 };
@@ -43,10 +43,10 @@ int assembly_fault(const struct stash_entry *e, struct fault *fault)
                          e->refused == ZERO_ECONFLICT ? "of one set have stashed different bytes"
                          : e->refused == ZERO_ERANK
                                  ? "name different sets"
-                                 : "are on nodes of which the second refuses its part");
+                                 : "are on two nodes, and the second node refuses its part");
 }
 
-/* All that came has to come again, or the parts do not fit together. */
+/* Ends a failed assembly: all pieces must come again, or the parts do not fit together. */
 static void assembly_failed(struct stash_entry *e)
 {
         struct fault fault;
@@ -54,7 +54,7 @@ static void assembly_failed(struct stash_entry *e)
         e->failed = false;
         entry_drop_whole(e);
         if (e->refused == 0 || e->refused == ZERO_EABORTED)
-                return; /* the link comes back, or the next attempt begins */
+                return; /* the link will come back, or the next attempt will begin */
         assembly_fault(e, &fault);
         requests_end_all(&e->waiting, e->refused, fault.text);
 }
@@ -76,7 +76,7 @@ static void assembly_advance(struct stash_entry *e)
                 e->assembled = true;
                 if (entry_unneeded(e))
                         entry_drop_whole(e);
-                entries_advance(s); /* others may take its memory now */
+                entries_advance(s); /* other entries may take its memory now */
         }
 }
 
@@ -137,7 +137,7 @@ static int piece_ask(struct piece *p, uint32_t member, uint64_t first)
                         &pull, p->dst, p->bytes);
 }
 
-/* Begins to bring the next piece; false: not now. */
+/* Begins to bring a piece of that size; false: it cannot now. */
 static bool piece_begin(struct stash_entry *e, uint64_t bytes)
 {
         struct stash *s = e->stash;
@@ -193,15 +193,16 @@ void entry_assemble(struct stash_entry *e)
                 assembly_advance(e);
 }
 
-/* Bytes of an entry put together. */
+/* Memory that an assembled entry of that size takes. */
 static uint64_t whole_bytes(const struct stash *s, uint64_t bytes)
 {
         return pages_round(s->wholes.n ? &s->wholes : &s->pages, bytes);
 }
 
 /*
- * false: what is read later has to wait.  Entries that nobody has asked for yet share the memory of
- * the largest one, so that whoever asks for another one finds memory too.
+ * Assembles an entry before a rank asks for it.  Such entries together take no more memory than the
+ * largest entry, so that a rank that asks for another entry finds room.  False: entries that are
+ * read later have to wait.
  */
 static bool bring_ahead(struct stash_entry *e)
 {
@@ -249,11 +250,11 @@ void entry_forget(struct stash_entry *e)
 
 /* ---- what other nodes ask for --------------------------------------------------------- */
 
-/* A part that another node has asked for. */
+/* Another node's request for a part. */
 struct part_pull {
-        struct list link; /* job_stash.pulls, while the part is not written */
+        struct list link; /* job_stash.pulls, until the part is written */
         struct job *job;
-        struct stash_entry *entry; /* being sent from there */
+        struct stash_entry *entry; /* the entry whose part is being sent */
         uint32_t node, rank;
         uint64_t transfer, attempt, key, bytes, hash, set, first, count;
 };
@@ -283,7 +284,7 @@ static void pull_sent(void *arg, int status)
         job_unref(job);
 }
 
-/* The part is written: sends it, unless the other node means something else. */
+/* Sends the part, which is written, unless the other node's entry is a different one. */
 static void pull_serve(struct part_pull *p, struct stash_entry *e)
 {
         struct stash *s = e->stash;
@@ -347,7 +348,7 @@ void pulls_forget(struct job *job, uint32_t node)
         }
 }
 
-/* The set with that rank of this node, or NULL. */
+/* The set in which a rank of this node has a session, or NULL. */
 static struct stash *set_of(const struct job *job, uint32_t rank)
 {
         list_for_each (&job->stash->sets, item) {
@@ -373,7 +374,7 @@ static int pull_check(const struct job *job, const struct stash *s, const Zero__
         if (m->attempt == job->attempt && !s && job->ranks[m->rank].session)
                 return ZERO_ERANK;
         if (job->stash->n_pulls >= PULLS_WAITING) {
-                *ret_text = "too many parts are waited for";
+                *ret_text = "too many requests for parts wait here";
                 return ZERO_EBUSY;
         }
         return 0;
@@ -434,7 +435,7 @@ void entry_tell_done(const struct stash_entry *e)
         }
 }
 
-/* Nodes that need an entry no more, though no member here has begun to write it. */
+/* Nodes that no longer need an entry that no member here has begun to write. */
 struct early {
         struct list link; /* stash.early */
         uint64_t key;
@@ -459,7 +460,7 @@ static struct early *early_find(struct stash *s, uint64_t key)
         return NULL;
 }
 
-/* Without memory the entry stays until the attempt ends. */
+/* If memory lacks, the note is lost and the entry stays until the attempt ends. */
 static void early_note(struct stash *s, uint64_t key, uint32_t node)
 {
         struct early *early = early_find(s, key);

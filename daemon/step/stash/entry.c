@@ -1,12 +1,12 @@
 /*
- * Entries of a set: written by its ranks, each one its part, and read by all of them.
+ * Entries of a set: each rank writes its part, and all ranks read the whole.
  *
- * An entry of ranks of one node is written once, in place, and all of them map it.  For ranks of
- * several nodes each node keeps its ranks' parts, and puts the whole together while somebody reads
- * it.
+ * If all ranks of the set are on this node, the entry is written once, in place, and all ranks map
+ * it.  Otherwise each node keeps the parts of its own ranks, and assembles the whole while a rank
+ * reads it.
  *
- * Invariants: a member writes each key once and reads only what it has written, so all members ask
- * for the same; own and whole memory of an entry do not change while a member holds it.
+ * Invariants: a member writes each key once and reads only keys that it has written, so all members
+ * know the same keys.  An entry's memory does not change while a member holds the entry.
  */
 #include "daemon/step/stash/entry.h"
 
@@ -233,8 +233,8 @@ static void entries_slid(struct stash *s)
         stash_vacate(s);
 }
 
-/* Whether memory comes back without the member: it has released an entry for the last time, and
- * others have not yet, or somebody still touches one of the past. */
+/* True if memory will become free without this member.  Either another rank has still to release an
+ * entry that this member has finished with, or an entry that is over is still in use. */
 static bool others_release(const struct stash *s, uint32_t member)
 {
         list_for_each ((struct list *)&s->entries, item) {
@@ -247,8 +247,8 @@ static bool others_release(const struct stash *s, uint32_t member)
 }
 
 /*
- * Whether a write has to leave memory to ranks that are behind: where entries are put together in
- * the same pages, they could read nothing more, and so release nothing.
+ * True if a write would take memory that ranks behind this one need.  Where assembled entries share
+ * the pages with parts, those ranks could then read nothing, so they would release nothing.
  */
 static bool takes_theirs(const struct stash *s, uint64_t own)
 {
@@ -262,8 +262,8 @@ static bool takes_theirs(const struct stash *s, uint64_t own)
         return own > set_parts_bytes(s);
 }
 
-/* *ret NULL: there is room once entries have slid together, or others have released theirs.
- * Without `waits` that is ZERO_EWINDOW, too. */
+/* *ret NULL: the write has to wait until entries have moved together, or other ranks have released
+ * theirs.  Without `waits` that is ZERO_EWINDOW too. */
 static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, bool waits,
                      struct stash_entry **ret, struct fault *fault)
 {
@@ -273,7 +273,7 @@ static int entry_new(struct stash *s, uint32_t rank, uint64_t key, uint64_t byte
         uint64_t own = 0;
         int r = -ENOMEM;
 
-        if (s->wholes.n && bytes > s->entry_bytes) /* it could never be put together */
+        if (s->wholes.n && bytes > s->entry_bytes) /* it could never be assembled */
                 return fault_set(fault, ZERO_EWINDOW,
                                  "entry %llu of the stash of rank %u has %llu bytes, and the "
                                  "largest was declared with %llu",
@@ -320,12 +320,12 @@ static int write_check(const struct stash_entry *e, uint32_t rank, uint64_t byte
         if (hash && e->hash && hash != e->hash)
                 return fault_set(fault, ZERO_ECONFLICT,
                                  "ranks of one set stash the same bytes: ranks %u and %u have "
-                                 "different ones of entry %llu",
+                                 "different bytes of entry %llu",
                                  e->first_rank, rank, key);
         return 0;
 }
 
-/* Names who keeps an entry that the writer has released for the last time. */
+/* Names a rank that has still to release an entry that the writer has finished with. */
 static bool describe_release(const struct stash_entry *e, uint32_t writer, struct wait_line *ret)
 {
         const struct stash *s = e->stash;
@@ -359,7 +359,8 @@ static int write_describe(const struct request *r, struct wait_line *ret)
         return status;
 }
 
-/* A write that waits keeps what it asks for where its answer goes later. */
+/* Lets a write wait.  The request keeps the write's arguments in the fields that will hold its
+ * result. */
 static void write_wait(struct stash *s, uint32_t member, uint64_t key, uint64_t bytes,
                        uint64_t hash, struct request *r)
 {
@@ -405,7 +406,7 @@ int stash_write(struct stash *s, uint32_t rank, uint64_t key, uint64_t bytes, ui
         return 0;
 }
 
-/* One after the other, until one has to wait again: that one stays the first. */
+/* Carries writes out in order.  A write that has to wait again stays the first. */
 static void writes_advance(struct stash *s)
 {
         while (!s->slides && !list_empty(&s->writes)) {
@@ -443,7 +444,7 @@ static void entry_answer(struct stash_entry *e)
         }
 }
 
-/* Answers what can be answered, and gets what other nodes have. */
+/* Answers the reads that wait, or assembles the entry for them first. */
 static void entry_advance(struct stash_entry *e)
 {
         if (e->past || e->slides || list_empty(&e->waiting) || entry_awaits(e) < e->stash->n_ranks)

@@ -41,7 +41,7 @@ uint64_t pages_round(const struct pages *p, uint64_t bytes)
         return (bytes + p->unit - 1) / p->unit * p->unit;
 }
 
-/* The next gap from *at on; false: there is none.  *at is then behind it. */
+/* Finds the next gap: *at is its first unit.  False: there is none, and *at is `end`. */
 static bool pages_gap(const struct pages *p, uint32_t *at, uint32_t end, uint32_t *ret_n)
 {
         uint32_t i = *at;
@@ -54,7 +54,7 @@ static bool pages_gap(const struct pages *p, uint32_t *at, uint32_t end, uint32_
         return *ret_n > 0;
 }
 
-/* Where a gap of that many units is, from `from` on; n: nowhere. */
+/* The first unit of a gap that is large enough, from `from` on; n: there is none. */
 static uint32_t pages_find(const struct pages *p, uint32_t from, uint32_t wanted)
 {
         uint32_t n = 0;
@@ -70,8 +70,8 @@ static void pages_mark(struct pages *p, const struct extent *e, bool taken)
         memset(p->taken + (e->offset - p->first) / p->unit, taken, e->bytes / p->unit);
 }
 
-/* Takes gaps in the order of their addresses; there are enough units.  ret NULL: counts gaps only.
- */
+/* Collects gaps in address order until they have enough units, and returns their number.  The
+ * region must have enough.  ret NULL: only counts. */
 static uint32_t pages_gather(struct pages *p, uint32_t wanted, struct extent *ret)
 {
         uint32_t used = 0, n = 0;

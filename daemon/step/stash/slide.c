@@ -1,10 +1,9 @@
 /*
- * Entries slide together where a block is one extent (on a GPU), and free memory lies in gaps that
- * are all too small.  The write that needs the memory waits for that, and for those who use the
- * entries that are in the way.
+ * Moves entries together where a block must be one extent (on a GPU) and every gap is too small.
+ * The write that needs the memory waits for the move, and for ranks that use entries in the way.
  *
- * Invariants: nobody reads or writes an entry that slides; the entry is busy, so its old and new
- * memory are taken by nobody else: writes wait while a set slides.
+ * Invariants: no rank reads or writes an entry that moves.  A moving entry is busy, and no write
+ * takes memory until the move is over, so nothing else uses its old or its new memory.
  */
 #include "daemon/step/stash/entry.h"
 
@@ -68,8 +67,9 @@ static void slide_done(struct offload_task *task)
         job_unref(job);
 }
 
-/* Keeps the moves that gather the gaps of a run of entries behind it, if there is a run whose gaps
- * are large enough: between two entries that stay, or the ends of the region. */
+/* Finds a run of movable entries whose gaps are large enough together, and keeps the moves that
+ * collect those gaps behind the run.  A run ends at an entry that cannot move, or at an end of the
+ * region. */
 static bool slide_plan(struct slide *slide, uint64_t wanted)
 {
         const struct pages *p = &slide->stash->pages;
@@ -100,7 +100,7 @@ static bool slide_plan(struct slide *slide, uint64_t wanted)
         return slide->n > 0;
 }
 
-/* Begins to move what slide_plan() has kept. */
+/* Begins the moves that slide_plan() has kept. */
 static void slide_begin(struct slide *slide)
 {
         struct stash *s = slide->stash;

@@ -1,4 +1,5 @@
-/* The sets of a job's ranks that stash the same bytes, each with its memory on this node. */
+/* The sets of a job's ranks, each with its memory on this node.  Ranks of a set stash the same
+ * bytes. */
 #include "daemon/step/stash/entry.h"
 
 #include <inttypes.h>
@@ -59,7 +60,7 @@ static bool same_set(const struct stash *s, const struct stash_needs *needs)
                memcmp(s->ranks, needs->ranks, s->n_ranks * sizeof *s->ranks) == 0;
 }
 
-/* A rank that is in both sets; UINT32_MAX: none. */
+/* A rank that both sets have; UINT32_MAX: none. */
 static uint32_t common_rank(const struct stash *s, const struct stash_needs *needs)
 {
         for (uint32_t i = 0; i < needs->n_ranks; i++)
@@ -77,7 +78,7 @@ static uint32_t first_admitted(const struct stash *s)
         return s->ranks[m];
 }
 
-/* The rank's set, if another rank has made it; sets of one job share no rank. */
+/* Finds the rank's set if another of its ranks has made it.  The sets of a job share no rank. */
 static int set_find(const struct job *job, uint32_t rank, const struct stash_needs *needs,
                     struct stash **ret, struct fault *fault)
 {
@@ -90,8 +91,8 @@ static int set_find(const struct job *job, uint32_t rank, const struct stash_nee
                 if (!same_set(s, needs))
                         return fault_set(
                                 fault, ZERO_ECONFLICT,
-                                "rank %u is in two sets that stash: that of rank %u has %u ranks, "
-                                "that of another rank %u",
+                                "rank %u is in two sets that stash: the set of rank %u has %u "
+                                "ranks, the set of another rank has %u",
                                 common, rank, needs->n_ranks, s->n_ranks);
                 if (s->bytes != needs->bytes || s->entry_bytes != needs->entry_bytes)
                         return fault_set(
@@ -133,7 +134,7 @@ static void set_free(struct stash *s)
         free(s);
 }
 
-/* Which members are on this node, and which other nodes have some. */
+/* Finds the members on this node, and the other nodes with members. */
 static void set_locate(struct stash *s)
 {
         uint32_t self = s->job->x->cluster->self;
@@ -141,7 +142,7 @@ static void set_locate(struct stash *s)
         s->n_here = 0;
         s->others = NODE_SET_NONE;
         for (uint32_t m = 0; m < s->n_ranks; m++) {
-                bool known = s->ranks[m] < s->job->world_size; /* the world may be a smaller one */
+                bool known = s->ranks[m] < s->job->world_size; /* the world may have shrunk */
                 uint32_t node = known ? s->job->node_of_rank[s->ranks[m]] : self;
 
                 s->here[m] = known && node == self;
@@ -154,14 +155,15 @@ static void set_locate(struct stash *s)
 enum { WHOLES = 2, SLOT_ALIGN = 4096 };
 
 /*
- * Entries of ranks of one node lie here whole.  Of others their parts do, and beside them two whole
- * entries: the one that is read, and what is read next.
+ * If all ranks of the set are on this node, its memory holds whole entries.  Otherwise it holds
+ * this node's parts, and set_bytes() adds room for two assembled entries: one that is read, and the
+ * next.
  */
 uint64_t set_parts_bytes(const struct stash *s)
 {
         uint64_t unit = pages_unit(s->bytes), entries = s->bytes / s->entry_bytes + 1;
 
-        entries = entries < PAGES_UNITS ? entries : PAGES_UNITS; /* each takes a unit at least */
+        entries = entries < PAGES_UNITS ? entries : PAGES_UNITS; /* each takes at least a unit */
         return node_set_any(s->others) ? (s->bytes / s->n_ranks + 1) * s->n_here + entries * unit
                                        : s->bytes;
 }
@@ -190,7 +192,8 @@ static uint64_t user_bytes(const struct engine *x, uint32_t uid)
         return bytes;
 }
 
-/* The memory is taken later, by another thread (rank/setup.c): that may take seconds. */
+/* Checks the limits and makes a sparse segment.  Another thread takes its memory later
+ * (rank/setup.c), because that may take seconds. */
 static int set_memory(struct stash *s, struct fault *fault)
 {
         uint64_t bytes = set_bytes(s), used = user_bytes(s->job->x, s->job->uid);
@@ -221,8 +224,9 @@ static int set_memory(struct stash *s, struct fault *fault)
 }
 
 /*
- * The caller makes the memory, and provides it.  Nobody can map several extents to one address
- * there.  So that parts leave no gaps in what wholes need, wholes have slots behind the parts.
+ * The caller makes the memory and provides it (stash_provide()).  There nothing can map several
+ * extents to one address, so a block is one extent.  Assembled entries have slots behind the parts,
+ * so that parts leave no gaps in their memory.
  */
 static int set_memory_away(struct stash *s, struct fault *fault)
 {
@@ -292,8 +296,8 @@ static void set_end(struct stash *s, int status, const char *text)
         early_forget(s);
         requests_end_all(&s->writes, status, text);
         list_for_each (&s->entries, item) {
-                CONTAINER_OF(item, struct stash_entry, link)->past =
-                        true; /* none gets another's memory */
+                /* so no entry takes the memory of one that ends before it */
+                CONTAINER_OF(item, struct stash_entry, link)->past = true;
         }
         list_for_each (&s->entries, item) {
                 entry_end(CONTAINER_OF(item, struct stash_entry, link), status, text);
@@ -310,7 +314,7 @@ void stash_vacate(struct stash *s)
                 set_free(s);
 }
 
-/* The rank touches nothing any more. */
+/* The rank no longer touches any entry: parts that it was writing count as not written. */
 static void member_leaves(struct stash *s, uint32_t member)
 {
         s->n_reads[member] = 0;
@@ -364,7 +368,7 @@ void stash_provide(struct stash *s, struct segment *segment)
 
 /* ---- what the job and the node go through ----------------------------------------------- */
 
-/* decided: all ranks have ended the step, and touch nothing of it any more. */
+/* decided: all ranks have ended the step, so none touches an entry any more. */
 void stash_begin_attempt(struct job *job, bool decided)
 {
         list_for_each (&job->stash->sets, item) {
@@ -416,7 +420,7 @@ static void stash_node_down(struct engine *x, uint32_t node, const char *why)
         }
 }
 
-/* Asks again for parts that a lost link has kept back. */
+/* Asks again for parts that a lost link did not deliver. */
 static void stash_progress(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
