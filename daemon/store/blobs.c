@@ -198,7 +198,7 @@ int blobs_open(struct state *s, struct fault *fault)
         return r ? fault_errno(fault, r, name) : 0;
 }
 
-/* Whether the slot's attempt may still be decided. */
+/* True if the slot's attempt may still be decided. */
 static bool is_pending(const struct state *s, const struct slot *p)
 {
         return s->record->phase == ATTEMPT_PREPARED && p->attempt == s->record->attempt;

@@ -19,8 +19,8 @@ struct carrying {
         _Atomic int error;
 };
 
-/* Touching pages also reserves them, and threads do it side by side.  fallocate() does not: it
- * holds a lock of the file.  Its code tells why there is no room. */
+/* Reserves pages by touching them, which threads do at the same time.  posix_fallocate() holds a
+ * lock of the file, so it is called only if that fails: its code tells why there is no room. */
 static int reserve(const struct carry *c, uint64_t first, uint64_t n)
 {
         int r;

@@ -1,8 +1,8 @@
 /*
- * carry.h - planes between their file and a GPU.  Private to the store.
+ * carry.h - carries planes between their file and a GPU.  Private to the store.
  *
- * One thread copies as fast as it copies from pinned memory to a file, which is a fifth of what a
- * GPU's link carries.  So as many threads as compute take a piece at a time.
+ * One thread copies between pinned memory and a file at a fifth of the speed of a GPU's link.  So
+ * there are as many threads as compute threads, and each takes a piece at a time.
  */
 #pragma once
 

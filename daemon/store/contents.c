@@ -1,5 +1,5 @@
 /*
- * What a state's planes hold at first, and what is served.
+ * The first values of a state's planes, and the served parameters.
  *
  * The CPU computes first values.  For planes away from the host it computes a piece at a time and
  * copies it there.

@@ -49,7 +49,7 @@ static int pack(const layout *l, struct packed *ret)
         return 0;
 }
 
-/* The file has its full length; if the planes are on a GPU, theirs is a hole. */
+/* Makes the file in its full length, with a hole in place of planes that are on a GPU. */
 static int make_file(struct state *s, const struct file_map *places, const char *job,
                      struct fault *fault)
 {

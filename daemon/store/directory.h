@@ -15,10 +15,10 @@ struct store {
         char *path;
         int dir, lock;
         uint64_t quota;
-        uint64_t number; /* random, not PLANES_HERE: files name by it who has their planes */
+        uint64_t number; /* random, not PLANES_HERE; a file whose planes this store has names it */
         _Atomic uint64_t used;
         struct list parked; /* planes of closed states on GPUs; loop thread */
-        uint32_t threads;   /* that carry planes to GPUs and back */
+        uint32_t threads;   /* how many carry planes to GPUs and back */
 };
 
 /* As store_admit(), and charges the quota. */
@@ -39,10 +39,10 @@ uint64_t store_file_epoch(const char *file);
 void store_temporary_name(const char *file, char ret[static STORE_FILE_NAME]);
 /* The file of blobs beside a state's file, either with its temporary name or with its own. */
 void store_blobs_name(const char *file, char ret[static STORE_FILE_NAME]);
-/* Whether the state was lost on a GPU.  Its file is little more than a hole and is not charged. */
+/* True if the state was lost on a GPU.  Its file is little more than a hole and is not charged. */
 bool store_lost(const struct store *store, const char *file);
 /* As store_each(), for files whose names end in `suffix`. */
 int store_each_called(const struct store *store, const char *suffix,
                       int (*each)(const char *file, void *arg), void *arg);
-/* Whether a directory entry is named like a state file. */
+/* True if a directory entry is named like a state file. */
 bool store_is_state(const char *name);

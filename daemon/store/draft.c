@@ -30,7 +30,7 @@ int state_vacant(const struct store *store, const struct state_identity *id, uin
                 return 0;
         if (store_lost(store, file))
                 return fault_set(fault, ZERO_EBUSY,
-                                 "what this node held of job %s was lost with the GPU memory of an "
+                                 "this node's state of job %s was lost with the GPU memory of an "
                                  "earlier process: restore a checkpoint, or delete %s/%s to give "
                                  "the job up",
                                  id->job, store->path, file);
@@ -48,7 +48,8 @@ bool state_was_lost(const struct store *store, const struct state_identity *id, 
         return store_lost(store, file);
 }
 
-/* A file of blobs that has the name already is the old state's, or was left without a state. */
+/* Gives the draft's blobs their name.  A file that has the name already belongs to the old state,
+ * or was left without a state (orphan). */
 static void replace_blobs(const struct state *draft, const char *temporary, const char *file,
                           bool orphan)
 {

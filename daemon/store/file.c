@@ -177,7 +177,7 @@ static const char *header_flaw(const struct file_header *h, uint64_t bytes)
         if (h->format > FILE_FORMAT)
                 return "a newer release of zerod wrote it: start that release";
         if (h->format < FILE_FORMAT_BEFORE)
-                return "an older release of zerod wrote it, whose states this one does not read: "
+                return "an older release of zerod wrote it, and this release cannot read it: "
                        "start that release, or restore a checkpoint";
         file_hash(hash, h, offsetof(struct file_header, hash));
         if (memcmp(hash, h->hash, FILE_HASH) != 0)

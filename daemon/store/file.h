@@ -38,8 +38,9 @@ enum {
         /* Raise it with any change to this page, to struct state_record, or to the results of
          * partition_new() or plan_new(). */
         FILE_FORMAT = 9,
-        /* Of the release before: it is read, and new files have it.  Format 9 alone keeps when the
-         * last step was decided: a release that does not know the field would leave an old time. */
+        /* The format of the release before.  This release reads it, and gives it to new files.
+         * Only format 9 keeps when the last step was decided: a release that does not know the
+         * field would leave an old time there. */
         FILE_FORMAT_BEFORE = 8,
         /* Raise it when an update yields other bits than before, or an undo slot is read in
          * another way.  An attempt prepared under one number does not go on under another. */
@@ -70,7 +71,7 @@ struct file_header {
 
 _Static_assert(sizeof(struct file_header) <= FILE_PLANES, "the layout lies behind one page");
 
-/* Whether a record copy counts: a word of its own, which tells a torn copy from a damaged one. */
+/* The word that says if a record copy counts.  It tells a torn copy from a damaged one. */
 enum copy_use {
         COPY_VOID = 0,   /* the other copy is newer, or the process died while it wrote this one */
         COPY_COUNTS = 1, /* unless the other copy counts too and has a higher sequence number */
@@ -136,10 +137,10 @@ struct state_inside {
         size_t map_bytes, file_bytes; /* on a GPU the mapping ends where the hole begins */
         struct planes *planes;        /* on a GPU (planes.h); NULL: in the file, or lost */
         bool lost;
-        bool *mixed; /* [group]: chunks of the shard, which is on a GPU, differ in version */
+        bool *mixed; /* [group]: the shard is on a GPU and its chunks differ in version */
         uint32_t n_undo;
         float *master, *grad, *old;        /* in the file's mapping, or on a GPU */
-        float *moments[OPTIMIZER_MOMENTS]; /* the same; a plane that no group has is empty */
+        float *moments[OPTIMIZER_MOMENTS]; /* likewise; a plane that no group has is empty */
         uint8_t *serve;                    /* serve_segment's bytes; NULL if the plan has none */
         struct undo_slot *undo;
         struct record_copy *copies[2];
@@ -159,7 +160,7 @@ struct state_inside {
 
 /* ---- state.c: shared by making a state and opening one ---- */
 
-/* A state without a file. */
+/* Makes a state without a file. */
 int state_new(struct store *store, const char *file, struct state **ret);
 /* Frees a state, which may be half-built. */
 void state_free(struct state *state);
@@ -178,7 +179,7 @@ static inline const struct record_copy *record_current(const struct state *state
         return CONTAINER_OF(state->record, const struct record_copy, record);
 }
 
-/* What a copy's hash must be.  n_sets must be in bounds. */
+/* Computes a copy's hash.  n_sets must be in bounds. */
 void record_hash(const struct record_copy *c, uint8_t ret[static FILE_HASH]);
 /* The first record of a new file: version 0, attempt 0, open. */
 void record_init(struct state *state);
@@ -187,8 +188,8 @@ int record_load(struct state *state, struct fault *fault);
 
 /* ---- undo.c ---- */
 
-/* Puts back the old values after a crash: all that no recorded decision has changed.  Returns how
- * many slots were held. */
+/* Puts old values back after a crash: of chunks whose update was interrupted, and of chunks that
+ * are ahead of the recorded decision.  Returns how many slots were held. */
 uint32_t undo_all(struct state *state);
 /* Frees the slots of a new file. */
 void undo_init(struct state *state);
@@ -205,7 +206,7 @@ void tables_init(struct state *state, const layout *l);
 /* Checks the tensors' words and reads them into the working copies.  After record_load(). */
 int tables_load(struct state *state, struct fault *fault);
 void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t version);
-/* Of all chunks that have one. */
+/* Sets the version of all chunks that have one. */
 void tables_set_versions(struct state *state, uint64_t version);
 /* Before planes come to a GPU: finds shards whose chunks differ in version. */
 void tables_find_mixed(struct state *state);
@@ -222,15 +223,16 @@ void tables_take_steps(struct state *state);
 /* Writes the words of a new file: no put yet. */
 void puts_init(struct state *state);
 int puts_load(struct state *state, struct fault *fault);
-/* Draws a random number after a crash in a put.  Changes the file, so every check comes first. */
+/* Makes the fingerprint random after a crash in a put.  Changes the file, so call it after every
+ * check. */
 void puts_settle(struct state *state);
 
 /* ---- blobs.c ---- */
 
 /* Opens the file of blobs if there is one.  The state's file must be mapped. */
 int blobs_open(struct state *state, struct fault *fault);
-/* Forgets what was staged for an attempt that is void now: the attempt's number may be used again.
- * Changes the file, so every check comes first. */
+/* Forgets blobs that were staged for an attempt that is void now, because its number may be used
+ * again.  Changes the file, so call it after every check. */
 void blobs_settle(struct state *state);
 void blobs_close(struct state *state);
 void blobs_unlink(struct state *state);

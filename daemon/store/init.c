@@ -5,8 +5,8 @@
  * SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014) hashes from the seed and the index.  The
  * Box-Muller transform gives one element the cosine and the other the sine.
  *
- * Logarithm, sine and cosine are computed here from +, * and / alone: those of a mathematics
- * library differ in the last bit between versions and processors, and owners on different machines
+ * Logarithm, sine and cosine are computed here from +, * and / alone.  A mathematics library's
+ * results differ in the last bit between versions and processors, and owners on different machines
  * must agree.
  */
 #include "daemon/store/init.h"

@@ -1,9 +1,9 @@
 /*
  * The memory of planes.
  *
- * Today a plane has its address as long as the state is open, in the file's mapping or on the GPU,
- * so state_map() only computes it.  The count of mappings finds a caller that keeps an address too
- * long: a plane that lies elsewhere one day, on a disk for example, would not have it any more.
+ * Today a plane has an address while the state is open, in the file's mapping or on the GPU, so
+ * state_map() only computes it.  The count of mappings finds a caller that keeps an address too
+ * long.  A plane that lies elsewhere one day, on a disk for example, would no longer have it.
  */
 #include <assert.h>
 #include <stdatomic.h>

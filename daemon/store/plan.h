@@ -2,16 +2,16 @@
  * Where an owner's part of a job lies in its planes.  Pure: computed from layout, partition and
  * owner.
  *
- * The master plane holds the owner's shard of every group, contiguously and in group order.  From
- * the only owner trainers read fp32 groups straight from it, so that each group begins at a
- * multiple of 4096 bytes there.  grad holds the trainable segments only, in the same order: frozen
+ * The master plane holds the owner's shard of every group, contiguously and in group order.  If
+ * there is only one owner, trainers read fp32 groups straight from that plane, so each group begins
+ * at a multiple of 4096 bytes.  grad holds the trainable segments alone, in the same order: frozen
  * tensors have neither moments nor a gradient.  A plane of moments is like grad, without the groups
- * whose optimizer does not have that moment.  The serve plane holds the shards of bf16, fp16 and
- * eager groups, each at a multiple of 4096 bytes.
+ * whose optimizer lacks that moment.  The serve plane holds the shards of bf16, fp16 and eager
+ * groups, each at a multiple of 4096 bytes.
  *
- * Eager groups have a place for the old values of what an update changes before its step is decided
- * (undo.c): for each of the group's planes as many elements as grad has, one plane behind the
- * other.
+ * An update may change an eager group before its step is decided, so the group has a place for old
+ * values (undo.c).  The place has as many elements for each of the group's planes as the group has
+ * in grad, one plane behind the other.
  *
  * A chunk is the unit of update and of commit: up to chunk_elements consecutive trainable elements
  * of one shard, contiguous in every plane.
@@ -29,7 +29,7 @@ struct plan_segment {
         uint64_t count;    /* elements, gap included */
         uint64_t master;   /* first element in the master plane */
         uint64_t moment;   /* first element in grad; UINT64_MAX if frozen; see plan_moment() */
-        uint32_t run;      /* that it is in, unless it is frozen */
+        uint32_t run;      /* the run that the segment is in, unless the segment is frozen */
 };
 
 struct plan_shard {
@@ -45,8 +45,8 @@ struct plan_shard {
         uint32_t first_chunk, n_chunks;
 };
 
-/* Trainable segments of a shard that follow one another.  Its chunks have `length` elements, the
- * last one may have less. */
+/* Consecutive trainable segments of a shard.  Its chunks have `length` elements; the last one may
+ * have fewer. */
 struct plan_run {
         uint32_t group, first_segment, first_chunk, length;
         uint64_t count, master, moment, in_group; /* elements */
@@ -77,8 +77,8 @@ struct plan {
 int plan_new(const layout *l, const struct partition *p, uint32_t owner, uint32_t chunk_elements,
              struct plan **ret);
 void plan_free(struct plan *p);
-/* Computed, because 40 bytes a chunk would be more than all else that the daemon keeps to itself.
- */
+/* A chunk is computed, not stored: 40 bytes a chunk would be more than all else that the daemon
+ * keeps to itself. */
 static inline struct plan_chunk plan_chunk(const struct plan *p, uint32_t chunk)
 {
         const uint32_t segment = p->chunk_segments[chunk];
@@ -103,22 +103,21 @@ static inline uint64_t plan_segment_elements(const struct layout_tensor *t,
                 return 0;
         return s->count < t->elements - first ? s->count : t->elements - first;
 }
-/* An element of the shard has its gradient at `moment` in grad: its index in the plane of moment i.
- */
+/* The index in the plane of moment i of the element whose gradient is at index `moment` of grad. */
 static inline uint64_t plan_moment(const struct plan_shard *shard, uint32_t i, uint64_t moment)
 {
         return shard->moments[i] + (moment - shard->moment);
 }
 /*
- * The contiguous elements that a part of the owner's shard of a group has in MASTER, GRAD or a
- * moment of the group.  Both ends of the part are multiples of LAYOUT_ALIGN.
+ * Where a part of the owner's shard of a group lies in MASTER, GRAD or a moment of the group:
+ * contiguous elements.  Both ends of the part are multiples of LAYOUT_ALIGN.
  */
 struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t group,
                        struct range part);
 /* Bytes of one plane: MASTER, a moment, GRAD or SERVE. */
 uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane);
-/* Whether the plane is MASTER or a moment of the group's optimizer: those are what an update
- * changes. */
+/* True if an update of the group changes the plane: MASTER, or a moment of the group's optimizer.
+ */
 bool plan_has(const struct plan *p, uint32_t group, uint32_t plane);
 /* Bytes of all planes that an update changes. */
 uint64_t plan_state_bytes(const struct plan *p);

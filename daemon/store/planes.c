@@ -90,8 +90,8 @@ static bool is_ahead(const struct state *s)
 }
 
 /*
- * How many bytes of master, moments, gradient and old values another process may need, which has
- * nothing but the record.  Without a vote the attempt is void.  With one the gradient counts until
+ * How many bytes of master, moments, gradient and old values a later process may need.  It decides
+ * by the record alone.  Without a vote the attempt is void.  With a vote the gradient counts until
  * all groups are updated.  Old values count while a group is ahead of the decision.
  */
 static uint64_t needed(const struct state *s)
@@ -117,7 +117,7 @@ void planes_load(struct state *state, const struct file_map *places)
                                    .threads = state->in->store->threads });
         file_set_planes(state->in->map, state->in->store->number);
         crash_point(CRASH_PLANES_AWAY);
-        /* if the file system cannot punch holes the room stays taken */
+        /* if the file system cannot punch holes, the room stays taken */
         (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
                         (off_t)p->bytes);
         planes_leave_hole(state, places);

@@ -1,12 +1,13 @@
 /*
- * A number that stands for the puts a state has taken: each put adds to it.
+ * A fingerprint of the puts applied to a state: each put adds to it.
  *
  * What a put adds follows from its `what` alone, so the order of puts makes no difference.  While
- * puts run the file counts them.  If the process dies then, nobody knows whether the planes have
- * those puts, and the state draws a random number when it is opened.
+ * puts run the file counts them.  If the process dies then, the planes may or may not have those
+ * puts, and the state gets a random fingerprint when it is opened.
  *
- * Two words, each changed by one store.  The number changes before the count falls: a process that
- * dies in between counts as one that died in the put.
+ * The file has the fingerprint and the count in two words, and one store changes each.  The
+ * fingerprint changes before the count falls: a process that dies in between counts as one that
+ * died in the put.
  */
 #include <assert.h>
 #include <sodium.h>

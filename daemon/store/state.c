@@ -1,6 +1,6 @@
 /*
- * A job's state: opening, closing, moving to another place.  create.c has the other way to one;
- * file.h the map of the file; record.c, undo.c and tables.c what makes it crash-consistent.
+ * A job's state: opening, closing, moving to another place.  create.c makes a new state, and file.h
+ * maps the file.  record.c, undo.c and tables.c keep the state consistent at every instruction.
  */
 #include <assert.h>
 #include <errno.h>
@@ -74,7 +74,7 @@ int state_map_file(struct state *s, uint64_t bytes, struct fault *fault)
         return 0;
 }
 
-/* Whether the file has no planes: they are on a GPU, or lost. */
+/* True if the file has no planes: they are on a GPU, or lost. */
 static bool state_is_away(const struct state *s)
 {
         return s->in->planes || s->in->lost;
@@ -223,7 +223,7 @@ static int find_planes(struct state *s, struct fault *fault)
         uint64_t where;
 
         if (file_planes(s->in->fd, &where))
-                return file_damaged(fault, s->in->file, "where its planes are cannot be read");
+                return file_damaged(fault, s->in->file, "it does not say where its planes are");
         if (where == PLANES_HERE)
                 return 0;
         s->in->planes = planes_take(s->in->store, s->in->file);

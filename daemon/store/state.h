@@ -2,8 +2,8 @@
  * state.h - an open state: whose it is, and what is recorded beside its planes.  Included by
  * store.h.
  *
- * After each call here the file has all that the call changed, at whatever instruction the process
- * dies.  One thread at a time.
+ * When a call here returns, its changes are in the file: the process may die at any later
+ * instruction and loses none of them.  One thread at a time.
  */
 #pragma once
 
@@ -20,7 +20,7 @@
 
 struct state_identity {
         const char *job; /* in state.id: a pointer into the file's mapping */
-        uint32_t uid;    /* who owns the job */
+        uint32_t uid;    /* the user who owns the job */
         uint32_t world_size, n_owners;
         uint32_t reduce_dtype; /* enum zero_dtype */
         uint32_t copy;         /* 0: the owner's own, 1: its mirror */
@@ -64,8 +64,8 @@ struct state {
         uint32_t n_tensors;
         /* [tensor]: updates so far, and hyperparameter set */
         const uint64_t *tensor_step, *tensor_set;
-        /* Stands for the clients' puts that the state has taken.  Two copies that took the same
-         * puts have the same number, in whatever order; after a crash in a put the number is
+        /* A fingerprint of the clients' puts applied to the state.  Copies with the same puts have
+         * the same fingerprint, whatever the order of the puts.  After a crash during a put it is
          * random. */
         uint64_t puts;
         /* [tensor]: has a gradient in this attempt; state_prepare() writes it to the file */
@@ -75,17 +75,19 @@ struct state {
 };
 
 /*
- * What trainers of the job may map for reading: the serve plane, or without one, as all groups are
- * served from master, the only owner's file up to the end of master; NULL: neither.
+ * The memory that trainers of the job may map for reading: the serve plane.  Without a serve plane
+ * all groups are served from master, and it is the only owner's file, up to the end of master.
+ * NULL: there is no such memory.
  */
 const struct segment *state_serve(const struct state *state);
-/* Where the group's shard begins there, in bytes; only if it is served from there. */
+/* Byte offset of the group's shard in that memory.  Only for a group that is served from it. */
 uint64_t state_serve_offset(const struct state *state, uint32_t group);
 
-/* The name of its file; NULL: it has none any more. */
+/* The name of the state's file; NULL: the file is deleted, or another state has taken the name. */
 const char *state_file(const struct state *state);
 
-/* Its planes are in the file: the CPU reads and writes them, and they outlive the process. */
+/* True if the planes are in the file.  Then the CPU reads and writes them, and they outlive the
+ * process. */
 static inline bool state_in_file(const struct state *state)
 {
         return place_is_host(state->id.place);
@@ -101,12 +103,13 @@ static inline bool state_in_file(const struct state *state)
  */
 
 void state_prepare(struct state *state, const struct state_record *vote);
-/* Also sets decided_attempt, and if state_keeps_times() the Unix time. */
+/* Also sets decided_attempt, and the Unix time if state_keeps_times(). */
 void state_decide(struct state *state, const struct state_record *decision, uint32_t now_s);
 /* When the last step was decided; 0: not known. */
 uint32_t state_decided_s(const struct state *state);
 bool state_keeps_times(const struct state *state);
-/* From now on the file keeps that time, and the release before refuses the file.  0 or -errno. */
+/* From now on the file keeps the time of decisions, and the release before refuses the file.  0 or
+ * -errno. */
 int state_keep_times(struct state *state);
 /*
  * Ends the attempt, once every chunk is at version + 1 or if the step was skipped.  After a commit
@@ -116,8 +119,8 @@ int state_keep_times(struct state *state);
 void state_finish(struct state *state);
 /* Makes the attempt void, gradients included, and opens the next one.  Not after the decision. */
 void state_abort(struct state *state, uint64_t next_attempt);
-/* For a draft whose planes, steps and sets are filled: takes the record, which is of an open
- * attempt, and sets all chunks to the record's version. */
+/* Ends the filling of a draft: takes the record, whose attempt must be open, and sets all chunks to
+ * the record's version.  Planes, steps and sets must be filled. */
 void state_restore(struct state *state, const struct state_record *record);
 
 /* ---- what clients put ---- */
@@ -126,29 +129,31 @@ void state_restore(struct state *state, const struct state_record *record);
 void state_put_step(struct state *state, uint32_t tensor, uint64_t step);
 void state_put_set(struct state *state, uint32_t tensor, uint64_t set);
 /*
- * Enclose all that a client's put changes; puts may overlap.  `what` identifies the put: the same
+ * Enclose all changes of a client's put; puts may overlap.  `what` identifies the put: the same
  * number in every copy, different numbers for different puts.
  */
 void state_put_begin(struct state *state);
 void state_put_end(struct state *state, uint64_t what);
-/* Whether a put has begun and not ended. */
+/* True if a put has begun and not ended. */
 bool state_putting(const struct state *state);
-/* For a draft that was filled from copies with this number. */
+/* Sets state->puts of a draft that was filled from copies with that fingerprint. */
 void state_set_puts(struct state *state, uint64_t puts);
 /*
- * Looks for a trainable tensor with a part here whose hyperparameter set is not below n_sets, or
- * belongs to another optimizer than its group's (not checked if sets is NULL).  Returns the first
- * one, or n_tensors if there is none.
+ * Returns the first trainable tensor with a part here whose hyperparameter set cannot be used;
+ * n_tensors if there is none.  A set cannot be used if its number is not below n_sets, or if it
+ * belongs to another optimizer than the group's.  The latter is not checked if sets is NULL.
  */
 uint32_t state_check_sets(const struct state *state, const struct hyper_set *sets, uint32_t n_sets);
 
 /* ---- what ranks keep with a step (zero_step_options.blob); blobs.c ---- */
 
 /*
- * Stages a rank's n bytes (at most ZERO_BLOB_MAX; 0: nothing).  To be called for every rank before
- * state_prepare() of `attempt`; a second call for the same rank and attempt replaces the bytes.
- * 0 or -errno: -EDQUOT if the store's quota, -ENOSPC if the file system is full; -EINVAL for a rank
- * or a length out of bounds, or for an attempt that is not later than the last decided one.
+ * Stages a rank's n bytes (at most ZERO_BLOB_MAX; 0: nothing).  Call it for every rank before
+ * state_prepare() of `attempt`.  A second call for the same rank and attempt replaces the bytes.
+ *
+ * 0 or -errno: -EDQUOT if the store's quota is used up, -ENOSPC if the file system is full.
+ * -EINVAL for a rank or a length out of bounds, or for an attempt that is not later than the last
+ * decided one.
  */
 int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const void *p, size_t n);
 /* What the rank kept with the last decided attempt; *ret_bytes is 0 if it kept nothing.  Points

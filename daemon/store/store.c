@@ -163,8 +163,8 @@ static int read_directory(const struct store *s, DIR **ret)
 }
 
 /*
- * A draft that has not got its state's name goes, its blobs first.  So blobs without their draft
- * are of one that has the name: they get theirs (state_replace()).
+ * Deletes a draft that has not taken its state's name, its blobs first.  So blobs without a draft
+ * belong to a draft that has taken the name, and get theirs (state_replace()).
  */
 static void settle_temporary(const struct store *s, const char *name)
 {
@@ -176,7 +176,7 @@ static void settle_temporary(const struct store *s, const char *name)
                          (int)(strlen(name) - (sizeof(blobs_suffix) - 1)), name, state_suffix);
                 if (faccessat(s->dir, other, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT)
                         renameat(s->dir, name, s->dir, later);
-                return; /* else it goes with its draft */
+                return; /* otherwise the blobs go with their draft */
         }
         if (store_is_state(later)) {
                 store_blobs_name(name, other);
@@ -196,7 +196,7 @@ static int settle_temporaries(const struct store *s)
         return r;
 }
 
-/* Charges the quota. */
+/* Charges the quota with the files that are there. */
 static int take_stock(struct store *s)
 {
         CLEANUP(cleanup_closedir) DIR *d = NULL;

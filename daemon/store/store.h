@@ -1,17 +1,18 @@
 /*
- * store.h - the states of jobs on this node: all that determines the parameters, in files that
- * outlive the process.
+ * store.h - the states of jobs on this node.  A state holds all that determines the parameters, in
+ * files that outlive the process.
  *
  * A state is one owner's part of a job: planes, chunk table, undo slots and record in a file
  * (state.h, map.h), and the serve plane in a sealed memfd that dies with the process.  A process
  * killed at any instruction leaves each chunk restorable.
  *
- * A state may instead lie on a GPU: its planes, serve included, are in the GPU's memory, where no
- * CPU may touch them, and the file has a hole in their place.  The planes survive an orderly end of
- * the process if the file system has room for them (store_save()).  After any other end the state
- * is lost (state_lost()).
+ * A state may instead lie on a GPU.  Then its planes, serve included, are in the GPU's memory,
+ * which no CPU may touch, and the file has a hole in their place.  The planes survive an orderly
+ * end of the process if the file system has room for them (store_save()).  After any other end the
+ * state is lost (state_lost()).
  *
- * Rule: a chunk is changed only after the decision is in the record, and by undo_update().
+ * Rule: an update changes a chunk only after the decision is in the record, and in host memory only
+ * by undo_update().  Eager groups alone are updated before the decision (undo_update_ahead()).
  */
 #pragma once
 
@@ -30,17 +31,17 @@ struct store;
 int store_open(const char *directory, uint64_t quota, struct store **ret, struct fault *fault);
 /* All states must be closed.  NULL is allowed. */
 void store_close(struct store *store);
-/* How many threads carry planes to GPUs and back; 1 at first. */
+/* Sets how many threads carry planes to GPUs and back; 1 at first. */
 void store_set_threads(struct store *store, uint32_t threads);
 struct store_saving {
-        /* For each state: fault is NULL, or says why the state is lost. */
+        /* Called once for each state.  fault: why the state is lost; NULL: it is saved. */
         void (*saved)(const char *file, uint64_t bytes, const struct fault *fault);
-        /* NULL, or called now and then. */
+        /* Called now and then with the bytes that are written; may be NULL. */
         void (*saves)(const char *file, uint64_t done, uint64_t bytes);
 };
 /*
- * At the end of the process, before store_close(): writes planes on GPUs to their files, as far as
- * another process may need them.  Blocks until all are written.
+ * Writes planes on GPUs to their files, as far as another process may need them.  Call it at the
+ * end of the process, before store_close().  Blocks until all are written.
  */
 void store_save(struct store *store, const struct store_saving *saving);
 /* The bytes that store_save() has to write. */
@@ -50,7 +51,7 @@ uint64_t store_quota(const struct store *store);
 /* A quota below what is used refuses new states, and drops none. */
 void store_set_quota(struct store *store, uint64_t quota);
 /*
- * Whether `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM.  `elsewhere` of them go to a GPU or a
+ * Checks that `bytes` more fit: 0, ZERO_EQUOTA or ZERO_ESHM.  `elsewhere` of them go to a GPU or a
  * memfd rather than to the directory.  The fault names `what`.
  */
 int store_admit(const struct store *store, uint64_t bytes, uint64_t elsewhere, const char *what,
@@ -64,9 +65,9 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
 
 /* ---- a state's file, by its name (store_each()) ---- */
 
-/* Whether the file belongs to the job. */
+/* True if the file belongs to the job. */
 bool state_is_of(const char *file, const char *job);
-/* Whose the file is, without the job's name.  Needs no memory for the state itself. */
+/* Reads the identity of the file's state from its header, without the job's name. */
 int state_file_look(const struct store *store, const char *file, struct state_identity *ret,
                     struct fault *fault);
 bool store_has(const struct store *store, const char *file);
@@ -75,14 +76,14 @@ void store_discard(struct store *store, const char *file);
 
 /* ---- a state's file, by its identity: job, copy and epoch ---- */
 
-/* 0 if there is no such file, else ZERO_EBUSY. */
+/* Checks that the state has no file: 0, else ZERO_EBUSY. */
 int state_vacant(const struct store *store, const struct state_identity *id, uint32_t owner,
                  struct fault *fault);
-/* Whether the file is there, but its planes were lost with a GPU's memory. */
+/* True if the file is there but its planes were lost with a GPU's memory. */
 bool state_was_lost(const struct store *store, const struct state_identity *id, uint32_t owner);
 /* Deletes the file.  The state must not be open. */
 void state_discard(struct store *store, const struct state_identity *id, uint32_t owner);
-/* Deletes the job's states of before epoch `before` that were lost on a GPU.  Returns how many. */
+/* Deletes the job's states of epochs below `before` that were lost on a GPU.  Returns how many. */
 uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before);
 
 /* ---- notes: what this node has to remember of a job beside its states ---- */
@@ -91,8 +92,8 @@ enum { NOTE_SIZE = 8192 };
 #define NOTE_DROP ".drop"
 #define NOTE_SCHEDULE ".schedule"
 
-/* Replaces an older note of that kind, in a small file beside the states.  The text is shorter than
- * NOTE_SIZE. */
+/* Writes a note to a small file beside the states, over an older one of that kind.  The text is
+ * shorter than NOTE_SIZE. */
 int note_write(const struct store *store, const char *kind, const char *job, const char *text,
                struct fault *fault);
 void note_delete(const struct store *store, const char *kind, const char *job);
@@ -104,18 +105,18 @@ void notes_each(const struct store *store, const char *kind, void (*each)(char *
 
 /*
  * Makes a state whose contents are zero, and reserves its space at once (ZERO_ESHM, ZERO_EQUOTA;
- * ZERO_ENOMEM on a GPU).  n_undo: how many threads update at the same time.  plan: from plan_new()
- * for partition_new(l, id->n_owners); on success the state owns it.  ZERO_EBUSY if the job has this
- * state already.
+ * ZERO_ENOMEM on a GPU).  ZERO_EBUSY: the job has this state already.  n_undo: how many threads
+ * update at the same time.  plan: from plan_new() for partition_new(l, id->n_owners); on success
+ * the state owns it.
  */
 int state_create(struct store *store, const struct state_identity *id, const layout *l,
                  struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault);
-/* As state_create(), but makes a draft for the caller to fill: it becomes a state of the job only
- * by state_replace(), and the next store_open() deletes a draft that was left behind. */
+/* As state_create(), but makes a draft for the caller to fill.  Only state_replace() makes the
+ * draft a state of the job.  The next store_open() deletes a draft that was left behind. */
 int state_draft(struct store *store, const struct state_identity *id, const layout *l,
                 struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault);
-/* Makes the draft the job's state, in one atomic step.  `old`: the state that it replaces, which
- * loses its file's name (the caller still has to drop it); NULL if the job has none. */
+/* Makes the draft the job's state, in one atomic step.  old, or NULL: the state that it replaces.
+ * old loses its file's name, and the caller still has to drop it. */
 int state_replace(struct state *draft, struct state *old, struct fault *fault);
 /*
  * Opens what an earlier process left.  Checks everything except what the planes hold; refuses a
@@ -125,13 +126,13 @@ int state_replace(struct state *draft, struct state *old, struct fault *fault);
  */
 int state_open(struct store *store, const char *file, struct state **ret, layout **ret_layout,
                struct fault *fault);
-/* Whether the planes were lost with a GPU's memory.  A lost state can be closed or dropped; callers
+/* True if the planes were lost with a GPU's memory.  A lost state can be closed or dropped; callers
  * may read its identity, plan and record, and nothing else. */
 bool state_lost(const struct state *state);
 /* Moves the planes from host memory to another place; serve is empty afterwards.  After a failure
  * the state stays where it is. */
 int state_move(struct state *state, uint32_t place, struct fault *fault);
-/* Leaves the files, and leaves planes away from the host until store_close().  NULL is allowed. */
+/* Closes the state.  NULL is allowed.  Its files stay; planes on a GPU stay until store_close(). */
 void state_close(struct state *state);
 /* Deletes the files, which takes no time.  The state stays open. */
 void state_unlink(struct state *state);
@@ -141,8 +142,8 @@ void state_unlink(struct state *state);
  */
 void state_drop(struct state *state);
 /*
- * Of a dropped job, before state_drop(): trainers keep nothing.  Reading the mapping is SIGBUS: to
- * leave them its memory would let them exceed the quota, job after job, and zeros would be
+ * For a state of a dropped job, before state_drop(): takes the mapped file from trainers, who then
+ * get SIGBUS.  If they kept its memory they could exceed the quota, job after job; zeros would be
  * silently wrong.  NULL is allowed.
  */
 void state_withdraw(struct state *state);

@@ -5,9 +5,9 @@
  * thread marks the slot as held by the chunk.  Then, a few elements at a time, it stores the old
  * values of the group's planes to the slot, raises the slot's mark to cover them, and stores the
  * new values to the planes (device_ops.update).  At the end it raises the chunk's version and frees
- * the slot.  At whatever instruction the process dies, the chunk is at its new version, or it is at
- * its old version and the slot has the old values of all that may have changed.  In the second case
- * the old values are put back and the chunk is updated again.
+ * the slot.  At whatever instruction the process dies, the chunk is at its new version, or the slot
+ * has the old values of all that may have changed.  In the second case the old values are put back
+ * and the chunk is updated again.
  *
  * The slot keeps old values so that an update walks over memory once, as an update without a slot
  * does.  With new values in the slot, copied to the planes afterwards, memory was nearly idle
@@ -15,18 +15,19 @@
  *
  * An eager group is updated before its step is decided.  A thread then also copies the slot's old
  * values to the chunk's place for them (plan.h) before it raises the chunk's version, and the old
- * values stay there.  So a chunk whose version is ahead of what the record has decided has its old
- * values, which undo_ahead() or the next process puts back.
+ * values stay there.  So a chunk whose version is ahead of the recorded decision has its old values
+ * there.  undo_ahead() or the next process puts them back.
  *
- * Old values may go back while the step is decided and committed: a reader wanted them first.  Then
- * a process that is killed half way would leave a chunk that counts as updated.  So undo_ahead()
- * also holds the slot, which has the version that the chunk goes back to: the next process puts the
- * chunk back again.
+ * A reader may want the old values put back, and the step may be committed meanwhile.  A process
+ * that is killed half way would then leave a chunk that counts as updated.  So undo_ahead() also
+ * holds the slot, with the version that the chunk goes back to, and the next process puts the chunk
+ * back again.
  *
  * States on a GPU use no slots: their planes do not survive the process.
  *
- * A slot that is held after a crash belongs to a chunk that was being updated.  If the chunk has
- * its new version the process died between the last two stores, and there is nothing to undo.
+ * A slot that is held after a crash belongs to a chunk that was being updated or put back.  If an
+ * updated chunk has its new version, the process died between the last two stores, and there is
+ * nothing to undo.
  *
  * A kill takes effect between two instructions, and every store before it reaches the file's
  * memory.  So only the compiler must be kept from moving stores.
@@ -55,7 +56,7 @@ static struct update_undo arrays(const struct state *s, struct undo_slot *slot)
         return undo;
 }
 
-/* Where the chunk's values lie in the planes of its group; returns how many there are. */
+/* Points ret to the chunk's values in the planes of its group, and returns the number of planes. */
 static uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
                              float *ret[static UPDATE_PLANES])
 {
@@ -95,7 +96,7 @@ static void assert_decided(const struct state *s, uint32_t chunk, uint64_t versi
         assert(state_chunk_version(s, chunk) == version - 1);
 }
 
-/* The chunk goes to `version`. */
+/* Holds the slot for a chunk that goes to `version`. */
 static struct undo_slot *begin(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
 {
         struct undo_slot *s = slot_at(state, slot);
@@ -107,8 +108,8 @@ static struct undo_slot *begin(struct state *state, uint32_t slot, uint32_t chun
         return s;
 }
 
-/* Tensor by tensor.  The slot also gets the old values of tensors without a gradient, because the
- * kept elements of a chunk have no gaps. */
+/* Updates the chunk tensor by tensor.  The slot also gets the old values of tensors without a
+ * gradient, because the kept elements of a chunk have no gaps. */
 static void update(struct state *s, const struct plan_chunk *c, const uint8_t *present,
                    const struct device_ops *ops, const struct update_scalars *scalars,
                    struct update_undo undo)
@@ -242,7 +243,7 @@ void undo_keep(const struct state *state, uint32_t group)
 
 void undo_back(struct state *state, uint32_t group, uint64_t version)
 {
-        /* an update that has begun before its decision is no reason for a shard to be mixed */
+        /* an update ahead of its decision leaves no shard mixed */
         assert(state_chunks(state, group) == 1);
         copy_old_shard(state, group, true);
         crash_point(CRASH_AHEAD_UNDONE);
@@ -293,7 +294,7 @@ static void put_back(struct state *s, uint32_t slot, uint32_t to)
         hold(s, slot, 0);
 }
 
-/* The record has not decided to update: no chunk may be ahead. */
+/* Puts all chunks back that are ahead: the record has not decided to update. */
 static void put_back_ahead(struct state *s)
 {
         uint64_t version = s->record->version;
@@ -321,7 +322,7 @@ static bool may_be_ahead(const struct state *s, uint32_t chunk)
         return s->plan->shards[plan_chunk(s->plan, chunk).group].old != UINT64_MAX;
 }
 
-/* Whether the chunk may go to `version` in the state that the record has. */
+/* True if the record allows that the chunk was on its way to `version`, ahead or back. */
 static bool may_change(const struct state *s, uint32_t chunk, uint64_t version)
 {
         return version == s->record->version + 1
@@ -360,7 +361,7 @@ static bool slot_is_wrong(const struct state *s, uint32_t slot)
 
 int undo_check(const struct state *state, struct fault *fault)
 {
-        /* the table of a lost state is that of no moment */
+        /* the version table of a lost state means nothing */
         for (uint32_t c = 0; c < state->plan->n_chunks && !state->in->lost; c++) {
                 uint64_t ahead = state_chunk_version(state, c) - state->record->version;
 

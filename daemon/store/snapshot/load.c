@@ -12,7 +12,8 @@
 #include "daemon/store/snapshot/file.h"
 #include "proto/cleanup.h"
 
-/* COARSE: the chunk length of the plans that tell where a shard's parts lie; no chunk is used. */
+/* COARSE: the chunk length of the plans that say where a shard's parts lie.  Nothing uses the
+ * chunks. */
 enum { COARSE = 65536, PIECE = 4 * SNAPSHOT_BLOCK };
 
 struct loader {
@@ -28,8 +29,7 @@ struct loader {
         struct plan *plan;
         struct snapshot_map map;
         const struct device_ops *ops;
-        float *stage; /* holds a piece on its way to another place; NULL: the draft is in its file
-                       */
+        float *stage; /* a piece on its way to another place; NULL: the draft is in its file */
         struct fault *fault;
 };
 
@@ -169,7 +169,7 @@ static int take(struct loader *ld, uint64_t offset, enum zero_plane plane, uint6
         return r;
 }
 
-/* Where a group begins in the shard's stream. */
+/* Offset of a group in the shard's stream. */
 static uint64_t group_at(const struct loader *ld, uint32_t group)
 {
         return group ? ld->map.group_end[group - 1] : 0;

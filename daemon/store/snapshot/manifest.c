@@ -243,7 +243,7 @@ int manifest_parse(const char *text, size_t size, struct manifest *ret, struct f
         if (!flaw && (!get_number(j, "format", UINT32_MAX, &format) || format < MANIFEST_FORMAT))
                 flaw = "it has no format that this release of zerod reads";
         if (!flaw && format > MANIFEST_FORMAT)
-                flaw = "a newer release of zerod wrote it: restore it by that release";
+                flaw = "a newer release of zerod wrote it: restore it with that release";
         if (!flaw && !get_manifest(j, &m))
                 flaw = "it makes no sense";
         if (flaw)

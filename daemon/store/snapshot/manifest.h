@@ -29,7 +29,8 @@ struct manifest {
         uint64_t version, attempt; /* committed steps; the last decided attempt */
         uint64_t created_ms;       /* since 1970; tells which checkpoint of a job is the newest */
         uint64_t parameters;
-        char optimizers[256];  /* and their planes, for people; model_hash covers the optimizers */
+        char optimizers[256];  /* optimizers and their planes, for people; model_hash covers the
+                                  optimizers */
         uint64_t layout_bytes; /* of the file with the packed layout */
         uint8_t layout_hash[MANIFEST_HASH]; /* of that file's bytes */
         uint8_t model_hash[MANIFEST_HASH];  /* layout_hash() of the layout */

@@ -1,7 +1,7 @@
 /*
  * Reads a shard of a checkpoint.  Every byte is hashed before it is used: the manifest has the
- * header's hash, and the header has the hash of the blocks' hashes.  Bounds are checked all the
- * same, because whoever can write to the directory can write hashes too.
+ * header's hash, and the header has the hash of the blocks' hashes.  Bounds are checked
+ * nevertheless, because whoever can write to the directory can write hashes too.
  */
 #include <errno.h>
 #include <fcntl.h>

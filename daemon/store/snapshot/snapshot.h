@@ -92,7 +92,7 @@ void snapshot_writer_free(struct snapshot_writer *w);
 
 /* ---- a state from a checkpoint ---- */
 
-/* What a load yields besides planes. */
+/* What a load gives besides planes. */
 struct snapshot_blob {
         uint32_t rank, bytes;
         uint8_t data[ZERO_BLOB_MAX];
@@ -107,8 +107,8 @@ struct snapshot_loaded {
 void snapshot_loaded_deinit(struct snapshot_loaded *loaded);
 
 /*
- * Checks a shard of the checkpoint in `dir`: all but its blocks, and at most n blocks from *block
- * on. Advances *block; *ret_over: no block follows.  The fault (ZERO_EIO) names the file and the
+ * Checks a shard of the checkpoint in `dir`: all but its blocks, and at most n blocks, from *block
+ * on.  Advances *block.  *ret_over: no block follows.  The fault (ZERO_EIO) names the file and the
  * flaw.
  */
 int snapshot_verify(int dir, const struct manifest *m, uint32_t owner, uint32_t n_tensors,
@@ -121,8 +121,8 @@ struct snapshot_progress {
 };
 
 /*
- * Fills a draft (state_draft()): reads its ranges from the checkpoint's shards, whatever the number
- * of owners of either.  Does not touch serve.
+ * Fills a draft (state_draft()): reads its ranges from the checkpoint's shards.  The two numbers of
+ * owners may differ.  Does not touch serve.
  */
 int snapshot_load(int dir, const struct manifest *m, const layout *l, struct state *draft,
                   const struct device_ops *ops, struct snapshot_progress *progress,
