@@ -12,13 +12,13 @@
 
 #include "proto/cleanup.h"
 
-/* Raise with any change of struct ballots_file. */
+/* Raise BALLOTS_FORMAT with any change of struct ballots_file. */
 enum { BALLOTS_FORMAT = 2, BALLOTS_HASH = 32, NAME_SIZE = 128, PATH_SIZE = 4096 };
 
 static const char magic[8] = { 'z', 'e', 'r', 'o', 'd', '.', 'v', 'w' };
 
-/* Numbers are in the machine's byte order: the file never leaves the machine.  There are no gaps:
- * the hash covers every byte. */
+/* Numbers are in the machine's byte order: the file never leaves the machine.  The struct has no
+ * gaps, because the hash covers every byte. */
 struct file_placement {
         uint64_t epoch;
         uint32_t n_owners, unused;
@@ -147,11 +147,10 @@ static int refuse_other(struct fault *fault, const char *directory, const char *
         return fault_set(
                 fault, ZERO_EIO,
                 "the file of votes %s/%s is of another cluster: it was written with other "
-                "`peers`, `owners` or `mirror`, for which the states here are cut. Start with "
-                "those; "
-                "new nodes come to the end of `peers`. Change the owners with zeroctl "
-                "add-node and remove-node. In a cluster without jobs, move the file away on "
-                "every node, and these options count again",
+                "`peers`, `owners` or `mirror`, and the states here are cut for those. Start with "
+                "those options; new nodes come to the end of `peers`. Change the owners with "
+                "zeroctl add-node and remove-node. In a cluster without jobs, move the file away "
+                "on every node, and these options count again",
                 directory, name);
 }
 
@@ -183,7 +182,8 @@ static bool never_voted(const struct ballots_record *r)
         return !r->promised && !r->accepted && !r->chosen.epoch;
 }
 
-/* Callers ask for one byte more than the file may have, so that they notice a longer file. */
+/* Reads up to `size` bytes.  Callers ask for one byte more than the file may have, so that they
+ * notice a longer file. */
 static int read_whole(int fd, void *to, size_t size, size_t *ret)
 {
         size_t at = 0;

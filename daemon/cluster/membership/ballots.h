@@ -1,10 +1,10 @@
 /*
- * A node's vote on which nodes hold shards, on a disk: what it has promised and accepted must
- * outlive the machine, while states on tmpfs do not.
+ * A node's vote on which nodes hold shards, in a file on a disk.  What the node has promised and
+ * accepted must outlive the machine; states on tmpfs do not.
  *
- * Rule: the file under its name is whole.  ballots_write() writes a new file beside it, syncs the
- * new file, renames it over the old one, and syncs the directory before it returns. A file that is
- * damaged, or of another cluster, is refused and left alone.
+ * Rule: the file that has the name is whole.  ballots_write() writes a new file beside it, syncs
+ * the new file, renames it over the old one, and syncs the directory before it returns.  A file
+ * that is damaged, or belongs to another cluster, is refused and left alone.
  */
 #pragma once
 
@@ -14,7 +14,7 @@ enum { BALLOTS_CLUSTER = 32, BALLOTS_BEFORE = 32 };
 
 struct ballots;
 
-/* As rules/paxos.h and rules/placement.h have it. */
+/* Mirrors struct placement (rules/placement.h); struct ballots_record mirrors paxos_record. */
 struct ballots_placement {
         uint64_t epoch;
         uint32_t n_owners;
@@ -27,23 +27,23 @@ struct ballots_record {
         struct ballots_placement chosen, value;
 };
 
-/* A record lies in the directory; it belongs to one of the clusters. */
+/* Where a record lies, and the clusters that it may belong to. */
 struct ballots_place {
         const char *directory, *node;
-        /* Hashes of what all nodes must agree on: of this cluster, and of those that it grew from.
-         */
+        /* Hashes of what all nodes must agree on: of this cluster, and of the smaller clusters from
+         * which it grew. */
         const uint8_t (*clusters)[BALLOTS_CLUSTER];
         uint32_t n_clusters;
-        bool states; /* the node has states, which are cut for the owners on record */
+        bool states; /* the node has states, which are cut for the recorded owners */
 };
 /*
- * Opens the directory, or makes it, and reads the node's file in it. *ret_found: there is a file. A
- * file of another cluster is ignored if it has no vote and the node no states. ZERO_EIO, ZERO_EPERM
- * with what to do.
+ * Opens the directory, or makes it, and reads the node's file in it.  *ret_found: there is a file.
+ * A file of another cluster is ignored if the file has no vote and the node has no states.
+ * ZERO_EIO or ZERO_EPERM; the fault says what to do.
  */
 int ballots_open(const struct ballots_place *place, struct ballots **ret,
                  struct ballots_record *ret_record, bool *ret_found, struct fault *fault);
 void ballots_close(struct ballots *b);
-/* Durable when it returns 0; -errno: the old or the new record is on the disk.  Blocks; one thread
- * at a time. */
+/* Writes the record, durably when it returns 0.  -errno: either the old or the new record is on the
+ * disk.  Blocks; one thread at a time. */
 int ballots_write(struct ballots *b, const struct ballots_record *record);

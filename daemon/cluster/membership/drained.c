@@ -1,11 +1,11 @@
 /*
  * A drained node takes no new ranks.  The file NODE.drained in membership_dir says so, so that a
- * restart changes nothing.  Its lines are the processes of the node's ranks: a person waits for
- * them before the node is powered off.
+ * restart changes nothing.  Its lines name the processes of the node's ranks: a person waits for
+ * these before the node is powered off.
  *
- * A rank that loses its session because a daemon restarts is not new: it comes back (resume), and
- * until then its process runs.  If the drain began in between the file has no line of it yet, so a
- * process that began before the drain may come back too, and the file gets its line.
+ * A rank that loses its session because a daemon restarts is not new.  Its process still runs, and
+ * the rank comes back (resume).  If the drain began in between, the file has no line of that rank
+ * yet.  So a process that started before the drain may come back too, and the file gets its line.
  */
 #include <assert.h>
 #include <errno.h>
@@ -23,26 +23,26 @@
 #include "daemon/step/rank/rank.h"
 #include "proto/cleanup.h"
 
-/* Then a line a rank: job, rank, pid, start.  Then the boot of which these times are; a file of an
- * earlier release lacks it, and that release reads no further. */
+/* Behind it: a line for each rank (job, rank, pid, start), then the boot to which these times
+ * belong.  A file of an earlier release lacks that last line, and that release reads no further. */
 #define HEAD "drained since %llu"
 
 struct drained {
         struct engine *x;
         bool on;
-        uint64_t since; /* as process_start(): when it began */
-        char boot[37];  /* this one; "": unknown */
+        uint64_t since; /* when the drain began, as process_start() counts */
+        char boot[37];  /* the running boot's id; "": unknown */
         uint32_t n;
         struct drained_rank *ranks;
         struct blocking_work disk;
-        bool writing, wanted; /* wanted: what is being written */
-        bool more;            /* ranks have come meanwhile */
-        char *text;           /* of the file */
+        bool writing, wanted; /* wanted: the drain that is being written */
+        bool more;            /* ranks have come during the write */
+        char *text;           /* the file's contents */
         size_t bytes;
-        bool changed; /* the file is as wanted, though perhaps not after a loss of power */
-        int error;    /* errno, of the last time */
-        struct drained_change *change; /* it is being written */
-        struct list changes;           /* they wait for their turn */
+        bool changed; /* the file is as wanted, though a loss of power may undo that */
+        int error;    /* errno of the last write */
+        struct drained_change *change; /* the change that is being written; NULL: none */
+        struct list changes;           /* changes that wait for their turn */
 };
 
 /* ---- its processes ---- */
@@ -134,7 +134,7 @@ static int sync_directory(const char *path)
         return fd < 0 || fsync(fd) ? errno : 0;
 }
 
-/* Another thread writes it, and ranks come meanwhile. */
+/* Makes the file's text: another thread writes it while ranks come. */
 static int make_text(struct drained *d)
 {
         FILE *out = open_memstream(&d->text, &d->bytes);
@@ -209,8 +209,9 @@ static int disk_write(struct drained *d, bool wanted)
 
 static void log_unkept(const char *why)
 {
-        log_error("drain: membership_dir does not keep which ranks have come back: %s; when zerod "
-                  "has restarted zeroctl drain does not wait for them until they come again",
+        log_error("drain: cannot write the ranks that have come back to membership_dir: %s; after "
+                  "a restart of zerod, zeroctl drain does not wait for these ranks until they "
+                  "come back again",
                   why);
 }
 
@@ -237,7 +238,7 @@ static void disk_done(struct blocking_work *work)
                 log_unkept("out of memory");
 }
 
-/* Of the clock of process_start(). */
+/* Now, by the clock of process_start(). */
 static uint64_t ticks_now(void)
 {
         struct timespec now;
@@ -247,7 +248,7 @@ static uint64_t ticks_now(void)
                           ((double)now.tv_sec + (double)now.tv_nsec / 1e9));
 }
 
-/* Writes what the change needs, if anything. */
+/* Begins a write if the change needs one. */
 static int change_begin(struct drained *d, bool on)
 {
         int r;
@@ -287,7 +288,7 @@ void drained_set(struct engine *x, struct drained_change *change)
 
 /* ---- start and end ---- */
 
-/* Another boot counts from 0 again: none of its processes was there before. */
+/* Reads the file.  The times of another boot mean nothing here, and its processes have ended. */
 static int read_file(struct drained *d, FILE *in)
 {
         char job[ZERO_NAME_MAX + 1], boot[sizeof d->boot];
@@ -300,7 +301,7 @@ static int read_file(struct drained *d, FILE *in)
         while (!r && d->n < DRAINED_MAX &&
                fscanf(in, "%255s %u %u %llu", job, &rank, &pid, &start) == 4)
                 r = add_rank(d, job, rank, pid, start);
-        /* the word before was read as the name of a job */
+        /* fscanf() has read "boot" as the name of a job */
         if (fscanf(in, "id %36s", boot) == 1 && d->boot[0] && strcmp(boot, d->boot) != 0)
                 d->since = d->n = 0;
         return r;

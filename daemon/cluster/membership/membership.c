@@ -51,9 +51,9 @@ bool membership_changing(const struct engine *x)
         return v && (v->change || v->r.phase != PAXOS_IDLE || paxos_undecided(&v->r));
 }
 
-/* ZERO_OK, or why the placement cannot change now: a job is being restored, or the restart would
- * wait for work that a disk or a driver holds up.  It waits for no checkpoint and no look, and what
- * the kernel ends by itself is no hindrance: users cause such work. */
+/* Says if the placement can change now: ZERO_OK, or why not.  Two things hinder it: a job that is
+ * being restored, and a disk or driver that holds up work for which the restart would wait.
+ * Checkpoints, looks and work that the kernel ends by itself do not: users cause them at will. */
 static int membership_hindered(const struct engine *x, struct fault *fault)
 {
         if (loadings_any(x))
@@ -88,11 +88,11 @@ void membership_describe(const struct engine *x, node_set dead, struct wait_line
                         at += (uint32_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
                                                  at ? ", " : "node ", node_name(x, i));
         snprintf(ret->what, sizeof ret->what,
-                 "%u of %u nodes can vote, %u must; start them, or see takeover in zeroctl(1)%s", n,
+                 "%u of %u nodes can vote, %u must: start them, or see takeover in zeroctl(1)%s", n,
                  x->cluster->n_nodes, paxos_quorum(x->cluster->n_nodes, dead),
                  x->membership->r.record.voter
                          ? ""
-                         : " (node without a record of votes: it must hear from all others)");
+                         : " (this node has no record of votes: it must hear from all others)");
 }
 
 /* ---- adopting ---- */
@@ -176,7 +176,7 @@ static void membership_pause(struct membership *v, uint32_t actions)
                 v->retry_ms = now + RETRY_MS + randombytes_uniform(PAUSE_MORE_MS);
 }
 
-/* The change is durable: carries out the actions. */
+/* Carries out the actions of an event whose record is durable. */
 static void membership_speak(struct membership *v, uint32_t actions, uint32_t from)
 {
         struct engine *x = v->x;
@@ -207,7 +207,7 @@ static void membership_write(struct blocking_work *disk)
         v->written = ballots_write(v->ballots, &v->record);
 }
 
-/* The write failed.  Nobody has heard of the event, so it has not happened. */
+/* Takes the event back after a failed write: nobody has heard of it. */
 static void membership_unwritten(struct membership *v)
 {
         char text[300];
@@ -253,7 +253,7 @@ static void membership_act(struct membership *v, uint32_t actions, uint32_t from
 
 /* ---- other nodes ---- */
 
-/* Refuses a placement that is not chosen yet if something is in its way. */
+/* Refuses a placement that is not chosen yet if something hinders the change. */
 static bool membership_refuse(struct membership *v, uint32_t node, const struct paxos_message *m)
 {
         struct engine *x = v->x;
@@ -270,7 +270,7 @@ static bool membership_refuse(struct membership *v, uint32_t node, const struct 
         if (!fault.status && !membership_hindered(x, &fault))
                 return false;
         paxos_up(&v->r);
-        v->r.answer.ballot = m->ballot; /* the ballot that is refused */
+        v->r.answer.ballot = m->ballot; /* the refused ballot */
         membership_send(x, node, &v->r.answer, &fault);
         return true;
 }
@@ -282,7 +282,7 @@ static void membership_hear(struct membership *v, uint32_t node, const struct pa
         membership_act(v, paxos_hear(&v->r, node, m), node);
 }
 
-/* Handles the messages that came meanwhile, until one needs another write. */
+/* Handles the messages that came during a write, until one needs another write. */
 static void membership_next(struct membership *v)
 {
         for (uint32_t n = 0; n < v->x->cluster->n_nodes && !v->writing; n++) {
@@ -347,7 +347,7 @@ static void change_begin(struct membership *v)
         membership_propose(v, &c->wanted, c->dead);
 }
 
-/* Whether enough nodes for a decision are up. */
+/* True if enough nodes for a decision are up. */
 static bool votes_there(const struct membership *v, node_set dead)
 {
         return node_set_count(reachable(v->x) & ~dead) >=
@@ -368,7 +368,7 @@ static void membership_complete(struct membership *v)
         membership_propose(v, &value, NODE_SET_NONE);
 }
 
-/* Waits for a client's change. */
+/* Begins the change back once no client's change is in progress. */
 static void membership_back_tick(struct engine *x)
 {
         struct membership *v = x->membership;
@@ -421,12 +421,13 @@ void membership_forget(struct engine *x, const struct membership_change *change)
 
 /* ---- taking a change back ---- */
 
-/* The node keeps the first reason for clients that ask for the outcome of their change. */
+/* The change back is chosen or has failed.  The node keeps the first reason, for clients that ask
+ * what became of their change. */
 static void back_done(struct membership_change *change, int status, const char *text)
 {
         struct membership_back *b = CONTAINER_OF(change, struct membership_back, change);
 
-        b->wished = false; /* the job's coordinator asks again while the node refuses */
+        b->wished = false; /* while the node refuses, the job's coordinator asks again */
         if (status == ZERO_OK)
                 b->x->taken_back = b->note;
         else
@@ -466,7 +467,7 @@ struct misfit {
         struct fault *fault;
 };
 
-/* Whether the state was cut for other owners than those of the configuration. */
+/* Returns an error if the state was cut for another number of owners than the configuration has. */
 static int is_misfit(const char *file, void *arg)
 {
         const struct misfit *m = arg;
@@ -477,7 +478,7 @@ static int is_misfit(const char *file, void *arg)
                 return 0;
         return fault_set(m->fault, ZERO_EINVAL,
                          "state file %s is cut for %u owners, and `owners` says %u: set `owners` "
-                         "to those of then on every node, and let others in with zeroctl add-node",
+                         "on every node to what it was then, and add nodes with zeroctl add-node",
                          file, id.n_owners, m->x->placement.n_owners);
 }
 
@@ -497,7 +498,7 @@ static int record_read(struct engine *x, struct ballots **ret, struct ballots_re
         r = place.n_clusters ? ballots_open(&place, ret, ret_record, ret_found, fault) : 0;
         if (!r && !*ret_found)
                 r = store_each(x->store, is_misfit, &(struct misfit){ x, fault });
-        return r < 0 ? 0 : r; /* what cannot be read is no misfit */
+        return r < 0 ? 0 : r; /* a file that cannot be read is no misfit */
 }
 
 int membership_start(struct engine *x, struct fault *fault)

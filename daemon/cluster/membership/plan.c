@@ -24,7 +24,7 @@ static bool is_owner(const struct placement *p, uint32_t node)
         return node_set_has(placement_nodes(p), node);
 }
 
-/* The node's link went down a moment ago: the node may be restarting with other owners. */
+/* True if the node's link went down a moment ago: the node may be restarting with other owners. */
 static bool may_come(const struct engine *x, uint32_t node)
 {
         struct fabric_info info;
@@ -89,7 +89,7 @@ static int plan_dead(const struct engine *x, uint32_t node, struct membership_ch
         return is_owner(&c->wanted, node) ? plan_remove(x, node, &c->wanted, fault) : 0;
 }
 
-/* Whether one of the nodes owned shards in an earlier epoch and so may hold a job's newest state.
+/* True if one of the nodes owned shards in an earlier epoch, so it may hold a job's newest state.
  */
 static bool was_owner(const struct placement *p, node_set nodes)
 {
