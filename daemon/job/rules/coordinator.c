@@ -37,7 +37,7 @@ void coordinator_deinit(struct coordinator *c)
 
 /* ---- events ------------------------------------------------------------------------------ */
 
-/* Whether nobody wants the job any more, and it was never known to exist. */
+/* True if nobody wants the job any more, and the job was never known to exist. */
 static bool is_idle(const struct coordinator *c, bool known)
 {
         return !c->settled && !c->claimed && list_empty(&c->joins) && !known;
@@ -59,8 +59,8 @@ static void on_tick(struct coordinator *c, const struct coordinator_event *e)
 }
 
 /*
- * The node's ranks are lost, and so are its joins.  Its sessions may still live, so no other world
- * takes their place.
+ * Loses the node's ranks and joins.  The ranks' sessions may still live, so no other world takes
+ * their place.
  */
 static void on_node_down(struct coordinator *c, uint32_t node)
 {
@@ -131,7 +131,7 @@ static void on_reduce(struct coordinator *c, const struct coordinator_event *e)
         coordinator_advance(c); /* the attempt may be void */
 }
 
-/* Two copies of the same shards have summed the same gradients with different results. */
+/* Words the refusal of a step whose copies have summed the same gradients differently. */
 static void refusal_name(struct coordinator *c)
 {
         const struct placement *placement = &c->step.placement;

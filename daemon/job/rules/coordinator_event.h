@@ -9,8 +9,8 @@
 #include "proto/list.h"
 
 /*
- * A rank asks to join; with rank RANK_ABSENT, a node that has states of the job does.  The driver
- * allocates the join; the coordinator keeps it until COORDINATOR_JOIN_END.
+ * A rank asks to join.  With rank RANK_ABSENT a node says that it has states of the job.  The
+ * driver allocates the join; the coordinator keeps it until COORDINATOR_JOIN_END.
  */
 struct join {
         struct list link; /* coordinator.joins */
@@ -20,7 +20,7 @@ struct join {
         uint64_t since_ms; /* set by the coordinator */
         bool resume, fail_on_lost;
         bool admitted;      /* set by the coordinator */
-        struct fault fault; /* its outcome; with COORDINATOR_CLASH: how the layouts differ */
+        struct fault fault; /* its outcome; with COORDINATOR_CLASH how the layouts differ */
 };
 
 /* One state that a node has. */
@@ -41,7 +41,7 @@ enum coordinator_event_kind {
         COORDINATOR_LEAVE,     /* node, rank, session, orderly, gave_up, finish */
         COORDINATOR_OPENED,    /* node, known, created, attempt, states; status, text: unreadable */
         COORDINATOR_OPEN_FAILED, /* node, status, text */
-        COORDINATOR_ASK_AGAIN,   /* node: what kept it from saying or creating it passes */
+        COORDINATOR_ASK_AGAIN,   /* node: it cannot answer yet, but soon */
         COORDINATOR_READY,       /* node, rank, attempt, params (NULL: the norm), call */
         COORDINATOR_AHEAD,       /* the same, before ranks end the step */
         COORDINATOR_REDUCE,      /* node, rank, attempt, numbers, call */
@@ -57,7 +57,7 @@ enum coordinator_finish { FINISH_NOT, FINISH_COMPLETE, FINISH_UNWANTED };
 struct coordinator_event {
         enum coordinator_event_kind kind;
         uint64_t now_ms;     /* with every event: on any clock */
-        node_set linked, up; /* with every event; up: same owner list in force */
+        node_set linked, up; /* with every event; up: nodes with the same owner list in force */
         uint32_t node, rank, owner, copy, holder;
         uint64_t session, attempt, epoch, call;
         node_set cut;
@@ -82,33 +82,32 @@ enum coordinator_action_kind {
         COORDINATOR_RESIZED,       /* rank: the world size before */
         COORDINATOR_START,         /* tells all: step.{version, attempt}, the last decision */
         COORDINATOR_ANSWER,        /* node, call: a Ready or Numbers; coordinator.note */
-        COORDINATOR_PREPARE,       /* asks the nodes of all holders to vote; flag: tells them
-                                      step.params ahead of that */
+        COORDINATOR_PREPARE,       /* asks holders' nodes to vote; flag: tells them step.ahead */
         COORDINATOR_DECIDE,        /* tells all: step.{decision, decided_attempt} */
         COORDINATOR_NORM,          /* tells all: step.norm */
         COORDINATOR_REDUCED,       /* tells all: the result of step.round */
         COORDINATOR_REFUSE,        /* tells all: step.refusal */
-        COORDINATOR_TELL_DECISION, /* node: the last decision; it ignores one that it knows */
+        COORDINATOR_TELL_DECISION, /* node: the last decision, in case it missed it */
         COORDINATOR_STANDS,        /* where the job stands is known */
-        COORDINATOR_SETTLE,        /* node: carries out decisions on old states; SETTLED answers */
-        COORDINATOR_FILL,          /* holder, attempt; coordinator_sources(); FILLED answers */
-        COORDINATOR_FILL_OVER,     /* holder: it has its state */
-        COORDINATOR_FILL_AGAIN,    /* holder: will be tried again; coordinator.note says why */
-        COORDINATOR_WHOLE,         /* all states are where the placement in force wants them */
-        COORDINATOR_PLACED,        /* node: it may delete states of earlier placements */
-        COORDINATOR_TAKE_BACK,     /* return to the old placement; flag: the first time */
-        COORDINATOR_UNKNOWN,  /* node has not said what it has; flag: the job waits; a log line */
-        COORDINATOR_HINDERED, /* coordinator.fault */
-        COORDINATOR_FINISHED, /* all ranks have left and completed the job */
-        COORDINATOR_UNWANTED, /* all ranks have left and want the job dropped */
-        COORDINATOR_DISCARD,  /* node: it drops what this opening created there */
-        COORDINATOR_CLOSED    /* the last one: free the coordinator */
+        COORDINATOR_SETTLE,     /* node: it carries out decisions on old states; SETTLED answers */
+        COORDINATOR_FILL,       /* holder, attempt; coordinator_sources(); FILLED answers */
+        COORDINATOR_FILL_OVER,  /* holder: it has its state */
+        COORDINATOR_FILL_AGAIN, /* holder: will be tried again; coordinator.note says why */
+        COORDINATOR_WHOLE,      /* all states are where the placement in force wants them */
+        COORDINATOR_PLACED,     /* node: it may delete states of earlier placements */
+        COORDINATOR_TAKE_BACK,  /* return to the old placement; flag: the first time */
+        COORDINATOR_UNKNOWN,    /* node has not said what it has; flag: the job waits; a log line */
+        COORDINATOR_HINDERED,   /* coordinator.fault */
+        COORDINATOR_FINISHED,   /* all ranks have left and completed the job */
+        COORDINATOR_UNWANTED,   /* all ranks have left and want the job dropped */
+        COORDINATOR_DISCARD,    /* node: it drops what this opening created there */
+        COORDINATOR_CLOSED      /* the last one: free the coordinator */
 };
 
 struct coordinator_action {
         enum coordinator_action_kind kind;
         uint32_t node, rank, holder;
-        bool flag, fails; /* fails: the attempt cannot end, and nobody waits for a successor */
+        bool flag, fails; /* fails: the attempt cannot end, because nobody waits for a successor */
         uint64_t attempt, session, call;
         struct join *join;
 };

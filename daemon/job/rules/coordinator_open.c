@@ -1,12 +1,12 @@
 /*
- * Opens a job on all nodes: asks each what it knows.  From what the owners know follows where the
- * job stands, or that it has to be created; see coordinator.h.
+ * Opens a job on all nodes: asks each node what it knows.  The owners' answers say where the job
+ * stands, or that it has to be created; see coordinator.h.
  */
 #include "daemon/job/rules/coordinator_parts.h"
 
 #include <string.h>
 
-/* Whether the node holds shards of the job. */
+/* True if the node holds shards of the job. */
 static bool is_holder(const struct coordinator *c, uint32_t node)
 {
         return placement_owner_on(&c->step.placement, node) != NO_OWNER;
@@ -14,13 +14,13 @@ static bool is_holder(const struct coordinator *c, uint32_t node)
 
 /* ---- the end of a job that cannot be created ------------------------------------------------ */
 
-/* Whether the node has created the job for this opening, or may have and not said so yet. */
+/* True if the node has created the job for this opening, or may have and not said so yet. */
 static bool may_have_created(const struct coordinator *c, uint32_t node)
 {
         return c->created[node] || (c->nodes[node] == NODE_ASKED && c->lacks[node]);
 }
 
-/* What one node refuses, all nodes forget. */
+/* Ends the coordinator, and has nodes forget what this opening created. */
 void coordinator_end(struct coordinator *c, int status, const char *text)
 {
         bool opening = !c->settled || c->clash.status;
@@ -106,7 +106,7 @@ static bool node_told(struct coordinator *c, const struct coordinator_event *e)
         int r = 0;
 
         c->nodes[node] = NODE_KNOWN;
-        c->created[node] = c->created[node] || e->created; /* asked twice, perhaps */
+        c->created[node] = c->created[node] || e->created; /* the node may have been asked twice */
         c->lacks[node] = !e->known;
         c->fresh[node] = true;
         if (c->unusable_on == node)
@@ -133,7 +133,7 @@ void open_answered(struct coordinator *c, const struct coordinator_event *e)
         open_clash(c);
 }
 
-/* The node has a state file that it does not use: it lacks its state, and the job is not new. */
+/* The node has a state file that it does not use: it lacks its state, but the job is not new. */
 static void open_unusable(struct coordinator *c, const struct coordinator_event *e)
 {
         node_told(c, &(struct coordinator_event){ .node = e->node });
@@ -147,13 +147,13 @@ void open_failed(struct coordinator *c, const struct coordinator_event *e)
         struct fault fault;
 
         if (e->status == ZERO_EPEER) {
-                c->nodes[e->node] = NODE_UNASKED; /* again when it is up */
+                c->nodes[e->node] = NODE_UNASKED; /* asked again when it is up */
         } else if (e->status == ZERO_EIO && !c->lacks[e->node]) {
                 open_unusable(c, e);
         } else if (c->settled) {
                 open_hinder(c, e->status, e->node, e->text);
         } else {
-                if (e->status != ZERO_EDEADLINE) /* what it may have is not this opening's */
+                if (e->status != ZERO_EDEADLINE) /* then this opening has created nothing there */
                         c->nodes[e->node] = NODE_UNASKED;
                 fault_set(&fault, e->status, "node %s: %.300s", c->job.nodes[e->node], e->text);
                 coordinator_end(c, fault.status, fault.text);
@@ -196,7 +196,7 @@ void open_done(struct coordinator *c, uint32_t holder, uint64_t attempt)
 {
         struct standing *s = holder == NO_HOLDER ? NULL : c->standings[holder];
 
-        if (s && c->settled && attempt == c->step.decided_attempt) { /* it may be behind */
+        if (s && c->settled && attempt == c->step.decided_attempt) { /* it may have been behind */
                 s->version = c->step.version;
                 s->decided_attempt = attempt;
                 s->decision = c->step.decision;
@@ -224,7 +224,7 @@ static int holder_open(struct coordinator *c, uint32_t holder, struct fault *fau
         return 0;
 }
 
-/* Compares what the node has; tells it the last decision in case it missed it. */
+/* Compares what the node has, and tells it the last decision in case the node missed it. */
 static bool holders_fit(struct coordinator *c, uint32_t node)
 {
         struct fault fault;
@@ -240,7 +240,8 @@ static bool holders_fit(struct coordinator *c, uint32_t node)
         return r == 0;
 }
 
-/* From at least one copy of each owner's states, in the placement in force or the old one. */
+/* Recovers where the job stands from at least one copy of each owner's states, in the placement in
+ * force or in the old one. */
 static void open_recover(struct coordinator *c)
 {
         const struct placement *placement =
@@ -265,8 +266,9 @@ static void open_recover(struct coordinator *c)
 }
 
 /*
- * Nodes have parts of the job that nobody has ever worked on, and the others lack theirs: what an
- * opening left that did not come to its end.  If no rank comes for them, they go.
+ * Drops what an opening left that did not come to its end: some nodes have parts of the job on
+ * which no rank has ever worked, and the others lack theirs.  The parts stay a while, in case a
+ * rank comes for them.
  */
 static void open_forsake(struct coordinator *c)
 {
@@ -279,7 +281,7 @@ static void open_forsake(struct coordinator *c)
         coordinator_end(c, ZERO_ENOJOB, "the job was never complete");
 }
 
-/* Creates the job on all owners; or, if no rank has ever worked on it, on those that lack it. */
+/* Creates the job on all owners, or, if no rank has ever worked on it, on those that lack it. */
 static void open_create(struct coordinator *c)
 {
         int32_t lost =
@@ -319,7 +321,7 @@ static bool holders_known(const struct coordinator *c)
         return true;
 }
 
-/* Nodes that have not told what they have. */
+/* The nodes that have not told what they have. */
 static node_set others_unknown(const struct coordinator *c)
 {
         node_set unknown = { 0 };
@@ -348,12 +350,14 @@ static node_set find_untold(const struct coordinator *c, enum opening_choice cho
 }
 
 /*
- * Nodes that hold nothing in the list in force may have newer states than those known so far.  The
- * job waits for them, but not forever, because such a node may hang.  A node that is not linked is
- * restarting, or dead: it gets less time.  But if there are lists between the old one and the one
- * in force (gap), it gets as much time as any other, in case the node that knows of such a list has
- * lost its memory.  For nodes that may have what nobody else has (untold), the job waits without
- * end.
+ * True: the job waits for nodes that have not told what they have.  Those that hold nothing in the
+ * list in force may have newer states than the known ones.  The job does not wait forever, because
+ * such a node may hang.
+ *
+ * A node that is not linked is restarting or dead, so it gets less time.  It gets full time if
+ * there are lists between the old one and the one in force (gap): another node that knew of such a
+ * list may have lost its memory.  For nodes that alone may have the newest state (untold), the job
+ * waits without end.
  */
 static bool others_wait(struct coordinator *c, bool gap)
 {
@@ -379,7 +383,8 @@ static bool others_wait(struct coordinator *c, bool gap)
         return waited || node_set_any(c->untold);
 }
 
-/* All nodes of the placement in force have answered for the first time. */
+/* Chooses the states on which the job stands, after all nodes of the placement in force have
+ * answered. */
 static void open_choose(struct coordinator *c)
 {
         struct old_placement *old_placement = NULL;
@@ -387,7 +392,7 @@ static void open_choose(struct coordinator *c)
                 opening_choose((const struct standing *const *)c->standings, &c->step.placement,
                                c->old_placements, ~others_unknown(c), &old_placement);
         bool first = choice == OPENING_MAKES &&
-                     c->step.placement.epoch == 0; /* nobody else can have it */
+                     c->step.placement.epoch == 0; /* no other node can have the job */
         bool gap = choice == OPENING_MOVES &&
                    old_placement->placement.epoch + 1 < c->step.placement.epoch;
 
@@ -412,7 +417,8 @@ static void open_choose(struct coordinator *c)
         }
 }
 
-/* Earlier states go, but none on which somebody has worked while nobody has on those in force. */
+/* True if the node may delete its earlier states.  It may not if somebody has worked on those and
+ * nobody on the states in force. */
 static bool earlier_may_go(const struct coordinator *c, uint32_t node)
 {
         bool fresh = !c->step.started;
@@ -432,7 +438,7 @@ static void node_open(struct coordinator *c, uint32_t node)
                 placed_tell(c, node);
 }
 
-/* Opens each node that has answered since. */
+/* Opens the nodes that have answered since. */
 static void open_nodes(struct coordinator *c)
 {
         for (uint32_t n = 0; n < c->job.n_nodes && !c->fault.status; n++) {

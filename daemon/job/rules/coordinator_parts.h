@@ -34,9 +34,9 @@ void open_ask_again(struct coordinator *c);
 /* Continues after a node's answer, or after a rank has come that may create the job. */
 void open_settle(struct coordinator *c);
 void open_forget(struct coordinator *c, uint32_t node);
-/* The job stays as it is until a node returns or the job is dropped. */
+/* Stops the job until a node returns or the job is dropped. */
 void open_hinder(struct coordinator *c, int status, uint32_t node, const char *why);
-/* Likewise, because nobody has what a node should hold. */
+/* Stops the job likewise, because no node has what this node should hold. */
 void open_gone(struct coordinator *c, uint32_t node);
 /* A node tells of a state. */
 int state_told(struct coordinator *c, uint32_t node, const struct told_state *s,
@@ -53,9 +53,9 @@ void coordinator_end(struct coordinator *c, int status, const char *text);
 
 /* ---- coordinator_place.c ---- */
 
-/* Does what is left until every holder has its state. */
+/* Does what is left to do until every holder has its state. */
 void placing_advance(struct coordinator *c);
-/* Whether a holder on the node lacks its state. */
+/* True if a holder on the node lacks its state. */
 bool placing_lacks(const struct coordinator *c, uint32_t node);
 void placed_tell(struct coordinator *c, uint32_t node);
 void old_placement_forget_node(struct coordinator *c, uint32_t node);

@@ -1,13 +1,15 @@
 /*
  * Brings a job's states to where the placement in force wants them; see coordinator.h.
  *
- * The states of the placement in force tell where the job stands, or, if those are not complete,
- * states of an earlier one (coordinator.old_placement).  In the second case nodes first carry out
- * on these what was decided (COORDINATOR_SETTLE).  Then every holder of the placement in force is
- * filled from them, and after the last one the old states are deleted (COORDINATOR_PLACED).  In the
- * first case only holders that have lost their state, or have missed a client's put, are filled,
- * from the other copy.  No step starts meanwhile: a node with a holder that lacks its state is not
- * open.
+ * If the states of the placement in force are complete, they say where the job stands.  Then only
+ * some holders are filled, from their other copy: those that have lost their state, or have missed
+ * a client's put.
+ *
+ * Otherwise states of an earlier placement say it (coordinator.old_placement).  First nodes carry
+ * out on these what was decided (COORDINATOR_SETTLE).  Then every holder of the placement in force
+ * is filled from them.  After the last one the old states are deleted (COORDINATOR_PLACED).
+ *
+ * No step starts meanwhile: a node with a holder that lacks its state is not open.
  */
 #include "daemon/job/rules/coordinator_parts.h"
 
@@ -20,7 +22,7 @@ void old_placement_forget_node(struct coordinator *c, uint32_t node)
         old_placements_forget_node(c->old_placements, node);
         node_set_remove(&c->stale, node);
         if (c->settled && !c->whole && !old_placement_covers(c->old_placement, &now))
-                c->settled = false; /* if there is no other one, the job waits for the node */
+                c->settled = false; /* without another old placement, the job waits for the node */
 }
 
 void settle_answered(struct coordinator *c, const struct coordinator_event *e)
@@ -37,7 +39,7 @@ void settle_answered(struct coordinator *c, const struct coordinator_event *e)
         placing_advance(c);
 }
 
-/* True: the old states have settled. */
+/* Asks nodes to settle their old states; true: all have settled. */
 static bool old_placement_settle(struct coordinator *c)
 {
         const struct recovery now = step_stands(&c->step);
@@ -51,7 +53,7 @@ static bool old_placement_settle(struct coordinator *c)
 
 /* ---- a node refuses its part --------------------------------------------------------- */
 
-/* No further try would help. */
+/* True if no further try would help. */
 static bool is_final(int status)
 {
         return status == ZERO_ENOMEM || status == ZERO_ESHM || status == ZERO_EQUOTA ||
@@ -59,9 +61,9 @@ static bool is_final(int status)
 }
 
 /*
- * Whether the old list comes right before the list in force, and all its nodes are up and have
- * their states.  So nobody takes back a change that was taken back: nothing of the job is left of
- * the list between.
+ * True if the change can be taken back: the old list comes right before the list in force, and all
+ * its nodes are up and have their states.  The change back is never taken back itself, because the
+ * old list comes two epochs before it.
  */
 static bool may_go_back(const struct coordinator *c)
 {
@@ -113,7 +115,7 @@ void fill_ended(struct coordinator *c, const struct coordinator_event *e)
                 open_settle(c);
         } else if (e->status == ZERO_EPEER || e->status == ZERO_EBUSY ||
                    e->status == ZERO_EABORTED ||
-                   e->status == ZERO_ENOJOB) { /* a source that lost its state, say */
+                   e->status == ZERO_ENOJOB) { /* for example, a source lost its state */
                 fault_set(&c->note, e->status, "%s", e->text);
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_FILL_AGAIN,
                                                     .holder = e->holder });
@@ -158,7 +160,7 @@ void coordinator_sources(const struct coordinator *c, uint32_t holder,
                 ret->readable[h] = old_placement_gives(c->old_placement, h, &now);
 }
 
-/* Whether the twin is up and has nothing left to carry out. */
+/* True if the twin is up and has nothing left to carry out. */
 static bool twin_ready(const struct coordinator *c, uint32_t twin)
 {
         const struct recovery now = step_stands(&c->step);
@@ -167,8 +169,8 @@ static bool twin_ready(const struct coordinator *c, uint32_t twin)
                twin_gives(c->standings[twin], &now, c->step.done[twin]);
 }
 
-/* Whether no other copy of the holder's shards is there, or will come.  A copy that is being filled
- * may be complete already: its COORDINATOR_FILLED says so, or why it is not. */
+/* True if no other copy of the holder's shards is there, or will come.  A copy that is being filled
+ * may be complete already: its COORDINATOR_FILLED will say if it is. */
 static bool is_gone(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin;
@@ -200,7 +202,7 @@ static uint32_t known_twin(const struct coordinator *c, uint32_t holder)
                        : (uint32_t)NO_HOLDER;
 }
 
-/* Whether the node has answered in this round: puts may have outdated what it said before. */
+/* True if the node has answered in this round.  Puts may have outdated what it said before. */
 static bool is_fresh(const struct coordinator *c, uint32_t holder)
 {
         uint32_t node = holder_node(&c->step.placement, holder);
@@ -218,8 +220,8 @@ static void ask_anew(struct coordinator *c, uint32_t holder)
         open_ask(c, node);
 }
 
-/* The twin is asked anew: the fill names the puts that the twin has, and clients may have put since
- * it was opened. */
+/* Fills a holder from its twin.  The fill names the puts that the twin has, and clients may have
+ * put since the twin was opened, so the twin is asked anew. */
 static void fill_from_twin(struct coordinator *c, uint32_t holder)
 {
         uint32_t twin;
@@ -236,7 +238,7 @@ static void fill_from_twin(struct coordinator *c, uint32_t holder)
                 fill_ask(c, holder);
 }
 
-/* Whether the other copy, if there is one, is known to have the same client puts. */
+/* True if the other copy, if there is one, is known to have the same client puts. */
 static bool is_like_twin(const struct coordinator *c, uint32_t holder)
 {
         uint32_t twin = known_twin(c, holder);
@@ -246,8 +248,8 @@ static bool is_like_twin(const struct coordinator *c, uint32_t holder)
 }
 
 /*
- * One of two copies has missed a put: the mirror is filled again.  They are compared when one of
- * their nodes is opened.
+ * True if the holder is a mirror that is to be filled again, because one of the two copies has
+ * missed a put.  The copies are compared when one of their nodes is opened.
  */
 static bool is_outdated(struct coordinator *c, uint32_t holder)
 {
@@ -312,7 +314,7 @@ void placing_advance(struct coordinator *c)
                 c->refused.status = ZERO_OK; /* will be tried again */
         } else if (c->whole) {
                 fill_lacking(c);
-        } else if (!some_lack(c)) { /* even if the sources are gone */
+        } else if (!some_lack(c)) { /* also if the sources are gone */
                 c->whole = true;
                 act(c, (struct coordinator_action){ .kind = COORDINATOR_WHOLE });
                 open_settle(c);

@@ -1,8 +1,9 @@
 /*
  * Ranks join and leave a job, and attempts start; see coordinator.h.
  *
- * The world size changes between two steps: ranks that come with another one wait until those of
- * the old world have left, who may then come back with the new one.  No state moves for that.
+ * The world size may change between two steps.  Ranks that come with another size wait until the
+ * ranks of the old world have left.  Those may come back with the new size.  No state moves for
+ * that.
  */
 #include "daemon/job/rules/coordinator_parts.h"
 
@@ -64,7 +65,7 @@ static void joins_started(struct coordinator *c)
         }
 }
 
-/* A session that ended while it attached wants no answer.  Whether there was one. */
+/* Ends the join of a session that ended while it attached; false: there is no such join. */
 static bool join_forget(struct coordinator *c, uint32_t node, uint64_t session)
 {
         list_for_each (&c->joins, item) {
@@ -87,8 +88,8 @@ void joins_forget_node(struct coordinator *c, uint32_t node)
 }
 
 /*
- * Ranks that attach together must bring one layout.  They do not, so none of them can go on, and
- * each hears why.  That does not concern ranks that were in the job before.
+ * Ranks that attach together must bring one layout.  These do not, so each of them is refused and
+ * told why.  Ranks that were in the job before are not concerned.
  */
 void joins_clash(struct coordinator *c)
 {
@@ -183,8 +184,8 @@ struct join *coordinator_other_world(const struct coordinator *c)
 }
 
 /*
- * The old world has gone: ranks that waited for that make the new one.  Ranks that lost their node
- * or coordinator have some time to come back first.
+ * Changes the world size once the old world has gone, to that of the ranks that waited for it.
+ * Ranks that lost their node or coordinator have some time to come back first.
  */
 static void world_change(struct coordinator *c)
 {
@@ -224,8 +225,8 @@ void joins_admit(struct coordinator *c)
 }
 
 /*
- * A rank with another world size than that of a running job may wait; ranks that come together must
- * agree.  A waiting rank keeps no rank of the running world from its place.
+ * A rank may wait with another world size than a running job's, but ranks that wait must agree.  A
+ * waiting rank keeps no rank of the running world out.
  */
 int join_check(const struct coordinator *c, struct join *j)
 {
@@ -251,8 +252,8 @@ int join_check(const struct coordinator *c, struct join *j)
 
 /* ---- slots are left -------------------------------------------------------------------------- */
 
-/* fails: nobody waits for a successor of a rank that leaves in order.  False: the rank has no
- * session there. */
+/* Empties a rank's slot; false: the rank has no session there.  fails: nobody waits for a successor
+ * of a rank that leaves in order. */
 static bool rank_slot_leave(struct coordinator *c, uint32_t node, uint32_t rank, bool orderly,
                             bool fails)
 {
@@ -276,9 +277,9 @@ void rank_slots_down(struct coordinator *c, uint32_t node)
         }
 }
 
-/* A session that claimed a rank without getting it takes nothing with it.  One that gave up before
- * it was in the job fails nobody's call: the others wait for the rank as before.  It may give up
- * while the answer to its join is on the way, or while its driver makes its windows. */
+/* A session that did not get its rank changes nothing.  If a session gave up before it was in the
+ * job, no call of other ranks fails: they wait for the rank as before.  It may give up while the
+ * answer to its join is on the way, or while its driver makes its windows. */
 void coordinator_leave(struct coordinator *c, const struct coordinator_event *e)
 {
         bool joined = !join_forget(c, e->node, e->session) && !e->gave_up;

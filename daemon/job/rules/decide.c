@@ -102,8 +102,8 @@ int step_params_ahead(const struct step_params *params, struct fault *fault)
 {
         if (params->n_sets == 0)
                 return fault_set(fault, ZERO_EINVAL,
-                                 "a step ahead of its end has no "
-                                 "hyperparameter sets");
+                                 "zero_ahead() needs hyperparameter sets: a step without sets "
+                                 "updates nothing");
         if (params->clip_norm > 0)
                 return fault_set(fault, ZERO_EINVAL,
                                  "clip_norm %g: eager groups are updated before the norm of all "

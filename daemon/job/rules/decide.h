@@ -18,7 +18,7 @@ struct step_params {
         uint32_t growth_interval;
 };
 
-/* The sum of all owners' votes. */
+/* An owner's vote, or the sum of all owners' votes. */
 struct votes {
         struct exact_sum norm; /* of squares, divisors applied, loss scale left in */
         bool finite;
@@ -39,19 +39,20 @@ struct decision {
 
 /* The Euclidean norm of all votes, loss scale left in; NaN if not finite. */
 double votes_norm(const struct votes *votes);
-/* Whether two votes are on the same gradients.  Those that are not finite have no norm; they are
+/* True if two votes come from the same gradients.  Votes that are not finite have no norm: they are
  * equal whatever their sums are. */
 bool votes_equal(const struct votes *a, const struct votes *b);
 struct decision decide(const struct votes *votes, const struct step_params *params,
                        uint32_t good_steps);
 int step_params_from_message(const Zero__StepParams *m, struct step_params *ret,
                              struct fault *fault);
-/* The same from a rank, which has bounds that nodes and disks of earlier releases do not keep. */
+/* As step_params_from_message(), for a message of a rank.  Ranks have bounds that nodes and disks
+ * of earlier releases do not keep. */
 int step_params_given(const Zero__StepParams *m, struct step_params *ret, struct fault *fault);
-/* Whether owners may update before a step ends with these: the values must not depend on the norm
- * or on an overflow.  ZERO_EINVAL, and what stands in the way. */
+/* Checks that owners may update before a step ends with these parameters: the update must not
+ * depend on the norm or on an overflow.  ZERO_EINVAL: the fault says what stands in the way. */
 int step_params_ahead(const struct step_params *params, struct fault *fault);
-/* The same as a message; sets must outlive it and have room for ZERO_SET_MAX. */
+/* Parameters as a message, with the memory that the message points into. */
 struct step_params_message {
         Zero__StepParams message;
         Zero__HyperSet sets[ZERO_SET_MAX];

@@ -40,7 +40,7 @@ static const struct standing *const *standings_of(const struct old_placement *f)
         return (const struct standing *const *)f->standings;
 }
 
-/* Whether a node has told of such a state, and has not said since that it has none. */
+/* True if a node has told of such a state, and has not said since that it has none. */
 static bool is_known(const struct old_placement *f)
 {
         for (uint32_t h = 0; f->placement.n_owners && h < placement_holders(&f->placement); h++)
@@ -254,7 +254,7 @@ bool old_placement_settled(const struct old_placement *f, const struct recovery 
 
 /* ---- which states count -------------------------------------------------------------- */
 
-/* Whether every state is as it was filled: then no step ever ran on them. */
+/* True if every state is as it was filled: then no step ever ran on them. */
 static bool is_unused(const struct standing *const *standings, const struct placement *p,
                       const struct recovery *from)
 {
@@ -296,7 +296,9 @@ static struct old_placement *old_placement_complete(struct old_placement *old_pl
         return fresh;
 }
 
-/* A move that was given up for another one leaves states that were never complete. */
+/* Finds the placement from which the job moves; NULL: states of a later one have been worked on.  A
+ * move that was given up for another one leaves states that were never complete, and those do not
+ * count. */
 static struct old_placement *old_placement_choose(struct old_placement *old_placements,
                                                   const struct standing *const *standings,
                                                   const struct placement *placement)
@@ -306,7 +308,7 @@ static struct old_placement *old_placement_choose(struct old_placement *old_plac
         struct fault fault;
         uint32_t odd;
 
-        if (!f || old_placement_recover(f, &r, &odd, &fault)) /* its node will be told why */
+        if (!f || old_placement_recover(f, &r, &odd, &fault)) /* open_recover() will say why */
                 return f;
         if (!is_unused(standings, placement, &r))
                 return NULL;
@@ -317,7 +319,8 @@ static struct old_placement *old_placement_choose(struct old_placement *old_plac
         return f;
 }
 
-/* Whether all nodes of the list have told, and what they have of it is fresh: none has the rest. */
+/* True if all nodes of the list have told, and what they have is fresh: then no node has the rest.
+ */
 static bool is_remnant(const struct old_placement *f, const struct placement *p, node_set told)
 {
         uint64_t i = p->epoch - 1 - f->placement.epoch;
@@ -358,7 +361,7 @@ enum opening_choice opening_choose(const struct standing *const *standings,
                 *ret = f;
                 return OPENING_MOVES;
         }
-        if (covered) /* its node will be told why not */
+        if (covered) /* open_recover() will say why not */
                 return OPENING_STANDS;
         return some_count(old_placements, placement, told) ? OPENING_WAITS : OPENING_MAKES;
 }

@@ -55,8 +55,8 @@ static void stand(struct owner_actions *to, uint64_t version, uint64_t attempt)
 /* ---- the coordinator's word ------------------------------------------------------------------ */
 
 /*
- * The coordinator starts nothing before each replica has heard the last decision.  It also voids
- * votes, if it has found that not all replicas of the job have voted.
+ * The coordinator starts no attempt before each replica has heard the last decision.  A start also
+ * voids votes: the coordinator has found that not all replicas of the job have voted.
  */
 static void on_start(const struct owner *o, const struct owner_event *e, struct owner_actions *to)
 {
@@ -87,7 +87,7 @@ static void on_asked(const struct owner *o, const struct owner_event *e,
                 replica_act(to, kind, &o->replicas[i]);
 }
 
-/* While an update still reads the last attempt's gradient, the record stands there. */
+/* While an update still reads the last attempt's gradient, the record stays in that attempt. */
 static void on_summed(const struct owner *o, struct owner_actions *to)
 {
         const struct owner_replica *r = &o->replicas[0];
@@ -124,8 +124,8 @@ static bool has_voted(const struct owner_replica *r, uint64_t attempt)
         return r->record.phase == OWNER_PREPARED && r->record.attempt == attempt;
 }
 
-/* A replica may know the decision: the daemon was killed before another replica here had recorded
- * it. */
+/* True if each replica has voted in the attempt or knows its decision.  A replica knows it if the
+ * daemon was killed before another replica here had recorded it. */
 static bool may_hear(const struct owner *o, uint64_t attempt)
 {
         for (uint32_t i = 0; i < o->n; i++)
@@ -148,7 +148,8 @@ static void decided(const struct owner *o, const struct owner_event *e, struct o
         act(to, OWNER_BEGIN)->decided = true;
 }
 
-/* A node without shards on which no attempt has begun does not know which one runs. */
+/* A node without shards on which no attempt has begun does not know which attempt runs, so it takes
+ * any decision that is news. */
 static void on_decision(const struct owner *o, const struct owner_event *e,
                         struct owner_actions *to)
 {
@@ -165,7 +166,8 @@ static void on_decision(const struct owner *o, const struct owner_event *e,
 
 /* ---- what a replica carries out -------------------------------------------------------------- */
 
-/* No coordinator counts who has carried out a step on an earlier placement. */
+/* Only replicas in force tell the coordinator: nobody counts who has carried out a step on an
+ * earlier placement. */
 static void on_updated(const struct owner *o, struct owner_actions *to)
 {
         const struct owner_replica *r = &o->replicas[0];

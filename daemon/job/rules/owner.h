@@ -10,7 +10,7 @@
 
 #include "daemon/job/rules/placement.h"
 
-/* Of one job on one node, in one placement. */
+/* The most replicas of one job on one node, in one placement. */
 enum { OWNER_REPLICAS = PLACEMENT_COPIES * NODE_OWNERS_MAX };
 
 /* As enum attempt_phase of store/state.h. */
@@ -20,7 +20,7 @@ enum owner_phase { OWNER_OPEN, OWNER_PREPARED, OWNER_DECIDED };
 struct owner_record {
         uint64_t version, attempt; /* committed steps, before this attempt */
         enum owner_phase phase;
-        uint64_t decided_attempt; /* of the last decision; 0: none */
+        uint64_t decided_attempt; /* the attempt of the last decision; 0: none */
         bool commit;              /* the last decision updates; otherwise the step was skipped */
 };
 
@@ -49,7 +49,8 @@ enum owner_event_kind {
         OWNER_AHEAD,    /* attempt: the coordinator says how the step will end */
         OWNER_PREPARE,  /* attempt: the coordinator asks for votes */
         OWNER_SUMMED,   /* something that the replica's vote waits for may have come */
-        OWNER_DECISION, /* version, attempt, commit; or the other outcome of the attempt's call */
+        OWNER_DECISION, /* version, attempt, commit; or, with refused or norm_only, another outcome
+                           of the attempt's call */
         OWNER_SETTLE,  /* attempt, commit: of the last decision on the replica's placement, which is
                           not in force; attempt 0: none */
         OWNER_UPDATED, /* the replica has carried out the decision in its record */
@@ -107,9 +108,9 @@ struct owner_stand {
 };
 struct owner_stand owner_stand(const struct owner_record *r);
 /*
- * Whether a node's part of a job stands where `a` does rather than where `b` does.  Replicas in
- * force come before others.  Among them the one behind counts, because the coordinator will tell it
- * the decision, which the one ahead knows.
+ * True if replica a rather than b says where a node's part of the job stands.  A replica in force
+ * comes first.  Of two alike the one behind counts: the coordinator will tell it the decision,
+ * which the one ahead knows.
  */
 bool owner_behind(const struct owner_replica *a, const struct owner_replica *b);
 

@@ -5,34 +5,35 @@
  * Epochs are decided one after the other.  The nodes of the static list agree on a single decree
  * for each in two rounds (Lamport, "Paxos Made Simple", 2001); any majority is enough.  A proposer
  * asks for promises under a ballot of its own, then for acceptance of one placement.  Nodes that
- * promise say what they have accepted before.  The proposer continues with the newest of these, and
- * only without any with its own.  So two proposers cannot both win: the later one completes the
- * earlier one's placement and reports that another one has won.
+ * promise say what they have accepted before.  The proposer continues with the newest of these
+ * placements; only if there is none it continues with its own.  So two proposers cannot both win:
+ * the later one completes the earlier one's placement and reports that another one has won.
  *
  *   IDLE       this node proposes nothing
  *   PREPARING  it collects promises      paxos_retry() begins either again under
  *   ACCEPTING  it collects acceptances   a higher ballot; the driver pauses before that
  *
- * What a node has promised or accepted must outlive its process and a loss of power: after an event
- * that gives PAXOS_WRITE, nothing is said before the record is on the disk.  A proposer asks its
- * own acceptor first, so its own disk has what others may have promised or accepted.
+ * What a node has promised or accepted must outlive its process and a loss of power.  So after an
+ * event that gives PAXOS_WRITE, nothing is said before the record is on the disk.  A proposer asks
+ * its own acceptor first, so its own disk has what others may have promised or accepted.
  *
  * A node without a record (at its first start, or after the loss of its disk) does not vote until
- * it has heard from all others.  Then it has the record of the furthest of them.  Because proposers
- * ask themselves first, one of the others has whatever this node may have promised before.  That
+ * it has heard from all others.  Then it has the record of the furthest of them.  Proposers ask
+ * themselves first, so one of the others has whatever this node may have promised before.  That
  * holds for one lost disk at a time.
  *
  * GROWTH.  New nodes come to the end of the static list.  The others' records stay in force: a node
- * without a record, whose first list is that of its configuration, takes theirs.  It votes once it
- * has heard from all nodes of the longer list, so two majorities of different lists always meet.
+ * without a record begins with the list of its configuration and takes over theirs.  It votes once
+ * it has heard from all nodes of the longer list, so two majorities of different lists always meet.
  *
- * THE DEAD.  A person may declare nodes dead (bits in `dead`): their votes are not needed.  Then
- * half of all nodes, or all remaining ones if these are fewer, is enough.  That meets every earlier
- * majority in a living node, so nothing chosen together with the dead is chosen again.  The price:
- * if a declared node lives but cannot be reached, a majority with it, or another person's word on
- * the other side, can choose another placement for the same epoch.  Then there are two, and
- * PAXOS_SPLIT is given when they meet.  With two nodes there is no other way: one cannot know
- * whether the other is dead.
+ * THE DEAD.  A person may declare nodes dead (`dead`): their votes are not needed.  Then half of
+ * all nodes is enough, or all remaining ones if these are fewer.  Such a quorum shares a living
+ * node with every earlier majority, so nothing chosen together with the dead is chosen again.
+ *
+ * The price: a declared node may be alive and only out of reach.  Then a majority with it, or
+ * another person's word on its side, can choose another placement for the same epoch.  When the two
+ * placements meet, PAXOS_SPLIT is given.  With two nodes there is no other way: one node cannot
+ * know if the other is dead.
  */
 #pragma once
 
@@ -59,7 +60,7 @@ struct paxos_record {
         struct placement value; /* accepted under that ballot */
 };
 
-/* STATE answers when nothing is granted, and says where the sender stands. */
+/* STATE says where the sender stands.  It is also the answer if nothing is granted. */
 enum paxos_kind {
         PAXOS_STATE,
         PAXOS_PREPARE,
@@ -91,7 +92,7 @@ enum paxos_phase { PAXOS_IDLE, PAXOS_PREPARING, PAXOS_ACCEPTING };
 struct paxos {
         uint32_t n_nodes, self;
         struct paxos_record record;
-        node_set heard; /* nodes heard since the start; while this one is no voter */
+        node_set heard; /* nodes heard since the start; used until this node is a voter */
         uint64_t top;   /* the highest ballot seen in this epoch */
 
         enum paxos_phase phase;
@@ -108,8 +109,8 @@ struct paxos {
 };
 
 /*
- * record: from the disk, or NULL; then `first` is chosen, with epoch 0.  A node alone is a voter
- * from the start and needs nobody.
+ * record: from the disk; NULL: `first` counts as chosen.  A node alone is a voter from the start
+ * and needs no other.
  */
 void paxos_init(struct paxos *r, uint32_t n_nodes, uint32_t self, const struct placement *first,
                 const struct paxos_record *record);
@@ -125,18 +126,18 @@ node_set paxos_voters(const struct paxos *r, node_set dead);
  */
 int paxos_propose(struct paxos *r, const struct placement *wanted, node_set dead,
                   uint32_t *ret_actions, struct fault *fault);
-/* Again, under a higher ballot: messages may be lost. */
+/* Proposes again under a higher ballot, because messages may be lost. */
 uint32_t paxos_retry(struct paxos *r);
 /* The proposer waits no longer.  Acceptances stay: the placement may still be chosen. */
 void paxos_give_up(struct paxos *r);
-/* After PAXOS_OVER: whether the wanted placement was chosen, by whichever proposer. */
+/* After PAXOS_OVER: true if the wanted placement was chosen, by whichever proposer. */
 bool paxos_won(const struct paxos *r);
-/* Whether this node has accepted a placement that is not known to be chosen. */
+/* True if this node has accepted a placement that is not known to be chosen. */
 bool paxos_undecided(const struct paxos *r);
 
-/* The link to a node stands: says where this node stands. */
+/* The link to a node is up: answers with where this node stands. */
 uint32_t paxos_up(struct paxos *r);
 uint32_t paxos_hear(struct paxos *r, uint32_t from, const struct paxos_message *m);
 
-/* Whether a cluster of n_nodes can have such a record. */
+/* True if a cluster of n_nodes can have such a record. */
 bool paxos_record_sane(const struct paxos_record *record, uint32_t n_nodes);

@@ -10,7 +10,7 @@
 struct cutting {
         const struct shared_out *from;
         const bool *readable;
-        uint32_t node, turn; /* of the holder; the copy that is asked first */
+        uint32_t node, turn; /* node: of the holder; turn: the copy that is tried first */
         uint64_t most;
         uint64_t load[NODE_SET_MAX]; /* [node]: elements that it sends */
         struct pieces *pieces;

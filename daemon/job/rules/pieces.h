@@ -1,10 +1,10 @@
 /*
- * From which holders a holder gets its shards, when owners change or when it has lost them.  Pure:
- * computed from the two placements and their partitions.
+ * Which holders send a holder its shards, when owners change or when the holder has lost them.
+ * Pure: computed from the two placements and their partitions.
  *
- * Each element comes once: from the holder's own node if that has the element in any copy, so that
- * only bytes that change their node travel.  Otherwise it comes from a node that has it; where two
- * copies exist, the two take turns.
+ * Each element comes once.  If the holder's own node has the element in any copy, it comes from
+ * there, so only bytes that change their node travel.  Otherwise it comes from another node; two
+ * copies share the load.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 struct shared_out {
         const struct placement *placement;
-        const struct partition *partition; /* over its owners */
+        const struct partition *partition; /* over the placement's owners */
 };
 
 struct piece {
@@ -24,11 +24,11 @@ struct piece {
 struct pieces {
         struct piece *items; /* in the order of groups and elements */
         uint32_t n;
-        uint64_t elements, moved; /* in total; from other nodes */
+        uint64_t elements, moved; /* in total; moved: from other nodes */
 };
 
 /*
- * holder: in the new placement. readable: [holder of the old one]. most: elements of a piece, a
+ * holder: in the new placement.  readable: [holder of the old one].  most: elements of a piece, a
  * multiple of LAYOUT_ALIGN.  -ENODATA: no readable holder has some of the elements; -ENOMEM.
  */
 int pieces_new(const struct shared_out *from, const bool *readable, const struct shared_out *to,

@@ -9,7 +9,8 @@ static bool same_bits(double a, double b)
         return memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* In the same attempt: what an update needs, and what the next decision depends on. */
+/* Compares two decisions of one attempt in what an update needs and what the next decision depends
+ * on. */
 static bool same_decision(const struct standing *s, const struct recovery *now)
 {
         const struct decision *a = &s->decision, *b = &now->decision;
@@ -66,7 +67,7 @@ static struct present present_of(const struct standing *const *standings,
         return p;
 }
 
-/* The owner's own, or its mirror's. */
+/* The standing of the owner's own copy, or else of its mirror. */
 static const struct standing *of_owner(const struct standing *const *standings,
                                        const struct placement *placement, uint32_t owner)
 {
@@ -84,7 +85,7 @@ int32_t recover_lost(const struct standing *const *standings, const struct place
         return NO_OWNER;
 }
 
-/* The holder that knows the most. */
+/* The standing with the latest decision. */
 static const struct standing *newest(const struct present *p)
 {
         const struct standing *best = p->standings[0];
@@ -95,7 +96,7 @@ static const struct standing *newest(const struct present *p)
         return best;
 }
 
-/* Whether all have voted in the same attempt and none knows a decision of it. */
+/* True if all have voted in the same attempt and none knows a decision of it. */
 static bool all_voted(const struct present *p)
 {
         const struct standing *first = p->standings[0];
@@ -108,7 +109,7 @@ static bool all_voted(const struct present *p)
         return true;
 }
 
-/* Whether all have voted for the same step. */
+/* Checks that all have voted for the same step. */
 static int params_check(const struct present *p, uint32_t *ret_odd, struct fault *fault)
 {
         char text[240];

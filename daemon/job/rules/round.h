@@ -42,11 +42,12 @@ static inline struct numbers numbers_of(const Zero__AllReduce *m)
 
 /* The attempt is over. */
 void round_reset(struct round *r);
-/* Whether numbers, name and operation are within bounds; else ZERO_EINVAL. */
+/* Checks that numbers, name and operation are within bounds: 0 or ZERO_EINVAL. */
 int numbers_check(const struct numbers *c, struct fault *fault);
 /*
- * Takes what a rank gives to the round that is open; again from the same rank, it changes nothing.
- * ZERO_ECONFLICT: it is of another reduction.  *ret_over: all have given, and the result is there.
+ * Takes a rank's numbers for the open round, or begins a round.  A second call of the same rank
+ * changes nothing.  ZERO_ECONFLICT: the numbers belong to another reduction.  *ret_over: all ranks
+ * have given theirs, and the result is there.
  */
 int round_give(struct round *r, uint32_t world_size, uint32_t rank, const struct numbers *c,
                bool *ret_over, struct fault *fault);

@@ -144,7 +144,7 @@ struct recovery step_stands(const struct step *s)
 
 /* ---- ranks and nodes come and go --------------------------------------------- */
 
-/* COLLECTING; nobody is ready, nobody has voted. */
+/* Begins to collect: no node is ready, and no holder has voted. */
 static void step_collect(struct step *s)
 {
         s->phase = STEP_COLLECTING;
@@ -194,7 +194,7 @@ void step_start(struct step *s)
         step_collect(s);
 }
 
-/* Whether a rank that comes back on the node goes on in the attempt. */
+/* True if a rank that comes back on the node goes on in the attempt. */
 static bool step_rejoins(const struct step *s, uint32_t rank, uint32_t node)
 {
         return s->phase != STEP_FORMING && s->node_of_rank[rank] == node && !s->normed &&
@@ -265,7 +265,7 @@ void step_links(struct step *s, uint32_t node, node_set cut)
 
 /* ---- the step ------------------------------------------------------------------ */
 
-/* params NULL: the norm. */
+/* Checks a rank's parameters against those of other ranks.  params NULL: it asks for the norm. */
 static int params_check(const struct step *s, const struct step_params *params, uint32_t rank,
                         struct fault *fault)
 {
@@ -284,7 +284,7 @@ static int params_check(const struct step *s, const struct step_params *params, 
         return 0;
 }
 
-/* A rank of a node that is ready: all its ranks have called. */
+/* A rank of a node that is ready, which means that all its ranks have called. */
 static uint32_t step_ready_rank(const struct step *s)
 {
         uint32_t rank = 0;
