@@ -18,8 +18,8 @@
 /* ---- what is put ------------------------------------------------------------------- */
 
 /*
- * The first touch of new pages costs ten times the copy.  So memory of a put waits for the next
- * one, until a while has passed without puts.
+ * Frees the memory of puts after a while without puts.  Until then it waits for the next put,
+ * because the first touch of new pages costs ten times the copy.
  */
 static void spares_progress(struct engine *x)
 {
@@ -66,7 +66,7 @@ static bool put_values_new(struct access *a)
         v->tensors = tensors;
         v->window = a->window;
         memcpy(v->data, (char *)a->window->segment.data + a->at, bytes);
-        tensors->put_lately = true; /* the values count as the put did */
+        tensors->put_lately = true; /* the values count as a put of the client, as the call did */
         a->window->references++;
         a->values = v;
         return true;
@@ -108,7 +108,7 @@ static void access_part_called(void *arg, int status, const char *text, const Ze
         access_part(arg, status, text);
 }
 
-/* All parts are written: gathered copies, here and elsewhere, are out of date. */
+/* All parts are written, so gathered copies, here and elsewhere, are out of date: drops them. */
 static void access_dirty(struct access *a)
 {
         struct engine *x = a->job->x;
@@ -196,7 +196,8 @@ static void borrowed_end(struct work *w, int status)
         local_part_end(w, status);
 }
 
-/* A client that has given up uses its memory for something else. */
+/* Lets a part use the client's memory; false: the client has given up, and uses its memory for
+ * something else. */
 static bool borrow(struct work *w)
 {
         if (!w->access->request) {
@@ -291,7 +292,7 @@ static void part_put(struct access *a, struct work *w, uint32_t holder)
         call_send(a->job->x, holder_node(placement, holder), &m, a->timeout_ms, put_called, a);
 }
 
-/* One owner's part of the range; its count may be 0. */
+/* An owner's part of the range; its count may be 0. */
 static struct range part_range(const struct access *a, uint32_t owner)
 {
         const struct layout_tensor *t = &a->job->layout->tensors[a->tensor];
@@ -307,8 +308,9 @@ static struct range part_range(const struct access *a, uint32_t owner)
 }
 
 /*
- * A local part is copied from or to the client's memory, unless others take the same values.  What
- * comes from another node does not land there, because it may change while a path checks what came.
+ * Starts one part.  A local part is copied from or to the client's memory, unless others take the
+ * same values.  A part from another node does not land in that memory: the client could change it
+ * while the transport checks it.
  */
 static void access_part_start(struct access *a, uint32_t holder, struct range part)
 {
@@ -407,7 +409,7 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         bytes = m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype);
         if (bytes > most || m->at > transfer_bytes - bytes)
                 return fault_set(fault, ZERO_ERANGE,
-                                 "the call moves more than %llu bytes, or what lies outside the "
+                                 "the call moves more than %llu bytes, or bytes outside the "
                                  "transfer area",
                                  (unsigned long long)most);
         return 0;
@@ -431,15 +433,15 @@ static int put_set_check(const struct job *job, const struct push_window *window
         for (uint32_t r = 0; r < job->world_size; r++)
                 if (job->ranks[r].window == window && job->ranks[r].stepped)
                         return fault_set(fault, ZERO_EORDER,
-                                         "rank %u has called zero_step: hyperparameter sets are "
-                                         "put before, or when the step is over",
+                                         "rank %u has called zero_step: put hyperparameter sets "
+                                         "before it, or when the step is over",
                                          r);
         return 0;
 }
 
 /*
- * Whether the values can stay in the client's memory: one holder takes each of them, here, so that
- * nobody notices if they change.
+ * True if the values can stay in the client's memory.  Each value goes to one holder, which is
+ * here, so nobody notices if a value changes.
  */
 static bool borrows(const struct access *a)
 {
@@ -550,7 +552,7 @@ static void tensors_init(struct engine *x)
         list_init(&x->tensors->summings);
         list_init(&x->tensors->begun);
         list_init(&x->tensors->waiting);
-        /* names of puts outlive the process */
+        /* numbers of puts outlive the process */
         randombytes_buf(&x->tensors->last_put, sizeof x->tensors->last_put);
 }
 

@@ -1,32 +1,32 @@
 /*
- * access.h - shared by the client's call (access.c), an owner's part in it (work.c), norms
- * (norms.c, norms_told.c) and checksums (checksum.c).
+ * access.h - what the client's call (access.c), an owner's part in it (work.c), norms (norms.c,
+ * norms_told.c) and checksums (checksum.c) share.
  */
 #pragma once
 
 #include "daemon/step/tensors/tensors.h"
 
-/* Per client: of those that it waits for, puts as many as libzero has slots, and some that it has
- * given up.  A put moves at most one slot of the transfer area: no quota counts the copies. */
+/* Per client, the most calls in progress.  libzero waits for PUT_SLOTS puts, and may have given up
+ * some more.  A put moves at most one slot of the transfer area, so no quota counts the copies. */
 enum { PUT_SLOTS = 4, PUTS_MAX = 8, GETS_MAX = 4 };
-/* Per user: calls of all clients that are in progress at once. */
+/* Per user, the most calls of all clients in progress. */
 enum { TURNS = 16 };
 
-/* What a node reads and writes for clients. */
+/* A node's reads and writes for clients. */
 struct tensors {
         struct list accesses, norms;
-        struct list works;          /* those that wait for the end of an update, or for gradients */
+        struct list works;          /* works that wait for the end of an update, or for gradients */
         struct list summings;       /* checksums that wait or run */
         struct list begun, waiting; /* turns */
         bool advancing;
         uint64_t last_put;
-        struct put_values *spare; /* memory for the next puts; NULL: none */
-        bool put_lately;          /* since the last progress() */
+        struct put_values *spare; /* memory for later puts; NULL: none */
+        bool put_lately;          /* a put has come since the last progress() */
 };
 
 /*
- * The values of a put that other nodes or a mirror take, copied when the call comes: the client may
- * write to its memory meanwhile, and owner and mirror must get the same.
+ * A copy of a put's values, for other nodes or a mirror.  It is made when the call comes: the
+ * client may write to its memory meanwhile, and owner and mirror must get the same values.
  */
 struct put_values {
         uint32_t references;
@@ -37,14 +37,14 @@ struct put_values {
 };
 void put_values_unref(struct put_values *v);
 
-/* turns.c.  The call begins at once, or when another one of the user ends. */
+/* turns.c.  The call begins at once, or when another call of the user ends. */
 void turn_take(struct tensors *t, struct turn *turn);
 void turn_end(struct tensors *t, struct turn *turn);
 bool turn_waits(const struct turn *turn);
-/* Whom a call that has not begun waits for. */
+/* Says whom a call waits for that has not begun. */
 void turn_describe(struct wait_line *ret);
 
-/* A client's call, in one part for each owner with elements. */
+/* A client's call.  It has a part for each owner with elements of the range. */
 struct access {
         struct list link; /* tensors.accesses */
         struct turn turn;
@@ -53,7 +53,7 @@ struct access {
         struct put_values *values; /* NULL: a get, or a put from the client's memory */
         struct request *request;   /* NULL once the request has ended */
         bool put;
-        uint64_t id; /* of a put, for other nodes */
+        uint64_t id; /* the put's number, for other nodes */
         uint32_t tensor;
         enum zero_plane plane;
         uint32_t dtype; /* of the values; 0: the plane's */
@@ -65,22 +65,22 @@ struct access {
         char text[200];
 };
 
-/* An owner's part in a get or put of its own node or another one; it runs while no update does. */
+/* An owner's part in a get or put of a client on any node.  It runs while no update does. */
 struct work {
         struct list link; /* tensors.works while it waits */
         struct offload_task task;
         struct ask ask;
         struct job *job;
-        struct replica *replica;           /* NULL: another node does it */
-        bool (*must_wait)(struct work *w); /* NULL: while an update runs (work.c) */
+        struct replica *replica;           /* NULL: the owner is on another node */
+        bool (*must_wait)(struct work *w); /* NULL: it waits while an update runs (work.c) */
         void (*begin)(struct work *w);
         /* status: 0, -errno if the values did not come, or ZERO_ERANGE if a value is too large */
         void (*end)(struct work *w, int status);
-        struct access *access; /* of this node's client; NULL: another node's */
+        struct access *access; /* the call of this node's client; NULL: another node's client */
         bool put;
         uint32_t node;
         uint64_t transfer, call;
-        uint64_t version;  /* of the job, as the client's node knows it */
+        uint64_t version;  /* the job's version, as the client's node knows it */
         uint64_t put_name; /* the same for owner and mirror (state_put_end()) */
         uint32_t tensor, group;
         enum zero_plane plane;
@@ -88,38 +88,40 @@ struct work {
         uint64_t first, count; /* in the tensor */
         void *buffer;          /* the client's memory, or a buffer */
         bool owns_buffer, pinned;
-        struct mapping sent;            /* to another node */
+        struct mapping sent;            /* the elements that are being sent to another node */
         struct norms_told *norms;       /* NULL: the work takes no norms (norms_told.c) */
-        uint32_t owner, segment;        /* segment: of the group's, where the next piece begins */
+        uint32_t owner, segment;        /* segment: of the group, where the next piece begins */
         uint64_t attempt, elements, at; /* at: in the segment */
 };
 
-/* Whether the plane has one value per tensor, kept by every owner with a part of the tensor. */
+/* True if the plane has one value per tensor, kept by every owner with a part of the tensor. */
 bool plane_is_single(enum zero_plane plane);
-/* Whether the tensor has the plane: a frozen one has no moments, step or set, and the optimizer
+/* True if the tensor has the plane.  A frozen tensor has no moments, step or set, and the optimizer
  * decides how many moments there are. */
 bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t plane);
-/* What ZERO_ERANGE means for a put to that plane. */
+/* Says what ZERO_ERANGE means for a put to that plane. */
 const char *work_range_text(enum zero_plane plane);
-/* Bytes per element. */
+/* Bytes per element of the plane. */
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
-/* The same of values of another type on their way to the plane; dtype 0: the plane's. */
+/* Bytes per value of type dtype on its way to the plane; dtype 0: the plane's type. */
 size_t values_size(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype);
-/* Whether values of the type can be put into the plane; dtype 0: the plane's. */
+/* True if values of the type can be put into the plane; dtype 0: the plane's type. */
 bool plane_takes(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype);
 
-/* An owner's part: made, begun once no update runs, copied on an offload thread, freed. */
+/* A work is made, begun once no update runs, copied on an offload thread, and freed. */
 struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum zero_plane plane,
                       uint64_t first, uint64_t count);
-/* Names the put for owner and mirror: the client's put number `put` on a node. */
+/* Gives the put one name for owner and mirror, from the client's node and the put's number there.
+ */
 void work_name_put(struct work *w, uint32_t node, uint64_t put);
 void work_start(struct work *w);
 void work_submit(struct work *w);
-/* Of the next piece of a work that pins groups: the step's, once an update waits for the pins. */
+/* The lane for the next piece of a work that pins groups.  It is the step's lane once an update
+ * waits for the pins. */
 enum offload_lane work_lane(const struct work *w);
-/* ZERO_EBUSY: the client has as many gets in progress as it may have. */
+/* Checks that the client may have another get in progress: 0 or ZERO_EBUSY. */
 int gets_check(const struct push_window *window, struct fault *fault);
-extern const char being_moved[]; /* why a node without all its shards is ZERO_EBUSY */
+extern const char being_moved[]; /* the text of ZERO_EBUSY on a node without all its shards */
 
 /* norms.c */
 struct norm_sum {
@@ -128,12 +130,12 @@ struct norm_sum {
         bool present; /* GRAD: the tensor has a gradient */
 };
 void norm_sums_init(struct norm_sum *sums, uint32_t n);
-/* Whether the norm counts the tensor's values: bytes have no norm. */
+/* True if the norm counts the tensor's values: bytes have no norm. */
 bool norm_counts(const struct job *job, const struct layout_tensor *t, uint32_t plane);
 int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault);
-/* The job was dropped. */
+/* Ends the norms of a job that was dropped. */
 void norms_fail(struct job *job, int status, const char *text);
 
-/* An update or a copy has ended: works of the job that waited for that begin. */
+/* Begins the works of the job that waited for the end of an update or a copy. */
 void works_go_on(struct job *job);
 void work_free(struct work *w);

@@ -1,11 +1,12 @@
 /*
  * A hash of the planes that does not depend on the partition: the sum of the hashes of all blocks
- * of 128 elements, each keyed with its plane, tensor and place.  Each block also hashes its
- * tensor's step and set, because every owner with a part of the tensor keeps both.
+ * of 128 elements.  A block's hash covers its plane, tensor and place.  A tensor's step and set are
+ * hashed once for each block of the tensor, because every owner with a part of the tensor keeps
+ * both.
  *
- * An owner's part is hashed piece by piece, so that others have their turn in between.  Whoever
- * asks while a checksum of the same values waits or runs hears its result: of an owner one waits at
- * most, and one runs.
+ * An owner's part is hashed piece by piece, so that others have their turn in between.  Of an owner
+ * at most one checksum waits and one runs: a caller that asks for the same values hears their
+ * result.
  */
 #include "daemon/step/tensors/access.h"
 
@@ -15,7 +16,7 @@
 
 #include "proto/cleanup.h"
 
-/* HASH_BLOCK: elements.  A piece of so many blocks takes a millisecond. */
+/* HASH_BLOCK: elements.  A piece of PIECE_BLOCKS blocks takes a millisecond. */
 enum { HASH_BLOCK = LAYOUT_ALIGN, PIECE_BLOCKS = 2048 };
 
 struct summing {
@@ -23,7 +24,7 @@ struct summing {
         struct list link; /* tensors.summings */
         struct list askers;
         bool begun;
-        uint64_t puts; /* of the state, when it began */
+        uint64_t puts; /* the state's fingerprint of puts when the checksum began */
         struct checksum sum;
         /* the next piece begins here */
         uint32_t segment, plane; /* plane: place in sum.sum */
@@ -104,7 +105,8 @@ static void summing_add(struct summing *c, const struct plan_segment *s, uint64_
         state_unmap(&values);
 }
 
-/* One piece.  A plane without elements counts too: there may be many. */
+/* Hashes one piece.  A plane without elements counts as a block, because there may be many such
+ * planes. */
 static void summing_run(struct offload_task *task, uint32_t worker)
 {
         struct summing *c = CONTAINER_OF(task, struct summing, work.task);
@@ -174,8 +176,8 @@ static void summing_begin(struct work *w)
 
 /* ---- who asks ------------------------------------------------------------------------- */
 
-/* Whether the checksum has all that an asker at that version may expect.  A put that has ended
- * since the checksum began is not in it. */
+/* True if the checksum serves an asker at that version.  It does not have a put that has ended
+ * since it began. */
 static bool summing_serves(const struct summing *c, const struct replica *h, uint64_t version)
 {
         if (c->work.replica != h || c->work.job != h->job)
@@ -224,7 +226,7 @@ int checksum_ask(struct replica *h, uint64_t version, struct checksum_asker *a)
                 c = begins = summing_new(h, version);
         if (!c)
                 return ZERO_ENOMEM;
-        if (c->work.version < version) /* it waits */
+        if (c->work.version < version) /* the checksum still waits */
                 c->work.version = version;
         list_insert(&c->askers, &a->link);
         if (begins)

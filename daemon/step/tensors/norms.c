@@ -1,10 +1,10 @@
 /*
- * Norms of tensors, which their owners compute.
+ * Norms of tensors, computed by the tensors' owners.
  *
- * The asking node asks every node with shards.  Each answers with the sums of squares over what
- * its owners have of the tensors (norms_told.c); mirrors are left out.  The sums are exact and of
- * blocks that no partition cuts, so a norm has the same bits however the tensor lies.  Owners may
- * have different versions of a plane; then the node asks again for the newest.
+ * The asking node asks every node with shards.  Each node answers with the sums of squares over the
+ * elements that its owners have (norms_told.c); mirrors are left out.  Sums are exact, and no
+ * partition cuts their blocks, so a norm has the same bits however the tensor lies.  Owners may
+ * have different versions of a plane: then the node asks again for the newest.
  */
 #include "daemon/step/tensors/access.h"
 
@@ -38,12 +38,13 @@ int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault
             (m->plane < ZERO_PLANE_MOMENT1 || m->plane > ZERO_PLANE_MOMENT3 ||
              !optimizer_plane_name(job->layout, m->plane)))
                 return fault_set(fault, ZERO_EINVAL,
-                                 "plane %s (%u) has no norms: gradients, master weights and the "
-                                 "moments of the job's optimizers have",
+                                 "plane %s (%u) has no norms: only gradients, master weights and "
+                                 "the moments of the job's optimizers have norms",
                                  plane_name(m->plane) ? plane_name(m->plane) : "unknown", m->plane);
         if (m->count == 0 || m->count > LAYOUT_NORMS || m->first >= n || m->count > n - m->first)
                 return fault_set(fault, ZERO_ERANGE,
-                                 "tensors %u+%u: the layout has %u, and a call is for 1 to %d",
+                                 "tensors %u+%u: the layout has %u tensors, and a call is for 1 to "
+                                 "%d of them",
                                  m->first, m->count, n, LAYOUT_NORMS);
         return 0;
 }
@@ -93,7 +94,7 @@ static void norms_fault(struct norms *n, int status, const char *text)
         snprintf(n->text, sizeof n->text, "%s", text);
 }
 
-/* The tensors' elements that the norms count. */
+/* How many elements of the tensors the norms count. */
 static uint64_t norms_elements(const struct norms *n)
 {
         uint64_t elements = 0;
@@ -142,7 +143,7 @@ static void norms_answered(void *arg, int status, const char *text, const Zero__
                 m && m->body_case == ZERO__LINK_MESSAGE__BODY_NORMS_TOLD ? m->norms_told : NULL;
 
         if (status == ZERO_ECLOSED ||
-            status == ZERO_ENOJOB) /* not this node: the client would leave */
+            status == ZERO_ENOJOB) /* it is not this node that stops: the client would leave */
                 norms_fault(n, ZERO_EPEER, "an owner's node stops or starts anew: try again");
         else if (status)
                 norms_fault(n, status, text);
@@ -154,7 +155,7 @@ static void norms_answered(void *arg, int status, const char *text, const Zero__
                 norms_told_all(n);
 }
 
-/* Asks all nodes with shards, from the beginning. */
+/* Asks all nodes with shards, from scratch. */
 static void norms_ask(struct norms *n, uint64_t version)
 {
         struct engine *x = n->job->x;
@@ -269,7 +270,7 @@ int norms_start(struct job *job, struct push_window *window, const Zero__Norms *
         return 0;
 }
 
-/* The rank has asked the same in this attempt, and not been answered. */
+/* Norms that the rank has asked for in this attempt and not received; NULL: none. */
 static struct norms *norms_asked(const struct job *job, uint32_t rank, const Zero__Norms *m)
 {
         list_for_each (&job->x->tensors->norms, item) {

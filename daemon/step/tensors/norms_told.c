@@ -1,7 +1,6 @@
 /*
- * An owner's part in norms of tensors (norms.c): the sums of squares over what this node's owners
- * have of the tensors.  Gradients are read when their sum is complete, and other planes while no
- * update runs.
+ * This node's part in norms of tensors (norms.c): sums of squares over the elements that its owners
+ * have.  Gradients are read when their sum is complete, and other planes while no update runs.
  */
 #include "daemon/step/reduce/reduce.h"
 #include "daemon/step/tensors/access.h"
@@ -10,11 +9,11 @@
 
 #include "proto/cleanup.h"
 
-/* Blocks of LAYOUT_ALIGN elements in a piece, so that others have their turn after a millisecond.
- * Between blocks a sum may be cut. */
+/* A piece's blocks of LAYOUT_ALIGN elements.  A piece takes a millisecond, then others have their
+ * turn.  A sum may be cut between blocks. */
 enum { NORM_PIECE = 8192 };
 
-/* The answer to another node, or this one, in the making. */
+/* An answer in the making, to another node or to this one. */
 struct norms_told {
         struct job *job;
         uint32_t node, first, count, pending;
@@ -107,7 +106,7 @@ static uint64_t norms_elements_in(const struct work *w, const struct plan_segmen
         return plan_segment_elements(t, s);
 }
 
-/* One piece; w->segment and w->at say where the next one begins. */
+/* Sums one piece; w->segment and w->at say where the next one begins. */
 static void norms_run(struct offload_task *task, uint32_t worker)
 {
         struct work *w = CONTAINER_OF(task, struct work, task);
@@ -169,7 +168,7 @@ static void norms_ran(struct offload_task *task)
         norms_work_end(w, ZERO_OK, "");
 }
 
-/* The work's replica may have moved: finds it again. */
+/* True if the work has to wait.  Finds its replica again, because that may have moved. */
 static bool norms_must_wait(struct work *w)
 {
         const struct job *job = w->job;
@@ -216,7 +215,7 @@ static void norms_begin(struct work *w)
         norms_submit(w);
 }
 
-/* The part of one group. */
+/* Begins the part of one group. */
 static void told_begin(struct norms_told *t, struct replica *h, uint32_t tensor, uint32_t n,
                        const Zero__NormsAsk *ask)
 {

@@ -1,9 +1,9 @@
 /*
- * What clients of one user read and write at once on this node, however many clients they are.
+ * Limits what the clients of one user read and write at once on this node.
  *
- * Each call in progress may have buffers of megabytes and work on other nodes.  So TURNS of a
- * user's calls are in progress, and the others wait in the order in which they came.  One whose
- * client is gone meanwhile never begins.
+ * Each call in progress may have buffers of megabytes, and work on other nodes.  So TURNS calls of
+ * a user are in progress, and the others wait in the order in which they came.  A call whose client
+ * goes meanwhile never begins.
  */
 #include "daemon/step/tensors/access.h"
 
@@ -30,7 +30,8 @@ static struct turn *waiting_of(const struct tensors *t, uint32_t uid)
         return NULL;
 }
 
-/* A call may end as it begins, which comes here again: the outer loop goes on. */
+/* A call may end as it begins, and then calls this function again, which leaves the rest to the
+ * outer loop. */
 static void turns_advance(struct tensors *t, uint32_t uid)
 {
         struct turn *turn;

@@ -1,9 +1,9 @@
 /*
  * An owner's part in reading and writing planes, for clients of this node and of others.
  *
- * The work runs only while no update does, and pins the shard so that none begins.  A client whose
- * node has heard of a step must not meet an owner that has not: the owner waits until it has
- * reached the version in the request.
+ * The work runs only while no update does, and pins the shard so that no update begins.  A client
+ * whose node has heard of a step must not see values from before it.  So the owner waits until it
+ * has reached the version in the request.
  */
 #include "daemon/step/reduce/reduce.h"
 #include "daemon/step/tensors/access.h"
@@ -62,7 +62,7 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 
 /* ---- an owner's part ---------------------------------------------------------- */
 
-/* The elements of a plane, or the one value, which lie in one segment. */
+/* Maps the work's elements of a plane, which lie in one segment, or the tensor's one value. */
 static struct mapping work_map(const struct work *w, enum zero_plane plane)
 {
         const layout *l = w->job->layout;
@@ -87,8 +87,8 @@ static struct mapping work_map(const struct work *w, enum zero_plane plane)
         return state_map(state, plane, (struct range){ at, w->count });
 }
 
-/* Reads the client's memory once: master and serve are of the same values, whatever the client
- * writes there meanwhile.  serve: NULL, or the values go there too. */
+/* Copies a put's values.  Reads the client's memory once, so master and serve get the same values
+ * even if the client writes there meanwhile.  serve NULL: the group has no serve plane. */
 static void put_copy(const struct work *w, void *plane, void *serve)
 {
         enum zero_dtype served = w->job->layout->groups[w->group].dtype;
@@ -151,7 +151,7 @@ void work_name_put(struct work *w, uint32_t node, uint64_t put)
         w->put_name = w->put_name * UINT64_C(0x9e3779b97f4a7c15) + w->first;
 }
 
-/* On the loop thread, so that no vote comes between. */
+/* Puts a tensor's one value, on the loop thread, so that no vote comes between. */
 static void work_put_single(struct work *w)
 {
         uint64_t number, most = w->plane == ZERO_PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
@@ -190,7 +190,8 @@ void work_submit(struct work *w)
         job_compute(w->job, OFFLOAD_READ, &w->task);
 }
 
-/* A recorded vote has the sets that were in force then. */
+/* True if the work has to wait.  A put of a set waits while a recorded vote depends on the sets in
+ * force. */
 static bool work_must_wait(struct work *w)
 {
         const struct replica *h = w->replica;
@@ -225,7 +226,8 @@ static struct work *work_that_goes_on(const struct job *job)
         return NULL;
 }
 
-/* An update ahead may have begun while a work waited.  To undo it may let other works go on. */
+/* Begins works that need not wait any longer.  An update ahead may have begun while a work waited,
+ * and undoing it may let other works go on. */
 void works_go_on(struct job *job)
 {
         struct work *w;
@@ -327,7 +329,7 @@ static void put_sent(void *arg, int status)
         put_values_unref(arg);
 }
 
-/* An owner pulls what a client of this node puts. */
+/* Sends an owner the values that a client of this node puts. */
 static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
 {
         struct access *a = put_find(job->x, request->put);
