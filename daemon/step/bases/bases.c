@@ -1,6 +1,6 @@
 /*
- * A base is empty, being filled, being hashed or whole.  While it is empty or whole nobody waits. A
- * base that nobody uses is in no list, and goes when its blocking work is over.
+ * A base is empty, being filled, being hashed or whole.  No session waits while it is empty or
+ * whole.  A base that no session uses is in no list, and is freed when its blocking work is over.
  */
 #include "daemon/step/bases/bases.h"
 
@@ -19,7 +19,7 @@
 
 enum {
         READ_BYTES = 64 << 10,
-        PIECE_BYTES = 32 << 20, /* hashed in one go: other blocking work waits no longer */
+        PIECE_BYTES = 32 << 20, /* hashed in one go, for which other blocking work waits */
 };
 #define BASE_MAX (UINT64_C(1) << 50)
 
@@ -29,7 +29,7 @@ struct bases {
 };
 
 struct base {
-        struct list link; /* bases.all, while somebody uses the base */
+        struct list link; /* bases.all, while a session uses the base */
         struct engine *x;
         uint32_t uid;
         uint8_t hash[BASE_HASH];
@@ -38,7 +38,8 @@ struct base {
         struct memory_promise promise;
         struct list uses;        /* struct base_use.link */
         struct list copies;      /* on GPUs */
-        struct base_use *filler; /* NULL: none, or it has left while the base was hashed */
+        struct base_use *filler; /* the use that fills the base; NULL: none, or it has left during
+                                    the hashing */
         uint64_t began_ms;       /* when the filler was asked */
         bool whole, hashing;
         struct blocking_work work;
@@ -64,8 +65,8 @@ static void closing_done(struct blocking_work *work)
         free(CONTAINER_OF(work, struct closing, work));
 }
 
-/* The last close frees all pages, which takes seconds for a large base.  It needs no engine, which
- * may end meanwhile. */
+/* Empties the base.  The last close frees all pages, which takes seconds for a large base.  That
+ * work needs no engine, which may end meanwhile. */
 static void base_empty(struct base *b)
 {
         struct closing *c = b->fd < 0 ? NULL : malloc(sizeof *c);
@@ -133,7 +134,8 @@ void base_leave(struct base_use *use)
 
 /* ---- filling --------------------------------------------------------------- */
 
-/* Sparse: the pages are the filler's to allocate, and count as the filler's. */
+/* Makes the base's memory, sparse: its filler allocates the pages, and they count as the filler's.
+ */
 static int base_memory(const struct base *b)
 {
         CLEANUP(cleanup_close)
@@ -145,7 +147,7 @@ static int base_memory(const struct base *b)
         return STEAL_FD(fd);
 }
 
-/* A use that waits becomes the filler, with memory that no filler before it knows. */
+/* Makes a use that waits the filler, with memory that no earlier filler knows. */
 static void base_fill(struct base *b, struct base_use *use)
 {
         struct fault fault;
@@ -165,7 +167,8 @@ static void base_fill(struct base *b, struct base_use *use)
         use_answer(use, true);
 }
 
-/* Answers whom it can.  The base may be gone afterwards. */
+/* Answers the uses that it can, or makes one of them the filler.  The base may be gone afterwards.
+ */
 static void base_serve(struct base *b)
 {
         list_for_each (&b->uses, item) {
@@ -199,13 +202,13 @@ static int hash_some(struct base *b)
         return 0;
 }
 
-/* Nobody changes the memory behind this.  Holes cost their filler nothing, and hashing them takes
- * hours. */
+/* Seals the memory, so that nobody changes it behind the hash.  Refuses holes: they cost their
+ * filler nothing, and hashing them takes hours. */
 static int hash_begin(const struct base *b)
 {
         struct stat st;
 
-        /* the kernel looks at every page for others that write, so this takes time too */
+        /* the kernel looks at every page for other writers, so this takes time too */
         if (fcntl(b->fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) < 0 || fstat(b->fd, &st) < 0)
                 return -errno;
         return (uint64_t)st.st_blocks * 512 < b->bytes ? -ENODATA : 0;
@@ -230,7 +233,7 @@ static void base_check(struct base *b)
                 memory_kept(&b->promise);
 }
 
-/* What was written is not the base. */
+/* Refuses what the filler has written: it is not the base. */
 static void base_refuse(struct base *b)
 {
         struct base_use *use = b->filler;
@@ -245,8 +248,8 @@ static void base_refuse(struct base *b)
                 use_end(use, ZERO_EIO, strerror(-b->error));
         else if (use)
                 use_end(use, ZERO_ECONFLICT,
-                        "what was written does not have the hash of the base: a file has changed "
-                        "while it was read");
+                        "the bytes that were written do not have the hash of the base: a file has "
+                        "changed while it was read");
         if (use)
                 base_leave(use);
         else
@@ -380,11 +383,11 @@ static int check(const Zero__Base *m, const struct base_use *use, struct fault *
                                  "a base has a hash of %d bytes, and 1 to 2^50 bytes", BASE_HASH);
         if (b && (b->bytes != m->bytes || memcmp(b->hash, m->hash.data, BASE_HASH) != 0))
                 return fault_set(fault, ZERO_EORDER,
-                                 "a client has one base, and this one has another");
+                                 "a client has one base, and this client already has another");
         if (m->gpu.len && !(b && b->whole))
                 return fault_set(fault, ZERO_EORDER,
-                                 "a copy on a GPU is of a base that the client has: zero_base() "
-                                 "comes first");
+                                 "a copy on a GPU needs a base that the client has: call "
+                                 "zero_base() first");
         if (use->waiting || use->copying || m->filled != (b && b->filler == use))
                 return fault_set(fault, ZERO_EORDER,
                                  m->filled ? "the base is not to be filled"

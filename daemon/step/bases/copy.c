@@ -1,5 +1,4 @@
-/* Memory of a GPU that is filled piece by piece.  While a copy's work runs nobody frees the copy.
- */
+/* Memory of a GPU that is filled piece by piece.  Nobody frees a copy while its work runs. */
 #include "daemon/step/bases/copy.h"
 
 #include <errno.h>
@@ -11,18 +10,18 @@
 #include "daemon/job/core/window.h"
 #include "proto/cleanup.h"
 
-enum { PIECE_BYTES = 32 << 20 }; /* copied in one go: other blocking work waits no longer */
+enum { PIECE_BYTES = 32 << 20 }; /* copied in one go, for which other blocking work waits */
 
 struct base_copy {
-        struct list link; /* base_source.copies, while somebody uses the copy */
+        struct list link; /* base_source.copies, while a session uses the copy */
         struct engine *x;
         uint32_t *n_working;
         uint32_t uid, place;
-        int fd;           /* of the base; -1: nothing is left to copy */
+        int fd;           /* the base's memory; -1: nothing is left to copy */
         struct list uses; /* struct base_use.copy_link */
         struct rank_window window;
         uint64_t copied, began_ms;
-        bool working, unwanted; /* unwanted: nobody uses it, or it was refused */
+        bool working, unwanted; /* unwanted: no session uses the copy, or it was refused */
         int status;
         struct fault fault;
         struct blocking_work work;
@@ -36,8 +35,8 @@ static int make(struct base_copy *c)
 
         if (r == 0 && c->window.segment.fd < 0)
                 r = fault_set(&c->fault, ZERO_EGPU,
-                              "the driver of %s exports no descriptors of its memory, so that "
-                              "processes cannot share %s: each has to keep its own",
+                              "the driver of %s exports no descriptors of its memory, so "
+                              "processes cannot share %s: each process has to keep its own",
                               place_name(c->place).text, c->window.what);
         return r;
 }
@@ -65,7 +64,7 @@ static int copy_some(struct base_copy *c)
         return r;
 }
 
-/* Closing may free all of the base, which takes time. */
+/* Makes the memory, or copies a piece.  Closing may free all of the base, which takes time. */
 static void copy_run(struct blocking_work *work)
 {
         struct base_copy *c = CONTAINER_OF(work, struct base_copy, work);
@@ -111,7 +110,7 @@ static void use_answer(const struct base_copy *c, struct base_use *use)
 
 static void copy_refuse(struct base_copy *c)
 {
-        c->working = true; /* so the last one that leaves does not free the copy */
+        c->working = true; /* so the last use that leaves does not free the copy */
         list_for_each (&c->uses, item) {
                 struct base_use *use = CONTAINER_OF(item, struct base_use, copy_link);
                 struct request *r = STEAL(use->copying);
@@ -239,7 +238,7 @@ int base_copy_ask(const struct base_source *of, uint32_t place, struct base_use 
 
         if (c && c->place != place)
                 return fault_set(fault, ZERO_EORDER,
-                                 "a client has its base on one GPU, and this one on %s",
+                                 "a client has its base on one GPU, and this client's is on %s",
                                  place_name(c->place).text);
         if (!c) {
                 c = copy_find(of, place);
