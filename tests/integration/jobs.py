@@ -526,7 +526,7 @@ def drops_beyond_the_bound_by_ranks():
         started_with_drops(c, [NOBODY] * 1024)
         made(c, "job", leaves=(False, False))
         job_is_finished(c, "job")
-        assert "not dropped, as its ranks asked" in c[0].log() + c[1].log()
+        assert "cannot be dropped, although its ranks asked for it" in c[0].log() + c[1].log()
         more = as_user(c, NOBODY)
         more.do("connect", job="more", rank=0, world=1)
         more.do("layout", groups=small_layout())

@@ -238,8 +238,9 @@ static void finished(struct coordinated *c, const struct coordinator_action *a)
         struct fault fault;
 
         if (unwanted && drop_admit(c->x, c->name, &fault)) {
-                log_warning_for(c->uid, "job %s: not dropped, as its ranks asked: %s", c->name,
-                                fault.text);
+                log_warning_for(c->uid,
+                                "job %s: cannot be dropped, although its ranks asked for it: %s",
+                                c->name, fault.text);
                 unwanted = false;
         }
         complete.kind = COORDINATOR_FINISHED;

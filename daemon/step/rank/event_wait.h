@@ -1,7 +1,7 @@
 /*
  * event_wait.h - waits until the GPU work of trainers reaches an event.
  *
- * CUDA has no file descriptor for that, and its calls may wait for a lock of the driver.  So a
+ * CUDA has no file descriptor for an event, and its calls may wait for a lock of the driver.  So a
  * thread looks at the events; it sleeps while there are none.  All functions are called, and all
  * callbacks run, on the loop thread.
  */
@@ -9,17 +9,17 @@
 
 #include "daemon/step/rank/rank.h"
 
-/* Waits of one rank: one or two messages name each event and are then answered. */
+/* The most waits of one rank: one or two messages wait for each event. */
 enum { EVENT_WAITS_MAX = 2 * ZERO_GPU_EVENTS };
 
-/* 0: the event's work is done; -ETIMEDOUT: the deadline has passed; another -errno: the event can
- * no longer be looked at. */
+/* status: 0: the event's work is done; -ETIMEDOUT: the deadline has passed; another -errno: the
+ * event can no longer be looked at. */
 typedef void event_waited(void *arg, int status);
 
 /*
- * Calls done() once, never before this returns.  deadline_ms: loop time (uv_now()).
- * ZERO_EINVAL: there is no such event; ZERO_EBUSY: the rank has EVENT_WAITS_MAX waits already;
- * ZERO_ENOMEM.  In these cases done() is not called.
+ * Waits for an event.  Calls done() once, never before this returns.  deadline_ms: loop time
+ * (uv_now()).  ZERO_EINVAL: there is no such event; ZERO_EBUSY: the rank has EVENT_WAITS_MAX waits
+ * already; ZERO_ENOMEM.  In these cases done() is not called.
  */
 int event_wait(struct event_waits *w, struct place_events *events, uint32_t index,
                uint64_t deadline_ms, event_waited *done, void *arg, struct fault *fault);

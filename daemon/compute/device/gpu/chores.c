@@ -1,9 +1,10 @@
 /*
- * Work for which the driver may need time and nobody waits: memory is freed, host memory is pinned
- * ahead of need.  One thread does it, in the order of the requests, which may come from any thread,
- * even the loop's.
+ * Work for which the driver may need time and nobody waits: memory is freed, and host memory is
+ * pinned ahead of need.  One thread does it in the order of the requests.  Any thread may request
+ * it, even the loop's.
  *
- * Invariant: `asked` counts what was queued and `done` what is over; both under the mutex.
+ * Invariant: `asked` counts the chores that were queued, and `done` those that are over; both under
+ * the mutex.
  */
 #include "daemon/compute/device/gpu/core.h"
 
@@ -21,7 +22,7 @@ enum { CLOSE_S = 10 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER; /* a chore was queued, or stop */
-static pthread_cond_t over = PTHREAD_COND_INITIALIZER;   /* one is done */
+static pthread_cond_t over = PTHREAD_COND_INITIALIZER;   /* a chore is done */
 static struct gpu_chore *first, **last = &first;
 static uint64_t asked, done;
 static bool open, stop;

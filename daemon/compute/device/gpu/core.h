@@ -47,7 +47,7 @@ void gpu_must(uint32_t gpu, const char *what, int r);
 /* Chooses the GPU, as gpu_use().  ZERO_ENOMEM, ZERO_EGPU: other processes leave no part of it to
  * this one, which is not a fault of the GPU. */
 int gpu_usable(uint32_t gpu, struct fault *fault);
-/* Whether all memory was given back. */
+/* True if all memory was given back. */
 bool gpu_memory_empty(void);
 void gpu_memory_reset(void);
 
@@ -66,7 +66,7 @@ void gpu_chore(struct gpu_chore *chore);
 /* Waits until all chores so far are done; not for the loop thread. */
 void gpu_chores_wait(void);
 
-/* Whether the address is in a pinned buffer. */
+/* True if the address is in a pinned buffer. */
 bool gpu_is_pinned(const void *memory);
 void gpu_buffers_close(void);
 

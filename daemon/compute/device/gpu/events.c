@@ -16,8 +16,8 @@ int place_events_open(uint32_t place, const uint8_t (*handles)[ZERO_GPU_HANDLE],
         int r;
 
         if (n > ZERO_GPU_EVENTS)
-                return fault_set(fault, ZERO_EINVAL, "%u events, a rank may have %u", n,
-                                 ZERO_GPU_EVENTS);
+                return fault_set(fault, ZERO_EINVAL, "a rank has at most %u events, not %u",
+                                 ZERO_GPU_EVENTS, n);
         e = calloc(1, sizeof *e + n * sizeof e->event[0]);
         if (!e)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
@@ -28,7 +28,7 @@ int place_events_open(uint32_t place, const uint8_t (*handles)[ZERO_GPU_HANDLE],
         }
         while (e->n < n && (r = gpu_plugin->event_open(handles[e->n], &e->event[e->n])) == 0)
                 e->n++;
-        if (r) { /* whatever CUDA calls it */
+        if (r) { /* CUDA's codes do not tell why */
                 place_events_close(e);
                 e = NULL;
         }

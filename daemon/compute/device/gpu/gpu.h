@@ -87,9 +87,9 @@ int gpu_memory(uint32_t gpu, uint64_t *ret_free, uint64_t *ret_total);
  * Memory of this process alone, aligned to 256 bytes.  ZERO_ENOMEM and `zeroctl status` name its
  * purpose: "the planes of job x", "the push slots of rank 3 of job x".
  *
- * Giving memory back takes no time, so the loop thread may do it.  Another thread calls the driver,
- * which waits for the GPU's work then.  A thread that allocates meanwhile waits for that if need
- * be.
+ * Giving memory back takes no time, so the loop thread may do it.  Another thread then calls the
+ * driver, which waits for the GPU's work.  A thread that allocates meanwhile waits for that if it
+ * needs the memory.
  */
 int gpu_alloc(uint32_t gpu, uint64_t bytes, const char *what, void **ret, struct fault *fault);
 void gpu_free(void *memory);

@@ -18,7 +18,7 @@ struct move {
 
 /* ---- the same bytes to several GPUs ---- */
 
-/* A GPU that shall have the bytes, or has them. */
+/* A GPU that is to get the bytes, or has them. */
 struct peer {
         void *memory;
         uint32_t gpu; /* all different */
@@ -38,9 +38,9 @@ struct operand {
         uint8_t *memory; /* inputs, too, are not const, but never written */
         uint32_t width;  /* bytes per element */
         bool in, out;
-        int gpu;     /* that has it; -1: host memory */
+        int gpu;     /* the GPU that has the operand; -1: host memory */
         bool pinned; /* host memory that GPUs read and write */
-        /* Where a chunk of it is during the computation. */
+        /* Where a chunk of the operand is during the computation. */
         enum staged_in { STAGED_NOT, STAGED_PINNED, STAGED_PEERS } staged;
         size_t at; /* offset in that memory of a lane */
 };

@@ -1,9 +1,9 @@
 /*
  * place.h - memory of this machine's devices: the host's, and that of others.
  *
- * A place is a number: 0 is the host, the others are places in this process alone.  Whoever is not
- * part of daemon/compute/device hands places and addresses on.  The node's operations (engine.ops) compute
- * wherever their operands lie.
+ * A place is a number: 0 is the host, the others are places in this process alone.  Code outside
+ * daemon/compute/device only passes places and addresses on.  The node's operations (engine.ops)
+ * compute wherever their operands lie.
  */
 #pragma once
 
@@ -12,18 +12,18 @@
 #include "proto/zero_gpu.h"
 
 enum { PLACES_MAX = 64 };
-/* Of an address. */
+/* The place of an address. */
 uint32_t place_of(const void *memory);
-/* Whether the CPU can read and write memory there. */
+/* True if the CPU can read and write memory there. */
 static inline bool place_is_host(uint32_t place)
 {
         return place == 0;
 }
-/* How many places are like it: one host, or the other devices. */
+/* How many places are of its kind: one host, or the other devices. */
 uint32_t places_like(uint32_t place);
-/* Device i, counted round, of those beside the host; there is one. */
+/* Device i of those beside the host, counted round.  There must be one. */
 uint32_t place_nth(uint32_t i);
-/* "host" or "GPU 0", to people. */
+/* "host" or "GPU 0", for people. */
 struct place_name {
         char text[16];
 } place_name(uint32_t place);
@@ -33,8 +33,9 @@ const struct device_ops *place_ops(void);
 const void *place_read(const void *p, size_t n, void *buffer);
 
 /*
- * Memory of a place other than the host, for this process alone, aligned to 256 bytes.  `what`: for
- * ZERO_ENOMEM and `zeroctl status`.  place_alloc() may take time, place_free() takes none.
+ * Memory of a place other than the host, for this process alone, aligned to 256 bytes.  what: names
+ * the memory in ZERO_ENOMEM and `zeroctl status`.  place_alloc() may take time, place_free() takes
+ * none.
  */
 int place_alloc(uint32_t place, uint64_t bytes, const char *what, void **ret, struct fault *fault);
 void place_free(void *memory);
@@ -69,9 +70,9 @@ void transit_free(void *buffer);
 /* ---- events of trainers ---- */
 
 /*
- * Opens a rank's events (at most ZERO_GPU_EVENTS).  *ret is NULL if the driver does not let this
- * process: they are another user's, or made with another /dev/shm, or no events at all.
- * ZERO_EINVAL: too many.
+ * Opens a rank's events, at most ZERO_GPU_EVENTS (else ZERO_EINVAL).  *ret is NULL if the driver
+ * does not open them in this process: they belong to another user, were made with another /dev/shm,
+ * or are no events at all.
  */
 struct place_events;
 int place_events_open(uint32_t place, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,

@@ -1,7 +1,7 @@
 /*
- * Memory that is passed to other processes: anonymous files (memfd) of mode 0600, mapped
- * writable here, sealed against every change of size; or an allocation on a GPU.  The descriptor is
- * inherited by nobody and is passed over a socket only.
+ * Memory that is passed to other processes: anonymous files (memfd) of mode 0600, mapped writable
+ * here and sealed against every change of size; or an allocation on a GPU.  No process inherits the
+ * descriptor: it is passed over a socket only.
  */
 #pragma once
 
@@ -12,8 +12,8 @@
 
 enum segment_flags {
         SEGMENT_SHARED = 0,    /* whoever gets the descriptor may write */
-        SEGMENT_READ_ONLY = 1, /* nobody but this mapping ever writes, also not through /proc */
-        SEGMENT_SPARSE = 2,    /* memory is taken as it is touched, not reserved at once */
+        SEGMENT_READ_ONLY = 1, /* only this mapping ever writes; /proc gives no other way */
+        SEGMENT_SPARSE = 2,    /* memory is taken when it is touched, not reserved at once */
 };
 
 struct segment {
@@ -33,9 +33,10 @@ int segment_new(const char *name, uint64_t bytes, unsigned flags, struct segment
 /* As segment_new(), in a place other than the host.  ZERO_ENOMEM: not that much memory is left. */
 int segment_new_away(uint32_t place, const char *name, uint64_t bytes, struct segment *ret,
                      struct fault *fault);
-/* For one that was made so or { .fd = -1 }; leaves the latter. */
+/* Frees a segment of the calls above, and leaves { .fd = -1 }, which is also allowed. */
 void segment_free(struct segment *s);
-/* Gives a file this size and its space at once, or -errno; -ENOMEM: control groups leave less. */
+/* Gives a file this size, and reserves its space at once.  -errno; -ENOMEM: control groups leave
+ * less memory. */
 int segment_reserve(int fd, uint64_t bytes);
-/* Whether control groups leave room for a file of this size, where its pages stay in memory. */
+/* True if control groups leave room for a file of this size, where its pages stay in memory. */
 bool segment_fits(int fd, uint64_t bytes);
