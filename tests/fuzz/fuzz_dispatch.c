@@ -260,26 +260,16 @@ static void say_prelude(int fd, enum prelude prelude)
 
 static void make_current(Zero__Request *m, const struct job *job)
 {
-        uint64_t *attempt = NULL;
+        ProtobufCMessage *body = &m->hello->base; /* whichever it is */
+        const ProtobufCFieldDescriptor *f =
+                body ? protobuf_c_message_descriptor_get_field_by_name(body->descriptor, "attempt")
+                     : NULL;
+        uint64_t *attempt = f ? (uint64_t *)((char *)body + f->offset) : NULL;
 
-        if (m->body_case == ZERO__REQUEST__BODY_PUSH)
-                attempt = &m->push->attempt;
-        else if (m->body_case == ZERO__REQUEST__BODY_RECLAIM)
-                attempt = &m->reclaim->attempt;
-        else if (m->body_case == ZERO__REQUEST__BODY_NORM)
-                attempt = &m->norm->attempt;
-        else if (m->body_case == ZERO__REQUEST__BODY_AHEAD)
-                attempt = &m->ahead->attempt;
-        else if (m->body_case == ZERO__REQUEST__BODY_NORMS)
-                attempt = &m->norms->attempt;
-        else if (m->body_case == ZERO__REQUEST__BODY_STEP)
-                attempt = &m->step->attempt;
-        else if (m->body_case == ZERO__REQUEST__BODY_STASH)
-                attempt = &m->stash->attempt;
-        else if (m->body_case == ZERO__REQUEST__BODY_FETCH && m->fetch->version == 0)
-                m->fetch->version = job->version;
         if (attempt && *attempt == 0)
                 *attempt = job->attempt;
+        if (m->body_case == ZERO__REQUEST__BODY_FETCH && m->fetch->version == 0)
+                m->fetch->version = job->version;
 }
 
 /* A frame of the input; one that is no request goes out as it is. */

@@ -87,7 +87,7 @@ static void compose_answered(void *arg, int status, const char *text, const Zero
             (!m || m->body_case != ZERO__LINK_MESSAGE__BODY_COMPOSED || !m->composed->layout))
                 status = ZERO_EPROTO;
         if (r && !status)
-                r->result.composed = m->composed->layout;
+                r->result.composed.layout = m->composed->layout;
         compose_free(c);
         if (r)
                 request_end(r, status, "%s", text);

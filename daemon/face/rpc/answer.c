@@ -20,7 +20,7 @@ char *query_text(json_t *json)
 
 void query_end_text(struct pending_call *call, char *text)
 {
-        call->json = text;
+        call->json = call->request.result.query.json = text;
         if (text)
                 request_end(&call->request, ZERO_OK, NULL);
         else

@@ -252,8 +252,9 @@ static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct 
                            &s->rank, fault);
 }
 
-int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault)
+int handle_attach(struct pending_call *call, const Zero__Request *request, struct fault *fault)
 {
+        const Zero__Attach *m = request->attach;
         struct session *s = call->session;
         struct rank_needs needs = { .uid = s->uid,
                                     .pid = (uint32_t)s->pid,

@@ -72,12 +72,24 @@ enum call_cost {
         CALL_PLANES,  /* the threads that read, charged; TURNS of a user are in progress */
         CALL_QUERY,   /* what its row says (query.c) */
 };
+struct pending_call;
+/* Begins a call, and ends its request now or later.  Not 0: it is refused, and the caller ends it.
+ */
+typedef int call_handler(struct pending_call *call, const Zero__Request *m, struct fault *fault);
+/* A row of requests.c. */
 struct call_kind {
         const char *name; /* as ranks call it */
         enum call_cost cost;
         uint32_t traced; /* enum wait_for + 1; 0: traces leave it out */
+        /* Who takes the call: one of these.  The last two are for attached ranks; ordered_run()
+         * calls the last. */
+        call_handler *handle;
+        rank_call *rank, *ordered;
+        /* What an answer has if it is OK: request.result as this body; 0: nothing. */
+        Zero__Reply__BodyCase reply;
+        void (*write)(struct pending_call *call, Zero__Reply *reply); /* in its place, or NULL */
 };
-/* requests.c.  body: of a request. */
+/* body: of a request. */
 const struct call_kind *call_kind(uint32_t body);
 
 /* A request on its way to its reply. */
@@ -86,8 +98,7 @@ struct pending_call {
         struct list link; /* session.pending */
         struct session *session;
         uint64_t seq;
-        Zero__Request__BodyCase kind;
-        uint32_t group;
+        const struct call_kind *kind;
         char *json; /* the answer of a query */
         /* NULL: it counts as no survey, or what asks the nodes counts by itself */
         struct user *survey;
@@ -120,7 +131,7 @@ int session_new(struct rpc *rpc, int fd);
 
 /* ---- attach.c ---- */
 
-int handle_attach(struct pending_call *call, const Zero__Attach *m, struct fault *fault);
+call_handler handle_attach;
 /* The place of the GPU with that UUID; ZERO_EINVAL, ZERO_EGPU. */
 int place_of_uuid(const ProtobufCBinaryData *uuid, uint32_t *ret_place, struct fault *fault);
 /* ZERO_EBUSY where the node takes no new ranks. */

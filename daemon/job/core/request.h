@@ -61,40 +61,26 @@ struct request {
                 uint32_t what, rank, group; /* enum wait_for; group: NO_GROUP if none */
                 uint64_t begun_ns;
         } traced;
+        bool fetches; /* the rank asks to hold a group: rank_fetched() ends that (rank/rank.h) */
+        bool passes;  /* the answer has a descriptor, fd: until finish() returns */
+        int fd;
+        /* What the answer says if it is OK.  What it points to is there until finish() returns. */
         union {
+                ProtobufCMessage message;
+                Zero__HelloReply hello;
+                Zero__Composed composed;
+                Zero__BaseReply base;
+                Zero__FetchReply fetch;
+                Zero__NormReply norm;
+                Zero__NormsReply norms;
+                Zero__AllReduceReply reduced;
+                Zero__StepReply step;
+                Zero__QueryReply query;
                 struct {
-                        bool serve;
-                        uint64_t offset;
-                } fetch;
-                struct {
-                        double norm;
-                        bool finite;
-                } norm;
-                struct {
-                        const double *values; /* until finish() returns */
-                        uint32_t n;
-                } reduced;
-                struct {
-                        const double *values; /* until finish() returns */
-                        uint32_t n;
-                        uint64_t version;
-                } norms;
-                struct {
-                        uint64_t version, attempt;
-                        bool skipped;
-                        double grad_norm, loss_scale;
-                } step;
-                struct {
-                        const struct extent *extents; /* until finish() returns */
+                        const struct extent *extents;
                         uint32_t n;
                         uint64_t skip, first, bytes; /* StashReply has them */
                 } stash;
-                Zero__Layout *composed; /* until finish() returns */
-                struct {
-                        int fd; /* until finish() returns */
-                        bool fill;
-                        uint64_t gpu_bytes; /* 0: in host memory */
-                } base;
         } result;
 };
 

@@ -107,7 +107,8 @@ static void use_answer(struct base_use *use, bool fill)
 {
         if (!use->waiting)
                 return;
-        use->waiting->result.base.fd = use->base->fd;
+        use->waiting->passes = true;
+        use->waiting->fd = use->base->fd;
         use->waiting->result.base.fill = fill;
         use_end(use, ZERO_OK, "");
 }

@@ -103,7 +103,8 @@ static void use_answer(const struct base_copy *c, struct base_use *use)
 
         if (!r)
                 return;
-        r->result.base.fd = c->window.segment.fd;
+        r->passes = true;
+        r->fd = c->window.segment.fd;
         r->result.base.gpu_bytes = c->window.segment.bytes;
         request_end(r, ZERO_OK, "%s", "");
 }

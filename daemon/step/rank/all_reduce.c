@@ -52,16 +52,17 @@ static int numbers_send(struct rank *rank, const Zero__AllReduce *of, struct req
         return 0;
 }
 
-static void reduced_answer(const struct job *job, struct request *r)
+static void reduced_answer(struct job *job, struct request *r)
 {
         r->result.reduced.values = job->reduced.values;
-        r->result.reduced.n = job->reduced.n;
+        r->result.reduced.n_values = job->reduced.n;
         request_end(r, ZERO_OK, NULL);
 }
 
-int rank_all_reduce(struct rank *rank, const Zero__AllReduce *m, struct request *r,
+int rank_all_reduce(struct rank *rank, const Zero__Request *request, struct request *r,
                     struct fault *fault)
 {
+        const Zero__AllReduce *m = request->all_reduce;
         struct job *job = rank->job;
         struct numbers given = numbers_of(m);
         uint32_t done = job->reduced.attempt == job->attempt ? job->reduced.done : 0;

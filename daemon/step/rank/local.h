@@ -11,16 +11,9 @@
 /* Ends all leases of a rank, except those of releases that wait for the GPU. */
 void rank_release_all(struct rank *rank);
 
-/* Carries a message out.  If this fails, the message is refused and the caller ends r. */
-int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r,
-                  struct fault *fault);
-int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r,
-                  struct fault *fault);
-int rank_norms_now(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault);
-int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r,
-                  struct fault *fault);
-int rank_stash_now(struct rank *rank, const Zero__Stash *stash, struct request *r,
-                   struct fault *fault);
+/* Ends the lease of a release, now that the GPU no longer reads; r may be NULL. */
+rank_call lease_end;
+int group_check(const struct rank *rank, uint32_t group, struct fault *fault);
 /* Whether the rank may begin to wait for all ranks in that attempt; params: with zero_step(). */
 int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,
                 struct fault *fault);
@@ -59,24 +52,15 @@ void rank_setup_describe(const struct rank_setup *m, struct wait_line *ret);
 
 /* ---- stream_order.c ---- */
 
-enum ordered_kind {
-        ORDERED_RELEASE,
-        ORDERED_PUSH,
-        ORDERED_NORM,
-        ORDERED_NORMS,
-        ORDERED_STEP,
-        ORDERED_STASH,
-};
-
 /* Whether a message that names this event (1 + its number; 0: none) has to wait. */
 bool ordered_waits(const struct rank *rank, uint32_t event);
 /* Whether a message waits that uses the same entry of the stash. */
 bool ordered_uses(const struct rank *rank, const Zero__Stash *stash);
 /* Whether the rank's GPU may still write to entries of the stash, also of earlier attempts. */
 bool ordered_stashes(const struct rank *rank);
-/* Queues a copy of m, which takes effect and ends its request in its turn. */
-int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessage *m,
-                uint32_t event, struct request *r, struct fault *fault);
+/* Queues a copy of m, for call() in its turn, which ends r.  event: as ordered_waits(). */
+int ordered_add(struct rank *rank, rank_call *call, const Zero__Request *m, uint32_t event,
+                struct request *r, struct fault *fault);
 /* Whether messages of the rank wait, and what the first one waits for. */
 bool ordered_describe_first(const struct rank *rank, struct wait_line *ret);
 /* The session has ended: its messages take no effect, and its leases and events end. */

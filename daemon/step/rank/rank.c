@@ -61,7 +61,7 @@ static int attempt_check(const struct rank *rank, uint64_t attempt, struct fault
                          (unsigned long long)attempt);
 }
 
-static int group_check(const struct rank *rank, uint32_t group, struct fault *fault)
+int group_check(const struct rank *rank, uint32_t group, struct fault *fault)
 {
         if (rank->job->dead)
                 return fault_set(fault, ZERO_ENOJOB, "job '%s' was dropped", rank->job->name);
@@ -71,15 +71,15 @@ static int group_check(const struct rank *rank, uint32_t group, struct fault *fa
         return rank_check(rank, fault);
 }
 
-int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault)
+int rank_fetch(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
         struct job *job = rank->job;
-        uint32_t group = fetch->group;
-        uint64_t version = fetch->version;
+        uint32_t group = m->fetch->group;
+        uint64_t version = m->fetch->version;
         int status = group_check(rank, group, fault);
 
         if (!status)
-                status = attempt_check(rank, fetch->attempt, fault);
+                status = attempt_check(rank, m->fetch->attempt, fault);
         if (status)
                 return status;
         if (rank->unaware)
@@ -101,6 +101,7 @@ int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, s
                                  "the step is being ended: wait for its result first");
         rank->holds[group] = HOLD_ASKED;
         rank->held++;
+        r->fetches = true;
         gather_fetch(rank->gather, group, group_version(job, group, version), r);
         return 0;
 }
@@ -111,48 +112,46 @@ void rank_fetched(struct rank *rank, uint32_t group, bool ok)
         rank->held -= !ok;
 }
 
-void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version)
+int rank_prefetch(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
-        struct fault fault;
+        uint32_t group = m->prefetch->group;
+        uint64_t version = m->prefetch->version;
 
-        if (group_check(rank, group, &fault) == 0 && version == rank->job->version)
+        if (group_check(rank, group, fault) == 0 && version == rank->job->version)
                 gather_prefetch(rank->gather, group, group_version(rank->job, group, version));
+        request_end(r, ZERO_OK, NULL);
+        return 0;
 }
 
-int rank_release(struct rank *rank, const Zero__Release *release, struct request *r,
-                 struct fault *fault)
+int lease_end(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
-        uint32_t group = release->group;
+        if (!rank->job->dead) /* otherwise the group may be gone */
+                gather_release(rank->gather, m->release->group);
+        if (r)
+                request_end(r, ZERO_OK, NULL);
+        return 0;
+}
+
+int rank_release(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
+{
+        uint32_t group = m->release->group;
         int status = group_check(rank, group, fault);
-        bool later;
 
         if (!status)
-                status = attempt_check(rank, release->attempt, fault);
+                status = attempt_check(rank, m->release->attempt, fault);
         if (status)
                 return status;
         if (rank->holds[group] != HOLD_HELD)
                 return fault_set(fault, ZERO_ENOTHELD, "group '%s' is not held",
                                  rank->job->layout->groups[group].name);
-        later = ordered_waits(rank, release->event);
-        if (later)
-                status = ordered_add(rank, ORDERED_RELEASE, &release->base, release->event, r,
-                                     fault);
+        status = ordered_run(rank, lease_end, m, r, fault);
         if (status)
                 return status;
         rank->holds[group] = HOLD_NONE;
         rank->held--;
-        if (later)
-                return 0;
-        gather_release(rank->gather, group);
-        request_end(r, ZERO_OK, NULL);
         return 0;
 }
 
-/*
- * Reads and writes overtake messages that wait for the GPU, so that it does not run out of work,
- * unless those use the same entry, or a write has no room before them: what it waits for may be
- * theirs.
- */
 /* Says it once. */
 static void note_unpinned(struct rank *rank)
 {
@@ -167,23 +166,10 @@ static void note_unpinned(struct rank *rank)
                         rank->job_name, rank->rank, rank->pid, rank->needs.uid);
 }
 
-int rank_stash(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
+static int stash_now(struct rank *rank, const Zero__Request *request, struct request *r,
+                     struct fault *fault)
 {
-        bool told = m->op == ZERO__STASH__OP__WRITTEN || m->op == ZERO__STASH__OP__RELEASE;
-        int status;
-
-        if (m->unpinned)
-                note_unpinned(rank);
-        if (told ? ordered_waits(rank, m->event) : ordered_uses(rank, m))
-                return ordered_add(rank, ORDERED_STASH, &m->base, told ? m->event : 0, r, fault);
-        status = rank_stash_now(rank, m, r, fault);
-        if (status == ZERO_EWINDOW && ordered_stashes(rank))
-                return ordered_add(rank, ORDERED_STASH, &m->base, 0, r, fault);
-        return status;
-}
-
-int rank_stash_now(struct rank *rank, const Zero__Stash *m, struct request *r, struct fault *fault)
-{
+        const Zero__Stash *m = request->stash;
         int status = group_check(rank, 0, fault);
 
         if (!status)
@@ -219,6 +205,27 @@ int rank_stash_now(struct rank *rank, const Zero__Stash *m, struct request *r, s
         return status;
 }
 
+/*
+ * Reads and writes overtake messages that wait for the GPU, so that it does not run out of work,
+ * unless those use the same entry, or a write has no room before them: what it waits for may be
+ * theirs.
+ */
+int rank_stash(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
+{
+        const Zero__Stash *use = m->stash;
+        bool told = use->op == ZERO__STASH__OP__WRITTEN || use->op == ZERO__STASH__OP__RELEASE;
+        int status;
+
+        if (use->unpinned)
+                note_unpinned(rank);
+        if (told ? ordered_waits(rank, use->event) : ordered_uses(rank, use))
+                return ordered_add(rank, stash_now, m, told ? use->event : 0, r, fault);
+        status = stash_now(rank, m, r, fault);
+        if (status == ZERO_EWINDOW && ordered_stashes(rank))
+                return ordered_add(rank, stash_now, m, 0, r, fault);
+        return status;
+}
+
 int job_lost(const struct job *job, struct fault *fault)
 {
         if (job->progress->lost == RANK_ABSENT)
@@ -235,8 +242,9 @@ void rank_push_refused(struct rank *rank, uint64_t attempt)
                 rank_state_of(rank)->refused = true;
 }
 
-int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
+int rank_push(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
+        const Zero__Push *push = m->push;
         const struct pusher from = { rank->job, rank->rank, rank->window };
         int status = group_check(rank, push->group, fault);
 
@@ -254,33 +262,21 @@ int rank_push_now(struct rank *rank, const Zero__Push *push, struct request *r, 
         return 0;
 }
 
-int rank_reclaim(struct rank *rank, const Zero__Reclaim *m, struct request *r, struct fault *fault)
+int rank_reclaim(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
-        int status = group_check(rank, m->group, fault);
+        bool current = m->reclaim->attempt == rank->job->attempt;
+        int status = group_check(rank, m->reclaim->group, fault);
 
         if (status)
                 return status;
-        if (m->attempt == rank->job->attempt && rank_state_of(rank)->closed)
+        if (current && rank_state_of(rank)->closed)
                 return fault_set(fault, ZERO_EORDER,
                                  "the rank has ended its gradients of the step: no zero_grad() "
                                  "before the next one");
-        if (m->attempt == rank->job->attempt)
-                reduce_reclaim(rank->job, m->group);
+        if (current)
+                reduce_reclaim(rank->job, m->reclaim->group);
         request_end(r, ZERO_OK, NULL);
         return 0;
-}
-
-int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault)
-{
-        int status = group_check(rank, push->group, fault);
-
-        if (!ordered_waits(rank, push->event))
-                return rank_push_now(rank, push, r, fault);
-        if (!status)
-                status = ordered_add(rank, ORDERED_PUSH, &push->base, push->event, r, fault);
-        if (status)
-                rank_push_refused(rank, push->attempt);
-        return status;
 }
 
 /* ---- ending the step ---------------------------------------------------------------- */
@@ -551,20 +547,14 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
         return 0;
 }
 
-int rank_norm_now(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault)
+int rank_norm(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
-        return rank_close(rank, norm->attempt, NULL, NULL, r, fault);
+        return rank_close(rank, m->norm->attempt, NULL, NULL, r, fault);
 }
 
-int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault)
+int rank_step(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
-        if (ordered_waits(rank, 0))
-                return ordered_add(rank, ORDERED_NORM, &norm->base, 0, r, fault);
-        return rank_norm_now(rank, norm, r, fault);
-}
-
-int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault)
-{
+        const Zero__Step *step = m->step;
         struct step_params params;
         int status;
 
@@ -574,13 +564,6 @@ int rank_step_now(struct rank *rank, const Zero__Step *step, struct request *r, 
         if (status)
                 return status;
         return rank_close(rank, step->attempt, &params, &step->blob, r, fault);
-}
-
-int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault)
-{
-        if (ordered_waits(rank, step->event))
-                return ordered_add(rank, ORDERED_STEP, &step->base, step->event, r, fault);
-        return rank_step_now(rank, step, r, fault);
 }
 
 /* ---- ahead of the end of the step ------------------------------------------------------- */
@@ -614,25 +597,18 @@ static void rank_norms_done(struct norms *n)
         request_end(r, n->status, "%s", n->text);
 }
 
-int rank_norms_now(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault)
+int rank_norms(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
-        int status = close_check(rank, m->attempt, NULL, fault);
+        int status = close_check(rank, m->norms->attempt, NULL, fault);
 
         if (!status)
-                status = norms_start_grad(rank->job, rank->window, m, rank->rank, rank_norms_done,
-                                          &rank->norms, fault);
+                status = norms_start_grad(rank->job, rank->window, m->norms, rank->rank,
+                                          rank_norms_done, &rank->norms, fault);
         if (status)
                 return status;
         rank_wait(rank, r, WAITS_NORMS);
         rank_pushed_all(rank);
         return 0;
-}
-
-int rank_norms(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault)
-{
-        if (ordered_waits(rank, 0))
-                return ordered_add(rank, ORDERED_NORMS, &m->base, 0, r, fault);
-        return rank_norms_now(rank, m, r, fault);
 }
 
 static int ahead_check(const struct rank *rank, const Zero__Ahead *ahead,
@@ -658,8 +634,10 @@ static int ahead_check(const struct rank *rank, const Zero__Ahead *ahead,
         return status;
 }
 
-int rank_ahead(struct rank *rank, const Zero__Ahead *ahead, struct request *r, struct fault *fault)
+int rank_ahead(struct rank *rank, const Zero__Request *request, struct request *r,
+               struct fault *fault)
 {
+        const Zero__Ahead *ahead = request->ahead;
         Zero__LinkMessage m;
         Zero__Ready ready = ZERO__READY__INIT;
         struct step_params_message message;

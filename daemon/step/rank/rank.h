@@ -96,24 +96,21 @@ void rank_called(struct rank *rank, const char *name);
 /* The rank says how it will leave the job. */
 void rank_finish(struct rank *rank, Zero__Finish finish);
 void rank_leave(struct rank *rank, bool orderly); /* the session has ended */
-int rank_fetch(struct rank *rank, const Zero__Fetch *fetch, struct request *r, struct fault *fault);
+/*
+ * A call of an attached rank, m.  Not 0: it is refused, and the caller ends r.  rank_prefetch() and
+ * rank_ahead() (the rank says how it will end the step) are answered at once.
+ */
+typedef int rank_call(struct rank *rank, const Zero__Request *m, struct request *r,
+                      struct fault *fault);
+rank_call rank_fetch, rank_prefetch, rank_release, rank_stash, rank_push, rank_reclaim, rank_norm,
+        rank_norms, rank_step, rank_all_reduce, rank_ahead;
+/* The same for a call that takes effect in the order in which it came, and is answered when the
+ * rank's GPU has reached the event that it names (stream_order.c). */
+int ordered_run(struct rank *rank, rank_call *call, const Zero__Request *m, struct request *r,
+                struct fault *fault);
 /* The fetch has ended; ok: the rank holds the group. */
 void rank_fetched(struct rank *rank, uint32_t group, bool ok);
-void rank_prefetch(struct rank *rank, uint32_t group, uint64_t version);
-/* These take effect, in the order in which they came, and are answered when the rank's GPU has
- * reached the event that they name. */
-int rank_release(struct rank *rank, const Zero__Release *m, struct request *r, struct fault *fault);
-int rank_stash(struct rank *rank, const Zero__Stash *stash, struct request *r, struct fault *fault);
-int rank_push(struct rank *rank, const Zero__Push *push, struct request *r, struct fault *fault);
-int rank_reclaim(struct rank *rank, const Zero__Reclaim *m, struct request *r, struct fault *fault);
-int rank_norm(struct rank *rank, const Zero__Norm *norm, struct request *r, struct fault *fault);
-int rank_norms(struct rank *rank, const Zero__Norms *m, struct request *r, struct fault *fault);
-int rank_step(struct rank *rank, const Zero__Step *step, struct request *r, struct fault *fault);
-int rank_all_reduce(struct rank *rank, const Zero__AllReduce *m, struct request *r,
-                    struct fault *fault);
 void reduced_message(struct job *job, const Zero__Reduced *m); /* of all ranks' numbers */
-/* The rank says how it will end the step; answered at once. */
-int rank_ahead(struct rank *rank, const Zero__Ahead *ahead, struct request *r, struct fault *fault);
 /* Ends what the rank did in the last attempt; its holds end when it hears of that. */
 void rank_begin_attempt(struct rank *rank, bool decided);
 /* Micro-batches of the group accepted in this attempt from any session of the rank. */

@@ -27,13 +27,25 @@
 struct ordered {
         struct list link; /* rank.ordered */
         struct rank *rank;
-        enum ordered_kind kind;
-        uint32_t event;            /* 1 + its number; 0: nothing to wait for, or no longer */
-        bool lost;                 /* its event can no longer be polled: it never takes effect */
-        bool void_;                /* has no effect, and stays until its event is done */
-        struct request *request;   /* NULL: the request has ended */
-        ProtobufCMessage *message; /* a copy */
+        rank_call *call;
+        uint32_t event;          /* 1 + its number; 0: nothing to wait for, or no longer */
+        bool lost;               /* its event can no longer be polled: it never takes effect */
+        bool void_;              /* has no effect, and stays until its event is done */
+        struct request *request; /* NULL: the request has ended */
+        Zero__Request *message;  /* a copy */
 };
+
+static bool ordered_is(const struct ordered *d, Zero__Request__BodyCase kind)
+{
+        return d->message->body_case == kind;
+}
+
+/* Whether it ends with its attempt. */
+static bool ordered_of_attempt(const struct ordered *d)
+{
+        return !ordered_is(d, ZERO__REQUEST__BODY_RELEASE) &&
+               !ordered_is(d, ZERO__REQUEST__BODY_STASH);
+}
 
 /* The message whose turn it is, or NULL. */
 static struct ordered *ordered_first(const struct rank *rank)
@@ -56,9 +68,9 @@ bool ordered_uses(const struct rank *rank, const Zero__Stash *stash)
 {
         list_for_each (&rank->ordered, item) {
                 const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
-                const Zero__Stash *m = (const Zero__Stash *)d->message;
+                const Zero__Stash *m = d->message->stash;
 
-                if (d->kind == ORDERED_STASH && !d->void_ && m->key == stash->key &&
+                if (ordered_is(d, ZERO__REQUEST__BODY_STASH) && !d->void_ && m->key == stash->key &&
                     m->attempt == stash->attempt)
                         return true;
         }
@@ -70,7 +82,7 @@ bool ordered_stashes(const struct rank *rank)
         list_for_each (&rank->ordered, item) {
                 const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (d->kind == ORDERED_STASH && d->event)
+                if (ordered_is(d, ZERO__REQUEST__BODY_STASH) && d->event)
                         return true;
         }
         return false;
@@ -81,7 +93,7 @@ bool ordered_any(const struct rank *rank)
         list_for_each (&rank->ordered, item) {
                 const struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (!d->void_ && d->kind != ORDERED_RELEASE && d->kind != ORDERED_STASH)
+                if (!d->void_ && ordered_of_attempt(d))
                         return true;
         }
         return false;
@@ -89,25 +101,21 @@ bool ordered_any(const struct rank *rank)
 
 /* ---- names ---------------------------------------------------------------- */
 
-static uint32_t ordered_group(const struct ordered *d)
-{
-        return d->kind == ORDERED_RELEASE ? ((const Zero__Release *)d->message)->group
-                                          : ((const Zero__Push *)d->message)->group;
-}
-
 static void ordered_name(const struct ordered *d, struct wait_line *ret)
 {
         const struct job *job = d->rank->job;
-        bool push = d->kind == ORDERED_PUSH;
+        const Zero__Request *m = d->message;
+        bool push = ordered_is(d, ZERO__REQUEST__BODY_PUSH);
 
         snprintf(ret->who, sizeof ret->who, "the GPU of rank %u", d->rank->rank);
-        if (push || d->kind == ORDERED_RELEASE)
+        if (push || ordered_is(d, ZERO__REQUEST__BODY_RELEASE))
                 snprintf(ret->what, sizeof ret->what, "the work behind its %s of group '%.80s'",
-                         push ? "push" : "release", job->layout->groups[ordered_group(d)].name);
-        else if (d->kind == ORDERED_STASH)
+                         push ? "push" : "release",
+                         job->layout->groups[push ? m->push->group : m->release->group].name);
+        else if (ordered_is(d, ZERO__REQUEST__BODY_STASH))
                 snprintf(ret->what, sizeof ret->what,
                          "the work behind its use of entry %llu of the stash",
-                         (unsigned long long)((const Zero__Stash *)d->message)->key);
+                         (unsigned long long)m->stash->key);
         else
                 snprintf(ret->what, sizeof ret->what, "the work behind its step");
 }
@@ -144,7 +152,7 @@ static int ordered_describe(const struct request *r, struct wait_line *ret)
 static void ordered_free(struct ordered *d)
 {
         list_remove(&d->link);
-        protobuf_c_message_free_unpacked(d->message, NULL);
+        zero__request__free_unpacked(d->message, NULL);
         free(d);
 }
 
@@ -164,10 +172,10 @@ static struct request *ordered_take_request(struct ordered *d)
 /* The request ended before the message took effect. */
 static void ordered_void(struct ordered *d)
 {
-        if (d->kind == ORDERED_RELEASE)
+        if (ordered_is(d, ZERO__REQUEST__BODY_RELEASE))
                 return;
-        if (d->kind == ORDERED_PUSH)
-                rank_push_refused(d->rank, ((const Zero__Push *)d->message)->attempt);
+        if (ordered_is(d, ZERO__REQUEST__BODY_PUSH))
+                rank_push_refused(d->rank, d->message->push->attempt);
         d->void_ = true;
         if (!d->event)
                 ordered_free(d);
@@ -195,15 +203,9 @@ void ordered_fail(struct rank *rank, int status, const char *text)
         list_for_each (&rank->ordered, item) {
                 struct ordered *d = CONTAINER_OF(item, struct ordered, link);
 
-                if (d->kind != ORDERED_RELEASE && d->kind != ORDERED_STASH)
+                if (ordered_of_attempt(d))
                         ordered_refuse(d, status, text);
         }
-}
-
-static void lease_end(const struct ordered *d)
-{
-        if (!d->rank->job->dead) /* otherwise the group may be gone */
-                gather_release(d->rank->gather, ordered_group(d));
 }
 
 void ordered_drop(struct rank *rank)
@@ -216,41 +218,19 @@ void ordered_drop(struct rank *rank)
                 struct ordered *d = CONTAINER_OF(rank->ordered.next, struct ordered, link);
 
                 assert(!d->request); /* the session has ended its requests */
-                if (d->kind == ORDERED_RELEASE)
-                        lease_end(d);
+                if (ordered_is(d, ZERO__REQUEST__BODY_RELEASE))
+                        lease_end(rank, d->message, NULL, NULL);
                 ordered_free(d);
         }
 }
 
 /* ---- taking effect ------------------------------------------------------------------ */
 
-static int take_effect_now(const struct ordered *d, struct request *r, struct fault *fault)
-{
-        switch (d->kind) {
-        case ORDERED_PUSH:
-                return rank_push_now(d->rank, (const Zero__Push *)d->message, r, fault);
-        case ORDERED_NORM:
-                return rank_norm_now(d->rank, (const Zero__Norm *)d->message, r, fault);
-        case ORDERED_NORMS:
-                return rank_norms_now(d->rank, (const Zero__Norms *)d->message, r, fault);
-        case ORDERED_STEP:
-                return rank_step_now(d->rank, (const Zero__Step *)d->message, r, fault);
-        case ORDERED_STASH:
-                return rank_stash_now(d->rank, (const Zero__Stash *)d->message, r, fault);
-        case ORDERED_RELEASE:
-                break;
-        }
-        lease_end(d);
-        if (r)
-                request_end(r, ZERO_OK, NULL);
-        return 0;
-}
-
 static void ordered_take_effect(struct ordered *d)
 {
         struct request *r = ordered_take_request(d);
         struct fault fault = { 0 };
-        int status = take_effect_now(d, r, &fault);
+        int status = d->call(d->rank, d->message, r, &fault);
 
         if (status)
                 request_end(r, status, "%s", fault.text);
@@ -315,39 +295,38 @@ static int ordered_look(struct ordered *d, struct fault *fault)
 
 /* ---- arrival ------------------------------------------------------------------- */
 
-static ProtobufCMessage *message_copy(const ProtobufCMessage *m)
-{
-        size_t n = protobuf_c_message_get_packed_size(m);
-        CLEANUP(cleanup_free) uint8_t *packed = malloc(n ? n : 1);
-
-        if (!packed)
-                return NULL;
-        protobuf_c_message_pack(m, packed);
-        return protobuf_c_message_unpack(m->descriptor, NULL, n, packed);
-}
-
-int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessage *m,
-                uint32_t event, struct request *r, struct fault *fault)
+static struct ordered *ordered_new(struct rank *rank, rank_call *call, const Zero__Request *m,
+                                   uint32_t event)
 {
         struct ordered *d = calloc(1, sizeof *d);
-        int status = 0;
+        size_t n = zero__request__get_packed_size(m);
+        CLEANUP(cleanup_free) uint8_t *packed = malloc(n ? n : 1);
 
-        if (event && !rank->stream_events) {
-                free(d);
-                return fault_set(fault, ZERO_EINVAL, "the rank has attached without events");
-        }
-        if (d)
-                d->message = message_copy(m);
+        if (d && packed)
+                d->message = zero__request__unpack(NULL, zero__request__pack(m, packed), packed);
         if (!d || !d->message) {
                 free(d);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+                return NULL;
         }
         d->rank = rank;
-        d->kind = kind;
+        d->call = call;
         d->event = event;
         list_insert(&rank->ordered, &d->link);
-        if (event)
-                status = ordered_look(d, fault);
+        return d;
+}
+
+int ordered_add(struct rank *rank, rank_call *call, const Zero__Request *m, uint32_t event,
+                struct request *r, struct fault *fault)
+{
+        struct ordered *d;
+        int status;
+
+        if (event && !rank->stream_events)
+                return fault_set(fault, ZERO_EINVAL, "the rank has attached without events");
+        d = ordered_new(rank, call, m, event);
+        if (!d)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        status = event ? ordered_look(d, fault) : 0;
         if (status) {
                 ordered_free(d);
                 return status;
@@ -357,4 +336,29 @@ int ordered_add(struct rank *rank, enum ordered_kind kind, const ProtobufCMessag
         r->describe = ordered_describe;
         r->forget = ordered_forget;
         return 0;
+}
+
+/* 1 + the number of the event that the call names; 0: none. */
+static uint32_t event_of(const Zero__Request *m)
+{
+        return m->body_case == ZERO__REQUEST__BODY_PUSH      ? m->push->event
+               : m->body_case == ZERO__REQUEST__BODY_STEP    ? m->step->event
+               : m->body_case == ZERO__REQUEST__BODY_RELEASE ? m->release->event
+                                                             : 0;
+}
+
+int ordered_run(struct rank *rank, rank_call *call, const Zero__Request *m, struct request *r,
+                struct fault *fault)
+{
+        bool push = m->body_case == ZERO__REQUEST__BODY_PUSH;
+        int status;
+
+        if (!ordered_waits(rank, event_of(m)))
+                return call(rank, m, r, fault);
+        status = push ? group_check(rank, m->push->group, fault) : 0; /* it waits by that name */
+        if (!status)
+                status = ordered_add(rank, call, m, event_of(m), r, fault);
+        if (status && push)
+                rank_push_refused(rank, m->push->attempt);
+        return status;
 }

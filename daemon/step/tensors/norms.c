@@ -68,8 +68,8 @@ static void norms_free(struct norms *n)
 
 void norms_result(const struct norms *n, struct request *r)
 {
-        r->result.norms.values = n->values;
-        r->result.norms.n = n->count;
+        r->result.norms.norms = n->values;
+        r->result.norms.n_norms = n->count;
         r->result.norms.version = n->newest;
 }
 

@@ -291,11 +291,13 @@ static void fetches_out_of_place_are_refused(void)
 /* Refused pushes, each in an attempt of its own; the daemon survives. */
 static int push(struct session *s, uint32_t rank, Zero__Push m)
 {
+        Zero__Request request = ZERO__REQUEST__INIT;
         struct request r = { 0 };
         struct fault fault = { 0 };
 
         m.attempt += s->trainers[rank].rank->job->attempt;
-        return rank_push(s->trainers[rank].rank, &m, &r, &fault);
+        request.push = &m;
+        return rank_push(s->trainers[rank].rank, &request, &r, &fault);
 }
 
 static void pushes_out_of_place_are_refused(void)

@@ -109,7 +109,7 @@ static void task_finish(struct request *r, int status, const char *text)
 
         task_unlink(task);
         stream_answered(t->stream, task->event, status == 0);
-        if (task->op.kind == OP_FETCH && t->rank && t->rank->job)
+        if (r->fetches && t->rank && t->rank->job)
                 rank_fetched(t->rank, task->op.group, status == ZERO_OK);
         if (task->op.kind == OP_PUSH && task->slot != NO_SLOT)
                 t->slots[task->slot] = 0;
@@ -212,15 +212,26 @@ static bool fill_slot(struct trainer *t, const struct op *op, uint32_t slot, uin
         return true;
 }
 
+/* Makes a call of the rank, as its session does. */
+static void task_call(struct task *task, rank_call *call, bool ordered, const Zero__Request *m)
+{
+        struct rank *rank = task->trainer->rank;
+        struct request *r = &task->request;
+        struct fault fault = { 0 };
+        int status = ordered ? ordered_run(rank, call, m, r, &fault) : call(rank, m, r, &fault);
+
+        if (status)
+                request_end(r, status, "%s", fault.text);
+}
+
 /* False: the slot is still in use. */
 static bool begin_push(struct trainer *t, const struct op *op)
 {
         const struct layout_group *g = &t->layout->groups[op->group];
+        Zero__Request m = ZERO__REQUEST__INIT;
         Zero__Push push = ZERO__PUSH__INIT;
-        struct fault fault = { 0 };
         struct task *task;
         uint32_t slot = NO_SLOT;
-        int r;
 
         if (!op->empty && !free_slot(t, op->group, &slot)) {
                 if (op->micro_batch && t->rank->window->slots->whole)
@@ -244,9 +255,9 @@ static bool begin_push(struct trainer *t, const struct op *op)
                 push.present.data = (uint8_t *)op->present;
                 push.present.len = g->n_tensors;
         }
-        r = rank_push(t->rank, &push, &task->request, &fault);
-        if (r)
-                request_end(&task->request, r, "%s", fault.text);
+        m.body_case = ZERO__REQUEST__BODY_PUSH;
+        m.push = &push;
+        task_call(task, rank_push, true, &m);
         return true;
 }
 
@@ -294,15 +305,14 @@ static void begin_attach(struct trainer *t, const struct op *op)
 
 static bool begin_waiting(struct trainer *t, const struct op *op)
 {
+        Zero__Request m = ZERO__REQUEST__INIT;
         struct task *task;
-        struct fault fault = { 0 };
         uint8_t kept[TRAINER_BLOB] = { (uint8_t)t->needs.rank, (uint8_t)t->step };
         Zero__Fetch fetch = ZERO__FETCH__INIT;
         Zero__Norm norm = ZERO__NORM__INIT;
         Zero__Step step = ZERO__STEP__INIT;
         Zero__Ahead ahead = ZERO__AHEAD__INIT;
         struct step_params_message params;
-        int r;
 
         if (op->kind == OP_STEP && t->stream && !stream_read_held(t->stream, &step.event))
                 return false;
@@ -315,27 +325,29 @@ static bool begin_waiting(struct trainer *t, const struct op *op)
         if (op->params)
                 step.params = ahead.params = step_params_to_message(op->params, &params);
         step.blob = (ProtobufCBinaryData){ sizeof kept, kept };
-        if (op->kind == OP_FETCH)
-                r = rank_fetch(t->rank, &fetch, &task->request, &fault);
-        else if (op->kind == OP_AHEAD)
-                r = rank_ahead(t->rank, &ahead, &task->request, &fault);
-        else if (op->kind == OP_NORM)
-                r = rank_norm(t->rank, &norm, &task->request, &fault);
-        else
-                r = rank_step(t->rank, &step, &task->request, &fault);
-        if (!r)
-                return true;
-        task->op.kind = op->kind == OP_FETCH ? OP_NORM : op->kind; /* it never held the group */
-        request_end(&task->request, r, "%s", fault.text);
+        if (op->kind == OP_FETCH) {
+                m.fetch = &fetch;
+                task_call(task, rank_fetch, false, &m);
+        } else if (op->kind == OP_AHEAD) {
+                m.ahead = &ahead;
+                task_call(task, rank_ahead, false, &m);
+        } else if (op->kind == OP_NORM) {
+                m.body_case = ZERO__REQUEST__BODY_NORM;
+                m.norm = &norm;
+                task_call(task, rank_norm, true, &m);
+        } else {
+                m.body_case = ZERO__REQUEST__BODY_STEP;
+                m.step = &step;
+                task_call(task, rank_step, true, &m);
+        }
         return true;
 }
 
 static bool begin_release(struct trainer *t, const struct op *op)
 {
+        Zero__Request m = ZERO__REQUEST__INIT;
         Zero__Release release = ZERO__RELEASE__INIT;
         struct task *task;
-        struct fault fault = { 0 };
-        int r;
 
         if (t->stream && op->group < t->layout->n_groups &&
             !stream_read(t->stream, op->group, &release.event))
@@ -344,10 +356,21 @@ static bool begin_release(struct trainer *t, const struct op *op)
         task->event = release.event;
         release.group = op->group;
         release.attempt = t->attempt;
-        r = rank_release(t->rank, &release, &task->request, &fault);
-        if (r)
-                request_end(&task->request, r, "%s", fault.text);
+        m.body_case = ZERO__REQUEST__BODY_RELEASE;
+        m.release = &release;
+        task_call(task, rank_release, false, &m);
         return true;
+}
+
+static void begin_prefetch(struct trainer *t, const struct op *op)
+{
+        Zero__Request m = ZERO__REQUEST__INIT;
+        Zero__Prefetch prefetch = ZERO__PREFETCH__INIT;
+
+        prefetch.group = op->group;
+        prefetch.version = t->rank->job->version;
+        m.prefetch = &prefetch;
+        task_call(task_new(t, op), rank_prefetch, false, &m);
 }
 
 static bool op_begin(struct trainer *t, const struct op *op)
@@ -359,7 +382,7 @@ static bool op_begin(struct trainer *t, const struct op *op)
         case OP_PUSH:
                 return begin_push(t, op);
         case OP_PREFETCH:
-                rank_prefetch(t->rank, op->group, t->rank->job->version);
+                begin_prefetch(t, op);
                 return true;
         case OP_RELEASE:
                 return begin_release(t, op);

@@ -1,4 +1,4 @@
-/* Every request has a row that says what it costs and what bounds it. */
+/* Every request has a row that says what it costs, what bounds it and who takes it. */
 #include <criterion/criterion.h>
 
 #include "daemon/face/rpc/query.h"
@@ -11,13 +11,17 @@ static bool is_body(const ProtobufCFieldDescriptor *f)
 Test(requests, each_of_the_protocol_has_a_row)
 {
         const ProtobufCMessageDescriptor *d = &zero__request__descriptor;
+        const struct call_kind *kind;
         uint32_t n = 0;
 
         for (unsigned i = 0; i < d->n_fields; i++) {
                 if (!is_body(&d->fields[i]))
                         continue;
-                cr_expect_neq(call_kind(d->fields[i].id)->cost, CALL_UNKNOWN, "%s",
-                              d->fields[i].name);
+                kind = call_kind(d->fields[i].id);
+                cr_expect_neq(kind->cost, CALL_UNKNOWN, "%s", d->fields[i].name);
+                cr_expect_eq(!!kind->handle + !!kind->rank + !!kind->ordered, 1, "%s",
+                             d->fields[i].name);
+                cr_expect(!kind->reply || !kind->write, "%s", d->fields[i].name);
                 n++;
         }
         cr_assert_eq(n, d->n_fields - 1); /* beside the sequence number */
