@@ -613,11 +613,8 @@ void rank_leave(struct rank *rank, bool orderly)
         job->n_attached--;
         gather_leave(rank->gather, rank->hold_groups);
         stash_leave(STEAL(rank->stash), rank->rank, true);
-        if (job->n_attached == 0) {
-                reduce_vacate(job->reduce);
-                for_replicas (job, h)
-                        accumulator_vacate(h->accumulator);
-        }
+        if (job->n_attached == 0)
+                reduce_vacate(job);
         for_replicas (job, h)
                 if (reduce_any(job))
                         accumulator_left(h);

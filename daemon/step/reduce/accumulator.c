@@ -34,6 +34,9 @@ static int accumulator_new(struct replica *h)
         if (!l)
                 return -ENOMEM;
         h->accumulator = l;
+        pool_init(&l->pool, h->job);
+        l->pool.what = "accumulator";
+        l->pool.instead = "received gradients go to host memory";
         l->n_groups = n;
         list_init(&l->early);
         l->groups = calloc(n, sizeof *l->groups);
@@ -69,7 +72,7 @@ static void accumulator_free(struct replica *h)
         free(l->groups);
         free(l->present);
         accumulator_forget_kept(l);
-        accumulator_vacate(l);
+        pool_deinit(&l->pool);
         free(l);
 }
 
@@ -583,14 +586,6 @@ uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t 
 }
 
 /* ---- what the node goes through ---------------------------------------------------- */
-
-void accumulators_tick(struct engine *x)
-{
-        list_for_each (&x->jobs, item) {
-                for_replicas (CONTAINER_OF(item, struct job, link), h)
-                        accumulator_tick(h);
-        }
-}
 
 void accumulators_node_down(struct engine *x, uint32_t node, const char *why)
 {

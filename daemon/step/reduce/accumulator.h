@@ -1,10 +1,11 @@
 /*
- * accumulator.h - shared by an owner's offers (offer.c, pulling.c, receive_buffer.c), its sums
+ * accumulator.h - shared by an owner's offers (offer.c, pulling.c, pool.c), its sums
  * (accumulator.c, adding.c), the sums that it leaves to the update (deferred.c), and what follows
  * when they are complete (complete.c).
  */
 #pragma once
 
+#include "daemon/step/reduce/pool.h"
 #include "daemon/step/reduce/reduce.h"
 
 /* The squared norm of a group's sum; every square is multiplied by scale. */
@@ -22,15 +23,6 @@ enum offer_way {
 
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 
-/* Memory for what is pulled of an offer. */
-struct receive_buffer {
-        void *memory; /* NULL: none */
-        uint64_t bytes;
-        uint32_t place;
-};
-
-enum { RECEIVE_BUFFERS_KEPT = 4 };
-
 struct offer {
         struct list link; /* accumulator_group.queues[node], or accumulator.early */
         struct offload_task task;
@@ -46,7 +38,7 @@ struct offer {
         struct node_gradient *node_gradient; /* where this node's own ranks offer */
         uint8_t *present;                    /* a bit per tensor */
         size_t present_bytes;
-        struct receive_buffer buffer; /* where its parts land */
+        struct pool_block *buffer; /* where its parts land; NULL: none yet */
         struct offer_part *parts;
         uint32_t n_parts, next_part, in_flight, landed; /* parts; next_part: the next to ask for */
         bool failed; /* a part failed; nothing more is asked for until the others have ended */
@@ -74,17 +66,12 @@ struct accumulator {
         uint8_t *present;                 /* [tensor]: it has a gradient in this attempt */
         struct list early;                /* offers of attempts that this node has not heard of */
         uint32_t n_early;
-        uint64_t receive_buffer_bytes;                                    /* in use by offers */
-        struct receive_buffer kept_receive_buffers[RECEIVE_BUFFERS_KEPT]; /* away from the host, for
-                                                                             the next offers */
-        uint32_t n_kept_receive_buffers;
-        uint64_t kept_ms;          /* loop time at which the newest came */
-        bool receive_buffer_asked; /* another thread allocates one more */
-        uint64_t asked_ns;         /* when the coordinator last asked for a vote */
-        bool preparing;            /* the coordinator wants this owner's vote */
-        bool have_params;          /* the vote is to end the step, not only for the norm */
-        bool voted;                /* the coordinator has the vote and has not decided */
-        bool left;                 /* a rank has left in this attempt: nothing more is deferred */
+        struct pool pool;  /* memory that receives offers */
+        uint64_t asked_ns; /* when the coordinator last asked for a vote */
+        bool preparing;    /* the coordinator wants this owner's vote */
+        bool have_params;  /* the vote is to end the step, not only for the norm */
+        bool voted;        /* the coordinator has the vote and has not decided */
+        bool left;         /* a rank has left in this attempt: nothing more is deferred */
         struct step_params params;
         struct blob *kept; /* [rank]: its blob of the step */
         bool kept_lost;    /* there was no memory for the blobs: the vote says so */
@@ -104,6 +91,9 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
 struct range accumulator_range(const struct replica *h, uint32_t group);
 /* Whether, as far as this owner knows, only the offer's own node may add to the group after it. */
 bool offer_is_alone(const struct offer *o);
+/* Gets memory for the offer; false: not now.  its_turn: beyond the budget if need be. */
+bool offer_take_buffer(struct offer *o, bool its_turn);
+void offer_give_buffer(struct offer *o);
 void offer_free(struct offer *o);
 
 /* pulling.c */
@@ -112,14 +102,6 @@ void offer_free(struct offer *o);
 void offer_pull(struct offer *o, bool its_turn);
 /* Frees the offer, at once or with its last part. */
 void offer_void(struct offer *o);
-
-/* receive_buffer.c */
-/* Frees kept buffers that nobody has used for a while, where no rank is attached. */
-void accumulator_tick(struct replica *h);
-/* False: not now. */
-bool receive_buffer_take(struct replica *h, uint32_t group, bool its_turn,
-                         struct receive_buffer *ret);
-void receive_buffer_give(struct replica *h, struct receive_buffer *buffer);
 
 /* deferred.c.  On the loop thread. */
 /* Whether the sum need not be written. */
@@ -151,7 +133,6 @@ void accumulator_vote(struct replica *h);
 
 /* accumulator.c */
 void offer_settle(struct offer *o);
-void accumulators_tick(struct engine *x);
 void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
 void accumulator_advance(struct replica *h, uint32_t group);
 void accumulator_forget_present(struct replica *h, uint32_t group);

@@ -39,7 +39,7 @@ static const void *pulled_at(const struct offer *o, const struct plan_segment *s
         const struct plan_shard *shard = &h->state->plan->shards[o->group];
         uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
 
-        return (const char *)o->buffer.memory + at * dtype_size(accumulator_dtype(h));
+        return (const char *)o->buffer->memory + at * dtype_size(accumulator_dtype(h));
 }
 
 /* Addresses of the tensor's contributions; returns their number. */

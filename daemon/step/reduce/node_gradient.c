@@ -74,20 +74,21 @@ static void range_sum(const struct node_gradient *p, uint32_t tensor, struct ran
                 job->x->ops->sum(job->reduce_dtype, dst, p->grad_dtype, src, k, range.count);
 }
 
-/* Sums a run of tensors into the piece, as far as it belongs there, or into the buffer. */
-static void run_sum(const struct node_gradient *p, const struct piece *piece, uint32_t tensor,
+/* Sums a run of tensors into the block, as far as it belongs there. */
+static void run_sum(const struct node_gradient *p, const struct pool_block *block, uint32_t tensor,
                     struct range run, const void **src)
 {
         uint32_t n = p->job->partition->slices[p->group];
 
-        if (!piece)
+        if (!p->parts)
                 range_sum(p, tensor, run,
-                          (char *)p->buffer + run.first * dtype_size(p->job->reduce_dtype), src);
-        for (uint32_t i = 0; piece && i < n; i++) {
+                          (char *)block->memory + run.first * dtype_size(p->job->reduce_dtype),
+                          src);
+        for (uint32_t i = 0; p->parts && i < n; i++) {
                 const struct part *part = &p->parts[i];
                 struct range range = range_common(part->range, run);
 
-                if (part->place == piece->place && range.count)
+                if (part->place == block->place && range.count)
                         range_sum(p, tensor, range, sum_at(p, part, range.first), src);
         }
 }
@@ -107,7 +108,7 @@ static void node_gradient_sum(struct offload_task *task, uint32_t worker)
                 for (end = first + 1; end < g->n_tensors && same_sources(p, first, end); end++)
                         ;
                 if (!t[first].frozen)
-                        run_sum(p, sum->piece, first,
+                        run_sum(p, sum->block, first,
                                 (struct range){ offset,
                                                 t[end - 1].offset + t[end - 1].elements - offset },
                                 src);
@@ -134,27 +135,25 @@ static void node_gradient_summed(struct offload_task *task)
         p->job->reduce->ready(p->job, p->group);
 }
 
-/* One task for each place that has a part of the sum. */
+/* One task for each block. */
 static bool node_gradient_submit(struct node_gradient *p)
 {
+        struct node_gradient_sum *sum;
         uint32_t n = 0;
 
-        list_for_each (&p->pieces, item) {
+        list_for_each (&p->blocks, item) {
                 n++;
         }
-        p->sums = calloc(n ? n : 1, sizeof *p->sums);
+        sum = p->sums = calloc(n, sizeof *p->sums);
         if (!p->sums)
                 return false;
-        n = 0;
-        list_for_each (&p->pieces, item) {
-                p->sums[n++].piece = CONTAINER_OF(item, struct piece, link);
-        }
-        p->summing = n ? n : 1;
-        for (uint32_t i = 0; i < p->summing; i++) {
-                p->sums[i].node_gradient = p;
-                p->sums[i].task.run = node_gradient_sum;
-                p->sums[i].task.done = node_gradient_summed;
-                job_compute(p->job, OFFLOAD_STEP, &p->sums[i].task);
+        p->summing = n;
+        list_for_each (&p->blocks, item) {
+                sum->node_gradient = p;
+                sum->block = CONTAINER_OF(item, struct pool_block, link);
+                sum->task.run = node_gradient_sum;
+                sum->task.done = node_gradient_summed;
+                job_compute(p->job, OFFLOAD_STEP, &sum++->task);
         }
         return true;
 }
@@ -225,9 +224,9 @@ void node_gradient_start(struct node_gradient *p)
         p->starved = true;
 }
 
-void reduce_feed(struct reduce *r)
+void reduce_feed(struct job *job)
 {
-        list_for_each (&r->node_gradients, item) {
+        list_for_each (&job->reduce->node_gradients, item) {
                 struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
                 if (p->starved)
@@ -255,7 +254,7 @@ void node_gradient_check(struct node_gradient *p)
                 return;
         job_ref(job);
         node_gradient_free(p);
-        reduce_feed(job->reduce);
+        reduce_feed(job);
         job_unref(job);
 }
 
@@ -278,7 +277,7 @@ void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t ta
 
 bool node_gradient_may_stay(const struct node_gradient *p, uint32_t place)
 {
-        if (p->parts || p->buffer || p->job->layout->n_groups > KEPT_MAX ||
+        if (!list_empty(&p->blocks) || p->job->layout->n_groups > KEPT_MAX ||
             p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
                 return false;
         for (uint32_t i = 0; i < p->n_sources; i++) {
@@ -401,7 +400,7 @@ struct node_gradient *node_gradient_new(struct job *job, uint32_t group, uint32_
         p->micro_batch = r->groups[group].micro_batch;
         p->attempt = job->attempt;
         p->grad_dtype = r->grad_dtype;
-        list_init(&p->pieces);
+        list_init(&p->blocks);
         list_init(&p->announced);
         p->last = true;
         for (uint32_t rank = 0; rank < job->world_size; rank++) {

@@ -4,8 +4,9 @@
  */
 #pragma once
 
-#include "daemon/step/reduce/reduce.h"
 #include "daemon/step/reduce/parts.h"
+#include "daemon/step/reduce/pool.h"
+#include "daemon/step/reduce/reduce.h"
 
 /* What a rank pushed for one micro-batch. */
 struct contribution {
@@ -44,7 +45,6 @@ struct reduce_group {
 };
 
 enum { PUSH_WAITS_MS = 500 };
-enum { SUMS_KEPT = 4 }; /* the default budget holds as many sums of the largest group */
 
 struct reduce {
         struct job *job;
@@ -54,27 +54,17 @@ struct reduce {
         struct list node_gradients;       /* all, oldest first */
         uint32_t *waiting;                /* [rank]: its slots that queued contributions use */
         bool *spilled;                    /* [rank]: one of its contributions was copied aside */
-        uint64_t buffer_bytes;            /* of sums */
-        struct list kept;                 /* pieces for the next sums */
+        struct pool pool;                 /* memory of sums */
         uint64_t elements_sent, deferred;
         void (*ready)(struct job *job, uint32_t group); /* a node gradient can be offered */
-        uint64_t asked, full; /* bits of places: asked for a piece; without memory for one */
-        bool lacking;         /* something had no memory: the next tick goes on with it */
-};
-
-/* Memory for the parts of a sum in one place. */
-struct piece {
-        struct list link; /* node_gradient.pieces, or reduce.kept */
-        uint32_t place;
-        uint64_t bytes;
-        void *memory;
+        bool lacking; /* something had no memory: the next tick goes on with it */
 };
 
 /* Sums the parts of one place. */
 struct node_gradient_sum {
         struct offload_task task;
         struct node_gradient *node_gradient;
-        const struct piece *piece; /* NULL: everything, in host memory */
+        const struct pool_block *block;
 };
 
 struct node_gradient {
@@ -93,12 +83,11 @@ struct node_gradient {
         uint32_t readers;      /* payloads and copies in progress */
         struct list announced; /* deliveries still unread */
         uint8_t *present;      /* a bit per tensor */
-        void *buffer;          /* the sum, in host memory */
         struct part *parts;    /* of a sum away from the host; NULL: none */
-        struct list pieces;    /* memory of the parts */
+        struct list blocks;    /* memory of the parts, or in host memory of the sum */
         uint64_t sum_bytes;
-        /* the contribution in place, or the buffer.  NULL with parts; otherwise owners take the
-         * sources. */
+        /* the contribution in place, or the sum in host memory.  NULL with parts; otherwise owners
+         * take the sources. */
         const void *data;
         uint32_t n_sources;
         struct contribution *sources[];
@@ -157,7 +146,7 @@ void node_gradient_keep(struct node_gradient *p);
 struct node_gradient *node_gradient_new(struct job *job, uint32_t group, uint32_t queued);
 void node_gradient_start(struct node_gradient *p);
 /* Memory for sums is free: node gradients that wait for memory go on, the oldest first. */
-void reduce_feed(struct reduce *r);
+void reduce_feed(struct job *job);
 void node_gradient_free(struct node_gradient *p);
 /* Frees the node gradient once nobody needs it. */
 void node_gradient_check(struct node_gradient *p);

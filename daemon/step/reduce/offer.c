@@ -40,6 +40,56 @@ struct range accumulator_range(const struct replica *h, uint32_t group)
         return h->copy ? (struct range){ 0, shard->moment_count } : shard->range;
 }
 
+/* ---- receive buffers --------------------------------------------------------------- */
+
+static uint64_t offer_bytes(const struct replica *h, uint32_t group)
+{
+        return accumulator_range(h, group).count * dtype_size(accumulator_dtype(h));
+}
+
+static uint64_t largest_bytes(const struct replica *h)
+{
+        uint64_t largest = 0;
+
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                if (offer_bytes(h, g) > largest)
+                        largest = offer_bytes(h, g);
+        return largest;
+}
+
+/*
+ * The buffer lies where the owner's sum does, if there is free memory: what comes is added without
+ * a detour.  The offer whose turn it is gets a buffer even beyond the budget: in host memory,
+ * unless it is the only one.
+ */
+bool offer_take_buffer(struct offer *o, bool its_turn)
+{
+        struct replica *h = o->replica;
+        struct pool *pool = &h->accumulator->pool;
+        uint64_t bytes = offer_bytes(h, o->group), largest = largest_bytes(h);
+        uint64_t budget = BLOCKS_KEPT * largest * h->job->x->cluster->n_nodes;
+        bool only = its_turn && pool->used == 0;
+
+        if (!state_in_file(h->state) && (only || pool_affords(pool, largest, budget)))
+                pool_take(pool, h->state->id.place, largest, largest, &o->buffer);
+        if (!o->buffer && (its_turn || pool_affords(pool, bytes, budget)))
+                o->buffer = pool_block_new(bytes);
+        if (o->buffer)
+                pool_charge(pool, o->buffer->bytes);
+        return o->buffer;
+}
+
+void offer_give_buffer(struct offer *o)
+{
+        struct pool *pool = &o->replica->accumulator->pool;
+        struct pool_block *buffer = STEAL(o->buffer);
+
+        if (!buffer)
+                return;
+        pool_discharge(pool, buffer->bytes);
+        pool_give(pool, buffer);
+}
+
 /* ---- offers ------------------------------------------------------------------ */
 
 void offer_free(struct offer *o)
@@ -47,7 +97,7 @@ void offer_free(struct offer *o)
         assert(o->in_flight == 0);
         if (o->announced)
                 fabric_forget(o->replica->job->x->fabric, o->node, o->announced);
-        receive_buffer_give(o->replica, &o->buffer);
+        offer_give_buffer(o);
         list_remove(&o->link);
         free(o->parts);
         free(o->present);

@@ -31,7 +31,7 @@ struct offer_part {
 
 static void offer_forget_parts(struct offer *o)
 {
-        receive_buffer_give(o->replica, &o->buffer);
+        offer_give_buffer(o);
         free(STEAL(o->parts));
         o->landed = 0;
 }
@@ -140,7 +140,7 @@ static void offer_cut(struct offer *o)
 
                 o->parts[i] = (struct offer_part){ .offer = o,
                                                    .range = range,
-                                                   .place = (char *)o->buffer.memory +
+                                                   .place = (char *)o->buffer->memory +
                                                             (range.first - all.first) * size,
                                                    .bytes = range.count * size };
         }
@@ -156,7 +156,7 @@ static bool offer_reserve(struct offer *o, bool its_turn)
                 return true;
         o->n_parts = o->announced ? 1 : range_parts(accumulator_range(h, o->group).count, most);
         o->parts = calloc(o->n_parts, sizeof *o->parts);
-        if (!o->parts || !receive_buffer_take(h, o->group, its_turn, &o->buffer)) {
+        if (!o->parts || !offer_take_buffer(o, its_turn)) {
                 free(STEAL(o->parts));
                 h->job->reduce->lacking = h->job->reduce->lacking || its_turn;
                 return false;

@@ -58,7 +58,10 @@ static int reduce_init(struct job *job)
 
         r->job = job;
         list_init(&r->node_gradients);
-        list_init(&r->kept);
+        pool_init(&r->pool, job);
+        r->pool.what = "sums of gradients";
+        r->pool.instead = "gradients are summed in host memory";
+        r->pool.came = reduce_feed;
         r->ready = group_offer;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
         return r->groups && reduce_resize(job, job->world_size) == 0 ? 0 : -ENOMEM;
@@ -71,7 +74,7 @@ static void reduce_free(struct job *job)
         if (!r)
                 return;
         assert(list_empty(&r->node_gradients));
-        reduce_vacate(r);
+        pool_deinit(&r->pool);
         free(r->groups);
         free(r->contributors);
         free(r->waiting);
@@ -446,6 +449,14 @@ void reduce_reset(struct job *job, bool decided)
 
 /* ---- what the node goes through ---------------------------------------------------- */
 
+void reduce_vacate(struct job *job)
+{
+        buffers_vacate();
+        pool_vacate(&job->reduce->pool);
+        for_replicas (job, h)
+                pool_vacate(&h->accumulator->pool);
+}
+
 static void reduce_job_dropped(struct job *job, int status, const char *text)
 {
         for_replicas (job, h)
@@ -458,7 +469,7 @@ static void reduce_again(struct job *job)
 {
         job->reduce->lacking = false;
         job_ref(job);
-        reduce_feed(job->reduce);
+        reduce_feed(job);
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 reduce_advance(job, g);
                 group_offer(job, g);
@@ -474,10 +485,11 @@ static void reduce_again(struct job *job)
 
 static void reduce_tick(struct engine *x)
 {
-        accumulators_tick(x);
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
+                for_replicas (job, h)
+                        pool_tick(&h->accumulator->pool);
                 if (job->reduce->lacking)
                         reduce_again(job);
         }

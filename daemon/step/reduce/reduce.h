@@ -39,8 +39,8 @@ uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank);
 bool reduce_push_waits(const struct job *job);
 /* Whether a local rank has pushed in this attempt. */
 bool reduce_any(const struct job *job);
-/* The last local rank has left: frees what was kept for its gradients. */
-void reduce_vacate(struct reduce *r);
+/* The last local rank has left: frees what was kept for gradients. */
+void reduce_vacate(struct job *job);
 /* The rank has a new session.  All local ranks push one dtype while one is here or has pushed. */
 void reduce_rejoin(struct job *job, uint32_t rank, enum zero_dtype grad_dtype);
 enum zero_dtype reduce_grad_dtype(const struct job *job);
@@ -60,8 +60,6 @@ uint64_t reduce_deferred(const struct reduce *r);
 
 /* ---- an owner's sum --------------------------------------------------------------- */
 
-/* The last local rank has left: frees what was kept for gradients. */
-void accumulator_vacate(struct accumulator *l);
 /* A mirror pulls its owner's sum. */
 void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 /* A node offers to a group; node_gradient: this node's own, else NULL. */

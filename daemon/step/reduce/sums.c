@@ -1,23 +1,16 @@
 /*
- * Memory for the sums of node gradients, within a budget.
+ * The sum of a node gradient: where it is made, and its memory (pool.h).
  *
  * Sums are in host memory.  If both gradients and an owner of this node lie in other places, the
  * sums lie there, too, and need no detour through the host: each owner's part is in the owner's
- * place (parts.h).  A piece of such memory is large enough for any group, so that any piece fits.
- * Pieces are kept until the last local rank has left.
- *
- * It may take time to allocate a piece, so another thread does that.  The node gradient that needs
- * the piece waits, as it does while all pieces are in use.  If a place has no memory, requests fail
- * until a piece is given back.
+ * place (parts.h).  Each place has a block, large enough for any group.  The node gradient that
+ * needs a block waits, as it does while all blocks are in use.
  */
 #include "daemon/step/reduce/node_gradient.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/floor/base/log.h"
-#include "daemon/step/reduce/buffer.h"
 #include "proto/cleanup.h"
 
 /* Bits of the places away from the host that hold its sources. */
@@ -64,9 +57,9 @@ static uint64_t largest_bytes(const struct job *job)
 /* One sum is always allowed, so that the oldest node gradient goes on. */
 static bool budget_has(const struct job *job, uint64_t bytes)
 {
-        uint64_t used = job->reduce->buffer_bytes, budget = job->x->conf->reduce_buffers;
+        const struct pool *pool = &job->reduce->pool;
 
-        return !used || used + bytes <= (budget ? budget : SUMS_KEPT * largest_bytes(job));
+        return !pool->used || pool_affords(pool, bytes, BLOCKS_KEPT * largest_bytes(job));
 }
 
 /* ---- away from the host ------------------------------------------------------ */
@@ -84,8 +77,8 @@ static uint32_t *places_of_owners(const struct job *job)
         return places;
 }
 
-/* Bytes of the largest piece that any group needs in that place; 0: out of memory. */
-static uint64_t piece_bytes_most(const struct job *job, const struct parts_rule *rule,
+/* Bytes of the largest block that any group needs in that place; 0: out of memory. */
+static uint64_t block_bytes_most(const struct job *job, const struct parts_rule *rule,
                                  uint32_t place)
 {
         uint64_t most = 0;
@@ -104,142 +97,30 @@ static uint64_t piece_bytes_most(const struct job *job, const struct parts_rule 
         return most;
 }
 
-static void piece_free(struct piece *piece)
-{
-        list_remove(&piece->link);
-        place_free(piece->memory);
-        free(piece);
-}
-
-/* Takes a kept piece; frees those that are too small. */
-static struct piece *piece_kept(struct reduce *r, uint32_t place, uint64_t bytes)
-{
-        list_for_each (&r->kept, item) {
-                struct piece *piece = CONTAINER_OF(item, struct piece, link);
-
-                if (piece->place != place)
-                        continue;
-                if (piece->bytes >= bytes)
-                        return piece;
-                piece_free(piece);
-        }
-        return NULL;
-}
-
-/* Another thread allocates a piece. */
-struct asking {
-        struct blocking_work work;
-        struct job *job;
-        struct piece *piece;
-        int status;
-        struct fault fault;
-};
-
-static void asking_run(struct blocking_work *work)
-{
-        struct asking *a = CONTAINER_OF(work, struct asking, work);
-        char what[ZERO_NAME_MAX + 40];
-
-        snprintf(what, sizeof what, "sums of gradients of job %s", a->job->name);
-        a->status =
-                place_alloc(a->piece->place, a->piece->bytes, what, &a->piece->memory, &a->fault);
-}
-
-static void asking_done(struct blocking_work *work)
-{
-        struct asking *a = CONTAINER_OF(work, struct asking, work);
-        struct job *job = a->job;
-        struct reduce *r = job->reduce;
-        uint64_t place = UINT64_C(1) << a->piece->place;
-
-        r->asked &= ~place;
-        if (a->status) {
-                log_debug("job %s: gradients are summed in host memory: %s", job->name,
-                          a->fault.text);
-                r->full |= place;
-                free(a->piece);
-        } else {
-                list_insert(&r->kept, &a->piece->link);
-        }
-        free(a);
-        reduce_feed(r);
-        if (job->n_attached == 0 && !r->asked) /* the last rank left meanwhile */
-                reduce_vacate(r);
-        job_unref(job);
-}
-
-enum piece_found { PIECE_TAKEN, PIECE_ASKED, PIECE_NONE };
-
-/* PIECE_NONE: the place has no memory. */
-static enum piece_found piece_ask(struct job *job, uint32_t place, uint64_t bytes)
-{
-        struct reduce *r = job->reduce;
-        struct asking *a;
-
-        if (!bytes || r->full >> place & 1)
-                return PIECE_NONE;
-        if (r->asked >> place & 1)
-                return PIECE_ASKED;
-        a = calloc(1, sizeof *a);
-        if (a)
-                a->piece = calloc(1, sizeof *a->piece);
-        if (!a || !a->piece) {
-                free(a);
-                return PIECE_NONE;
-        }
-        list_init(&a->piece->link);
-        a->piece->place = place;
-        a->piece->bytes = bytes;
-        a->job = job;
-        job_ref(job);
-        a->work = (struct blocking_work){ .run = asking_run,
-                                          .done = asking_done,
-                                          .what = "to take memory for gradients of job",
-                                          .of = a->job->name,
-                                          .uid = a->job->uid };
-        r->asked |= UINT64_C(1) << place;
-        blocking_submit(job->x->blocking, LANE_DRIVERS, &a->work);
-        return PIECE_ASKED;
-}
-
-static enum piece_found piece_take(struct node_gradient *p, const struct parts_rule *rule,
+static enum block_found block_take(struct node_gradient *p, const struct parts_rule *rule,
                                    uint32_t place)
 {
         uint32_t n = p->job->partition->slices[p->group];
-        struct piece *piece =
-                piece_kept(p->job->reduce, place, parts_bytes(p->parts, n, place, rule->size));
+        struct pool_block *block = NULL;
+        enum block_found found =
+                pool_take(&p->job->reduce->pool, place, parts_bytes(p->parts, n, place, rule->size),
+                          block_bytes_most(p->job, rule, place), &block);
 
-        if (!piece)
-                return piece_ask(p->job, place, piece_bytes_most(p->job, rule, place));
-        list_remove(&piece->link);
-        list_insert(&p->pieces, &piece->link);
-        return PIECE_TAKEN;
+        if (block)
+                list_insert(&p->blocks, &block->link);
+        return found;
 }
 
-/* keep: they are about to be taken again. */
-static void pieces_give(struct node_gradient *p, bool keep)
+static void blocks_give(struct node_gradient *p)
 {
-        struct reduce *r = p->job->reduce;
-
-        while (!list_empty(&p->pieces)) {
-                struct piece *piece = CONTAINER_OF(p->pieces.next, struct piece, link);
-                uint32_t n = 0;
-
-                list_for_each (&r->kept, item) {
-                        n += CONTAINER_OF(item, struct piece, link)->place == piece->place;
-                }
-                if (keep || (p->job->n_attached && n < SUMS_KEPT)) {
-                        list_remove(&piece->link);
-                        list_insert(&r->kept, &piece->link);
-                } else {
-                        piece_free(piece);
-                }
-        }
+        while (!list_empty(&p->blocks))
+                pool_give(&p->job->reduce->pool,
+                          CONTAINER_OF(p->blocks.next, struct pool_block, link));
         free(STEAL(p->parts));
 }
 
-/* Takes all pieces, or none; returns the worst result. */
-static enum piece_found pieces_take(struct node_gradient *p)
+/* Takes all blocks, or none; returns the worst result. */
+static enum block_found blocks_take(struct node_gradient *p)
 {
         const struct job *job = p->job;
         uint32_t n = job->partition->slices[p->group];
@@ -248,21 +129,21 @@ static enum piece_found pieces_take(struct node_gradient *p)
                                    .place_of_owner = owners,
                                    .sources = places_of_sources(p),
                                    .size = dtype_size(job->reduce_dtype) };
-        enum piece_found found = PIECE_TAKEN;
+        enum block_found found = BLOCK_TAKEN;
 
         p->parts = calloc(n + 1, sizeof *p->parts);
         if (!owners || !p->parts) {
-                pieces_give(p, false);
-                return PIECE_NONE;
+                blocks_give(p);
+                return BLOCK_NONE;
         }
         parts_plan(&rule, p->group, p->parts);
         for (uint64_t left = parts_places(p->parts, n); left; left &= left - 1) {
-                enum piece_found f = piece_take(p, &rule, (uint32_t)__builtin_ctzll(left));
+                enum block_found f = block_take(p, &rule, (uint32_t)__builtin_ctzll(left));
 
                 found = f > found ? f : found;
         }
-        if (found != PIECE_TAKEN)
-                pieces_give(p, found == PIECE_ASKED);
+        if (found != BLOCK_TAKEN)
+                blocks_give(p);
         return found;
 }
 
@@ -270,14 +151,14 @@ void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t el
 {
         size_t size = dtype_size(p->job->reduce_dtype);
 
-        list_for_each ((struct list *)&p->pieces, item) {
-                struct piece *piece = CONTAINER_OF(item, struct piece, link);
+        list_for_each ((struct list *)&p->blocks, item) {
+                const struct pool_block *block = CONTAINER_OF(item, struct pool_block, link);
 
-                if (piece->place == part->place)
-                        return (char *)piece->memory + part->at +
+                if (block->place == part->place)
+                        return (char *)block->memory + part->at +
                                (element - part->range.first) * size;
         }
-        assert(!"a part has its piece");
+        assert(!"a part has its block");
         return NULL;
 }
 
@@ -286,46 +167,44 @@ void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t el
 static bool sum_charge(struct node_gradient *p, uint64_t bytes)
 {
         p->sum_bytes = bytes;
-        p->job->reduce->buffer_bytes += bytes;
+        pool_charge(&p->job->reduce->pool, bytes);
         return true;
+}
+
+static bool host_take(struct node_gradient *p, uint64_t bytes)
+{
+        struct pool_block *block = pool_block_new(bytes);
+
+        if (!block) {
+                p->job->reduce->lacking = true;
+                return false;
+        }
+        list_insert(&p->blocks, &block->link);
+        p->data = block->memory;
+        return sum_charge(p, bytes);
 }
 
 bool sum_take(struct node_gradient *p)
 {
-        struct job *job = p->job;
-        uint64_t bytes = largest_bytes(job);
-        enum piece_found found;
+        const struct job *job = p->job;
+        uint64_t bytes = group_bytes(job, p->group), largest = largest_bytes(job);
+        enum block_found found;
 
-        if (node_gradient_stays_away(p)) {
-                if (!budget_has(job, bytes))
+        if (bytes && node_gradient_stays_away(p)) { /* a group without elements has no parts */
+                if (!budget_has(job, largest))
                         return false;
-                found = pieces_take(p);
-                if (found == PIECE_TAKEN)
-                        return sum_charge(p, bytes);
-                if (found == PIECE_ASKED || job->reduce->buffer_bytes) /* memory will become free */
+                found = blocks_take(p);
+                if (found == BLOCK_TAKEN)
+                        return sum_charge(p, largest);
+                if (found == BLOCK_ASKED || job->reduce->pool.used) /* memory will become free */
                         return false;
         }
-        bytes = group_bytes(job, p->group);
-        if (!budget_has(job, bytes))
-                return false;
-        p->data = p->buffer = buffer_new(bytes);
-        job->reduce->lacking = job->reduce->lacking || !p->buffer;
-        return p->buffer && sum_charge(p, bytes);
+        return budget_has(job, bytes) && host_take(p, bytes);
 }
 
 void sum_give(struct node_gradient *p)
 {
-        p->job->reduce->buffer_bytes -= p->sum_bytes;
+        pool_discharge(&p->job->reduce->pool, p->sum_bytes);
         p->sum_bytes = 0;
-        p->job->reduce->full = 0; /* each place may be asked again */
-        buffer_free(STEAL(p->buffer));
-        pieces_give(p, false);
-}
-
-void reduce_vacate(struct reduce *r)
-{
-        buffers_vacate();
-        list_for_each (&r->kept, item) {
-                piece_free(CONTAINER_OF(item, struct piece, link));
-        }
+        blocks_give(p);
 }

@@ -85,7 +85,7 @@ static void leave_little(uint64_t total)
 static void wait_for_receive_buffers(struct session *s)
 {
         for (uint32_t i = 0; i < 2; i++)
-                while (accumulator_on(s, i)->receive_buffer_asked)
+                while (!list_empty(&accumulator_on(s, i)->pool.asking))
                         uv_run(&s->net.loop, UV_RUN_ONCE);
 }
 
@@ -111,25 +111,24 @@ static void receive_buffers_on_a_gpu_are_kept_while_there_are_ranks(void)
                 wait_for_receive_buffers(&s);
                 unsetenv("FAKE_GPU_BYTES");
                 for (uint32_t i = 0; i < 2; i++) {
-                        const struct accumulator *l = accumulator_on(&s, i);
+                        const struct pool *pool = &accumulator_on(&s, i)->pool;
 
-                        CHECK(l->receive_buffer_bytes == 0 &&
-                                      (step == 1) == (l->n_kept_receive_buffers == 0),
-                              "step %u: %u receive buffers are kept", step,
-                              l->n_kept_receive_buffers);
+                        CHECK(pool->used == 0 && (step == 1) == list_empty(&pool->kept),
+                              "step %u: receive buffers are %skept", step,
+                              list_empty(&pool->kept) ? "not " : "");
                 }
         }
         s.outcome.sum = net_checksum(&s.net, "zoo");
         CHECK(memcmp(&s.outcome.sum, &expected.sum, sizeof expected.sum) == 0);
         kill_all(&s);
         for (uint32_t i = 0; i < 2; i++)
-                CHECK(accumulator_on(&s, i)->n_kept_receive_buffers == 0);
+                CHECK(list_empty(&accumulator_on(&s, i)->pool.kept));
         session_close(&s);
 }
 
 static bool receive_buffers_are_gone(void *arg)
 {
-        return accumulator_on(arg, 1)->n_kept_receive_buffers == 0;
+        return list_empty(&accumulator_on(arg, 1)->pool.kept);
 }
 
 /* On a node without ranks nobody says when ranks leave, so buffers are freed after a while. */
@@ -146,7 +145,7 @@ static void receive_buffers_where_no_ranks_are_are_kept_for_a_while(void)
         session_program(&s, 1);
         session_run(&s);
         wait_for_receive_buffers(&s);
-        CHECK(accumulator_on(&s, 1)->n_kept_receive_buffers > 0);
+        CHECK(!list_empty(&accumulator_on(&s, 1)->pool.kept));
         kill_all(&s);
         net_wait(&s.net, receive_buffers_are_gone, &s,
                  "receive buffers that nobody uses to be given back");
