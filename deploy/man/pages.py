@@ -7,7 +7,7 @@ usage: pages.py ZERO.H                                                          
 A comment of the header and the functions that follow it without an empty line become a page; the pages of all but the
 first function are links to it.  The page has the structures that its prototypes and its comment name.  Lines of a
 comment that are indented stay as they are.  In zero.3 the line @FUNCTIONS@ becomes the list of all functions,
-@PROGRAM@ README's program.
+@PROGRAM@ the program of client/README.md.
 """
 import os
 import re

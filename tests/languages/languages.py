@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Programs in other languages build by zero.h, or by declarations made by hand, and train as two ranks, whose place and job
-the environment names.  So do README's program and the man pages' examples."""
+the environment names.  So do the program of client/README.md and the man pages' examples."""
 import os
 import re
 import shutil
@@ -82,8 +82,8 @@ def trains_by_ctypes():
 
 @case
 def readme_program():
-    """It prints its losses, and the last one when it is run again."""
-    with open(f"{ROOT}/README.md", encoding="utf-8") as f:
+    """That of client/README.md prints its losses, and the last one when it is run again."""
+    with open(f"{ROOT}/client/README.md", encoding="utf-8") as f:
         program = re.search(r"^<!-- program.*?\n```c\n(.*?)^```$", f.read(), re.M | re.S)[1]
     with tempfile.TemporaryDirectory() as directory, Cluster(1) as cluster:
         with open(f"{directory}/fit.c", "w", encoding="utf-8") as f:
