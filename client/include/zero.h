@@ -1,56 +1,52 @@
 /*
  * zero.h - client library of zerod, the parameter-partition service.
  *
- * A trainer describes its model once (a layout: groups of tensors), attaches to
- * a job as one of its ranks, and then, step by step, fetches groups of
- * parameters, pushes their gradients and asks for the update.  The daemon of the
- * node holds what the trainer reads and writes in shared memory; no parameter
- * and no gradient passes through the socket.
+ * A trainer describes its model once, as a layout: groups of tensors.  It attaches to a job as one of the job's
+ * ranks.  Then, step by step, it fetches groups of parameters, pushes their gradients and asks for the update.
+ * The trainer reads and writes memory that it shares with the node's daemon.  No parameter and no gradient passes
+ * through the socket.
  *
  * Terms and arithmetic follow ZeRO (Rajbhandari et al., SC20, arXiv 1910.02054)
  * and AdamW (Loshchilov and Hutter, arXiv 1711.05101).
  *
- * Errors: every call returns ZERO_OK (0) or another enum zero_status;
- * zero_error() then returns a sentence that names the cause.  ret_* is written
- * only on success.
- * NULL: ZERO_EINVAL where a call needs the object, for which zero_error(NULL) has the text if the object is
- * the client.  The comment of a call says where NULL is allowed; memory for 0 elements may be NULL.  Calls that
- * return no status return 0, false or NULL then, and zero_fd() -1.
- * Blocking: calls marked [blocks] wait for the daemon, at most for the timeout
- * given to zero_connect().  Then they return ZERO_EDEADLINE, and the daemon says
- * what the call waited for.  If the daemon says nothing for two more seconds, the
- * call returns ZERO_EDEADLINE and the client takes the daemon for lost.
- * A late rank: a timeout that the caller gives holds for every wait.  Without one
- * (timeout_ms 0) zero_compose(), zero_attach(), zero_norm(), zero_tensor_norms(), zero_all_reduce(), zero_step() and
- * zero_grad() wait longer while they
- * wait only for ranks that are alive.  A rank is alive if its process runs, until 30 minutes (the
- * daemon's option rank_wait_ms) after the rank's last call.  A rank that has not attached yet, or
- * not again since its node's daemon was lost, counts as alive for 30 minutes.  Then ZERO_EDEADLINE
- * names the rank and its last call.  Nothing waits longer for a rank whose process has stopped or
- * ended, or for a node that is down.  Where the daemon may not see the process, an open connection
- * counts as a running process.
- * After 10 s such a wait is told on standard error (zero_on_wait()).
- * A lost daemon: a client that is attached as a rank connects and attaches again by itself.  The
- * call that finds the daemon gone does so, or the next call marked [blocks].  It tries to connect
- * for as long as the timeout, and then waits as long again to be let in.  ZERO_EDEADLINE says what
- * it waited for, and the next call tries again.  If the step in flight was decided meanwhile,
- * zero_step() returns the step's result as if nothing had happened.  If the client had nothing
- * fetched, asked for or pushed, and the version is the same, the call goes on, except zero_put(),
- * zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and zero_step().  Otherwise the call returns ZERO_EABORTED.
- * After ZERO_EABORTED zero_steps() says where to go on: the version is one higher if the step was
- * committed after all.  A client that is not a rank does not connect again: ZERO_ECLOSED.
- * Closing: ZERO_ECLOSED is final.  So is a refusal that no further try would change, such as
- * ZERO_ERANK for a rank that another process has taken or ZERO_ENOJOB for a dropped job.  Views and
- * gradient memory stay mapped until zero_close(), but their contents are undefined once the daemon
- * was lost.  On a GPU they occupy memory until the daemon is lost a second time.  To read an fp32
- * view of a job that was dropped or restored may end the process (SIGBUS): its memory is gone.
- * Threads: one thread at a time may use a client; ZERO_EBUSY if another one waits in a call of it, with
- * zero_error(NULL) for the sentence.  zero_close() is not refused: it frees the client under that thread.
- * Different clients are independent.
- * Fork: a client is that of the process that connected.  In a process forked from that one its calls
- * are ZERO_ECLOSED, zero_interrupt() does nothing, and zero_close() gives back the forked process's
- * memory and descriptors alone; zero_connect() makes a client of its own.  When the process that connected
- * has ended, and the daemon may see that, the rank counts as lost, even if a forked one keeps the connection open.
+ * Errors: a call that can fail returns ZERO_OK (0) or another enum zero_status.  After a failure zero_error()
+ * returns a sentence that names the cause.  A call writes to ret_* arguments only on success.
+ * NULL: a call returns ZERO_EINVAL if an object that it needs is NULL.  If that object is the client,
+ * zero_error(NULL) has the text.  The comment of a call says where NULL is allowed.  Memory for 0 elements may be
+ * NULL.  If the object is NULL, a call without a status returns 0, false or NULL, and zero_fd() returns -1.
+ * Blocking: a call marked [blocks] waits for the daemon, at most for the timeout given to zero_connect().  At the
+ * timeout the call returns ZERO_EDEADLINE, and the daemon says what the call waited for.  If the daemon says nothing
+ * for two more seconds, the call returns ZERO_EDEADLINE, and the client takes the daemon for lost.
+ * A late rank: a timeout that the caller gives holds for every wait.  Without one (timeout_ms 0) some calls wait
+ * longer, while they wait only for ranks that are alive.  These calls are zero_compose(), zero_attach(), zero_norm(),
+ * zero_tensor_norms(), zero_all_reduce(), zero_step() and zero_grad().  A rank is alive while its process runs, but
+ * at most for 30 minutes after its last call (the daemon's option rank_wait_ms).  A rank that has not attached yet
+ * counts as alive for 30 minutes.  So does a rank that has not attached again since its node's daemon was lost.
+ * After the 30 minutes the call returns ZERO_EDEADLINE, which names the rank and its last call.  No call waits longer
+ * for a rank whose process has stopped or ended, or for a node that is down.  If the daemon may not see a process,
+ * an open connection counts as a running process.
+ * After 10 s of such a wait the client says on standard error for whom it waits (zero_on_wait()).
+ * A lost daemon: a client that is attached as a rank connects and attaches again by itself.  The call that finds the
+ * daemon gone does so, or the next call marked [blocks].  It tries to connect for as long as the timeout, then waits as
+ * long again to be let in.  If it fails, ZERO_EDEADLINE says what it waited for, and the next call
+ * tries again.  If the step in flight was decided meanwhile, zero_step() returns the step's result as if nothing had
+ * happened.  Otherwise the call goes on if the version is the same, and the client had nothing fetched, asked for or
+ * pushed.  Only zero_put(), zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and zero_step() never go on.
+ * A call that does not go on returns ZERO_EABORTED.  zero_steps() then says where to go on: the version is one
+ * higher if the step was committed after all.  A client that is not a rank does not connect again, and its calls
+ * return ZERO_ECLOSED.
+ * Closing: ZERO_ECLOSED is final.  A refusal is final, too, if no further try would change it.  Examples are ZERO_ERANK
+ * for a rank that another process has taken, and ZERO_ENOJOB for a dropped job.  Views and gradient memory stay mapped
+ * until zero_close(), but their contents are undefined once the daemon was lost.  On a GPU they occupy memory until the
+ * daemon is lost a second time.  Reading an fp32 view of a job that was dropped or restored may end the process
+ * (SIGBUS), because the memory is gone.
+ * Threads: one thread at a time may use a client.  A call returns ZERO_EBUSY while another thread waits in a call of
+ * the same client, and zero_error(NULL) has the sentence.  zero_close() is not refused: it frees the client under
+ * that thread.  Different clients are independent.
+ * Fork: a client belongs to the process that connected.  In a process forked from it, calls return ZERO_ECLOSED and
+ * zero_interrupt() does nothing.  There zero_close() gives back the forked process's memory and descriptors alone,
+ * and zero_connect() makes a new client.  A rank counts as lost when the process that connected has ended, if the
+ * daemon may see that.  A forked process that keeps the connection open does not change this.
  */
 #pragma once
 
@@ -68,17 +64,17 @@ struct zero_layout;
 struct zero_stash;
 
 /*
- * The version of this header, as a number: 10000 * major + 100 * minor + patch; zero_library_version() is that of the
- * library.  Structures have no member for their size, for a program that zeroes or initialises them is right again when
- * it is compiled again, and a release in which one grows has another soname.
+ * The version of this header as a number: 10000 * major + 100 * minor + patch.  zero_library_version() returns the
+ * library's version.  Structures have no member for their size: a release in which one grows has another soname.
+ * A program that zeroes or initialises its structures is right once it is compiled again.
  */
 #define ZERO_LIBRARY_VERSION 100
 
-/* As a number of groups: all of the model. */
+/* All groups of the model, as a number of groups. */
 #define ZERO_ALL UINT32_MAX
-/* As zero_needs.push_groups: the service chooses. */
+/* For zero_needs.push_groups: the service chooses the number. */
 #define ZERO_AUTO (UINT32_MAX - 1)
-/* Rank of a client that reads and writes state and takes no part in steps: zeroctl, evaluation. */
+/* The rank of a client that reads and writes state and takes no part in steps, such as zeroctl or an evaluation. */
 #define ZERO_OBSERVER (-1)
 
 /* ---- layout: what the model looks like -------------------------------- */
@@ -86,10 +82,11 @@ struct zero_stash;
 struct zero_tensor {
         const char *name;       /* unique in the layout, at most ZERO_NAME_MAX bytes */
         uint32_t ndim;          /* 0 (a scalar) to ZERO_DIM_MAX */
-        const uint64_t *shape;  /* ndim extents; an extent of 0 is allowed; of bytes in a group of
-                                 * bytes, four of which are an element in all other counts */
-        bool frozen;            /* never updated; has no moments and no gradient; in a group of
-                                 * bytes (ZERO_BYTES_MAP) all tensors are */
+        const uint64_t *shape;  /* ndim extents; an extent of 0 is allowed.  In a group of bytes
+                                 * (ZERO_BYTES_MAP) a shape counts bytes.  Everywhere else an element
+                                 * of such a group is a word of four bytes */
+        bool frozen;            /* never updated; has no moments and no gradient.  All tensors of a
+                                 * group of bytes are frozen */
         uint32_t set;           /* the hyperparameter set of zero_step() that applies at first
                                  * (ZERO_PLANE_SET) */
         enum zero_init init;
@@ -103,10 +100,10 @@ int zero_layout_new(struct zero_layout **ret_layout);
 void zero_layout_free(struct zero_layout *layout);
 
 /*
- * Appends a group: tensors that are fetched and pushed together (a transformer
- * block, say), all of one dtype.  ranks lists the ranks that push gradients of this
- * group (NULL: all); its gradient is the sum over them divided by divisor (0:
- * their number; else at least 1e-30).  Strings and arrays are copied.
+ * Appends a group: tensors of one dtype that are fetched and pushed together, such as those of a transformer block.
+ * ranks lists the ranks that push gradients of the group; NULL stands for all ranks.  The group's gradient is the
+ * sum over these ranks, divided by divisor.  A divisor of 0 stands for the number of these ranks; any other is at
+ * least 1e-30.  The call copies strings and arrays.
  */
 int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dtype dtype,
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
@@ -122,137 +119,158 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
 
 /*
- * Makes a group eager: its owners update its shards as soon as its gradient is complete, while ranks
- * still compute other gradients (the eager parameter server of L2L, arXiv 2002.05645), if ranks say
- * ahead how they will end the step (zero_ahead()).  Until the step is decided the group is served as
- * before, and its old values are kept: master weights and moments of an eager group take twice the
- * memory, and an fp32 group has served parameters beside its master weights.  All ranks choose the
- * same; a job's state goes on under the same choice only.  Results are those of a group that is not
- * eager, to the bit.
+ * Makes a group eager: its owners update their shards as soon as its gradient is complete, while ranks still compute
+ * other gradients.  This is the eager parameter server of L2L (arXiv 2002.05645).  It needs ranks that say ahead how
+ * they will end the step (zero_ahead()).  Until the step is decided, the group is served as before, and its old
+ * values are kept.  So the master weights and moments of an eager group take twice the memory, and an fp32 group
+ * keeps served parameters beside its master weights.  All ranks choose the same, and a job's state goes on under the
+ * same choice only.  Results are equal, to the bit, to those of a group that is not eager.
  */
 int zero_layout_eager(struct zero_layout *layout, uint32_t group);
 
 /*
- * Appends a tensor to the last group: append all tensors of a group before the next group.
- * The tensor's index counts through the layout.
+ * Appends a tensor to the last group.  Append all tensors of a group before the next group.
+ * *ret_tensor is the tensor's index, which counts through the whole layout.
  */
 int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct zero_tensor *tensor,
                        uint32_t *ret_tensor);
 
-/* Number of groups, and of tensors, of a layout. */
+/* Returns the number of groups, or of tensors, of a layout. */
 uint32_t zero_layout_groups(const struct zero_layout *layout);
 uint32_t zero_layout_tensors(const struct zero_layout *layout);
-/* Offset of a tensor in its group's flat array, in elements; a multiple of 128. */
+/* Returns the offset of a tensor in its group's flat array, in elements; a multiple of 128. */
 uint64_t zero_layout_offset(const struct zero_layout *layout, uint32_t tensor);
-/* Elements of a tensor; of a group's flat array, alignment gaps included. */
+/* Returns the number of elements of a tensor, or of a group's flat array with its alignment gaps. */
 uint64_t zero_layout_tensor_elements(const struct zero_layout *layout, uint32_t tensor);
 uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t group);
 /*
- * Names, types and shapes, for a client that got a job's layout from
- * zero_client_layout().  Strings and arrays belong to the layout.  For an index
- * out of range they return NULL or 0.  *ret_shape has as many extents as the call returns, *ret_ranks as many
- * ranks; either may be NULL.
+ * Tells a group's name, its dtype, and if it is eager.  A client that got a job's layout from zero_client_layout()
+ * reads it in this way.  Strings and arrays belong to the layout.  An index out of range gives NULL, 0 or false.
  */
 const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
 bool zero_layout_group_eager(const struct zero_layout *layout, uint32_t group);
-/* The optimizer that updates a group; the divisor as zero_layout_group() took it, 0: the number of ranks. */
+/*
+ * Returns the optimizer that updates a group, or the divisor that zero_layout_group() took.
+ * A divisor of 0 stands for the number of ranks.
+ */
 const char *zero_layout_group_optimizer(const struct zero_layout *layout, uint32_t group);
 double zero_layout_group_divisor(const struct zero_layout *layout, uint32_t group);
-/* Number of tensors of a group; their indices are consecutive from *ret_first (NULL: not wanted). */
+/*
+ * Returns the number of tensors of a group.  Their indices are consecutive and begin with *ret_first.
+ * ret_first may be NULL.
+ */
 uint32_t zero_layout_group_tensors(const struct zero_layout *layout, uint32_t group,
                                    uint32_t *ret_first);
-/* The ranks that push the group, ascending; 0 of them: all ranks. */
+/*
+ * Returns the number of ranks that a group lists; 0 stands for all ranks.  *ret_ranks has that many ranks, ascending,
+ * and belongs to the layout.  ret_ranks may be NULL.
+ */
 uint32_t zero_layout_group_ranks(const struct zero_layout *layout, uint32_t group,
                                  const uint32_t **ret_ranks);
 /*
- * Describes a tensor as zero_layout_tensor() took it; name and shape belong to the layout.  ZERO_ENOGROUP if
- * there is none.
+ * Describes a tensor as zero_layout_tensor() took it.  Name and shape belong to the layout.
+ * ZERO_ENOGROUP: the layout has no such tensor.
  */
 int zero_layout_describe(const struct zero_layout *layout, uint32_t tensor,
                          struct zero_tensor *ret_tensor);
-/* Name, group, shape and kind of a tensor. */
+/*
+ * Tells a tensor's name, its group, its shape, and if it is frozen.  zero_layout_tensor_shape() returns the number of
+ * extents in *ret_shape; the array belongs to the layout, and ret_shape may be NULL.
+ */
 const char *zero_layout_tensor_name(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_group(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_shape(const struct zero_layout *layout, uint32_t tensor,
                                   const uint64_t **ret_shape);
 bool zero_layout_tensor_frozen(const struct zero_layout *layout, uint32_t tensor);
-/* Finds a tensor by name; ZERO_ENOGROUP if there is none.  Takes time linear in the tensors. */
+/*
+ * Finds a tensor by name, in time linear in the number of tensors.
+ * ZERO_ENOGROUP: the layout has no tensor of that name.
+ */
 int zero_layout_find(const struct zero_layout *layout, const char *name, uint32_t *ret_tensor);
-/* Bytes of an element, 4 for a word of a type of bytes; 0 if dtype is not valid. */
+/* Returns the bytes of an element: 4, a word, for a type of bytes, and 0 for a dtype that is not valid. */
 size_t zero_dtype_size(enum zero_dtype dtype);
-/* Whether the service keeps the type as bytes (ZERO_BYTES_MAP). */
+/* Returns true if the service keeps the type as bytes (ZERO_BYTES_MAP). */
 bool zero_dtype_is_bytes(enum zero_dtype dtype);
-/* The error of the last zero_layout_*() call that failed to change the layout; questions leave theirs to
- * zero_error(NULL).  A text also for NULL. */
+/*
+ * Returns the sentence of the last call that failed to change the layout.  Calls that only read a layout leave their
+ * sentence to zero_error(NULL).  For NULL the call returns a text, too.
+ */
 const char *zero_layout_error(const struct zero_layout *layout);
 
 /* ---- connection ------------------------------------------------------- */
 
 struct zero_options {
         const char *socket;        /* NULL: $ZEROD_SOCKET, else the default place */
-        const char *job;           /* at most ZERO_JOB_MAX bytes of [A-Za-z0-9._-]; NULL: $ZEROD_JOB,
+        const char *job;           /* at most ZERO_JOB_MAX bytes of [A-Za-z0-9._-].  NULL: $ZEROD_JOB,
                                     * unless rank is ZERO_OBSERVER, else no job */
         int32_t rank;              /* 0 to world_size - 1, or ZERO_OBSERVER */
-        uint32_t world_size;       /* 0, with rank 0: $RANK and $WORLD_SIZE, else 0 of 1, and where
-                                    * local_world_size or incarnation are 0, $LOCAL_WORLD_SIZE and
-                                    * $TORCHELASTIC_RESTART_COUNT, as torchrun sets them */
+        uint32_t world_size;       /* 0, with rank 0: take $RANK and $WORLD_SIZE, as torchrun sets them,
+                                    * else rank 0 of 1.  Then a local_world_size or incarnation of 0
+                                    * takes $LOCAL_WORLD_SIZE or $TORCHELASTIC_RESTART_COUNT */
         uint32_t local_world_size; /* ranks on this node; 0: world_size */
-        uint32_t timeout_ms;       /* of every blocking call; 0: 60000, unless the daemon's option
-                                    * wait_ms says otherwise, and longer for a rank that is late */
-        uint32_t incarnation;      /* how often this rank was started before (torchrun's restart
-                                    * count, say): a process takes the rank from a session with a
-                                    * lower incarnation that has not ended, and fences it */
+        uint32_t timeout_ms;       /* of every blocking call.  0: the daemon's option wait_ms, else
+                                    * 60000, and longer for a rank that is late */
+        uint32_t incarnation;      /* how often this rank was started before, such as torchrun's
+                                    * restart count.  If a session with a lower incarnation has not
+                                    * ended, this process takes the rank from it and fences it */
 };
 
 /*
- * Connects to the node's daemon. [blocks]  On failure *ret_client is untouched;
- * zero_error(NULL) returns the error of this thread's last zero_connect() or zero_layout_*() that failed, or of a call
- * that was refused because another thread waits.
- * ZERO_ECLOSED: nobody listens there; ZERO_EPERM: this user may not; ZERO_EVERSION: the daemon is of another release;
- * ZERO_ERANK: the rank is not in its world; ZERO_EINVAL names an option or a variable that makes no sense.
+ * Connects to the node's daemon. [blocks]  If the call fails, *ret_client is untouched.  zero_error(NULL) then
+ * returns the sentence.  It always returns the sentence of this thread's last failed zero_connect() or
+ * zero_layout_*(), or of a call that was refused because another thread waits.
+ * ZERO_ECLOSED: no daemon listens at the socket.  ZERO_EPERM: the daemon refuses this user.  ZERO_EVERSION: the daemon
+ * is of another release.  ZERO_ERANK: the rank lies outside its world.  ZERO_EINVAL names an option or a variable
+ * that makes no sense.
  */
 int zero_connect(const struct zero_options *options, struct zero_client **ret_client);
-/* Ends the session; all views and gradient pointers become invalid.  Calls in which other ranks wait for this one end
- * with ZERO_ELOSTRANK.  NULL is allowed. */
+/*
+ * Ends the session and frees the client.  All views and gradient pointers become invalid.  NULL is allowed.
+ * Calls in which other ranks wait for this one end with ZERO_ELOSTRANK.
+ */
 void zero_close(struct zero_client *client);
 /*
- * Leaves zero_close() to the end of the process: exit() and the return of main() with status 0 call it.
- * After any other end the rank counts as lost, and a successor may go on.  Nobody uses the client from
- * now on; views stay valid until then.  An end of a forked process changes nothing.  Never blocks.
+ * Leaves zero_close() to the end of the process.  exit(0) and a return of 0 from main() then close the client.  After
+ * any other end the rank counts as lost, and a successor may go on.  The caller does not use the client any more, but
+ * views stay valid until the end.  The end of a forked process changes nothing.  Never blocks.
  */
 void zero_close_at_exit(struct zero_client *client);
 /*
- * Declares that this rank has completed the job; zero_close() tells the daemon.  When all ranks have
- * left so, the job is finished.  It stays to be read, exported or trained further, until a new job
- * of the same user finds job_limit or a node's memory used up and the places of finished jobs
- * suffice.  Then the daemon drops the job that finished first, and logs that.  With keep false on
- * every rank the daemon drops the job as soon as the last rank has left.  A daemon that restarts no
- * longer knows which jobs are finished, and keeps them.  Never blocks.  ZERO_ENOTATTACHED for a
- * client that is not a rank of a job.
+ * Declares that this rank has completed the job; zero_close() tells the daemon.  The job is finished when all ranks
+ * have left in this way.  A finished job stays, to be read, exported or trained further.  A new job of the same user
+ * may find job_limit or a node's memory used up.  If the places of finished jobs suffice, the daemon then drops the
+ * job that finished first, and logs that.  If every rank passes keep false, the daemon drops the
+ * job as soon as the last rank has left.  A daemon that restarts no longer knows which jobs are finished, and keeps
+ * them.  Never blocks.
+ * ZERO_ENOTATTACHED: the client is not a rank of a job.
  */
 int zero_finish(struct zero_client *client, bool keep);
-/* The sentence of the last error; owned by the client, valid until its next call. */
+/*
+ * Returns the sentence of the client's last error.  The client owns it; it is valid until the client's next call.
+ * For NULL the call returns the sentence of the thread's last error without a client (zero_connect()).
+ */
 const char *zero_error(const struct zero_client *client);
-/* The name of a status code, such as "ELAYOUT", and its meaning. */
+/* Returns the name of a status code, such as "ELAYOUT", or its meaning. */
 const char *zero_status_name(int status);
 const char *zero_status_text(int status);
 /*
- * A descriptor that polls readable when a reply has come; the library reads the reply.  The
- * descriptor changes when a call connects again.  -1 without a client.
+ * Returns a descriptor that polls readable when a reply has come.  The library reads the reply; the caller does not.
+ * The descriptor changes when a call connects again.  The call returns -1 for NULL.
  */
 int zero_fd(const struct zero_client *client);
 typedef void (*zero_tell)(void *arg, const char *text);
 /*
- * Who hears that a call of this rank has waited for 10 s, and again each minute.  The text says for whom, and what
- * that rank, node or disk has to do.  tell is called in the thread of the call, and must not use the client.
- * Without zero_on_wait() the text goes to standard error; with tell NULL nobody hears it.
+ * Names a function that is called when a call of this rank has waited for 10 s, and again each minute.  The text says
+ * for whom the call waits, and what that rank, node or disk has to do.  tell runs in the thread of the waiting call,
+ * and must not use the client.  Without zero_on_wait() the text goes to standard error.  With tell NULL it goes
+ * nowhere.
  */
 void zero_on_wait(struct zero_client *client, zero_tell tell, void *arg);
 /*
- * Ends the wait of the call that another thread is in, or of the next call: ZERO_ECLOSED.  The rank
- * then counts as lost, as when its process ends, also after zero_close().  Call it from any thread
- * or signal handler, until zero_close().
+ * Ends the wait of the call that another thread is in, or else of the next call: it returns ZERO_ECLOSED.
+ * The rank then counts as lost, as when its process ends, even after zero_close().  Any thread or signal handler may
+ * call this until zero_close().
  */
 void zero_interrupt(struct zero_client *client);
 
@@ -261,46 +279,47 @@ void zero_interrupt(struct zero_client *client);
 struct zero_needs {
         uint32_t hold_groups; /* most groups held (fetched, not released) at once; ZERO_ALL
                                * for stages 1 and 2; 0: 1 */
-        uint32_t push_groups; /* most gradients in flight at once; ZERO_ALL: room for all;
-                               * 0: 1; ZERO_AUTO: 2, but all on a GPU where the owners of a job
-                               * of one rank are, if they take at most an eighth of what is
-                               * free there */
+        uint32_t push_groups; /* most gradients in flight at once.  ZERO_ALL: room for all; 0: 1.
+                               * ZERO_AUTO: 2, or room for all if the job has one rank and its owners
+                               * are on the rank's GPU.  Room for all takes at most an eighth of what
+                               * is free there */
         enum zero_dtype grad_dtype;   /* of what the trainer writes to zero_grad() memory; 0:
                                        * ZERO_FP32 */
-        enum zero_dtype reduce_dtype; /* between nodes, same on all ranks; 0: ZERO_FP32.  A sum is rounded to it
-                                       * once; one beyond the range of ZERO_FP16 (65504) counts as
-                                       * not finite, and the step is skipped: scale the loss */
+        enum zero_dtype reduce_dtype; /* of gradients between nodes, the same on all ranks; 0: ZERO_FP32.
+                                       * A sum is rounded to it once.  A sum beyond the range of
+                                       * ZERO_FP16 (65504) counts as not finite, and the step is
+                                       * skipped: scale the loss */
         bool private_views;           /* zero_fetch() returns views that are writable and keep their
                                        * address; in host memory only */
         enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */
-        const char *device;           /* of views and gradients; NULL: host memory; "cuda:N": this
+        const char *device;           /* of views and gradients.  NULL: host memory; "cuda:N": this
                                        * process's N-th GPU, if the daemon has it too */
         const struct zero_stash *stash; /* activation checkpoints; NULL: none */
 };
 
-/* A file of a base, in memory that nobody can write to. */
+/* A file of a base, in read-only memory. */
 struct zero_file {
         const void *data;
         uint64_t bytes;
 };
 
 /*
- * Maps files of frozen weights read-only, as many ranks and jobs read them (LoRA, arXiv 2106.09685): the node
- * has one copy of the base, the files' bytes in this order, for all processes of one user that name files of
- * the same contents.  [blocks] while another process brings the base in.  The first process that names the
- * contents copies them into memory of the service's; the service seals that memory against every change and
- * checks the hash of what is in there.  The service itself opens none of the files, for a user's file system may
- * answer never; a file that changes later changes nothing in the base.
- * Call it before zero_attach(), once for a client.  The layout of the job then names the base by its hash: all
- * ranks name files of the same contents (ZERO_ELAYOUT), and so does whoever goes on with the job.  64 jobs of a user on
- * one base count once against the daemon's option job_limit.
- * Memory stays where it is, also when the daemon is lost; a new daemon gets the base from the first client that is
- * back.  After zero_close() the memory is the caller's, who may munmap() it from ret_files[0].data to the end of the last
- * file.  The node's copy goes with the last client, and the last process that still maps it.
+ * Maps files of frozen weights read-only, for many ranks and jobs that read them (LoRA, arXiv 2106.09685). [blocks]
+ * while another process brings the base in.  The node has one copy of the base: the files' bytes in this order.  All
+ * processes of one user that name files of the same contents share it.  The first process that names the contents
+ * copies them into the service's memory.  The service seals that memory against every change and checks the hash of
+ * its contents.  The service itself opens none of the files, for a user's file system may never answer.  A file that
+ * changes later changes nothing in the base.
+ * Call it before zero_attach(), once for a client.  The layout of the job then names the base by its hash.
+ * ZERO_ELAYOUT: the ranks of a job, or those that go on with it, name files of other contents.
+ * A user's jobs on one base, up to 64, count once against the daemon's option job_limit.
+ * The memory stays where it is, even if the daemon is lost.  A new daemon gets the base from the first client that
+ * comes back.  After zero_close() the caller owns the memory, and may munmap() it from ret_files[0].data to the end
+ * of the last file.  The node's copy goes with the last client, and with the last process that still maps it.
  * On a cluster each node has a copy, from the files that its own processes name.
- * ZERO_ECONFLICT: a file changes while it is read; ZERO_EQUOTA: the daemon's option base_limit; ZERO_ESHM: the
- * node has not that much memory (before anything is read, if it never has); ZERO_EDEADLINE names the process that
- * brings the base in.
+ * ZERO_ECONFLICT: a file changes while it is read.  ZERO_EQUOTA: the daemon's option base_limit allows the
+ * user no such base.  ZERO_ESHM: the node has not that much memory; if it never has, the call fails before it reads
+ * anything.  ZERO_EDEADLINE names the process that brings the base in.
  */
 int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
               struct zero_file *ret_files);
@@ -308,72 +327,72 @@ int zero_base(struct zero_client *client, const char *const *paths, uint32_t n,
 /* A base on a GPU. */
 struct zero_gpu_base {
         void *data;                /* of the first file; the others lie behind it as in host memory */
-        uint64_t bytes;            /* to the end of the last one */
-        void (*unmap)(void *data); /* waits for the GPU's work */
+        uint64_t bytes;            /* from data to the end of the last file */
+        void (*unmap)(void *data); /* waits for the GPU's work, then unmaps */
 };
 
 /*
- * Maps the client's base on a GPU, "cuda:N": this process's N-th, if the daemon has it too.  The GPU has one copy
- * for all processes of the user, which counts against the daemon's option gpu_windows, and goes with the last client that
- * has it, and the last process that still maps it.  [blocks] while the copy is made.
+ * Maps the client's base on a GPU. [blocks] while the copy is made.  device is "cuda:N": this process's N-th GPU, if
+ * the daemon has it too.  The GPU has one copy for all processes of the user.  The copy counts against the daemon's
+ * option gpu_windows.  It goes with the last client that has it, and with the last process that still maps it.
  * Call it between zero_base() and zero_attach(), once.
- * Memory stays where it is, also when the daemon is lost.  The call that connects to a new daemon puts that daemon's
- * copy there, when the GPU has done its work; other threads enqueue none meanwhile.  Where a second copy finds no
- * memory, the first one stays.
- * After zero_close(), and not before, the memory is the caller's, who calls unmap(data).
- * The GPU maps it for reading: a kernel that writes there ends all work of this process on the GPU.  With a driver that
- * maps all memory writable, the write changes what all processes of the user read.
- * ZERO_EGPU: the daemon does not use the GPU, or its driver exports no descriptors; ZERO_EVERSION: the daemon is of
- * a release without such copies; ZERO_EQUOTA, ZERO_ENOMEM: memory.  The base in host memory stays.
+ * The memory stays where it is, even if the daemon is lost.  The call that connects to a new daemon waits for the
+ * GPU's work and then maps the new daemon's copy at the same address.  Meanwhile other threads enqueue no work.  If a
+ * second copy finds no memory, the first one stays.
+ * The client owns the memory until zero_close().  After that the caller owns it, and calls unmap(data).
+ * The GPU maps the copy for reading: a kernel that writes to it ends all work of this process on the GPU.  Some
+ * drivers map all memory writable; then a write changes what all processes of the user read.
+ * ZERO_EGPU: the daemon does not use the GPU, or its driver exports no descriptors.  ZERO_EVERSION: the daemon is of a
+ * release without such copies.  ZERO_EQUOTA, ZERO_ENOMEM: there is no memory for the copy.  After an error the base in
+ * host memory stays.
  */
 int zero_base_copy(struct zero_client *client, const char *device, struct zero_gpu_base *ret_copy);
 
 /*
- * Puts the layout of a job together whose ranks work on different groups, as the stages of a pipeline
- * do (GPipe, arXiv 1811.06965).  Each rank passes the groups that it works on, which list no ranks:
- * a group has the ranks that bring it, and they bring it alike.  [blocks] until all ranks have
- * called.  *ret_layout has all groups, in the order of their first stage, then of its first rank, then
- * of that rank's part; the caller attaches with it, finds its tensors there by name, and frees it.
- * A tensor that several stages share is the tensor of one group that they all bring.
+ * Puts together the layout of a job whose ranks work on different groups. [blocks] until all ranks have called.  The
+ * stages of a pipeline are such ranks (GPipe, arXiv 1811.06965).  Each rank passes the groups that it works on, which
+ * list no ranks.  The ranks of a group are those that bring it, and they all bring it alike.  A tensor that several
+ * stages share belongs to one group that they all bring.
+ * *ret_layout has all groups in the order of their first stage.  Groups of one stage are in the order of their first
+ * rank, and groups of one rank in the order of its part.  The caller attaches with the layout, finds its tensors there
+ * by name, and frees it.
  * A job that exists keeps its layout: a rank that returns brings the part that it brought before.
- * ZERO_ELAYOUT says which ranks bring what differently, or how the part differs from the job's;
- * ZERO_ERANK: another process of the rank has called, or ranks have another world size;
- * ZERO_EDEADLINE names who has not called.
+ * ZERO_ELAYOUT says which ranks bring what differently, or how the part differs from the job's.
+ * ZERO_ERANK: another process of the rank has called, or ranks have another world size.
+ * ZERO_EDEADLINE names the ranks that have not called.
  */
 int zero_compose(struct zero_client *client, const struct zero_layout *part, uint32_t stage,
                  struct zero_layout **ret_layout);
 /*
- * Joins the job as the rank given to zero_connect(); creates the job if it is
- * new. [blocks] until all ranks have attached.  All ranks must pass the same
- * layout: every rank that is attaching gets ZERO_ELAYOUT with the first difference, and
- * all may attach again with one layout.  The layout is copied.
- * ZERO_EWINDOW says how large the window must be, ZERO_ERANK who has
- * the rank, ZERO_EGPU why the device cannot be used, ZERO_ECONFLICT what the job's other ranks
- * on this node push.  Ranks of one node may have different devices.  While a job runs, ranks of
- * another world size wait until the ranks of the old one have left.  If the daemon is lost
+ * Joins the job as the rank given to zero_connect(), and creates the job if it is new. [blocks] until all ranks have
+ * attached.  All ranks pass the same layout, and the call copies it.  Ranks of one node may have different devices.
+ * While a job runs, ranks of another world size wait until the ranks of the old one have left.  If the daemon is lost
  * meanwhile, a rank connects again.
- * needs NULL: the default of each.  An observer passes NULL for both and gets the job's layout from zero_client_layout().
+ * needs NULL stands for the default of each member.  An observer passes NULL for layout and needs, and gets the job's
+ * layout from zero_client_layout().
+ * ZERO_ELAYOUT names the first difference between layouts; every rank that is attaching gets it, and all may attach
+ * again with one layout.  ZERO_EWINDOW says how large the window must be.  ZERO_ERANK says who has the rank.
+ * ZERO_EGPU says why the device cannot be used.  ZERO_ECONFLICT says what the job's other ranks on this node push.
  */
 int zero_attach(struct zero_client *client, const struct zero_layout *layout,
                 const struct zero_needs *needs);
-/* Number of committed steps. */
+/* Returns the number of committed steps. */
 uint64_t zero_steps(const struct zero_client *client);
 /*
- * The bytes that this rank, or its predecessor, kept with the last decided step
- * (zero_step_options.blob): *ret_bytes of them, 0 if none.  Owned by the client, valid until its next
+ * Returns the bytes that this rank, or its predecessor, kept with the last decided step (zero_step_options.blob).
+ * *ret_bytes is their number, or 0 if none were kept.  The client owns them; they are valid until its next
  * zero_step() or abort.
  */
 const void *zero_blob(const struct zero_client *client, size_t *ret_bytes);
 /*
- * Number of micro-batches of a group that the service has accepted from this rank in the
- * current step.  A rank that takes the place of a dead rank begins with what the dead rank pushed.
- * zero_push() of a micro-batch that was accepted already changes nothing, so the successor may go
- * through the step again from its start.
+ * Returns the number of micro-batches of a group that the service has accepted from this rank in the current step.  A
+ * rank that takes the place of a dead rank begins with what the dead rank pushed.  zero_push() of a micro-batch that
+ * was accepted already changes nothing, so the successor may go through the step again from its start.
  */
 uint32_t zero_accepted(const struct zero_client *client, uint32_t group);
-/* The loss scale the next zero_step() should use (dynamic loss scaling). */
+/* Returns the loss scale that the next zero_step() should use (dynamic loss scaling). */
 double zero_loss_scale(const struct zero_client *client);
-/* The job's layout, owned by the client; NULL before zero_attach(). */
+/* Returns the job's layout.  The client owns it; NULL before zero_attach(). */
 const struct zero_layout *zero_client_layout(const struct zero_client *client);
 
 /* ---- one step --------------------------------------------------------- */
@@ -410,9 +429,9 @@ struct zero_sync {
 int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
                const void **ret_view);
 /*
- * Asks the daemon to gather a group; does not wait, and never fails for lack of room.  The group
- * takes a slab of the window that nobody holds; without one the call does nothing.  A rank that
- * prefetches declares one group more in needs.hold_groups than it holds at once.
+ * Asks the daemon to gather a group.  The call does not wait, and never fails for lack of room.  The group takes a
+ * slab of the window that no rank holds; without such a slab the call does nothing.  A rank that prefetches declares
+ * one group more in needs.hold_groups than it holds at once.
  */
 int zero_prefetch(struct zero_client *client, uint32_t group);
 /*
@@ -423,40 +442,39 @@ int zero_prefetch(struct zero_client *client, uint32_t group);
 int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync);
 
 /*
- * Returns memory for one gradient of a group, laid flat as the group, in
- * needs.grad_dtype; contents are undefined. [blocks] until a slot is free.
- * The caller owns the memory until zero_push(), which comes before zero_norm() and zero_step():
- * they return ZERO_EORDER with the name of a group whose gradient was not pushed.  A second call
- * before the push returns the same memory.  ZERO_EORDER if no slot can become free because
- * the caller keeps all of them.
+ * Returns memory for one gradient of a group, laid flat like the group, in needs.grad_dtype. [blocks] until a slot is
+ * free.  Its contents are undefined.  The caller owns the memory until zero_push().  A second call before the push
+ * returns the same memory.
+ * ZERO_EORDER: no slot can become free, because the caller keeps all of them.  zero_norm() and zero_step() also
+ * return ZERO_EORDER, with the name of the group, if a gradient was not pushed before.
  */
 int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
 /*
- * Hands the gradient over; does not wait, except as struct zero_sync says.  present has one
- * byte for each tensor of the group, 0 for a tensor without a gradient in this step (NULL: all
- * trainable tensors have one).  A push with 0 for every trainable tensor needs no zero_grad() and
- * takes no slot.  The ranks of a node get their slots back when all of them have pushed the group,
- * so a rank that has nothing for some groups pushes those before it waits for slots for the others.
- * A slot that is a group's own (needs.push_groups: ZERO_ALL, or a number whose slots would take as much memory) may
- * not come back before the step is over, or before zero_grad() asks for it.
- * last is false while more micro-batches of this step follow: the owners add up their gradients.  They are summed, not
- * averaged: divide the loss of each by their number for the mean, as only the sum over ranks is divided
- * (zero_layout_group()).  A later call on the same client reports the daemon's refusal of a push.  A later call
- * also reports that the daemon is lost, as after zero_release() and zero_prefetch().
+ * Hands a group's gradient over.  The call does not wait, except as struct zero_sync says.  present has one byte for
+ * each tensor of the group: 0 for a tensor without a gradient in this step.  NULL stands for a gradient of all
+ * trainable tensors.  A push with 0 for every trainable tensor needs no zero_grad() and takes no slot.
+ * The ranks of a node get their slots back when all of them have pushed the group.  So a rank that has nothing for
+ * some groups pushes those before it waits for slots for the others.  Some groups have a slot of their own
+ * (needs.push_groups: ZERO_ALL, or a number whose slots would take as much memory).  Such a slot may come back only
+ * when zero_grad() asks for it, or when the step is over.
+ * last is false while more micro-batches of this step follow: the owners add up their gradients.  Only the sum over
+ * ranks is divided (zero_layout_group()).  So divide the loss of each micro-batch by their number for the mean.
+ * A later call on the same client reports the daemon's refusal of a push.  A later call also reports that the daemon
+ * is lost, as after zero_release() and zero_prefetch().
  */
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
               struct zero_sync *sync);
 
 /*
- * Adam with decoupled weight decay (AdamW, arXiv 1711.05101), as torch.optim.AdamW computes it.  Moments
- * are ZERO_PLANE_EXP_AVG m and ZERO_PLANE_EXP_AVG_SQ v; g is the gradient, negated with maximize; t counts
- * the tensor's updates (ZERO_PLANE_STEP), this one included:
+ * The members of "adamw": Adam with decoupled weight decay (arXiv 1711.05101), as torch.optim.AdamW computes it.
+ * The moments are ZERO_PLANE_EXP_AVG m and ZERO_PLANE_EXP_AVG_SQ v.  g is the gradient, negated with maximize.
+ * t counts the tensor's updates (ZERO_PLANE_STEP), this one included:
  *
  *   p = p (1 - lr weight_decay);  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
  *   p = p - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
  *
- * "adam" (arXiv 1412.6980, as torch.optim.Adam computes it) has the same members and moments; the decay
- * is a part of the gradient: g = g + weight_decay p in the place of p = p (1 - lr weight_decay).
+ * "adam" (arXiv 1412.6980, as torch.optim.Adam computes it) has the same members and moments.  There the decay is a
+ * part of the gradient: g = g + weight_decay p in the place of p = p (1 - lr weight_decay).
  */
 struct zero_adamw {
         double lr, beta1, beta2;
@@ -469,8 +487,8 @@ struct zero_adamw {
 #define ZERO_PLANE_EXP_AVG_SQ ZERO_PLANE_MOMENT2
 
 /*
- * Lion (arXiv 2302.06675, algorithm 2).  The one moment is ZERO_PLANE_EXP_AVG m; g is as above.  The paper
- * has beta1 0.9 and beta2 0.99, and an lr of a third to a tenth of AdamW's:
+ * The members of "lion" (arXiv 2302.06675, algorithm 2).  The one moment is ZERO_PLANE_EXP_AVG m, and g is as above.
+ * The paper has beta1 0.9 and beta2 0.99, and an lr of a third to a tenth of AdamW's:
  *
  *   p = p (1 - lr weight_decay) - lr sign(beta1 m + (1 - beta1) g);  m = beta2 m + (1 - beta2) g
  */
@@ -481,8 +499,9 @@ struct zero_lion {
 };
 
 /*
- * Stochastic gradient descent as torch.optim.SGD computes it.  "sgd" has no moment, and the members that
- * say so are 0; "sgd-momentum" has ZERO_PLANE_MOMENTUM_BUFFER b.  g as above:
+ * The members of "sgd" and "sgd-momentum": stochastic gradient descent as torch.optim.SGD computes it.  "sgd" has no
+ * moment, and its members that are marked as sgd-momentum's are 0.  "sgd-momentum" has ZERO_PLANE_MOMENTUM_BUFFER b.
+ * g is as above:
  *
  *   d = g + weight_decay p;  b = momentum b + (1 - dampening) d, but d at a tensor's first update
  *   p = p - lr (d, without momentum; d + momentum b, with nesterov; else b)
@@ -537,15 +556,15 @@ struct zero_set {
 
 struct zero_step_options {
         const struct zero_set *sets;   /* indexed by ZERO_PLANE_SET */
-        uint32_t n_sets;               /* 1 to ZERO_SET_MAX; 0: the step ends without an update
-                                        * (gradients are dropped, the version stays) */
+        uint32_t n_sets;               /* 1 to ZERO_SET_MAX.  0: the step ends without an update, its
+                                        * gradients are dropped, and the version stays */
         double clip_norm;              /* > 0: clip to this global norm; 0: no clipping */
         double loss_scale;             /* what the loss was multiplied by; 0: 1 */
         uint32_t growth_interval;      /* steps without overflow until the loss scale
                                         * doubles; 0: the scale stays as it is */
-        const void *blob;              /* kept for this rank with the step, committed or skipped,
-                                        * and given back by zero_blob(): where the data loader
-                                        * stands, say.  NULL: nothing */
+        const void *blob;              /* kept for this rank with the step, committed or skipped;
+                                        * zero_blob() gives it back.  A trainer may keep the place of
+                                        * its data loader.  NULL: nothing */
         size_t blob_bytes;             /* at most ZERO_BLOB_MAX */
         struct zero_sync *sync;        /* of reading what is still held */
 };
@@ -554,78 +573,84 @@ struct zero_result {
         uint64_t version; /* after the step */
         bool skipped;     /* a gradient was not finite, or n_sets is 0: nothing was updated */
         uint32_t skips;   /* steps in a row, this one included, that this client saw skipped because
-                           * a gradient was not finite.  With dynamic loss scaling some are usual; a
-                           * loop over versions ends when there are too many */
+                           * a gradient was not finite.  With dynamic loss scaling a few are usual.
+                           * A loop over versions ends when there are too many */
         double grad_norm; /* of the mean gradient, before clipping, loss scale taken out */
         double loss_scale; /* to use next (dynamic loss scaling) */
 };
 
 /*
- * Finishes the reduction and returns the global gradient norm (loss scale left
- * in) and whether all gradients are finite; updates nothing yet. [blocks] for all ranks.
+ * Finishes the reduction, and returns the global gradient norm and true in *ret_finite if all gradients are finite.
+ * [blocks] for all ranks.  The norm has the loss scale left in.  The call updates nothing yet.
  */
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite);
 /*
- * The Euclidean norms of tensors first to first + count - 1, one number each, which the tensors' owners compute:
- * nothing is gathered. [blocks]  plane: MASTER, GRAD, or a moment (EXP_AVG and the like).
- * The bits do not depend on owners and nodes.  NaN: some element is not finite.  0: the tensor has nothing there,
- * because it is frozen (GRAD, moments), has no gradient in this step, holds bytes, or its optimizer has no such moment.
- * MASTER and moments: anybody asks at any time, observers too.  All norms are of one version; ZERO_EBUSY if steps
- * are so fast that a step came between in each of 8 tries, which only a call for more than 512 tensors meets.
- * GRAD: of the mean gradient of the step, over all ranks and micro-batches, loss scale left in, as zero_norm();
- * before clipping.  A rank asks, and need not be the only one: between its last zero_push() and its zero_step(), and
- * it pushes nothing more in the step (ZERO_EORDER).  The call waits until all ranks have pushed their last
- * gradient of every group, or have called zero_norm(), zero_step() or this, and no other rank has to call it.
- * ZERO_EDEADLINE names a rank that has not; the call may be made again, or the step ended.  ZERO_EABORTED as zero_step().
- * ZERO_EPERM: an observer asks.
- * ZERO_EINVAL: a plane that has no norms; ZERO_ERANGE: tensors that the layout does not have; ZERO_EBUSY: shards
- * are being moved, try again; ZERO_EPEER: an owner's node was lost meanwhile, ask again when it is back.
- * ret_norms: [count], undefined after an error.
+ * Returns the Euclidean norms of tensors first to first + count - 1. [blocks]  The tensors' owners compute one number
+ * for each tensor, and nothing is gathered.  plane is MASTER, GRAD, or a moment (EXP_AVG and the like).  The bits of a
+ * norm do not depend on owners and nodes.  ret_norms has count numbers, which are undefined after an error.  A norm is
+ * NaN if some element is not finite, and 0 where the tensor has nothing:
+ *
+ *   GRAD and moments of a frozen tensor, and any plane of a tensor of bytes
+ *   GRAD of a tensor without a gradient in this step
+ *   a moment that the tensor's optimizer does not have
+ *
+ * MASTER and moments: any client asks at any time, observers too.  All norms are of one version.
+ * GRAD: norms are of the step's mean gradient over all ranks and micro-batches, before clipping.  The loss scale is
+ * left in, as with zero_norm().  A rank asks between its last zero_push() and its zero_step(), and pushes nothing more
+ * in the step (ZERO_EORDER).  The call waits until each rank has pushed its last gradient of every group, or has
+ * called zero_norm(), zero_step() or this.  So no other rank has to call it.
+ * ZERO_EDEADLINE names a rank that the norms of GRAD wait for; the call may be made again, or the step ended.
+ * ZERO_EABORTED: as from zero_step().
+ * ZERO_EPERM: an observer asks for norms of GRAD.  ZERO_EINVAL: the plane has no norms.
+ * ZERO_ERANGE: the layout does not have these tensors.  ZERO_EBUSY: shards are being moved, try again.
+ * ZERO_EBUSY, for more than 512 tensors alone: in each of 8 tries a step ended between two pieces of the norms.
+ * ZERO_EPEER: an owner's node was lost meanwhile, ask again when it is back.
  */
 int zero_tensor_norms(struct zero_client *client, enum zero_plane plane, uint32_t first, uint32_t count,
                       double *ret_norms);
 /*
- * Makes n numbers, at most ZERO_VALUES_MAX, of the numbers of all ranks, element by element, and returns them
- * on every rank: a loss, a count. [blocks] for all ranks.  The bits depend on the numbers alone: sums are
- * double, in the order of ranks.  ret_values may be values.
- * name: at most 63 bytes; all ranks reduce the same things in the same order.  ZERO_ECONFLICT: another rank
- * reduces something else, or ends the step meanwhile.  ZERO_EDEADLINE names a rank that has not called; the
- * call may be made again.
- * A rank that is started again begins its step anew, while the others may have reduced already: if ranks reduce
- * in an attempt with such a rank, or in the one after it, all ranks get ZERO_EABORTED, as from zero_step().
+ * Reduces n numbers, such as a loss or a count, over all ranks, element by element. [blocks] for all ranks.  n is at
+ * most ZERO_VALUES_MAX.  Every rank gets the results, whose bits depend on the numbers alone: sums are double, in the
+ * order of ranks.  ret_values may be values.  name has at most 63 bytes.  All ranks reduce the same things in the same
+ * order.
+ * ZERO_ECONFLICT: another rank reduces something else, or ends the step meanwhile.
+ * ZERO_EDEADLINE names a rank that has not called; the call may be made again.
+ * A rank that is started again begins its step anew, while the others may have reduced already.  If ranks reduce in an
+ * attempt with such a rank, or in the attempt after it, all ranks get ZERO_EABORTED, as from zero_step().
  */
 int zero_all_reduce(struct zero_client *client, const char *name, enum zero_reduction op, uint32_t n,
                     const double *values, double *ret_values);
 /*
- * Says how this rank is going to end the step: from now on owners update eager groups
- * (zero_layout_eager()) as soon as all ranks have pushed their last gradient.  Call it before the
- * step's first push; one rank's call is enough.  Ends nothing and waits for nobody [blocks for the
- * daemon's reply].  In this attempt zero_step() takes the same values only: ZERO_ECONFLICT names a
- * rank that passes others.  The call, unlike zero_step(), ignores blob and sync.
- * ZERO_EINVAL: no group is eager, the step has no sets, or it clips or scales the loss: the norm
- * and an overflow are not known before all gradients are.  A gradient that is not finite still skips the whole step:
- * what was updated ahead is undone, as it is by ZERO_EABORTED.  Whoever reads or writes planes before the step is
- * decided (zero_get(), a checkpoint) finds the values before the step, and ends updates ahead for this step.
+ * Says how this rank is going to end the step, so that owners update eager groups (zero_layout_eager()) ahead. [blocks]
+ * for the daemon's reply alone.  From now on owners update an eager group as soon as all ranks have pushed its last
+ * gradient.  Call it before the step's first push; one rank's call is enough.  It ends nothing and waits for no rank.
+ * In this attempt zero_step() takes the same values only.  zero_ahead() ignores blob and sync.
+ * A gradient that is not finite still skips the whole step: the updates ahead are undone, as they are by ZERO_EABORTED.
+ * A client may read or write planes before the step is decided, as zero_get() and a checkpoint do.  It finds the
+ * values before the step, and updates ahead end for this step.
+ * ZERO_ECONFLICT, from zero_step(), names a rank that passes other values.
+ * ZERO_EINVAL: no group is eager, the step has no sets, or it clips or scales the loss.  A norm and an overflow are
+ * known only when all gradients are.
  */
 int zero_ahead(struct zero_client *client, const struct zero_step_options *step);
 /*
- * Ends the step.  Groups that this rank has not pushed count as without gradient (the daemon logs
- * a warning about groups that no rank pushes in 8 steps; zeroctl shards shows the last update of
- * each).  The rank's leases end, and, when all ranks have called, the owners update. [blocks]
- * until the decision; the update itself overlaps what comes next.  All ranks
- * pass the same values (ZERO_ECONFLICT names the rank that does not).  If a trainable
- * tensor uses a set that the step does not have, every rank gets ZERO_EINVAL with its
- * name, and the step can be ended by calling again.
- * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated,
- * leases and gradients are gone, and the caller replays the step from its first fetch.
- * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.  Until the step is over, zero_norm(),
- * zero_tensor_norms() of GRAD, zero_all_reduce() and zero_ahead() are ZERO_EORDER for this rank.
- * NULL is allowed for ret_result.
- * ZERO_ELOSTRANK, also from zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() or a wait for
- * gradient memory: a rank has left by zero_close(), as calls of the stash say, too, or, with ZERO_LOST_FAIL,
- * its session ended otherwise, as a fetch says, too.  The step cannot end without it: calls say so at once,
- * and ZERO_EABORTED when it, or its successor, has attached.  With ZERO_LOST_WAIT calls wait for the successor
- * of a rank that has not left, and end with ZERO_EDEADLINE.
+ * Ends the step: when all ranks have called, the owners update. [blocks] until the decision.  The update itself
+ * overlaps what comes next.  The rank's leases end.  ret_result may be NULL.
+ * Groups that this rank has not pushed count as without gradient.  The daemon logs a warning about groups that no rank
+ * pushes in 8 steps; zeroctl shards shows the last update of each group.
+ * All ranks pass the same values.  ZERO_ECONFLICT names the rank that passes others.
+ * ZERO_EINVAL, on every rank: a trainable tensor uses a set that the step does not have; the text names the tensor.
+ * The step can then be ended by calling again.
+ * ZERO_EABORTED, from this or an earlier call of the step: nothing was updated; the caller replays the step from its
+ * first fetch.  Leases and gradients are gone.
+ * ZERO_EDEADLINE leaves the step as it is and names the rank that the step waits for.
+ * Until the step is over, zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and zero_ahead() return
+ * ZERO_EORDER to this rank.
+ * ZERO_ELOSTRANK: a rank has left by zero_close(), or, with ZERO_LOST_FAIL, its session ended otherwise; the step
+ * cannot end without it.  zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and a wait for gradient memory return
+ * this, too.  Calls of the stash return it for a rank that left, and a fetch for a session that ended.  They all return
+ * it at once, and ZERO_EABORTED when that rank, or its successor, has attached.  With ZERO_LOST_WAIT calls wait for the
+ * successor of a rank that has not left, and end with ZERO_EDEADLINE.
  */
 int zero_step(struct zero_client *client, const struct zero_step_options *step,
               struct zero_result *ret_result);
@@ -633,75 +658,79 @@ int zero_step(struct zero_client *client, const struct zero_step_options *step,
 /* ---- stash: activation checkpoints -------------------------------------- */
 
 /*
- * The service keeps what the backward pass needs again: inputs of blocks that are computed a second time
- * (activation checkpointing).  Ranks that hold the same bytes, such as those of a tensor-parallel group, are
- * a set, and keep each byte once: each rank writes its part, and reads the whole.  That is P_a of ZeRO-R (SC20,
- * section 6.1): the bytes of all checkpoints divided by the ranks of the set.  Ranks of one node map one copy.
- * Parts on other nodes come once a node when somebody reads, and the entry that was written before the one
- * that is read comes with it: the backward pass reads in the opposite order.
- * zero_attach() reserves the memory: where views and gradients are (P_a), or host memory (P_a+cpu).  Blocks of
- * host memory never fail while as many bytes are free (M_D, section 6.3); on a GPU an entry lies in one piece,
- * and also needs a gap of that size.  An entry takes whole units of 4096 bytes, or of bytes / 32768 if that is
- * more.  What is stashed ends with the step, and with ZERO_EABORTED.
+ * The service keeps what the backward pass needs again: inputs of blocks that are computed a second time (activation
+ * checkpointing).  A set is the ranks that hold the same bytes, such as those of a tensor-parallel group.  They keep
+ * each byte once: each rank writes its part, and reads the whole.  ZeRO-R calls this P_a (SC20, section 6.1): a rank
+ * keeps the bytes of all checkpoints divided by the ranks of the set.  Ranks of one node map one copy.
+ * Parts on other nodes come once a node, when a rank reads.  The entry that was written before the one that is read
+ * comes with it, because the backward pass reads in the opposite order.
+ * zero_attach() reserves the memory: where views and gradients are (P_a), or in host memory (P_a+cpu).  A write to host
+ * memory never fails for lack of a gap while enough bytes are free (M_D, section 6.3).  On a GPU an entry lies in one
+ * piece, and needs a gap of its size.  An entry takes whole units of 4096 bytes, or of bytes / 32768 if that is more.
+ * Entries end with the step, and with ZERO_EABORTED.
  */
 
-/* What a rank stashes; the same on all ranks of the set.  Copied by zero_attach(). */
+/* A rank's stash, declared alike on all ranks of the set.  zero_attach() copies it. */
 struct zero_stash {
-        const uint32_t *ranks; /* the set, ascending, this rank among them; NULL: this rank alone, as
+        const uint32_t *ranks; /* the set, ascending, this rank among them.  NULL: this rank alone, as
                                 * for sequence-parallel ranks, whose bytes differ.  No rank is in two
-                                * sets.  If a rank of a set of several is lost, the step
-                                * cannot end without it: ZERO_LOST_FAIL */
+                                * sets.  A step cannot end without a rank of a set of several that is
+                                * lost: ZERO_LOST_FAIL */
         uint32_t n_ranks;
-        uint64_t bytes;        /* of all entries at once, each of them whole */
-        uint64_t entry_bytes;  /* of the largest entry; 0: bytes.  Where ranks of the set are on
-                                * several nodes, each node keeps room for two whole entries more */
+        uint64_t bytes;        /* of all entries at once, each counted whole */
+        uint64_t entry_bytes;  /* of the largest entry; 0: bytes.  If ranks of the set are on several
+                                * nodes, each node keeps room for two whole entries more */
         enum zero_stash_where where; /* the ranks of the set on one node name one place (ZERO_ECONFLICT);
                                       * ranks on several GPUs may name ZERO_STASH_HOST */
         bool unchecked;        /* by default all ranks of a set hash their bytes in the first step, and
-                                * a difference is ZERO_ECONFLICT, which names two ranks */
+                                * ZERO_ECONFLICT names two ranks whose bytes differ */
 };
 
 /*
- * Writes this rank's part of an entry; src is the whole entry of that many bytes, at least 1. [blocks]  With
- * needs.device src may be in host memory or on that GPU: the GPU copies the part when the stream comes to
- * it (sync NULL: the default stream), and src stays as it is until then.  The call waits for the stream in the
- * first step alone, for the hash, or if src is host memory that is not pinned.  Without room it waits for ranks that have not
- * released what this rank has; on a GPU the daemon may also have to move entries together, and waits for ranks that use one of
- * them.  Each rank of the set writes each key once a step (ZERO_EORDER).  ZERO_EWINDOW says how many bytes the stash needs;
- * nothing was written.  ZERO_ECONFLICT if another rank of the set has written another number of bytes, or, in the first step,
- * other bytes.
+ * Writes this rank's part of an entry. [blocks]  src is the whole entry, and bytes its size, at least 1.  Each rank of
+ * the set writes each key once a step.
+ * With needs.device src may be in host memory or on that GPU.  The GPU copies the part when the stream comes to the
+ * copy (sync NULL: the default stream), and src stays as it is until then.  The call waits for the stream only in the
+ * first step, for the hash, or if src is host memory that is not pinned.
+ * Without room the call waits for ranks that have not released entries which this rank has released.  On a GPU the
+ * daemon may also have to move entries together, and waits for ranks that use one of them.
+ * ZERO_EORDER: this rank has written the key already in this step, or has no stash.
+ * ZERO_EWINDOW says how many bytes the stash needs; nothing was written.
+ * ZERO_ECONFLICT: another rank of the set has written another number of bytes, or, in the first step, other bytes.
  */
 int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, uint64_t bytes,
                      struct zero_sync *sync);
 /*
- * Returns a read-only view of an entry that this rank has written, on the GPU if the stash is there. [blocks]
- * until all ranks of the set have written theirs, on their GPUs too.  Valid until zero_stash_release(), zero_step() or ZERO_EABORTED; read again only after
- * the release.  ZERO_EORDER: this rank has not written it in this step, or has released it for the last time.
+ * Returns a read-only view of an entry that this rank has written. [blocks]  The call waits until all ranks of the set
+ * have written their parts, on their GPUs too.  The view is on the GPU if the stash is there.  It is valid until
+ * zero_stash_release(), zero_step() or ZERO_EABORTED.  A rank reads an entry again only after the release.
+ * ZERO_EORDER: this rank has not written the entry in this step, or has released it for the last time.
  */
 int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_view,
                     uint64_t *ret_bytes);
 /*
- * Ends a view; does not wait.  sync: of reading the view.  last: this rank does not read the entry again, and may be true without a read.
- * The memory is free when all ranks of the set have said so; the key may then be written again.
+ * Ends a view of an entry.  The call does not wait, except as struct zero_sync says: sync orders the end behind
+ * reading the view.  With last true this rank does not read the entry again; last may be true without a read.  The
+ * memory is free when all ranks of the set have said so, and the key may then be written again.
+ * ZERO_ENOTHELD: this rank has no view of the entry, and last is false.
  */
 int zero_stash_release(struct zero_client *client, uint64_t key, bool last, struct zero_sync *sync);
 
 /* ---- reading and writing state ---------------------------------------- */
 
 /*
- * Copies count elements of one tensor's plane, starting at element first, between
- * the service and the caller's memory: fp32 for MASTER and moments (EXP_AVG and the like); the
- * group's dtype for SERVE (get only); one uint64_t for STEP and SET. [blocks]
- * zero_put() is for step boundaries (no gradient pushed yet) and one writer;
- * after a write to MASTER every node gathers the group again.  After a write to STEP of a
- * tensor its bias correction continues from there; ZERO_ERANGE above 2^39 - 1.
- * After ZERO_EABORTED the values may have been written or not.  After any other error of a put of
- * more than a MiB some may be written: pieces of it are under way at once.
- * SET selects the hyperparameter set of zero_step() that applies to a trainable tensor.  It
- * starts as zero_tensor.set; a put holds from then on, also after a restart of
- * the service.  Put it at any time before the writer's own zero_step()
- * (ZERO_EORDER), whatever was pushed; ZERO_ERANGE if it is not below ZERO_SET_MAX.
- * Observers get and put as well: zeroctl import is one.
+ * Copies count elements of one tensor's plane between the service and the caller's memory. [blocks]  The first of them
+ * is element first.  MASTER and moments (EXP_AVG and the like) are fp32.  SERVE has the group's dtype, and can only be
+ * read.  STEP and SET are one uint64_t.  Observers get and put as well: zeroctl import is one.
+ * zero_put() is for step boundaries (no gradient pushed yet) and for one writer.  After a write to MASTER every node
+ * gathers the group again.  After a write to STEP the tensor's bias correction continues from there.
+ * SET selects the hyperparameter set of zero_step() that applies to a trainable tensor.  It starts as zero_tensor.set.
+ * A put of SET holds from then on, even after a restart of the service.  It may come at any time before the writer's
+ * own zero_step(), even after a push.
+ * After ZERO_EABORTED the values may have been written or not.  After any other error of a put of more than a MiB some
+ * may be written: several pieces are under way at once.
+ * ZERO_ERANGE: the elements lie outside the tensor, STEP is above 2^39 - 1, or SET is not below ZERO_SET_MAX.
+ * ZERO_EORDER: a rank has pushed a gradient in this step, or, for SET, the writer has called zero_step().
  */
 int zero_put(struct zero_client *client, uint32_t tensor, enum zero_plane plane, uint64_t first,
              uint64_t count, const void *src);
@@ -709,55 +738,63 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
              uint64_t count, void *dst);
 
 /*
- * Gives a new job its first values: rank 0 puts values[t] into MASTER of tensor t, as zero_put() takes them (NULL: as
- * zero_tensor.init has it), and every rank returns when all have called. [blocks]  Later fetches return the values.  A
- * job whose ranks have ended a step keeps what it has, and the call returns at once, so a trainer calls it after each
- * zero_attach().  values: [zero_layout_tensors()], read on rank 0 alone; other ranks may pass NULL.
+ * Gives a new job its first values: rank 0 puts values[t] into MASTER of tensor t. [blocks] until all ranks have
+ * called.  values[t] is as zero_put() takes it; NULL stands for the values of zero_tensor.init.  values has
+ * zero_layout_tensors() pointers.  Only rank 0 reads it; other ranks may pass NULL.  Later fetches return the values.
+ * If the job's ranks have ended a step, the job keeps what it has, and the call returns at once.  So a trainer calls
+ * this after each zero_attach().
  */
 int zero_first_values(struct zero_client *client, const void *const *values);
 
-/* Values of a tensor's plane in a file, one behind the other, little-endian. */
+/* A run of values of a tensor's plane in a file, one behind the other, little-endian. */
 struct zero_values {
         uint32_t tensor;
         enum zero_plane plane; /* MASTER or a moment */
-        enum zero_dtype dtype; /* in the file: fp32, bf16 or fp16; of a group of bytes its own */
+        enum zero_dtype dtype; /* in the file: fp32, bf16 or fp16; for a group of bytes its own */
         uint64_t first, count; /* elements, as of zero_put() */
         uint64_t at;           /* byte of the file */
 };
 
 /*
- * zero_put() of n runs of values out of a file (safetensors). [blocks], for the timeout without
- * progress.  The client reads the file by its descriptor, in the order of the runs, a piece at a
- * time, while the service takes earlier pieces in and widens 16-bit values exactly: the client has
- * 20 MiB of the file in memory at most, the service 8.  What the page cache does not have is read
- * around it, ahead if runs are in the order of the file, by a thread that ends with the call, or when
- * a disk that does not answer does.  All runs are checked before the first value is written.  After
- * an error some values may be written; the text names the tensor.  ZERO_ECONFLICT: the file is
- * shorter, or becomes so meanwhile; ZERO_EIO: it cannot be read; ZERO_EDEADLINE: the disk, or the
- * service, does not answer.
+ * Puts n runs of values out of a file, such as safetensors, as zero_put() would. [blocks] for at most the timeout
+ * without progress.  The client reads the file by its descriptor, a piece at a time, in the order of the runs.
+ * Meanwhile the service takes earlier pieces in and widens 16-bit values exactly.  The client has at most 20 MiB of the
+ * file in memory, the service 8.  A thread reads what the page cache does not have, around the cache; it reads ahead if
+ * runs are in the order of the file.  The thread ends with the call, or later, when a slow disk answers it.
+ * The call checks all runs before it writes the first value.  After an error some values may be written; the text names
+ * the tensor.
+ * ZERO_ECONFLICT: the file is too short, or becomes so meanwhile.  ZERO_EIO: the file cannot be read.
+ * ZERO_EDEADLINE: the disk, or the service, does not answer.
  */
 int zero_put_file(struct zero_client *client, int fd, const struct zero_values *values, uint32_t n);
 
 /* ---- the service ------------------------------------------------------ */
 
 /*
- * Asks the daemon. [blocks]  what is "status", "jobs", "shards", "ping", "checksum", "config",
- * "drop", "members" (the owners), "moves" (how far jobs have moved to the owners), or "progress"
- * (of a checkpoint or restore); argument is a job name or NULL.  "checkpoint" and "restore" begin
- * one; their argument is a JSON object with "job", "directory" (an absolute path), for checkpoints
- * "keep" and "every", and "seen": "DEVICE:INODE PATH", both as stat() tells them, in hexadecimal,
- * of the directory, or of the nearest one above it that the caller sees.  The daemon may have other
- * mounts, as under systemd its own /tmp: it refuses with ZERO_EINVAL where it sees another one, and
- * compares nothing without "seen".  *ret_json is a JSON text that the caller frees with zero_free().  If
- * the daemon is lost meanwhile, the call connects and asks once more; it leaves ZERO_EABORTED to
- * the step's next call.  ZERO_EBUSY: a user may have 8 questions in flight that all nodes answer,
- * as "checksum", "ping" and "moves" are, and 2 of "shards".  64 of "status" wait for a driver of GPUs.
+ * Asks the daemon a question, and returns its answer as a JSON text. [blocks]  The caller frees *ret_json with
+ * zero_free().  argument is a job's name or NULL.  what is one of these:
+ *
+ *   "status", "jobs", "shards", "ping", "checksum", "config", "drop"
+ *   "members"               the owners
+ *   "moves"                 how far jobs have moved to the owners
+ *   "progress"              of a checkpoint or restore
+ *   "checkpoint", "restore" begins one
+ *
+ * The argument of "checkpoint" and "restore" is a JSON object.  It has "job", "directory" (an absolute path), "seen",
+ * and for checkpoints "keep" and "every".  "seen" is "DEVICE:INODE PATH", both numbers as stat() tells them, in
+ * hexadecimal.  PATH is the directory, or the nearest one above it that the caller sees.  The daemon may have other
+ * mounts, such as its own /tmp under systemd.  It compares nothing without "seen".
+ * If the daemon is lost meanwhile, the call connects and asks once more.  It leaves ZERO_EABORTED to the step's next
+ * call.
+ * ZERO_EINVAL: the daemon sees another directory at PATH, or what or argument makes no sense.
+ * ZERO_EBUSY: a user has 8 questions in flight that all nodes answer ("checksum", "ping", "moves"), or 2 of "shards".
+ * ZERO_EBUSY: 64 questions of "status" wait for a driver of GPUs.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);
 /* Frees what zero_query() returned, by the library's own free().  NULL is allowed. */
 void zero_free(void *memory);
-/* The library's version, as ZERO_LIBRARY_VERSION is the header's. */
+/* Returns the library's version as a number, as ZERO_LIBRARY_VERSION is the header's. */
 uint32_t zero_library_version(void);
 
 #ifdef __GNUC__
