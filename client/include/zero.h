@@ -398,15 +398,14 @@ const struct zero_layout *zero_client_layout(const struct zero_client *client);
 /* ---- one step --------------------------------------------------------- */
 
 /*
- * Orders a call behind work that this process has enqueued on a GPU: the call takes effect when all
- * work that is on the stream at the time of the call is done.  NULL, and always in host memory: the
- * work is done already.  The values that zero_fetch() returns are complete; nothing need wait for
- * them.  An ordered call does not wait for the GPU, but if 64 such calls are under way it waits
- * [blocks] until one of them has taken effect.  ZERO_EGPU: the GPU failed.
- * Where the daemon cannot open this process's events (the driver may keep them from another user,
- * or from another /dev/shm; the daemon's log and zeroctl status say so) the call itself waits
- * for that work [blocks], and the thread enqueues nothing for the GPU meanwhile.  ZERO_EDEADLINE
- * names what the call waited for; nothing was done, and the call may be made again.
+ * Orders a call behind work that this process has enqueued on a GPU.  The call takes effect when all work that is on
+ * the stream at the time of the call is done.  NULL, which host memory always has, says that the work is done already.
+ * The values that zero_fetch() returns are complete; nothing need wait for them.
+ * An ordered call does not wait for the GPU.  But if 64 such calls are under way, it waits [blocks] until one of them
+ * has taken effect.  ZERO_EGPU: the GPU failed.
+ * The driver may keep this process's events from a daemon of another user, or with another /dev/shm.  The daemon's log
+ * and zeroctl status say so.  Then the call itself waits for that work [blocks], and the thread enqueues nothing for the
+ * GPU meanwhile.  ZERO_EDEADLINE names what the call waited for; nothing was done, and the call may be made again.
  */
 struct zero_sync {
         void *stream; /* cudaStream_t of needs.device; NULL: the default one */
