@@ -1,7 +1,7 @@
 """The calls of one client: one at a time, interruptible, and not in forked processes.
 
 Rules
-- One lock a client: libzero takes one thread at a time.  Other Python threads run meanwhile.
+- Each client has one lock, because libzero takes one thread at a time.  Other Python threads run meanwhile.
 - A process made by os.fork() has no client: calls on its parent's client raise Closed, and the
   daemon does not notice the child.
 - The handle is None exactly when the client is closed.
@@ -22,18 +22,18 @@ FORKED = "it belongs to the process that this one was forked from"
 
 
 class Conversation:
-    """A handle of libzero, and how to call with it."""
+    """A handle of libzero and the calls with it."""
 
     def __init__(self, handle):
         self._library = lib.library()
         self._handle = handle
         self._lock = threading.RLock()
         self._calling = False
-        self._given_up = None  # why, if this side ended the connection
+        self._given_up = None  # the reason, if this side ended the connection
         _conversations.add(self)
 
     def _enter(self):
-        """The handle, for this thread alone, which has the lock."""
+        """Returns the handle to this thread alone, which has the lock."""
         if self._calling:
             raise Busy(
                 "a signal handler called this client during another call of it"
@@ -45,7 +45,7 @@ class Conversation:
 
     @contextlib.contextmanager
     def _use(self):
-        """The handle, for this thread alone."""
+        """Lends the handle to this thread alone."""
         with self._lock:
             handle = self._enter()
             try:
@@ -67,7 +67,7 @@ class Conversation:
                 self._calling = False
 
     def _wait(self, function, *arguments):
-        """A call that other ranks may keep waiting.  Signals reach the main thread only."""
+        """Makes a call that other ranks may keep waiting.  Only the main thread receives signals."""
         if threading.current_thread() is not threading.main_thread():
             self._call(function, *arguments)
             return
@@ -75,7 +75,7 @@ class Conversation:
             self._check(handle, self._interruptible(function, handle, *arguments))
 
     def _interruptible(self, function, *arguments):
-        """Calls from another thread, so that this thread handles signals while it waits."""
+        """Calls in another thread, so that this thread handles signals while it waits."""
         future = Future()
         try:
             try:
@@ -89,21 +89,21 @@ class Conversation:
             raise
 
     def _end_of_call(self, future):
-        """Waits for the call's end, whatever other signals come: until then the client is in use."""
+        """Waits for the call's end, whatever other signals come.  Until then the client is in use."""
         while not future.done():
             with contextlib.suppress(BaseException):
                 self._break(INTERRUPTED)
                 future.exception()
 
     def _break(self, why):
-        """Ends the connection as the end of the process would: the rank counts as lost, and the ranks
-        that wait for it learn that."""
+        """Ends the connection as the end of the process would: the rank counts as lost, and the ranks that wait for
+        it are told."""
         self._given_up = why
         self._library.zero_interrupt(self._handle)
 
     def _forget(self):
-        """In a forked child: drops the parent's connection, which would hide the parent's end
-        from the daemon."""
+        """Drops the parent's connection, in a forked child.  An open connection would hide the parent's end from the
+        daemon."""
         self._lock, self._calling = threading.RLock(), False
         if self._handle is not None:
             with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ class Conversation:
 
 
 def _run(future, function, arguments):
-    """A call in a thread of its own."""
+    """Makes a call in a thread of its own."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(function(*arguments))

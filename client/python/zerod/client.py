@@ -1,7 +1,7 @@
 """A client of zerod: one conversation with the node's daemon, one rank of a job.
 
-Rule: every number is checked before it becomes a C number, so that a wrong argument raises
-and never crashes.  The caller vouches for addresses: nothing here can see where memory ends.
+Rule: every number is checked before it becomes a C number, so a wrong argument raises an exception
+and never crashes.  The caller vouches for addresses, because no check here can see where memory ends.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from ._conversation import Conversation
 from .errors import Aborted, Closed, Error, NoGroup, NotAttached, OutOfRange, error_of
 from .layout import Layout, code_of, name_of, number, real
 
-LOST_S = 60.0  # for a lost daemon, where connect() was given no timeout
+LOST_S = 60.0  # the timeout for a lost daemon, if connect() was given none
 
 
 def _averaged(optimizer, ema_decay):
@@ -47,9 +47,9 @@ class AdamWSet(NamedTuple):
 
 
 class FileValues(NamedTuple):
-    """A run of values in a file, for Client.put_file(): `count` elements of a tensor's plane from element `first` on, which
-    are little-endian at byte `at` of the file.  dtype: in the file, "fp32", "bf16" or "fp16"; of a group of bytes its
-    own, and elements are words of four bytes."""
+    """A run of values in a file, for Client.put_file(): `count` elements of a tensor's plane from element `first` on.
+    They are little-endian, and begin at byte `at` of the file.  dtype: in the file, "fp32", "bf16" or "fp16".  For a
+    group of bytes dtype is the group's own, and elements are words of four bytes."""
 
     tensor: int
     plane: str
@@ -60,7 +60,7 @@ class FileValues(NamedTuple):
 
 
 class AdamSet(NamedTuple):
-    """One hyperparameter set of Adam, as torch.optim.Adam has them: the weight decay is L2."""
+    """One hyperparameter set of Adam, like torch.optim.Adam's: the weight decay is L2."""
 
     lr: float
     beta1: float = 0.9
@@ -91,8 +91,8 @@ class LionSet(NamedTuple):
 
 
 class SGDSet(NamedTuple):
-    """One hyperparameter set of SGD, as torch.optim.SGD has them; with momentum 0 it is of the
-    optimizer "sgd", else of "sgd-momentum"."""
+    """One hyperparameter set of SGD, like torch.optim.SGD's.  With momentum 0 its optimizer is "sgd", else
+    "sgd-momentum"."""
 
     lr: float
     momentum: float = 0.0
@@ -108,15 +108,16 @@ class SGDSet(NamedTuple):
 
 
 class Stash(NamedTuple):
-    """What a rank stashes (:meth:`Client.stash_write`); the same on all ranks of the set.
+    """A rank's stash (:meth:`Client.stash_write`), declared alike on all ranks of the set.
 
-    bytes: of all entries at once, each of them whole.  An entry takes whole units of 4096 bytes, or of
-    bytes / 32768 if that is more.  ranks: the set, which keeps each byte once; None: this rank alone.  No
-    rank is in two sets.  entry_bytes: of the largest entry; 0: bytes.  Where ranks of the set are on several
-    nodes, each node keeps room for two whole entries more.  unchecked: by default the ranks of a set compare
-    what they stash in the first step.  where: "windows", in the memory where attach()'s device has its
-    windows, or "host"; the same for the ranks of a set on one node, so that ranks on several GPUs say
-    "host".
+    bytes: of all entries at once, each counted whole.  An entry takes whole units of 4096 bytes, or of bytes / 32768
+    if that is more.
+    ranks: the set, which keeps each byte once; None: this rank alone.  No rank is in two sets.
+    entry_bytes: of the largest entry; 0: bytes.  If ranks of the set are on several nodes, each node keeps room for
+    two whole entries more.
+    unchecked: by default the ranks of a set compare their bytes in the first step; True: they do not.
+    where: "windows", where attach()'s device has its windows, or "host".  The ranks of a set on one node name the
+    same place, so ranks on several GPUs say "host".
     """
 
     bytes: int
@@ -139,15 +140,16 @@ class StepResult(NamedTuple):
 class Client(Conversation):
     """A connection to the node's daemon; zerod.connect() makes it.
 
-    Several threads may use it; calls wait for one another.  Blocking calls take at most the timeout
-    of connect(), plus two seconds for the daemon to say what the call waits for, and then raise
-    Deadline.  Ctrl-C ends attach(), norm(), step() and query() at once, and the connection with
-    them; in the other calls it waits for the reply.  All calls raise zerod.Error.
+    Several threads may use it; calls wait for one another.  All calls raise zerod.Error.  A blocking call takes at
+    most the timeout of connect(), plus two seconds for the daemon to say what the call waits for.  Then it raises
+    Deadline.
 
-    A client outlives its daemon: a rank connects and attaches again by itself, in the call that
-    finds the daemon gone or back, and that call goes on as if nothing had happened, or raises
-    Aborted.  After Aborted repeat the step from its first fetch, at `version`, which is one
-    higher if the step was committed after all.
+    Ctrl-C ends some calls at once, and the connection with them: base(), base_copy(), compose(), attach(), norm(),
+    norms(), all_reduce(), step() and query().  In the other calls it waits for the reply.
+
+    A client outlives its daemon: a rank connects and attaches again by itself.  The call that finds the daemon gone
+    or back does so, and then goes on as if nothing had happened, or raises Aborted.  After Aborted repeat the step
+    from its first fetch, at `version`, which is one higher if the step was committed after all.
     """
 
     def __init__(self, handle, job, place, socket, timeout, own_job, named):
@@ -158,12 +160,13 @@ class Client(Conversation):
         self._named = named  # False: nobody chose the job's name
         self._layout, self._may_have_job, self._stash_on_gpu = None, False, False
         self._base = None  # the memory, which the library gives to a new daemon
-        self._copy = None  # of it on a GPU
-        self._tell = None  # the library calls it
+        self._copy = None  # the base's copy on a GPU
+        self._tell = None  # kept alive, because the library calls it
 
     def on_wait(self, tell: Callable[[str], object] | None) -> None:
-        """Who hears that a call has waited for 10 s, and again each minute: tell(text), maybe in another thread,
-        without using the client.  The text says for whom.  By default it goes to standard error; None: to nobody."""
+        """Names a function that is called when a call has waited for 10 s, and again each minute.  tell(text) runs in
+        the thread of the call or in another one, and must not use the client.  The text says for whom the call waits.
+        By default the text goes to standard error; with None it goes nowhere."""
         heard = lib.TELL(lambda _, text: tell(text.decode("utf-8", "replace"))) if tell else lib.TELL()
         with self._use() as handle:
             self._library.zero_on_wait(handle, heard, None)
@@ -177,7 +180,7 @@ class Client(Conversation):
 
     @property
     def socket(self) -> str | None:
-        """The daemon's socket, as connect() was told; None: the default place."""
+        """The daemon's socket that connect() was given; None: the default place."""
         return self._socket
 
     @property
@@ -207,17 +210,16 @@ class Client(Conversation):
 
     @property
     def blob(self) -> bytes:
-        """The bytes that this rank, or its predecessor, kept with the last decided step; b"" if
-        none."""
+        """The bytes that this rank, or its predecessor, kept with the last decided step, or b""."""
         size = ctypes.c_size_t()
         with self._use() as handle:
             found = self._library.zero_blob(handle, ctypes.byref(size))
             return ctypes.string_at(found, size.value) if size.value else b""
 
     def accepted(self, group: int) -> int:
-        """Number of micro-batches of a group that the service has accepted from this rank in the
-        current step.  A rank that takes the place of a dead rank begins with what that rank pushed;
-        pushing those again changes nothing."""
+        """Returns the number of micro-batches of a group that the service has accepted from this rank in the current
+        step.  A rank that takes the place of a dead rank begins with the dead rank's micro-batches.  To push them
+        again changes nothing."""
         group = self._group(group)
         if not group < self._attached().groups:
             raise NoGroup(f"no group {group}: the layout has {self._layout.groups}")
@@ -234,19 +236,19 @@ class Client(Conversation):
         return self._handle is None
 
     def fileno(self) -> int:
-        """A descriptor that polls readable when a reply has come; the library reads the reply."""
+        """Returns a descriptor that polls readable when a reply has come.  The library reads the reply."""
         with self._use() as handle:
             return self._library.zero_fd(handle)
 
     # ---- frozen weights --------------------------------------------------------------------
 
     def base(self, files: Sequence[str | os.PathLike]) -> list[memoryview]:
-        """Maps files of frozen weights, of which the node has one copy for all processes of the user that
-        name files of the same contents; before attach(), once for a client.  The job's layout then names the
-        base by its contents: all ranks name the same, and so does whoever goes on with the job.
+        """Maps files of frozen weights, before attach(), once for a client.  The node has one copy for all processes
+        of the user that name files of the same contents.  The job's layout then names the base by its contents: all
+        ranks of the job name the same, and so do ranks that go on with it later.
 
-        Returns the contents of each file.  Nobody can write there: a write ends the process.  The memory
-        stays while a view of it is used, whatever happens to the daemon or to the files.
+        Returns the contents of each file.  They are read-only: a write ends the process.  The memory stays while a
+        view of it is used, whatever happens to the daemon or to the files.
 
         Raises Conflict if a file changes while it is read, Quota, NoSharedMemory, Order, and Deadline with the
         process that brings the base in.
@@ -265,15 +267,15 @@ class Client(Conversation):
         return [whole[f.data - first : f.data - first + f.bytes] for f in found]
 
     def base_copy(self, device: str) -> "BaseCopy":
-        """Maps the base on a GPU of this process, "cuda:N": one copy for all processes of the user that have
-        it there; after base() and before attach(), once.
+        """Maps the base on a GPU of this process, "cuda:N", once, after base() and before attach().  All processes of
+        the user that map it there share one copy.
 
-        The memory stays while the result is used.  The GPU ends all work of this process if a kernel writes
-        there; with a driver that maps all memory writable, the write changes what the other processes read.  The call that
-        finds a daemon that was started again waits for the GPU; other threads enqueue nothing meanwhile.
+        The memory stays while the result is used.  The GPU ends all work of this process if a kernel writes to it.
+        Some drivers map all memory writable; then the write changes what the other processes read.  The call that
+        finds a daemon that was started again waits for the GPU, and other threads enqueue no work meanwhile.
 
-        Raises Gpu if the daemon does not use the GPU, or its driver exports no descriptors; ProtocolVersion if the daemon
-        is of a release without such copies; Quota (gpu_windows), NoMemory, Order.
+        Raises Gpu if the daemon does not use the GPU, or its driver exports no descriptors.  Raises ProtocolVersion
+        if the daemon is of a release without such copies.  Raises Quota (gpu_windows), NoMemory, Order.
         """
         copy = lib.Copy()
         self._wait(self._library.zero_base_copy, device.encode(), copy)
@@ -283,15 +285,15 @@ class Client(Conversation):
     # ---- joining a job ---------------------------------------------------------------------
 
     def compose(self, part: Layout, stage: int = 0) -> Layout:
-        """Puts the layout of a job together whose ranks work on different groups, as the stages of a pipeline
-        do; waits until all ranks have called.  All ranks then attach() with the layout that this returns.
+        """Puts together the layout of a job whose ranks work on different groups, such as the stages of a pipeline.
+        Waits until all ranks have called.  All ranks then attach() with the returned layout.
 
-        part: the groups that this rank works on, without ranks: a group has the ranks that bring it, and
-        they bring it alike.  stage: of the pipeline.  Groups are in the order of their first stage, then of its
-        first rank, then of that rank's part.  A rank that returns brings the part that it brought before.
+        part: the groups that this rank works on, which list no ranks.  The ranks of a group are those that bring it,
+        and they all bring it alike.  stage: of the pipeline.  Groups are in the order of their first stage, then of
+        their first rank, then of that rank's part.  A rank that returns brings the part that it brought before.
 
-        Raises LayoutMismatch, which says which ranks bring what differently, Rank if another process of the
-        rank calls or ranks have another world size, Deadline with a rank that is missing.
+        Raises LayoutMismatch, which names the ranks and the difference, and Deadline with a rank that is missing.
+        Raises Rank if another process of the rank calls, or ranks have another world size.
         """
         if not isinstance(part, Layout):
             raise TypeError(f"part is a zerod.Layout, not {type(part).__name__}")
@@ -317,28 +319,28 @@ class Client(Conversation):
         device: str | None = None,
         stash: Stash | int | None = None,
     ) -> None:
-        """Joins the job as this client's rank, and creates the job if it is new; waits until all
-        ranks have attached.  The layout is copied.
+        """Joins the job as this client's rank, and creates the job if it is new.  Waits until all ranks have
+        attached.  The layout is copied.  An observer (rank zerod.OBSERVER) passes nothing.
 
-        hold_groups: most groups fetched and not released at once; push_groups: most gradients in
-        flight at once; zerod.ALL for all.  push_groups may be zerod.AUTO: the service chooses all or 2 on a GPU, and 2 in
-        host memory.  grad_dtype: of what the trainer writes to grad() memory.
-        reduce_dtype, between nodes: "fp32", "bf16" or "fp16", the same on all ranks; a sum beyond
-        fp16's range (65504) counts as not finite, and the step is skipped.  private_views: a
-        group always has the same address, and a write there changes this process's copy only,
-        until the release.  on_lost_rank: what happens to a step when a rank ends without close().
-        "wait": the step waits for the rank's successor, for as long as the timeout, and Deadline
-        names the rank; "fail": LostRank at once, for the whole job if any rank says so.
-        device: of parameters and gradients; None: host memory; "cuda:N": this process's N-th GPU,
-        and fetch() and grad() return addresses there, without private_views.
-        stash: room for activation checkpoints, a :class:`Stash` or its bytes, in memory that
-        attach() reserves; None: none.
-        An observer (rank zerod.OBSERVER) passes nothing.
+        hold_groups: most groups fetched and not released at once; zerod.ALL for all.
+        push_groups: most gradients in flight at once; zerod.ALL for all.  With zerod.AUTO the service chooses 2 in
+        host memory, and 2 or all on a GPU.
+        grad_dtype: of the gradients that the trainer writes to grad() memory.
+        reduce_dtype: of gradients between nodes, "fp32", "bf16" or "fp16", the same on all ranks.  A sum beyond
+        fp16's range (65504) counts as not finite, and the step is skipped.
+        private_views: a group always has the same address, and a write there changes this process's copy only, until
+        the release.
+        on_lost_rank: says what happens to a step when a rank ends without close().  "wait": the step waits for the
+        rank's successor, for as long as the timeout, and Deadline names the rank.  "fail": calls raise LostRank at
+        once, in the whole job if any rank says so.
+        device: of parameters and gradients; None: host memory.  "cuda:N": this process's N-th GPU; fetch() and grad()
+        return addresses there, and private_views are not possible.
+        stash: room for activation checkpoints, a :class:`Stash` or its bytes, which attach() reserves; None: no
+        stash.
 
-        Raises LayoutMismatch with the first difference, Rank, Window with the size needed, Quota,
-        Deadline with the ranks that are missing, Gpu if the device cannot be used, Conflict if
-        other ranks of the job on this node have another grad_dtype, or other ranks of the set declare
-        another stash.
+        Raises LayoutMismatch with the first difference, Window with the size needed, and Deadline with the ranks that
+        are missing.  Raises Rank, Quota, and Gpu if the device cannot be used.  Raises Conflict if other ranks of the
+        job on this node have another grad_dtype, or other ranks of the set declare another stash.
         """
         self._may_have_job = True
         if layout is None:
@@ -382,21 +384,20 @@ class Client(Conversation):
         return view.value
 
     def prefetch(self, group: int) -> None:
-        """Asks the daemon to gather a group; does not wait."""
+        """Asks the daemon to gather a group.  Does not wait."""
         self._call(self._library.zero_prefetch, self._group(group))
 
     def release(self, group: int, stream: int | None = None) -> None:
-        """Ends one fetch().  stream: a cudaStream_t of attach()'s device, 0 for the default one:
-        the group counts as released when all work that is on the stream now is done; None: at once.
-        Does not wait for the stream, unless the daemon cannot open this process's events
-        (zero.h, struct zero_sync).  Raises NotHeld, Gpu."""
+        """Ends one fetch().  stream: a cudaStream_t of attach()'s device, 0 for the default one.  The group counts as
+        released when all work that is on the stream now is done; with None at once.  The call waits for the stream
+        only if the daemon cannot open this process's events (zero.h, struct zero_sync).  Raises NotHeld, Gpu."""
         self._call(self._library.zero_release, self._group(group), _sync(stream))
 
     def grad(self, group: int) -> int:
-        """Address of memory for one gradient of a group, laid flat as the group, in attach()'s
-        grad_dtype; contents are undefined.  Waits for a free slot.  The caller owns the memory until
-        push() or step().  Raises Order if the caller itself keeps all slots, Rank if this rank does
-        not push the group."""
+        """Returns the address of memory for one gradient of a group, laid flat like the group, in attach()'s
+        grad_dtype.  Its contents are undefined.  Waits for a free slot.  The caller owns the memory until push(),
+        which comes before norm() and step().  Raises Order if the caller itself keeps all slots, Rank if this rank
+        does not push the group."""
         memory = ctypes.c_void_p()
         self._call(self._library.zero_grad, self._group(group), ctypes.byref(memory))
         return memory.value
@@ -408,10 +409,11 @@ class Client(Conversation):
         last: bool = True,
         stream: int | None = None,
     ) -> None:
-        """Hands the gradient over; does not wait.  present: one byte for each tensor of the group,
-        0 for one without a gradient in this step; None: all have one.  last is False while more
-        micro-batches of this step follow.  stream: as in release(), waits included: the gradient is
-        read when all work that is on the stream now is done.  A later call reports a refusal."""
+        """Hands a group's gradient over.  Does not wait.  present: one byte for each tensor of the group, 0 for a
+        tensor without a gradient in this step; None: all have one.  last is False while more micro-batches of this
+        step follow.
+        stream: as in release(): the gradient is read when all work that is on the stream now is done.
+        A later call reports a refusal."""
         group = self._group(group)
         if present is not None:
             present = memoryview(present).tobytes()
@@ -429,21 +431,22 @@ class Client(Conversation):
         return self._layout
 
     def norm(self) -> tuple[float, bool]:
-        """Finishes the reduction: the global norm of the mean gradient, loss scale left in, and
-        whether all gradients are finite.  Updates nothing yet.  Waits for all ranks."""
+        """Finishes the reduction.  Returns the global norm of the mean gradient, loss scale left in, and True if all
+        gradients are finite.  Updates nothing yet.  Waits for all ranks."""
         value, finite = ctypes.c_double(), ctypes.c_bool()
         self._wait(self._library.zero_norm, ctypes.byref(value), ctypes.byref(finite))
         return value.value, finite.value
 
     def norms(self, plane: str, first: int, count: int) -> list[float]:
-        """The Euclidean norms of some tensors, which their owners compute: of "master", of a moment ("exp_avg",
-        "moment1"), or of "grad", the mean gradient of this step, loss scale left in.  nan: not finite; 0.0: the tensor
-        has nothing there.
+        """Returns the Euclidean norms of some tensors, which their owners compute.  plane: "master", a moment
+        ("exp_avg", "moment1"), or "grad", the mean gradient of this step, loss scale left in.  A norm is nan if an
+        element is not finite, and 0.0 if the tensor has nothing there.
 
-        Anybody asks for master and moments, and all norms are of one version.  A rank asks for gradients, alone if it
-        likes, between its last push() and its step(): it pushes nothing more, and waits until all ranks have pushed.
-        Raises Invalid, OutOfRange, Deadline with a rank that has not pushed, Aborted as step(), Busy if shards are
-        being moved, Peer if an owner's node is lost.
+        Any client asks for master and moments, and all norms are of one version.  A rank asks for gradients between
+        its last push() and its step(), and no other rank has to.  It pushes nothing more, and waits until all ranks
+        have pushed.
+        Raises Invalid, OutOfRange, Aborted as step(), and Deadline with a rank that has not pushed.  Raises Busy if
+        shards are being moved, and Peer if an owner's node is lost.
         """
         first, count = number(first, "first", 0, lib.ALL), number(count, "count", 0, lib.ALL)
         code = code_of(lib.PLANES, plane, "plane")
@@ -454,10 +457,10 @@ class Client(Conversation):
         return list(norms)
 
     def ahead(self, sets: Sequence[AdamWSet]) -> None:
-        """Says how this rank will end the step, before its first push: owners then update eager groups
-        (Layout.group(eager=True)) as soon as all ranks have pushed their last gradient.  step() takes the
-        same sets only, without clipping and loss scale; it raises Conflict for others.  A step that is
-        skipped or aborted leaves nothing behind.  Raises Invalid if no group is eager."""
+        """Says how this rank will end the step, before its first push.  Owners then update an eager group
+        (Layout.group(eager=True)) as soon as all ranks have pushed its last gradient.  step() then takes the same
+        sets only, without clipping and loss scale, and raises Conflict for others.  The updates ahead of a step that
+        is skipped or aborted are undone.  Raises Invalid if no group is eager."""
         step = self._step_of(sets, 0.0, 1.0, 0)
         self._call(self._library.zero_ahead, ctypes.byref(step))
 
@@ -470,18 +473,19 @@ class Client(Conversation):
         blob: bytes | None = None,
         stream: int | None = None,
     ) -> StepResult:
-        """Ends the step: what was fetched is released, what was not pushed counts as without
-        gradient, and, when all ranks have called, the owners update.
+        """Ends the step: when all ranks have called, the owners update.  Fetched groups are released, and groups that
+        were not pushed count as without gradient.
 
-        sets: hyperparameters, by the sets of the tensors; none: nothing is updated, and the
-        gradients are forgotten.  clip_norm: clip to this global norm; 0: not.  loss_scale: what the
-        loss was multiplied by.  growth_interval: steps without overflow until the loss scale
-        doubles; 0: it stays.  All ranks pass the same.  blob: at most 8192 bytes that are this
-        rank's own and are kept with the step, committed or skipped, until the next one: where the
-        data loader stands, say.  stream: of reading what is still held, as in release().
+        sets: hyperparameters, indexed by the sets of the tensors; empty: nothing is updated, and the gradients are
+        dropped.
+        clip_norm: clip to this global norm; 0: no clipping.  loss_scale: the factor that the loss was multiplied by.
+        growth_interval: steps without overflow until the loss scale doubles; 0: it stays.  All ranks pass the same.
+        blob: at most 8192 bytes of this rank's own, which are kept with the step, committed or skipped, until the
+        next one.  A trainer may keep the place of its data loader.
+        stream: of reading what is still held, as in release().
 
-        Raises Conflict with the rank that passed something else, Aborted if the step has to be done
-        again, Deadline and LostRank with who is waited for; those leave the step as it is.
+        Raises Conflict with the rank that passed something else, and Aborted if the step has to be done again.
+        Raises Deadline and LostRank with the rank that the step waits for; those leave the step as it is.
         """
         step = self._step_of(sets, clip_norm, loss_scale, growth_interval)
         if blob is not None:
@@ -498,13 +502,14 @@ class Client(Conversation):
         )
 
     def all_reduce(self, name: str, values: Sequence[float], op: str = "sum") -> list[float]:
-        """The ranks' numbers, at most 64, element by element "sum", "max" or "min"; the same list on every rank.
-        Waits for all ranks.  Sums are double, in the order of ranks; max and min are NaN if any number is.
+        """Reduces at most 64 numbers over all ranks, element by element, and returns the same list on every rank.
+        Waits for all ranks.  op: "sum", "max" or "min".  Sums are double, in the order of ranks; max and min are NaN
+        if any number is.
 
-        name: of what is reduced, at most 63 bytes; all ranks reduce the same things in the same order.
-        Raises Conflict if another rank reduces something else, or ends the step; Deadline with a rank that has not
-        called, after which the call may be made again; Aborted as step(), also if a rank was started again in
-        this step: it does not know what the others have reduced.
+        name: of the reduction, at most 63 bytes.  All ranks reduce the same things in the same order.
+        Raises Conflict if another rank reduces something else, or ends the step.  Raises Deadline with a rank that
+        has not called; the call may then be made again.  Raises Aborted as step(), also if a rank was started again
+        in this step: it does not know what the others have reduced.
         """
         if not 0 < len(values) <= lib.VALUES_MAX:
             raise ValueError(f"a reduction has 1 to {lib.VALUES_MAX} numbers, not {len(values)}")
@@ -534,15 +539,18 @@ class Client(Conversation):
     def stash_write(
         self, key: int, buffer: int | Any, size: int | None = None, stream: int | None = None
     ) -> None:
-        """Writes this rank's part of an entry; buffer: the whole entry, contiguous, at least one byte; or an
-        address of `size` bytes, which the caller vouches for, in host memory or on attach()'s device.  Each
-        rank of the set writes each key once a step, and the same bytes.  Without room it waits for ranks that
-        have not released what this rank has.  What is stashed ends with step() and with Aborted.  stream: with a device, the GPU copies when it comes to what is on the stream now,
-        and the bytes stay as they are until then; None: the default stream.
+        """Writes this rank's part of an entry.  Each rank of the set writes each key once a step, and the same bytes.
+        Without room the call waits for ranks that have not released entries which this rank has released.  Entries
+        end with step() and with Aborted.
 
-        Raises Window with the bytes that the stash needs, and nothing was written; Order for a key
-        that is written, or without attach(stash=...); Conflict, which names two ranks of the set, if
-        they write different numbers of bytes, or, in the first step, different bytes; Aborted; Gpu.
+        buffer: the whole entry, contiguous, at least one byte.  Or an address of `size` bytes, which the caller
+        vouches for, in host memory or on attach()'s device.
+        stream: with a device, the GPU copies after the work that is on the stream now; None: the default stream.  The
+        bytes stay as they are until then.
+
+        Raises Window with the bytes that the stash needs; nothing was written.  Raises Order for a key that is
+        written already, or without attach(stash=...).  Raises Conflict, which names two ranks of the set, if they
+        write different numbers of bytes, or, in the first step, different bytes.  Raises Aborted, Gpu.
         """
         if isinstance(buffer, numbers.Integral):
             memory, size = number(buffer, "address", 1, 2**64 - 1), number(size, "size", 1, 2**64 - 1)
@@ -552,26 +560,26 @@ class Client(Conversation):
         self._call(self._library.zero_stash_write, self._key(key), memory, size, _sync(stream))
 
     def stash_view(self, key: int) -> tuple[int, int]:
-        """Address and bytes of an entry that this rank has written, on attach()'s device if the stash is
-        there; waits until all ranks of the set have written theirs.  Read-only, valid until
-        stash_release(), step() or Aborted.  Read again only after the release.  Raises Order, Deadline
-        with who is waited for, Aborted."""
+        """Returns address and bytes of an entry that this rank has written, on attach()'s device if the stash is
+        there.  Waits until all ranks of the set have written their parts.  The view is read-only, and valid until
+        stash_release(), step() or Aborted.  A rank reads an entry again only after the release.  Raises Order,
+        Aborted, and Deadline with the rank that the call waits for."""
         view, size = ctypes.c_void_p(), ctypes.c_uint64()
         self._call(self._library.zero_stash_read, self._key(key), ctypes.byref(view), ctypes.byref(size))
         return view.value, size.value
 
     def stash_read(self, key: int) -> memoryview:
-        """stash_view() as a read-only memoryview; touched no more when it is not valid: that is a
-        segmentation fault.  Of a stash in host memory: TypeError for one on a GPU."""
+        """Returns stash_view() as a read-only memoryview.  To touch it when it is not valid any more is a
+        segmentation fault.  Raises TypeError for a stash on a GPU."""
         if self._stash_on_gpu:
             raise TypeError("the stash is on a GPU: stash_view() gives the address there")
         address, size = self.stash_view(key)
         return memoryview((ctypes.c_char * size).from_address(address)).cast("B").toreadonly()
 
     def stash_release(self, key: int, last: bool = True, stream: int | None = None) -> None:
-        """Ends a view; does not wait.  last: this rank reads the entry no more, and may not have read it
-        at all.  The memory is free when all ranks of the set have said so.  stream: of reading the view,
-        as in release().  Raises NotHeld, Gpu."""
+        """Ends a view.  Does not wait.  last: this rank does not read the entry again; it need not have read it at
+        all.  The memory is free when all ranks of the set have said so.  stream: of reading the view, as in
+        release().  Raises NotHeld, Gpu."""
         self._call(self._library.zero_stash_release, self._key(key), bool(last), _sync(stream))
 
     def _key(self, key):
@@ -580,30 +588,31 @@ class Client(Conversation):
     # ---- state -------------------------------------------------------------------------------
 
     def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
-        """Copies count elements of a tensor's plane, starting at element first, to memory: fp32 for
-        "master" and the moments of the optimizer ("exp_avg", "exp_avg_sq"; the average of the weights is
-        the last one, as "moment3" of adamw-ema), the group's dtype for
-        "serve", words of four bytes for both in a group of bytes, one uint64 for "step" (how often the tensor was updated) and "set" (its
-        hyperparameter set).
+        """Copies count elements of a tensor's plane, starting at element first, to memory.
 
-        address: an int, which the caller vouches for, or a contiguous writable buffer of exactly
-        that many bytes.  Raises OutOfRange, NoGroup.
+        "master" and the moments of the optimizer ("exp_avg", "exp_avg_sq") are fp32.  The average of the weights is
+        the last moment, such as "moment3" of adamw-ema.  "serve" has the group's dtype.  In a group of bytes both
+        "master" and "serve" are words of four bytes.  "step" (the number of the tensor's updates) and "set" (its
+        hyperparameter set) are one uint64.
+
+        address: an int, which the caller vouches for, or a contiguous writable buffer of exactly that many bytes.
+        Raises OutOfRange, NoGroup.
         """
         self._access(self._library.zero_get, tensor, plane, first, count, address, True)
 
     def put(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
-        """Copies count elements from memory to a tensor's plane; the reverse of get(), at a step
-        boundary and by one writer.  "serve" cannot be written: it is made from "master"."""
+        """Copies count elements from memory to a tensor's plane, the reverse of get(), at a step boundary and by one
+        writer.  "serve" cannot be written: the service makes it from "master"."""
         self._access(self._library.zero_put, tensor, plane, first, count, address, False)
 
     def put_file(self, fd: int, values: Sequence[FileValues]) -> None:
-        """Copies runs of values out of a file, as put() does from memory; fd: open for reading.  The library reads
-        the file, in the order of the runs, a piece at a time, while the service takes earlier pieces in: this process
-        has 12 MiB of the file in memory at most.  What the page cache does not have is read around it, ahead if runs are in
-        the order of the file.
+        """Copies runs of values out of a file, as put() does from memory.  fd: open for reading.  The library reads
+        the file a piece at a time, in the order of the runs, while the service takes earlier pieces in.  This process
+        has at most 20 MiB of the file in memory.  The library reads what the page cache does not have around the
+        cache, and ahead if runs are in the order of the file.
 
-        All runs are checked before the first value is written; after an error some values may be written.
-        Raises Conflict if the file is shorter, or becomes so meanwhile, InputOutput if it cannot be read, and as put()."""
+        All runs are checked before the first value is written.  After an error some values may be written.  Raises as
+        put(); Conflict if the file is too short, or becomes so meanwhile; InputOutput if it cannot be read."""
         runs = (lib.Values * len(values))()
         for run, v in zip(runs, values):
             run.tensor, run.plane = number(v.tensor, "tensor", 0, lib.ALL), code_of(lib.PLANES, v.plane, "plane")
@@ -631,9 +640,9 @@ class Client(Conversation):
         return 8 if plane in ("step", "set") else 4
 
     def observe(self, call: str, *arguments: Any) -> Any:
-        """A call that only reads, as get() or query(), on another connection, of no rank: an abort that comes with its reply
-        takes no view away that another thread computes with.  One thread at a time.  It connects again to a
-        daemon that was lost, for as long as the timeout."""
+        """Makes a call that only reads, such as get() or query(), on another connection, which is no rank.  So an
+        abort that comes with its reply takes no view away from another thread that computes with it.  One thread at a
+        time.  The call connects again to a lost daemon, for as long as the timeout."""
         end = time.monotonic() + (self._timeout or LOST_S)
         while not self.closed:
             try:
@@ -657,8 +666,8 @@ class Client(Conversation):
     # ---- the service -------------------------------------------------------------------------
 
     def query(self, what: str, argument: str | None = None) -> dict:
-        """Asks the daemon: "status", "jobs", "shards", "ping", "checksum", "config", or "drop", which
-        deletes the job for good; argument: a job's name.  The answer is zeroctl's --json."""
+        """Asks the daemon, and returns the answer as zeroctl's --json has it.  what: "status", "jobs", "shards",
+        "ping", "checksum", "config", or "drop", which deletes the job for good.  argument: a job's name."""
         answer = ctypes.c_void_p()
         self._wait(
             self._library.zero_query,
@@ -672,21 +681,23 @@ class Client(Conversation):
             self._library.zero_free(answer)
 
     def keep_job(self, keep: bool = True) -> None:
-        """Before attach(): the job counts as one whose name somebody chose; False: as one that nobody did."""
+        """Says, before attach(), if somebody chose the job's name (True), or nobody did (False)."""
         self._named = keep
 
     def finish(self, keep: bool | None = None) -> None:
-        """Declares that this rank has completed the job; close() tells the daemon.  When all ranks have
-        left so, the job is finished: when job_limit or memory is used up, a new job of the same user
-        takes the place of the job that finished first.  keep False, on every rank: the daemon drops the
-        job when the last rank has left.  None: False if nobody chose the job's name (:func:`connect`)."""
+        """Declares that this rank has completed the job; close() tells the daemon.  The job is finished when all
+        ranks have left in this way.  When job_limit or memory is used up, a new job of the same user takes the place
+        of the job that finished first.  keep False, on every rank: the daemon drops the job when the last rank has
+        left.  keep None: False if nobody chose the job's name (:func:`connect`), else True."""
         self._call(self._library.zero_finish, self._named if keep is None else bool(keep))
 
     def close(self) -> None:
         """Ends the session; every address that it returned becomes invalid.  Closing twice is allowed.
-        The end of the process with status 0 closes, too.  After an exception, sys.exit() with another status,
-        a signal or os._exit(), as of a fork by multiprocessing, the rank counts as lost, and the job waits for its successor.
-        A job whose name nobody chose ends when all its ranks have closed."""
+
+        The end of the process with status 0 closes, too.  After any other end the rank counts as lost, and the job
+        waits for its successor.  Such ends are an exception, sys.exit() with another status, a signal, and
+        os._exit(), by which a fork of multiprocessing ends.  A job whose name nobody chose ends when all its ranks
+        have closed."""
         with self._lock:
             if self._handle is None:
                 return
@@ -700,7 +711,7 @@ class Client(Conversation):
                 self._drop_own_job()
 
     def _drop_own_job(self):
-        """Nobody else knows the job.  Takes another connection: this one may be broken."""
+        """Drops a job that no other process knows, by another connection: this one may be broken."""
         atexit.unregister(self.close)
         self._own_job = False
         if not self._may_have_job:
@@ -719,7 +730,7 @@ class Client(Conversation):
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        """Closes; after an exception it tells the daemon nothing, so that the rank counts as lost."""
+        """Closes the client.  After an exception it tells the daemon nothing, so the rank counts as lost."""
         if kind is not None and not (isinstance(error, SystemExit) and not error.code):
             with self._lock:
                 if self._handle is not None:
@@ -730,23 +741,23 @@ class Client(Conversation):
         return f"<zerod.Client of job {self._job!r}, rank {self.rank} of {self.world_size}>"
 
 
-_attached: set[Client] = set()  # ranks, also when nobody else knows them any more
+_attached: set[Client] = set()  # ranks, also those that no other code refers to any more
 
 
-@atexit.register  # on import: handlers that a script registers itself come before, and find their client
+@atexit.register  # registered on import, so handlers of a script run earlier and find their client
 def _close_at_exit():
-    """At the interpreter's end, whose status only the library will see.  A thread may still be in a call,
-    maybe a long one: then the rank has not left in order."""
+    """Leaves the close to the library, which alone sees the exit status, at the interpreter's end.  If a thread is
+    still in a call, which may be long, the rank has not left in order."""
     for client in list(_attached):
         if client._lock.acquire(blocking=False):
             handle, client._handle = client._handle, None
-            client._lock.release()  # a thread that calls now is told that the client is closed
+            client._lock.release()  # a call of another thread now raises Closed
             if handle is not None:
                 client._library.zero_close_at_exit(handle)
 
 
 class BaseCopy:
-    """A base on a GPU, mapped while there is a reference."""
+    """A base on a GPU, mapped as long as a reference to this object exists."""
 
     def __init__(self, copy: lib.Copy, base: int):
         self.address: int = copy.data
@@ -755,7 +766,7 @@ class BaseCopy:
         weakref.finalize(self, copy.unmap, copy.data).atexit = False
 
     def at(self, address: int) -> int:
-        """Where the GPU has what is at this address of the base in host memory."""
+        """Returns the address on the GPU of the byte that the base has at this address in host memory."""
         return self.address + address - self._base
 
 
@@ -771,12 +782,12 @@ def _set_of(given):
 
 
 def _sync(stream):
-    """struct zero_sync; None if there is nothing to order."""
+    """Returns a struct zero_sync, or None without a stream."""
     return None if stream is None else lib.Sync(number(stream, "stream", 0, 2**64 - 1))
 
 
 def _stash_of(stash):
-    """struct zero_stash, with what it points to; None if there is none."""
+    """Returns a pointer to a struct zero_stash, which keeps its arrays alive, or None without a stash."""
     if stash is None:
         return None
     stash = stash if isinstance(stash, Stash) else Stash(stash)
@@ -793,7 +804,7 @@ def _stash_of(stash):
 
 
 def _memory(buffer, size, writes):
-    """The bytes of an object with the buffer protocol, for ctypes."""
+    """Returns the bytes of an object with the buffer protocol, for ctypes."""
     view = memoryview(buffer)
     if not view.c_contiguous:
         raise ValueError("the buffer is not contiguous")
@@ -818,7 +829,7 @@ def _timeout_ms(timeout):
 
 
 def _job_of(job, place):
-    """The job's name, whether this process made it up, and False if torchrun did."""
+    """Returns the job's name, True if this process made it up, and False if torchrun made it up."""
     if job is not None:
         return job, False, True
     job = environment.job()
@@ -827,7 +838,7 @@ def _job_of(job, place):
     if place.world_size > 1:
         raise ValueError(
             f"a job of {place.world_size} ranks has to be named: pass job=..., or set ZEROD_JOB to "
-            "the same name for all of them (torchrun does it with --rdzv-id, Slurm by SLURM_JOB_ID)"
+            "the same name for all ranks (torchrun's --rdzv-id and Slurm's SLURM_JOB_ID name it, too)"
         )
     return environment.own_job(), True, True
 
@@ -843,23 +854,24 @@ def connect(
 ) -> Client:
     """Connects to the node's daemon.
 
-    job: else $ZEROD_JOB, else torchrun's run id or Slurm's job id.  Without those a process that is
-    alone (world size 1) gets a job of its own, which close() or the end of the process drops.  A run id
-    that torchrun made up, on one node and without --rdzv-id, names a job that ends when all its ranks have
-    closed or ended with status 0; on one node a random UUID of --rdzv-id looks alike: set ZEROD_JOB to it.  Other jobs stay until :func:`drop`, ``zeroctl drop JOB``, or, once finished, until a new job needs their
-    place (:meth:`Client.finish`).
-    rank, world_size, local_world_size (ranks on this node): else torchrun's variables, else Slurm's,
-    else 0, 1, 1.  rank zerod.OBSERVER takes no part in steps.
-    socket: the daemon's, else $ZEROD_SOCKET, else the default place.
-    timeout: seconds, of every blocking call, and of every wait for a lost daemon or a lost rank.
-    None: a minute (the daemon's option wait_ms); for a rank whose process runs, or that has not
-    attached yet, up to 30 minutes (rank_wait_ms) after its last call.
-    incarnation: how often this rank was started before, else $TORCHELASTIC_RESTART_COUNT, else
-    $SLURM_RESTART_COUNT, else 0.  A process takes the rank from one with a lower incarnation that has
-    not ended, and the daemon refuses that one from then on.
+    job: the job's name; None: $ZEROD_JOB, else torchrun's run id or Slurm's job id.  Without those a process that is
+    alone (world size 1) gets a job of its own, which close() or the end of the process drops.
+    On one node without --rdzv-id torchrun makes up a run id.  Its job ends when all its ranks have closed or ended
+    with status 0.  A random UUID of --rdzv-id on one node looks alike: set ZEROD_JOB to it.
+    Other jobs stay until :func:`drop` or ``zeroctl drop JOB``.  A finished job stays until a new job needs its place
+    (:meth:`Client.finish`).
+    rank, world_size, local_world_size (ranks on this node): None: torchrun's variables, else Slurm's, else 0, 1, 1.
+    A client of rank zerod.OBSERVER takes no part in steps.
+    socket: the daemon's; None: $ZEROD_SOCKET, else the default place.
+    timeout: seconds, of every blocking call, and of every wait for a lost daemon or a lost rank.  None: a minute (the
+    daemon's option wait_ms).  A call then waits longer for a rank whose process runs, or that has not attached yet,
+    up to 30 minutes (rank_wait_ms) after its last call.
+    incarnation: how often this rank was started before; None: $TORCHELASTIC_RESTART_COUNT, else $SLURM_RESTART_COUNT,
+    else 0.  A process takes the rank from a process with a lower incarnation that has not ended.  The daemon refuses
+    that process from then on.
 
-    Raises ValueError for variables and arguments that make no sense, ImportError without libzero,
-    Closed if no daemon answers there, NotPermitted.
+    Raises ValueError for variables and arguments that make no sense, ImportError without libzero, Closed if no daemon
+    answers at the socket, NotPermitted.
     """
     if rank == lib.OBSERVER:
         place, incarnation = environment.Place(lib.OBSERVER, 1, 1), 0
@@ -887,11 +899,11 @@ def connect(
 
 
 def drop(job: str, socket: str | None = None, timeout: float = 60.0) -> None:
-    """Deletes a job and its state on all nodes, for good, as ``zeroctl drop JOB``.
+    """Deletes a job and its state on all nodes, for good, like ``zeroctl drop JOB``.
 
-    A rank that is attached loses the job, and may end by SIGBUS where it reads an fp32 parameter that it holds: drop it
-    before the ranks start, or from one of them at their end.
-    Raises NoJob if there is none of that name, NotPermitted if it belongs to another user.
+    A rank that is attached loses the job, and may end by SIGBUS when it reads an fp32 parameter that it holds.  So
+    drop a job before the ranks start, or from one of them at their end.
+    Raises NoJob if no job has that name, NotPermitted if the job belongs to another user.
     """
     with connect(job, lib.OBSERVER, socket=socket, timeout=timeout) as client:
         client.query("drop", job)
