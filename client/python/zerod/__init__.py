@@ -1,8 +1,8 @@
 """zerod: ZeRO parameter partition as a service (Rajbhandari et al., SC20, arXiv 1910.02054).
 
-The node's daemon holds parameters, gradients and optimizer states in shards; this package is a
-trainer's side of it over libzero, and needs nothing but Python.  zerod.torch puts PyTorch models
-on it.
+The node's daemon holds parameters, gradients and optimizer states in shards.  This package is the
+trainer's side, over libzero, and needs nothing but Python.  zerod.torch puts PyTorch models into the
+service.
 """
 
 from ._library import ALL, AUTO, OBSERVER

@@ -1,7 +1,7 @@
-"""What zerod.accelerate and zerod.lightning share: a script of theirs makes its optimizer and schedulers
-for a model that is not sharded yet.
+"""Shared by zerod.accelerate and zerod.lightning, whose scripts make optimizer and schedulers for a model that is not
+sharded yet.
 
-Rule: what cannot be carried over to the service is refused by name, before the model is sharded.
+Rule: an option that the service cannot have is refused by name, before the model is sharded.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KINDS: dict[type[torch.optim.Optimizer], Any] = {
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """TypeError for an argument that shard() does not get this way."""
+    """Raises TypeError for an argument that is not passed on to shard()."""
     for name in options.keys() - set(OPTIONS):
         raise TypeError(f"'{name}' is not an argument here, nor one of shard() that is passed on: {', '.join(OPTIONS)}")
 
 
 def service_name(optimizer: torch.optim.Optimizer | None) -> str:
-    """What shard(optimizer=...) is for an optimizer of torch; ValueError if the service has none of its kind."""
+    """Returns shard()'s optimizer=... for an optimizer of torch.  ValueError if the service has none of its kind."""
     if optimizer is None:
         return "adamw"
     if type(optimizer) not in KINDS:
@@ -50,7 +50,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, place: tupl
           device: torch.device, options: Mapping[str, Any]) -> None:
     """Shards a model for an optimizer of torch.
 
-    place: the framework's rank and world size, which must be zerod's; ValueError if they are not."""
+    place: the framework's rank and world size.  ValueError if zerod's are others."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"the device is {device}, and zerod serves host memory and CUDA")
     name, options = service_name(optimizer), dict(options)
@@ -59,13 +59,14 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None, place: tupl
         client = _connect(options.get("job"), options.get("timeout"))
     check_ranks(client, place)
     options = {k: v for k, v in options.items() if k not in ("job", "timeout")}
-    # what follows is as random as without zerod
+    # sharding leaves the script's random numbers as they are without zerod
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         zt.shard(model, client=client, device=device, optimizer=name, **options)
 
 
 def _connect(job: str | None, timeout: float | None) -> zerod.Client:
-    """For the next model of this process: the second one's job is "JOB-2", and so on, the same on all ranks."""
+    """Connects for the next model of this process.  The second model's job is "JOB-2", and so on, the same on all
+    ranks."""
     base = name = job or environment.job()
     number, named = 1, bool(job) or not environment.job_is_random()
     while name is not None and name in _of_job and not _of_job[name].client.closed:
@@ -78,7 +79,7 @@ def _connect(job: str | None, timeout: float | None) -> zerod.Client:
 
 
 def check_ranks(client: zerod.Client, place: tuple[int, int]) -> None:
-    """ValueError if a framework sees other ranks than zerod."""
+    """Raises ValueError if a framework sees other ranks than zerod."""
     if place != (client.rank, client.world_size):
         raise ValueError(f"this process is rank {place[0]} of {place[1]} here, and rank {client.rank} of "
                          f"{client.world_size} for zerod: start all ranks by torchrun, with the CPU chosen by name (cpu=True) "
@@ -86,8 +87,9 @@ def check_ranks(client: zerod.Client, place: tuple[int, int]) -> None:
 
 
 def converted(model: nn.Module, optimizer: torch.optim.Optimizer) -> zt.ServiceOptimizer:
-    """The service's optimizer for one of torch that was made for the model, before it was sharded or after, with its
-    param groups; frozen parameters are left out."""
+    """Returns the service's optimizer for one of torch, with the same param groups, without frozen parameters.
+
+    The optimizer was made for the model, before or after the model was sharded."""
     if isinstance(optimizer, zt.ServiceOptimizer):
         return optimizer
     service_name(optimizer)
@@ -107,12 +109,12 @@ def converted(model: nn.Module, optimizer: torch.optim.Optimizer) -> zt.ServiceO
 
 
 def rebind(scheduler: Any, optimizers: Iterable[tuple[torch.optim.Optimizer, zt.ServiceOptimizer]]) -> None:
-    """Has a schedule, with those that it is made of, set the learning rate of the service's optimizer."""
+    """Makes a schedule, and the schedules that it consists of, set the learning rate of the service's optimizer."""
     for before, after in optimizers:
         if getattr(scheduler, "optimizer", None) is before:
             scheduler.optimizer = after
             groups = [dict(g) for g in after.param_groups]
-            # torch warns of a step() that no schedule has wrapped; this one wraps it and changes nothing else
+            # torch warns if no schedule has wrapped step(): this schedule wraps it and changes nothing else
             torch.optim.lr_scheduler.LambdaLR(after, lambda _: 1.0)
             for mine, as_before in zip(after.param_groups, groups):
                 mine.update(as_before)

@@ -1,7 +1,7 @@
-"""libzero through ctypes: where it is, and its functions, structs and enums.
+"""libzero through ctypes: its place, and its functions, structs and enums.
 
-Rule: everything here mirrors zero.h and zero_types.h; nothing else in the package knows a
-number or a struct of theirs.  Calls release Python's global lock.
+Rule: everything here mirrors zero.h and zero_types.h.  No other module of the package knows a number or a struct of
+theirs.  Calls release Python's global lock.
 """
 
 import ctypes
@@ -136,7 +136,7 @@ class Needs(Structure):
     ]
 
 
-# Of each optimizer, as the members of struct zero_set's union have them.
+# Each optimizer's hyperparameters, in the order of the members of struct zero_set's union.
 HYPERPARAMETERS = {
     "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
     "adam": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
@@ -276,7 +276,7 @@ PROTOTYPES = {
 
 
 def _pkg_config():
-    """The library's directory by pkg-config; None if pkg-config has none."""
+    """Returns the library's directory by pkg-config, or None."""
     tool = shutil.which("pkg-config")
     if not tool:
         return None
@@ -292,7 +292,7 @@ def _pkg_config():
 
 
 def _places():
-    """(where, what to load or None) one after the other; later ones cost more."""
+    """Yields pairs (name of the place, path or None).  Later ones cost more."""
     here = Path(__file__).resolve().parent
     yield "beside the package", here / SONAME
     if here.parent.name == "python" and here.parent.parent.name == "client":
@@ -339,5 +339,5 @@ def _find():
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """libzero, loaded at the first call.  ImportError names all places that it tried."""
+    """Returns libzero, which the first call loads.  ImportError names all places that it tried."""
     return _find()

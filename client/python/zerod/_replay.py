@@ -1,8 +1,8 @@
-"""What zerod.transformers and zerod.lightning need to do a step again, and to go on in another process.
+"""Repeats a step, and goes on in another process, for zerod.transformers and zerod.lightning.
 
-Rule: random states are those of torch's CPU generator, Python's random and NumPy's global one, and
-of the generator of the GPU that the model is on; they are packed without loss, for a rank keeps at
-most 8 kB with a step, its buffers included.
+Rule: the random states are those of torch's CPU generator, Python's random and NumPy's global generator.  With a
+model on a GPU the state of that GPU's generator is the fourth.  They are packed without loss into few bytes: a rank
+keeps at most 8 kB with a step, its buffers included.
 """
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .torch.steps import may_repeat
 
 WORDS = 624  # of a Mersenne twister
 PYTHON = struct.Struct(f"<{WORDS + 1}I")
-LENGTHS = struct.Struct("<5I")  # of the parts of what is kept
+LENGTHS = struct.Struct("<5I")  # of the parts of the kept bytes
 
 
 class RandomStates(NamedTuple):
     """The states of all generators of this process.
 
-    device: of the GPU's; None where the model is in host memory.
+    device: the state of the GPU's generator; None if the model is in host memory.
     """
     torch: torch.Tensor
     python: tuple
@@ -40,12 +40,12 @@ class RandomStates(NamedTuple):
 
     @classmethod
     def now(cls, place: Host | Gpu) -> "RandomStates":
-        """The states now."""
+        """Returns the states now."""
         return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state(),
                    place.random_state())
 
     def restore(self, place: Host | Gpu) -> None:
-        """Sets the states; the device's only if there was one."""
+        """Sets the states, and the device's if there was one."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         numpy.random.set_state(self.numpy)
@@ -54,9 +54,9 @@ class RandomStates(NamedTuple):
 
 
 class Steps:
-    """The current step: the calls made in it, to repeat them after an abort.
+    """The current step, with the calls made in it, which are repeated after an abort.
 
-    version: of the job when it began.  before_repeat: called before the step's calls are repeated.
+    version: the job's version when the step began.  before_repeat: called before the step's calls are repeated.
     """
 
     def __init__(self, sharded: Sharded, before_repeat: Callable[[], None] = lambda: None):
@@ -65,9 +65,9 @@ class Steps:
         self.version = sharded.version
 
     def do(self, call: Callable[[], Any], ends: bool = False) -> Any:
-        """Makes a call and returns its result.  After an abort it repeats the step's calls with the same
-        random numbers, and then this call; the result is None if the step was committed after
-        all.  ends: the call ends the step."""
+        """Makes a call and returns its result.  After an abort it repeats the step's calls, and then this call, with
+        the same random numbers.  It returns None if the step was committed after all.  ends: the call ends the
+        step."""
         if not self._done:
             self.version = self.sharded.version
         states, keep = RandomStates.now(self.sharded.place), self.sharded.gradients.keep
@@ -103,17 +103,17 @@ class Steps:
                 self.before_repeat()
 
 
-# ---- what is kept with a step ---------------------------------------------------------
+# ---- the bytes kept with a step -------------------------------------------------------
 
 
 def _seeded(seed: int) -> tuple[tuple, numpy.ndarray]:
-    """What Python's generator and NumPy's have right after their seeding."""
+    """Returns the states of Python's generator and of NumPy's right after their seeding."""
     return random.Random(seed).getstate()[1], numpy.random.RandomState(seed).get_state(legacy=False)["state"]["key"]
 
 
 def pack(position: dict[str, Any], states: RandomStates, seed: int = 0) -> bytes:
-    """Position, as JSON, and random states, for RandomStates and position of :func:`unpack`.  seed: what Python and NumPy
-    still have of it takes no bytes."""
+    """Packs a position, as JSON, and random states, for :func:`unpack`.  seed: a state of Python's or NumPy's
+    generator that is still as after this seed takes no bytes."""
     words = states.torch.numpy().view("<u4").reshape(-1, 2)
     name, keys, *rest = states.numpy
     python, fresh = _seeded(seed)
@@ -126,7 +126,7 @@ def pack(position: dict[str, Any], states: RandomStates, seed: int = 0) -> bytes
 
 
 def fits(blob: bytes) -> bool:
-    """Whether the bytes are few enough for a rank to keep."""
+    """Returns True if a rank can keep that many bytes."""
     return len(blob) <= KEPT_MAX
 
 
