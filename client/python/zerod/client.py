@@ -110,13 +110,11 @@ class SGDSet(NamedTuple):
 class Stash(NamedTuple):
     """A rank's stash (:meth:`Client.stash_write`), declared alike on all ranks of the set.
 
-    bytes: of all entries at once, each counted whole.  An entry takes whole units of 4096 bytes, or of bytes / 32768
-    if that is more.
-    ranks: the set, which keeps each byte once; None: this rank alone.  No rank is in two sets.
-    entry_bytes: of the largest entry; 0: bytes.  If ranks of the set are on several nodes, each node keeps room for
-    two whole entries more.
-    unchecked: by default the ranks of a set compare their bytes in the first step; True: they do not.
-    where: "windows", where attach()'s device has its windows, or "host".  The ranks of a set on one node name the
+    bytes: of all entries at once, each counted whole.  An entry takes whole units of 4096 bytes, or of bytes / 32768 if
+    that is more.  ranks: the set, which keeps each byte once; None: this rank alone.  No rank is in two sets.
+    entry_bytes: of the largest entry; 0: bytes.  If ranks of the set are on several nodes, each node keeps room for two
+    whole entries more.  unchecked: by default the ranks of a set compare their bytes in the first step; True: they do
+    not.  where: "windows", where attach()'s device has its windows, or "host".  The ranks of a set on one node name the
     same place, so ranks on several GPUs say "host".
     """
 
@@ -140,16 +138,14 @@ class StepResult(NamedTuple):
 class Client(Conversation):
     """A connection to the node's daemon; zerod.connect() makes it.
 
-    Several threads may use it; calls wait for one another.  All calls raise zerod.Error.  A blocking call takes at
-    most the timeout of connect(), plus two seconds for the daemon to say what the call waits for.  Then it raises
-    Deadline.
-
+    Several threads may use it; calls wait for one another.  All calls raise zerod.Error.  A blocking call takes at most
+    the timeout of connect(), plus two seconds for the daemon to say what the call waits for.  Then it raises Deadline.
     Ctrl-C ends some calls at once, and the connection with them: base(), base_copy(), compose(), attach(), norm(),
     norms(), all_reduce(), step() and query().  In the other calls it waits for the reply.
 
-    A client outlives its daemon: a rank connects and attaches again by itself.  The call that finds the daemon gone
-    or back does so, and then goes on as if nothing had happened, or raises Aborted.  After Aborted repeat the step
-    from its first fetch, at `version`, which is one higher if the step was committed after all.
+    A client outlives its daemon: a rank connects and attaches again by itself.  The call that finds the daemon gone or
+    back does so, and then goes on as if nothing had happened, or raises Aborted.  After Aborted repeat the step from
+    its first fetch, at `version`, which is one higher if the step was committed after all.
     """
 
     def __init__(self, handle, job, place, socket, timeout, own_job, named):
@@ -322,25 +318,22 @@ class Client(Conversation):
         """Joins the job as this client's rank, and creates the job if it is new.  Waits until all ranks have
         attached.  The layout is copied.  An observer (rank zerod.OBSERVER) passes nothing.
 
-        hold_groups: most groups fetched and not released at once; zerod.ALL for all.
-        push_groups: most gradients in flight at once; zerod.ALL for all.  With zerod.AUTO the service chooses 2 in
-        host memory, and 2 or all on a GPU.
-        grad_dtype: of the gradients that the trainer writes to grad() memory.
-        reduce_dtype: of gradients between nodes, "fp32", "bf16" or "fp16", the same on all ranks.  A sum beyond
-        fp16's range (65504) counts as not finite, and the step is skipped.
+        hold_groups: most groups fetched and not released at once; zerod.ALL for all.  push_groups: most gradients in
+        flight at once; zerod.ALL for all.  With zerod.AUTO the service chooses 2 in host memory, and 2 or all on a GPU.
+        grad_dtype: of the gradients that the trainer writes to grad() memory.  reduce_dtype: of gradients between
+        nodes, "fp32", "bf16" or "fp16", the same on all ranks.  A sum beyond fp16's range (65504) counts as not finite,
+        and the step is skipped.
         private_views: a group always has the same address, and a write there changes this process's copy only, until
-        the release.
-        on_lost_rank: says what happens to a step when a rank ends without close().  "wait": the step waits for the
-        rank's successor, for as long as the timeout, and Deadline names the rank.  "fail": calls raise LostRank at
-        once, in the whole job if any rank says so.
+        the release.  on_lost_rank: says what happens to a step when a rank ends without close().  "wait": the step
+        waits for the rank's successor, for as long as the timeout, and Deadline names the rank.  "fail": calls raise
+        LostRank at once, in the whole job if any rank says so.
         device: of parameters and gradients; None: host memory.  "cuda:N": this process's N-th GPU; fetch() and grad()
         return addresses there, and private_views are not possible.
-        stash: room for activation checkpoints, a :class:`Stash` or its bytes, which attach() reserves; None: no
-        stash.
+        stash: room for activation checkpoints, a :class:`Stash` or its bytes, which attach() reserves; None: no stash.
 
-        Raises LayoutMismatch with the first difference, Window with the size needed, and Deadline with the ranks that
-        are missing.  Raises Rank, Quota, and Gpu if the device cannot be used.  Raises Conflict if other ranks of the
-        job on this node have another grad_dtype, or other ranks of the set declare another stash.
+        Raises LayoutMismatch with the first difference, Window with the size needed, Deadline with the ranks that are
+        missing, Rank, Quota, and Gpu if the device cannot be used.  Raises Conflict if other ranks of the job on this
+        node have another grad_dtype, or other ranks of the set declare another stash.
         """
         self._may_have_job = True
         if layout is None:
@@ -477,12 +470,11 @@ class Client(Conversation):
         were not pushed count as without gradient.
 
         sets: hyperparameters, indexed by the sets of the tensors; empty: nothing is updated, and the gradients are
-        dropped.
-        clip_norm: clip to this global norm; 0: no clipping.  loss_scale: the factor that the loss was multiplied by.
-        growth_interval: steps without overflow until the loss scale doubles; 0: it stays.  All ranks pass the same.
-        blob: at most 8192 bytes of this rank's own, which are kept with the step, committed or skipped, until the
-        next one.  A trainer may keep the place of its data loader.
-        stream: of reading what is still held, as in release().
+        dropped.  clip_norm: clip to this global norm; 0: no clipping.  loss_scale: the factor that the loss was
+        multiplied by.  growth_interval: steps without overflow until the loss scale doubles; 0: it stays.  All ranks
+        pass the same.  blob: at most 8192 bytes of this rank's own, which are kept with the step, committed or skipped,
+        until the next one.  A trainer may keep the place of its data loader.  stream: of reading what is still held, as
+        in release().
 
         Raises Conflict with the rank that passed something else, and Aborted if the step has to be done again.
         Raises Deadline and LostRank with the rank that the step waits for; those leave the step as it is.
@@ -543,10 +535,9 @@ class Client(Conversation):
         Without room the call waits for ranks that have not released entries which this rank has released.  Entries
         end with step() and with Aborted.
 
-        buffer: the whole entry, contiguous, at least one byte.  Or an address of `size` bytes, which the caller
-        vouches for, in host memory or on attach()'s device.
-        stream: with a device, the GPU copies after the work that is on the stream now; None: the default stream.  The
-        bytes stay as they are until then.
+        buffer: the whole entry, contiguous, at least one byte, or an address of `size` bytes, which the caller vouches
+        for.  It lies in host memory or on attach()'s device.  stream: with a device, the GPU copies after the work that
+        is on the stream now; None: the default stream.  The bytes stay as they are until then.
 
         Raises Window with the bytes that the stash needs; nothing was written.  Raises Order for a key that is
         written already, or without attach(stash=...).  Raises Conflict, which names two ranks of the set, if they
@@ -695,9 +686,8 @@ class Client(Conversation):
         """Ends the session; every address that it returned becomes invalid.  Closing twice is allowed.
 
         The end of the process with status 0 closes, too.  After any other end the rank counts as lost, and the job
-        waits for its successor.  Such ends are an exception, sys.exit() with another status, a signal, and
-        os._exit(), by which a fork of multiprocessing ends.  A job whose name nobody chose ends when all its ranks
-        have closed."""
+        waits for its successor.  Such ends are an exception, sys.exit() with another status, a signal, and os._exit(),
+        by which a fork of multiprocessing ends.  A job whose name nobody chose ends when all its ranks have closed."""
         with self._lock:
             if self._handle is None:
                 return
@@ -855,11 +845,10 @@ def connect(
     """Connects to the node's daemon.
 
     job: the job's name; None: $ZEROD_JOB, else torchrun's run id or Slurm's job id.  Without those a process that is
-    alone (world size 1) gets a job of its own, which close() or the end of the process drops.
-    On one node without --rdzv-id torchrun makes up a run id.  Its job ends when all its ranks have closed or ended
-    with status 0.  A random UUID of --rdzv-id on one node looks alike: set ZEROD_JOB to it.
-    Other jobs stay until :func:`drop` or ``zeroctl drop JOB``.  A finished job stays until a new job needs its place
-    (:meth:`Client.finish`).
+    alone (world size 1) gets a job of its own, which close() or the end of the process drops.  On one node without
+    --rdzv-id torchrun makes up a run id.  Its job ends when all its ranks have closed or ended with status 0.  A random
+    UUID of --rdzv-id on one node looks alike: set ZEROD_JOB to it.  Other jobs stay until :func:`drop` or ``zeroctl
+    drop JOB``.  A finished job stays until a new job needs its place (:meth:`Client.finish`).
     rank, world_size, local_world_size (ranks on this node): None: torchrun's variables, else Slurm's, else 0, 1, 1.
     A client of rank zerod.OBSERVER takes no part in steps.
     socket: the daemon's; None: $ZEROD_SOCKET, else the default place.
