@@ -5,11 +5,11 @@
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, stage=3)
     model, optimizer, data, scheduler = accelerator.prepare(model, optimizer, data, scheduler)
 
-The loop stays as it is.  Run it as any Accelerate script: alone, or by torchrun or ``accelerate launch``
-as several ranks.  Data, metrics and meetings go by the process group that Accelerate makes; parameters
-and gradients go by zerod alone: there is no DistributedDataParallel.
+The loop stays as it is.  Run the script like any Accelerate script: alone, or as several ranks by torchrun or
+``accelerate launch``.  Data, metrics and barriers use the process group that Accelerate makes.  Parameters and
+gradients use zerod alone: there is no DistributedDataParallel.
 
-Run with accelerate 1.15.0 and 1.11.0; no other version is claimed.
+The tests run it with accelerate 1.15.0 and 1.11.0; no other version is claimed.
 """
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ class Optimizer(AcceleratedOptimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether a gradient was not finite; the schedule then stays at its step."""
+        """True if a gradient was not finite; the schedule then stays at its step."""
         return self.optimizer.skipped
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether zerod has the model."""
+    """Returns True if zerod has the model."""
     return "_zerod_sharded" in uncompiled(model).__dict__
 
 
 class Prepared(accelerate.Accelerator):
     """Prepares a sharded model and its optimizer, and neither moves, wraps nor copies them.
 
-    accumulate: "owner" or "trainer", as of :class:`Accelerator`."""
+    accumulate_in: "owner" or "trainer", as of :class:`Accelerator`."""
 
     accumulate_in = "owner"
 
     def prepare_model(self, model: nn.Module, device_placement: bool | None = None,
                       evaluation_mode: bool = False) -> nn.Module:
-        """Adds autocast, if bf16 is asked for; ``evaluation_mode`` is accelerate's word for "without
+        """Adds autocast, if bf16 is asked for.  ``evaluation_mode`` is accelerate's word for "without
         DistributedDataParallel"."""
         if is_sharded(model):
             device_placement, evaluation_mode = False, True
@@ -73,7 +73,7 @@ class Prepared(accelerate.Accelerator):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Also for one rank."""
+        """Keeps gradients in the trainer, as accelerate's does, with one rank, too."""
         with model.no_sync() if is_sharded(model) and self.accumulate_in == "trainer" else nullcontext():
             yield
 
@@ -82,26 +82,26 @@ class Accelerator(Prepared):
     """``accelerate.Accelerator`` whose :meth:`prepare` takes the model to zerod.
 
     stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
-    :func:`zerod.torch.shard`.  A model may also be sharded before, with more of its arguments.
-    accumulate_in: where the gradients of micro-batches add up: "owner", in the service, which takes the
-    least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
-    All other arguments are accelerate's.
+    :func:`zerod.torch.shard`.  A model may also be sharded before, with more arguments of shard().
+    accumulate_in: says where the gradients of micro-batches add up.  "owner": in the service, which takes the least
+    memory.  "trainer": in this process (``model.no_sync()``), which pushes once a step.  All other arguments are
+    accelerate's.
 
-    Optimizers are torch's AdamW, Adam or SGD, which :meth:`prepare` replaces by the service's with the same
-    param groups, or one of zerod.torch.  Of several models each has a job: the second one's
-    name ends in "-2".  ``accelerator.optimizer_step_was_skipped`` tells of gradients that
-    were not finite.
+    Optimizers are torch's AdamW, Adam or SGD, which :meth:`prepare` replaces by the service's with the same param
+    groups.
+    Optimizers of zerod.torch are left as they are.  Each of several models has a job: the second model's job has a name
+    that ends in "-2".  ``accelerator.optimizer_step_was_skipped`` is true after a gradient that was not finite.
 
-    :meth:`save_state` writes accelerate's files: ``accelerate.Accelerator`` loads them too.  ``gather``,
-    ``gather_for_metrics``, ``reduce`` and ``wait_for_everyone`` are accelerate's: they use the process group
-    that accelerate makes for several ranks, so ranks start and start again together (torchrun
-    --max-restarts).
+    :meth:`save_state` writes accelerate's files, and ``accelerate.Accelerator`` loads them, too.  ``gather``,
+    ``gather_for_metrics``, ``reduce`` and ``wait_for_everyone`` are accelerate's.  They use the process group that
+    accelerate makes for several ranks, so ranks start, and start again, together (torchrun --max-restarts).
 
-    A lost daemon or rank is zerod.Aborted, as in any loop: ``for step in zerod.torch.steps(model, ...)``
-    repeats the step; without :meth:`accumulate`, whose counter an abort leaves where it is.
+    A lost daemon or rank is zerod.Aborted, as in any loop, and ``for step in zerod.torch.steps(model, ...)`` repeats
+    the step.  Do not use :meth:`accumulate` in such a loop: an abort leaves its counter where it is.
 
-    Errors: ValueError, with the name, for what would copy, cast or wrap the model (DeepSpeed, FSDP, Megatron-LM,
-    parallelism_config, torch.compile by dynamo_backend, fp16, fp8), and if accelerate sees other ranks than zerod.
+    Errors: ValueError, with the name, for options that would copy, cast or wrap the model: DeepSpeed, FSDP,
+    Megatron-LM, parallelism_config, torch.compile by dynamo_backend, fp16, fp8.  ValueError if accelerate sees other
+    ranks than zerod.
     """
 
     def __init__(self, *positional: Any, accumulate_in: str = "owner", **named: Any):
@@ -130,8 +130,8 @@ class Accelerator(Prepared):
     # ---- model, optimizer, schedule ------------------------------------------------------------
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """As accelerate's.  Pass the model together with its optimizer, whose kind decides what state the service
-        keeps; without one that is AdamW's."""
+        """Does what accelerate's does.  Pass the model together with its optimizer, whose kind decides the state that
+        the service keeps.  Without an optimizer that is AdamW's."""
         torchs = [o for o in args if isinstance(o, torch.optim.Optimizer)
                   and not isinstance(o, (AcceleratedOptimizer, zt.ServiceOptimizer))]
         for model in (m for m in args if isinstance(m, nn.Module)):
@@ -150,18 +150,19 @@ class Accelerator(Prepared):
         return super().prepare(*args, device_placement=device_placement)
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """The service clips.  RuntimeError between the micro-batches of a step: the norm is known at its end."""
+        """Has the service clip.  RuntimeError between the micro-batches of a step, because the norm is known at its
+        end."""
         if not self.sync_gradients:
             raise RuntimeError("clip_grad_norm_() before the last micro-batch of the step: write "
                                "'if accelerator.sync_gradients:' before it")
         return zt.clip_grad_norm_(list(parameters), max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
-        """NotImplementedError: the service has the gradients, and clips to a norm."""
+        """Raises NotImplementedError: the service has the gradients, and clips to a norm."""
         raise NotImplementedError("the service clips to a norm: use clip_grad_norm_()")
 
     def end_training(self) -> None:
-        """As accelerate's; and this rank has completed the job (zerod.Client.finish())."""
+        """Does what accelerate's does, and declares that this rank has completed the job (zerod.Client.finish())."""
         super().end_training()
         for model in filter(is_sharded, self._models):
             model.sharded.client.finish(model.sharded.keep)
@@ -170,7 +171,7 @@ class Accelerator(Prepared):
 
     @contextmanager
     def _without_model(self, what: str, hooks: Any) -> Iterator[tuple[nn.Module, zt.ServiceOptimizer | None]]:
-        """accelerate sees no model and no optimizer inside, and so does all the rest."""
+        """Hides model and optimizer from accelerate, which then saves or loads all the rest."""
         models, optimizers = self._models, self._optimizers
         if len(models) != 1 or len(optimizers) > 1 or not is_sharded(models[0]):
             raise ValueError(f"{what} is for one sharded model and its optimizer, and {len(models)} models and "
@@ -185,8 +186,8 @@ class Accelerator(Prepared):
             self._models, self._optimizers = models, optimizers
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **more: Any) -> Any:
-        """As accelerate's, with its files; the main process streams model.safetensors and optimizer.bin, and no process has
-        the whole model.  All ranks call it.  master.pt beside them has the fp32 master weights of a 16-bit model."""
+        """Writes accelerate's files; all ranks call it.  The main process streams model.safetensors and optimizer.bin,
+        and no process has the whole model.  master.pt beside them has the fp32 master weights of a 16-bit model."""
         if not safe_serialization or more:
             raise ValueError("save_state() writes safetensors, and takes no further arguments")
         with self._without_model("save_state()", self._save_model_state_pre_hook) as (model, optimizer):
@@ -199,7 +200,8 @@ class Accelerator(Prepared):
         return directory
 
     def load_state(self, input_dir: str | None = None, load_kwargs: dict[str, Any] | None = None, **more: Any) -> None:
-        """As accelerate's, from its files; all ranks call it.  Values go into the service, wherever the job stands."""
+        """Loads accelerate's files; all ranks call it.  The values go into the service, whatever steps the job has
+        made."""
         if more or load_kwargs:
             raise ValueError("load_state() takes no further arguments")
         if input_dir is None:
@@ -213,7 +215,7 @@ class Accelerator(Prepared):
 
     def save_model(self, model: nn.Module, save_directory: str | os.PathLike[str],
                    max_shard_size: int | str = "10GB", safe_serialization: bool = True) -> None:
-        """As accelerate's, streamed by the main process."""
+        """Writes accelerate's files, streamed by the main process."""
         if not safe_serialization:
             raise ValueError("save_model() writes safetensors")
         if self.is_main_process:

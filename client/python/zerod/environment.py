@@ -1,7 +1,6 @@
 """This process's place in its job, according to torchrun and Slurm.
 
-Pure: reads the mapping it is given and nothing else.  A variable that makes no sense is a
-ValueError with its name.
+Rule: a function reads its mapping and nothing else.  A variable that makes no sense is a ValueError with its name.
 """
 
 import getpass
@@ -25,7 +24,7 @@ MOST = (RANK_MAX - 1, RANK_MAX, RANK_MAX)
 
 
 class Place(NamedTuple):
-    """A process among those of its job."""
+    """The place of a process among those of its job."""
 
     rank: int
     world_size: int
@@ -36,7 +35,7 @@ class Place(NamedTuple):
 
 
 def _number(environment, name, least, most):
-    """A variable's value; None if it is not set or empty."""
+    """Returns a variable's value; None if it is not set or empty."""
     text = environment.get(name, "").strip()
     if not text:
         return None
@@ -46,7 +45,7 @@ def _number(environment, name, least, most):
 
 
 def _tasks_of_node(text, node):
-    """A node's entry in Slurm's list, such as "4(x2),3"; None if it has none."""
+    """Returns a node's entry in Slurm's list, such as "4(x2),3"; None if the node has none."""
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
         if not match:
@@ -58,7 +57,7 @@ def _tasks_of_node(text, node):
 
 
 def _slurm_tasks(environment, name):
-    """How many tasks this node runs; None if the variable is not set."""
+    """Returns the number of tasks of this node; None if the variable is not set."""
     text = environment.get(name, "").strip()
     if not text:
         return None
@@ -72,8 +71,7 @@ def _slurm_tasks(environment, name):
 
 
 def _source(environment):
-    """The names of the variables with rank, world size and ranks of the node; None: there are
-    none."""
+    """Returns the names of the variables with rank, world size and ranks of the node; None if none are set."""
     if environment.get(TORCHRUN[0]) or environment.get(TORCHRUN[1]):
         return TORCHRUN
     if environment.get(SLURM[0]) and environment.get(SLURM[1]):
@@ -93,7 +91,7 @@ def _told(environment, source, i):
 
 
 def _argument(value, i):
-    """An argument; None if it was not given."""
+    """Checks an argument and returns it; None if it was not given."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -117,11 +115,10 @@ def place(
     local_world_size: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Place:
-    """Rank, world size and ranks of this node: the arguments, else torchrun's variables, else
-    Slurm's, else 0 of 1.
+    """Returns rank, world size and ranks of this node: the arguments, else torchrun's variables, else Slurm's, else
+    rank 0 of 1.
 
-    Raises ValueError, with the name of the variable or argument, if one is not a number, is out of
-    range or is missing.
+    Raises ValueError, with the name of the variable or argument, if one is not a number, is out of range or is missing.
     """
     environment = os.environ if environment is None else environment
     given = [_argument(v, i) for i, v in enumerate((rank, world_size, local_world_size))]
@@ -143,7 +140,7 @@ def place(
 
 
 def _local(environment, source, world_size):
-    """Ranks of this node by the environment, if that has the same world size; else all."""
+    """Returns the ranks of this node by the environment, if that has the same world size; else all ranks."""
     if source and _told(environment, source, 1) == world_size:
         return _told(environment, source, 2) or world_size
     return world_size
@@ -165,7 +162,7 @@ def _checked(found, names):
 
 
 def incarnation(environment: Mapping[str, str] | None = None) -> int:
-    """How often this rank was started before: torchrun's restart count, else Slurm's, else 0.
+    """Returns how often this rank was started before: torchrun's restart count, else Slurm's, else 0.
 
     Raises ValueError, with the name of the variable, if it is not a number.
     """
@@ -181,13 +178,13 @@ def incarnation(environment: Mapping[str, str] | None = None) -> int:
 
 
 def _clean(text):
-    """Text as part of a job's name."""
+    """Makes a text a part of a job's name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[: JOB_MAX // 2]
 
 
 def job(environment: Mapping[str, str] | None = None) -> str | None:
-    """The job's name by the environment: $ZEROD_JOB as it stands, else "torchrun-" and
-    torchrun's run id (its default "none" names nothing), else "slurm-" and Slurm's job id."""
+    """Returns the job's name by the environment: $ZEROD_JOB, else "torchrun-" and torchrun's run id, else "slurm-" and
+    Slurm's job id, else None.  torchrun's default run id "none" names nothing."""
     environment = os.environ if environment is None else environment
     if environment.get("ZEROD_JOB"):
         return environment["ZEROD_JOB"]
@@ -200,7 +197,8 @@ def job(environment: Mapping[str, str] | None = None) -> str | None:
 
 
 def job_is_random(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether :func:`job` is a name that nobody chose: torchrun on one node makes a UUID, as a number or with dashes."""
+    """Returns True if nobody chose the name of :func:`job`: torchrun on one node makes a UUID, as a number or with
+    dashes."""
     environment = os.environ if environment is None else environment
     run = environment.get("TORCHELASTIC_RUN_ID", "")
     if environment.get("ZEROD_JOB") or environment.get("GROUP_WORLD_SIZE") != "1":
@@ -212,8 +210,8 @@ def job_is_random(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def own_job() -> str:
-    """A name for a job of this process alone, which no other process has or had.  A process id is
-    not enough: systems reuse them, and containers have the same ones."""
+    """Returns a name for a job of this process alone, which no other process has or had.  A process id is not enough:
+    systems reuse them, and containers have the same ones."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):

@@ -1,18 +1,16 @@
 """Exceptions, one for each status of libzero.
 
-Every refusal of the service and of the library is an Error; its text is libzero's sentence,
-which names the cause and what to do.  Wrong Python arguments are TypeError and ValueError, as
-everywhere.
+A refusal of the service or of the library is an Error.  Its text is libzero's sentence, which names the cause and the
+way out.  Wrong Python arguments are TypeError and ValueError, as everywhere.
 
 Rule: the table mirrors ZERO_STATUS_MAP of zero_types.h, where codes are only ever appended.
 """
 
 
 class Error(Exception):
-    """A call that was refused or failed.
+    """A call was refused or failed.
 
-    status is the name of the status, such as "ELAYOUT"; code is its number.  str() is
-    libzero's sentence.
+    status is the name of the status, such as "ELAYOUT"; code is its number.  str() is libzero's sentence.
     """
 
     status = "EINTERNAL"
@@ -44,11 +42,11 @@ class Quota(Error):
 
 
 class NotPermitted(Error):
-    """The socket or the job belongs to someone else, or the session may only read."""
+    """The socket or the job belongs to another user, or the session may only read."""
 
 
 class NoJob(Error):
-    """No job of that name, or none was named."""
+    """No job has that name, or no job was named."""
 
 
 class LayoutMismatch(Error):
@@ -60,7 +58,7 @@ class Rank(Error):
 
 
 class NotAttached(Error):
-    """Call attach() first."""
+    """The client is not attached to a job: call attach() first."""
 
 
 class NoGroup(Error):
@@ -68,15 +66,15 @@ class NoGroup(Error):
 
 
 class OutOfRange(Error):
-    """Elements outside the tensor, or a value outside its range."""
+    """Elements lie outside the tensor, or a value outside its range."""
 
 
 class NotHeld(Error):
-    """The group was not fetched, or is released already."""
+    """The group or the entry was not fetched, or is released already."""
 
 
 class TooManyHeld(Error):
-    """More groups fetched at once than attach() declared."""
+    """More groups are fetched at once than attach() declared."""
 
 
 class Window(Error):
@@ -92,11 +90,11 @@ class Conflict(Error):
 
 
 class Deadline(Error):
-    """The timeout passed; the text names whom or what the call waited for."""
+    """The timeout passed; the text names the rank, node or disk that the call waited for."""
 
 
 class LostRank(Error):
-    """A rank is gone that this rank waits for; the text names it."""
+    """A rank that this rank waits for is gone; the text names it."""
 
 
 class Peer(Error):
@@ -104,8 +102,8 @@ class Peer(Error):
 
 
 class Closed(Error):
-    """The connection is closed, or could not be made.  Final for this client; a rank connects to
-    a lost daemon again by itself."""
+    """The connection is closed, or could not be made.  This is final for the client; a rank connects to a lost daemon
+    again by itself."""
 
 
 class InputOutput(Error):
@@ -121,9 +119,9 @@ class Internal(Error):
 
 
 class Aborted(Error):
-    """The attempt was aborted because a node, a daemon or a rank was lost.  What was fetched and pushed
-    is gone; repeat the step from its first fetch.  Client.version says which step: it is one higher
-    if the step was committed after all."""
+    """The attempt was aborted because a node, a daemon or a rank was lost.  Fetched groups and pushed gradients are
+    gone: repeat the step from its first fetch.  Client.version says which step: it is one higher if the step was
+    committed after all."""
 
 
 class Gpu(Error):
@@ -170,7 +168,7 @@ for _name, _code, _kind in STATUS:
 
 
 def error_of(code: int, text: str) -> Error:
-    """The exception for a status code; codes of a newer library give a plain Error."""
+    """Returns the exception for a status code.  A code of a newer library gives a plain Error."""
     kind = _by_code.get(code)
     if kind:
         return kind(text)

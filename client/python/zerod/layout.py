@@ -1,4 +1,4 @@
-"""What a model looks like: groups of tensors, fetched and pushed together."""
+"""Layouts: a model as groups of tensors that are fetched and pushed together."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ from .errors import NoGroup, error_of
 
 
 def number(value, name, least, most):
-    """A whole number that C can hold."""
+    """Checks a whole number that C can hold, and returns it."""
     try:
         value = operator.index(value)
     except TypeError:
@@ -23,7 +23,7 @@ def number(value, name, least, most):
 
 
 def real(value, name):
-    """A number as C's double."""
+    """Returns a number as C's double."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} is a number, not {type(value).__name__}")
     try:
@@ -33,7 +33,7 @@ def real(value, name):
 
 
 def name_of(value, name):
-    """Text for C."""
+    """Returns a text as bytes for C."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is a str, not {type(value).__name__}")
     if "\0" in value:
@@ -42,7 +42,7 @@ def name_of(value, name):
 
 
 def code_of(table, value, name):
-    """The code of a word."""
+    """Returns the code of a word."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is a str, not {type(value).__name__}")
     if value not in table:
@@ -53,8 +53,8 @@ def code_of(table, value, name):
 class Layout:
     """Ordered groups of tensors; every rank of a job brings the same.
 
-    Layout() is empty; group() and tensor() append to it until it is passed to attach().
-    Client.layout is a job's, to read.
+    Layout() is empty; group() and tensor() append to it until it is passed to attach().  Client.layout is the job's
+    layout, and can only be read.
     """
 
     def __init__(self):
@@ -70,22 +70,22 @@ class Layout:
 
     @classmethod
     def of_handle(cls, handle):
-        """Takes a C layout over."""
+        """Takes over a C layout."""
         self = cls.__new__(cls)
         self._own(handle)
         return self
 
     @classmethod
     def of_client(cls, handle, use):
-        """The layout of a client, valid as long as the client; use: the client's check of that."""
+        """Returns the layout of a client, which is valid as long as the client.  use: the client's check of that."""
         self = cls.__new__(cls)
         self._library, self._handle, self._lock, self._use = lib.library(), handle, None, use
         return self
 
     @contextlib.contextmanager
     def lend(self):
-        """The C layout for a call that may take long, for several clients at once; from then on
-        nothing may be appended."""
+        """Lends the C layout to a call that may take long, and to several clients at once.  From then on nothing may be
+        appended."""
         if self._use:
             with self._use() as handle:
                 yield handle
@@ -96,7 +96,7 @@ class Layout:
 
     @contextlib.contextmanager
     def handle(self):
-        """The C layout, for this thread alone."""
+        """Lends the C layout to this thread alone."""
         with self._use() if self._use else self._lock:
             yield self._handle
 
@@ -129,14 +129,15 @@ class Layout:
         optimizer: str = "adamw",
         eager: bool = False,
     ) -> int:
-        """Appends a group of "fp32", "bf16" or "fp16" parameters, or of frozen ones that are kept as
-        bytes: "int8", "uint8", "fp8-e4m3", "fp8-e5m2" or "bool"; its index.
+        """Appends a group, and returns its index.
 
-        ranks: those that push gradients of it; None: all.  Its gradient is the sum over them
-        divided by divisor (0: their number).  optimizer: what updates it; the step's sets of its
-        tensors are of that optimizer.  eager: owners update the group as soon as its gradient is
-        complete, if Client.ahead() has said how the step will end; that takes twice the memory for
-        master weights and moments.  Raises Invalid.
+        dtype: of parameters "fp32", "bf16" or "fp16"; of frozen parameters that are kept as bytes also "int8", "uint8",
+        "fp8-e4m3", "fp8-e5m2" or "bool".
+        ranks: those that push gradients of the group; None: all.  The group's gradient is the sum over these ranks,
+        divided by divisor; a divisor of 0 stands for their number.
+        optimizer: updates the group; the step's sets of its tensors are of that optimizer.
+        eager: owners update the group as soon as its gradient is complete, if Client.ahead() has said how the step will
+        end.  Its master weights and moments take twice the memory.  Raises Invalid.
         """
         array, n = None, 0
         if ranks is not None:
@@ -176,13 +177,14 @@ class Layout:
         value: float = 0.0,
         seed: int = 0,
     ) -> int:
-        """Appends a tensor to the last group; its index counts through the layout.
+        """Appends a tensor to the last group, and returns its index, which counts through the layout.
 
-        shape: of bytes in a group of bytes, four of which are an element in all other counts.
-        frozen: never updated, without moments and gradient, as all of a group of bytes.  set: which hyperparameter set of
-        Client.step() applies.  init: "put" (zeros until put()), "zeros", "constant" (value
-        everywhere) or "normal" (mean 0, standard deviation value, by seed).  Raises Invalid,
-        NoGroup.
+        shape: in a group of bytes it counts bytes; everywhere else an element of such a group is a word of four bytes.
+        frozen: the tensor is never updated, and has no moments and no gradient.  All tensors of a group of bytes are
+        frozen.
+        set: the hyperparameter set of Client.step() that applies.
+        init: "put" (zeros until put()), "zeros", "constant" (value everywhere) or "normal" (mean 0, standard deviation
+        value, by seed).  Raises Invalid, NoGroup.
         """
         extents = [number(n, "extent", 0, 2**64 - 1) for n in shape]
         if len(extents) > lib.DIM_MAX:
@@ -220,7 +222,7 @@ class Layout:
             return self._library.zero_layout_tensors(handle)
 
     def _of(self, what, index, function, *arguments):
-        """A function's value for an index that exists."""
+        """Returns a function's value for an index that exists."""
         with self.handle() as handle:
             n = (
                 self._library.zero_layout_groups(handle)
@@ -239,17 +241,17 @@ class Layout:
         return next(name for name, known in {**lib.DTYPES, **lib.BYTES}.items() if known == code)
 
     def group_elements(self, group: int) -> int:
-        """Elements of a group's flat array, alignment gaps included."""
+        """Returns the number of elements of a group's flat array, alignment gaps included."""
         return self._of("group", group, self._library.zero_layout_group_elements)
 
     def group_tensors(self, group: int) -> range:
-        """The tensors of a group."""
+        """Returns the indices of a group's tensors."""
         first = ctypes.c_uint32()
         n = self._of("group", group, self._library.zero_layout_group_tensors, ctypes.byref(first))
         return range(first.value, first.value + n)
 
     def group_ranks(self, group: int) -> list[int] | None:
-        """The ranks that push a group, ascending; None: all."""
+        """Returns the ranks that push a group, ascending; None stands for all."""
         ranks = ctypes.POINTER(ctypes.c_uint32)()
         n = self._of("group", group, self._library.zero_layout_group_ranks, ctypes.byref(ranks))
         return ranks[:n] if n else None
@@ -274,11 +276,11 @@ class Layout:
         return self._of("tensor", tensor, self._library.zero_layout_tensor_frozen)
 
     def offset(self, tensor: int) -> int:
-        """Offset of a tensor in its group's flat array, in elements; a multiple of 128."""
+        """Returns the offset of a tensor in its group's flat array, in elements; a multiple of 128."""
         return self._of("tensor", tensor, self._library.zero_layout_offset)
 
     def find(self, name: str) -> int:
-        """Finds a tensor by name; NoGroup if there is none.  Takes time linear in the tensors."""
+        """Finds a tensor by name, in time linear in the number of tensors.  Raises NoGroup if there is none."""
         index, encoded = ctypes.c_uint32(), name_of(name, "name")
         with self.handle() as handle:
             self._raise(

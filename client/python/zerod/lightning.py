@@ -6,9 +6,9 @@
     trainer.fit(model, data)
 
 The LightningModule stays as it is.  Ranks are started as for DDP: by Lightning, by torchrun or by Slurm.  Metrics,
-early stopping and meetings go by the process group that Lightning makes; parameters and gradients go by zerod alone.
+early stopping and barriers use the process group that Lightning makes.  Parameters and gradients use zerod alone.
 
-Run with lightning 2.6.6 and 2.5.5; no other version is claimed.
+The tests run it with lightning 2.6.6 and 2.5.5; no other version is claimed.
 """
 from __future__ import annotations
 
@@ -37,29 +37,28 @@ class ZerodStrategy(DDPStrategy):
     """Trains a LightningModule sharded by :func:`zerod.torch.shard`; there is no DistributedDataParallel.
 
     stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
-    :func:`zerod.torch.shard`.  Without a job's name rank 0 chooses one.  That job is
-    dropped when all ranks have ended by themselves, which Lightning's own launcher does not wait for: it may stay until
-    ``zeroctl drop``.
-    accumulate: where the gradients of micro-batches add up (accumulate_grad_batches): "owner", in the service, which
-    takes the least memory, or "trainer", in this process, which pushes once a step.
+    :func:`zerod.torch.shard`.  Without a job's name rank 0 chooses one.  That job is dropped when all ranks have ended
+    by themselves.  Lightning's own launcher does not wait for that, so the job may stay until ``zeroctl drop``.
+    accumulate: says where the gradients of micro-batches add up (accumulate_grad_batches).  "owner": in the service,
+    which takes the least memory.  "trainer": in this process, which pushes once a step.
     process_group_backend, checkpoint_io, precision_plugin, cluster_environment: of DDPStrategy.
 
-    ``configure_optimizers`` returns one AdamW, Adam or SGD of torch, which the service's takes the place of, with
-    schedules for it; one of zerod.torch where the module is sharded before.  ``gradient_clip_val`` is the
+    ``configure_optimizers`` returns one AdamW, Adam or SGD of torch, and schedules for it.  The service's optimizer
+    takes its place.  For a module that was sharded before it returns one of zerod.torch.  ``gradient_clip_val`` is the
     service's clipping.  ``precision`` is "32-true" or "bf16-mixed".
 
-    Checkpoints are Lightning's own files, which other strategies load, and which this one loads from others.
-    Rank 0 has the whole model and optimizer in memory while it writes one; each rank while it loads one.
+    Checkpoints are Lightning's own files: other strategies load them, and this strategy loads those of others.  Rank 0
+    has the whole model and optimizer in memory while it writes one, and each rank while it loads one.
     zerod.torch.save_checkpoint() streams instead.
 
-    ``fit`` repeats a step in which a daemon was lost: ``training_step`` and ``backward`` run again, with the same random
-    numbers, for all micro-batches of the step.  What they have logged is logged once.  Objects of torchmetrics in the
-    module count repeated micro-batches twice, with a warning; a ``training_step`` that calls collectives itself
+    ``fit`` repeats a step in which a daemon was lost: ``training_step`` and ``backward`` run again, with the same
+    random numbers, for all micro-batches of the step.  Their log entries are made once.  Objects of torchmetrics in the
+    module count repeated micro-batches twice, with a warning.  A ``training_step`` that calls collectives itself
     (``all_gather``) may wait in vain for another rank.  After the loss of a rank start all ranks again with the last
     checkpoint as ckpt_path.
 
     Errors: ValueError, with the name, for more than one optimizer, automatic_optimization=False, other precisions, and
-    gradient_clip_algorithm="value"; and if Lightning sees other ranks than zerod.
+    gradient_clip_algorithm="value".  ValueError if Lightning sees other ranks than zerod.
     """
 
     def __init__(self, *, accumulate: str = "owner", process_group_backend: str | None = None, checkpoint_io: Any = None,
@@ -72,17 +71,17 @@ class ZerodStrategy(DDPStrategy):
         self._accumulate, self._options = accumulate, options
         self._steps: _replay.Steps | None = None
         self._output: Any = None  # of the last training_step
-        self._last = False  # whether the last micro-batch of a step runs, which is repeated as a whole
+        self._last = False  # True while the last micro-batch of a step runs, which is repeated together with the step
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """A checkpoint's values go into the service."""
+        """True: a checkpoint's values go into the service, which setup() makes ready."""
         return True
 
     # ---- model and optimizer -----------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:
-        """Shards the module, for the optimizer that it configures when it is fitted."""
+        """Shards the module; for fit(), for the optimizer that the module configures."""
         self.accelerator.setup(trainer)
         self._check(trainer)
         module, fitting = self.lightning_module, trainer.state.fn == TrainerFn.FITTING
@@ -101,7 +100,7 @@ class ZerodStrategy(DDPStrategy):
             self._steps = _replay.Steps(module.sharded, self._warn_of_metrics)
         self.setup_precision_plugin()
         for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
-            loop.inference_mode = False  # what is fetched first in inference mode cannot be trained
+            loop.inference_mode = False  # parameters that are first fetched in inference mode cannot be trained
 
     def _check(self, trainer: Any) -> None:
         plugin = self.precision_plugin
@@ -120,8 +119,8 @@ class ZerodStrategy(DDPStrategy):
             job = options.get("job")
             if job is None and environment.job() is None and self.world_size > 1:
                 job = self.broadcast(environment.own_job())
-                options.setdefault("keep", False)  # nobody knows the name
-            # ranks that Lightning starts have no RANK
+                options.setdefault("keep", False)  # no person knows the name
+            # Lightning starts ranks without the variable RANK
             options["client"] = zerod.connect(job, *place, local_world_size=self.num_processes,
                                               timeout=options.get("timeout"))
         _frameworks.shard(self.lightning_module, optimizer, place, self.root_device, options)
@@ -131,19 +130,19 @@ class ZerodStrategy(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Around the micro-batches of a step but the last."""
+        """Keeps the gradients of all micro-batches but a step's last, with accumulate="trainer"."""
         with self.lightning_module.no_sync() if self._accumulate == "trainer" else nullcontext():
             yield
 
     # ---- steps -----------------------------------------------------------------------------------
 
     def _within(self, name: str, context: Any, arguments: Any, named: Any) -> Any:
-        """A step of the module; what stands in no block is fetched while it runs."""
+        """Runs a step of the module.  Parameters outside of blocks are fetched while it runs."""
         with context:
             return self.lightning_module.sharded.hooks.within(getattr(self.lightning_module, name))(*arguments, **named)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Strategy's; after an abort it is repeated with the rest of its step."""
+        """Does what Strategy's does.  After an abort it is repeated with the rest of its step."""
         def run() -> Any:
             self._output = self._within("training_step", self.precision_plugin.train_step_context(), args, kwargs)
             return self._output
@@ -151,7 +150,7 @@ class ZerodStrategy(DDPStrategy):
 
     def backward(self, closure_loss: torch.Tensor, optimizer: torch.optim.Optimizer | None, *args: Any,
                  **kwargs: Any) -> torch.Tensor:
-        """As Strategy's; after an abort it is repeated with the rest of its step."""
+        """Does what Strategy's does.  After an abort it is repeated with the rest of its step."""
         of_first, backward = self._output, super().backward
 
         def run() -> torch.Tensor:
@@ -164,7 +163,8 @@ class ZerodStrategy(DDPStrategy):
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: Any = None,
                        **kwargs: Any) -> Any:
-        """As Strategy's: the last micro-batch and the step; after an abort the whole step is repeated."""
+        """Runs the last micro-batch and ends the step, as Strategy's does.  After an abort the whole step is
+        repeated."""
         step = super().optimizer_step
         self._last = True
         try:
@@ -176,7 +176,7 @@ class ZerodStrategy(DDPStrategy):
         return done and done[0]
 
     def _do(self, call: Callable[[], Any], ends: bool = False) -> Any:
-        """A call of the current step.  When it is repeated, what it has logged before is not logged again."""
+        """Makes a call of the current step.  A repeated call does not log again."""
         module, logged = self.lightning_module, 0
 
         def once() -> Any:
@@ -201,39 +201,39 @@ class ZerodStrategy(DDPStrategy):
             log.warning("a step is repeated: these metrics count its batches twice: %s", ", ".join(names))
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Strategy's."""
+        """Does what Strategy's does."""
         return self._within("validation_step", self.precision_plugin.val_step_context(), args, kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Strategy's."""
+        """Does what Strategy's does."""
         return self._within("test_step", self.precision_plugin.test_step_context(), args, kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As Strategy's."""
+        """Does what Strategy's does."""
         return self._within("predict_step", self.precision_plugin.predict_step_context(), args, kwargs)
 
     # ---- checkpoints, the end ----------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole, on rank 0, which writes it."""
+        """Returns the whole model on rank 0, which writes it, and {} on the other ranks."""
         return super().lightning_module_state_dict() if self.is_global_zero else {}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Whole, on rank 0, which writes it."""
+        """Returns the whole state on rank 0, which writes it, and {} on the other ranks."""
         return super().optimizer_state(optimizer) if self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Into the service; all ranks call it."""
+        """Loads the states into the service; all ranks call it."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
 
     def on_train_end(self) -> None:
-        """This rank has completed the job (zerod.Client.finish())."""
+        """Declares that this rank has completed the job (zerod.Client.finish())."""
         sharded = self.lightning_module.sharded
         sharded.client.finish(sharded.keep)
 
     def teardown(self) -> None:
-        """As DDPStrategy's, and the module stays where it is: in the service."""
+        """Does what DDPStrategy's does, but the module stays in the service."""
         module, self._lightning_module, self.model = self._lightning_module, None, None
         try:
             super().teardown()
