@@ -2,22 +2,21 @@
 
     from zerod.transformers import Trainer
 
-    args = TrainingArguments("out", use_cpu=True, learning_rate=3e-4, max_grad_norm=1.0)
-    trainer = Trainer(model, args, train_dataset=train, eval_dataset=test, stage=3)
-    trainer.train(resume_from_checkpoint=None)
+    args = TrainingArguments("out", use_cpu=True, learning_rate=3e-4, max_grad_norm=1.0) trainer = Trainer(model, args,
+    train_dataset=train, eval_dataset=test, stage=3) trainer.train(resume_from_checkpoint=None)
 
-Run it as any Trainer script: alone, or as several ranks under torchrun.  Every rank works on its
-own part of each batch; samplers and metrics use torch.distributed, as Trainer sets it up or, without gloo, by
-:func:`zerod.torch.init_process_group`, and parameters and gradients go by zerod alone: there is no DistributedDataParallel.  Without
-``use_cpu=True`` a rank trains on its GPU, as any Trainer does.
+Run it like any Trainer script: alone, or as several ranks under torchrun.  Every rank works on its own part of each
+batch.  Samplers and metrics use torch.distributed, as Trainer sets it up or, without gloo, by
+:func:`zerod.torch.init_process_group`.  Parameters and gradients use zerod alone: there is no DistributedDataParallel.
+Without ``use_cpu=True`` a rank trains on its GPU, as any Trainer does.
 
 Any other Trainer becomes one on a sharded model by :class:`TrainerMixin`, before its own class:
 
     class SFTTrainer(zerod.transformers.TrainerMixin, trl.SFTTrainer):
         pass
 
-Run with transformers 5.23.0 and 4.57.1, accelerate 1.15.0 and 1.11.0; no other version is claimed.  All but the calls
-of CUDA is tested on the CPU; it has not been run on a GPU yet.
+The tests run it with transformers 5.23.0 and 4.57.1, accelerate 1.15.0 and 1.11.0; no other version is claimed.  They
+run on the CPU, and cover all but the calls of CUDA.  It has not been run on a GPU yet.
 """
 from __future__ import annotations
 
@@ -47,17 +46,17 @@ __all__ = ["Trainer", "TrainerMixin"]
 
 log = logging.getLogger("zerod")
 
-#: What of TrainingArguments would copy, cast or wrap the whole model.
+#: The TrainingArguments that would copy, cast or wrap the whole model.
 REFUSED = ("fsdp", "deepspeed", "parallelism_config", "fp16", "fp16_full_eval", "bf16_full_eval",
            "use_liger_kernel", "auto_find_batch_size")
 ADAMW = ("adamw_torch", "adamw_torch_fused")
-#: What of TrainerState is kept with each step.
+#: The members of TrainerState that are kept with each step.
 POSITION = ("global_step", "epoch", "num_input_tokens_seen", "total_flos", "best_metric",
             "best_global_step", "best_model_checkpoint")
 
 
 class Optimizer(accelerate.Optimizer):
-    """accelerate's wrapper of zerod's optimizer.  ends_step: of the Trainer, with the bytes that it keeps."""
+    """accelerate's wrapper of zerod's optimizer.  ends_step: the Trainer's, which keeps its position with the step."""
 
     ends_step: Callable[[], None]
 
@@ -74,7 +73,7 @@ class Accelerator(accelerate.Prepared):
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer,
                           device_placement: bool | None = None) -> Any:
-        """As Prepared's; its step() is the Trainer's."""
+        """Does what Prepared's does; the Trainer's step() takes the place of its step()."""
         prepared = super().prepare_optimizer(optimizer, device_placement)
         prepared.__class__ = Optimizer
         prepared.ends_step = self.trainer._end_step
@@ -82,7 +81,7 @@ class Accelerator(accelerate.Prepared):
 
     def clip_grad_norm_(self, parameters: Iterable[torch.Tensor], max_norm: float,
                         norm_type: float = 2) -> torch.Tensor:
-        """The service clips."""
+        """Has the service clip."""
         parameters = list(parameters)
         norm = self.trainer._steps.do(lambda: zt.clip_grad_norm_(parameters, max_norm, norm_type))
         return torch.tensor(torch.nan) if norm is None else norm
@@ -91,50 +90,46 @@ class Accelerator(accelerate.Prepared):
 class TrainerMixin:
     """Makes a kind of ``transformers.Trainer`` train a model sharded by :func:`zerod.torch.shard`.
 
-    A subclass names it before the Trainer: ``class Seq2Seq(TrainerMixin, transformers.Seq2SeqTrainer)``.
-    The constructor has the Trainer's arguments and those below.  Sharded is what the Trainer's own
-    constructor makes of the model, with adapters if it adds them (``peft_config`` of TRL).  The Trainer must use
-    ``self.accelerator``; a ``create_optimizer``, ``_save`` or loading of checkpoints of its own is not called.  Run in
-    the suite: transformers.Seq2SeqTrainer, trl.SFTTrainer, trl.DPOTrainer.
+    A subclass names it before the Trainer: ``class Seq2Seq(TrainerMixin, transformers.Seq2SeqTrainer)``.  The
+    constructor has the Trainer's arguments and those below.  The model is sharded as the Trainer's own constructor
+    leaves it, with adapters if the constructor adds them (``peft_config`` of TRL).  The Trainer must use
+    ``self.accelerator``.  Its own ``create_optimizer``, ``_save`` and loading of checkpoints are not called.  The suite
+    runs it with transformers.Seq2SeqTrainer, trl.SFTTrainer and trl.DPOTrainer.
 
-    model: on the CPU, a GPU or the meta device, or sharded already on the device of the arguments;
-    every rank may load it with ``from_pretrained``, and the service gets rank 0's values.
-    ``model_init``, and what needs it, is not supported.
+    model: on the CPU, a GPU or the meta device, or sharded already on the device of the arguments.  Every rank may load
+    it with ``from_pretrained``, and the service gets rank 0's values.  ``model_init`` is not supported, nor are
+    features that need it.
 
-    If a daemon or a node is lost, the Trainer repeats the step from its first micro-batch, with the
-    same random numbers.  A job whose processes are started again, by ``torchrun --max-restarts`` or by
-    hand under the same job name, goes on by itself at the service's step: data, schedule,
-    random numbers and some kB of buffers are kept with each step.  Not kept: the log so far, the state of callbacks, and
-    random numbers that data loading or evaluation draw between steps.  With another number of ranks
-    data and schedule begin anew; with ``resume_from_checkpoint=False`` they do in any case.  One
-    rank alone cannot be started again: torch.distributed does not let it in.
+    If a daemon or a node is lost, the Trainer repeats the step from its first micro-batch, with the same random
+    numbers.  Its processes may be started again, by ``torchrun --max-restarts`` or by hand under the same job name.
+    The job then goes on by itself at the service's step: data, schedule, random numbers and some kB of buffers are kept
+    with each step.  The log so far, the state of callbacks, and random numbers that data loading or evaluation draw
+    between steps are not kept.  With another number of ranks data and schedule begin anew.  With
+    ``resume_from_checkpoint=False`` they do in any case.  One rank alone cannot be started again: torch.distributed
+    does not let it in.
 
-    args: they name the model's device: the CPU with ``use_cpu=True``, else the one GPU
-    that the process sees, or under torchrun that of its LOCAL_RANK.  Ranks that share a GPU need
-    ``ddp_backend="gloo"``.
+    args: they name the model's device: the CPU with ``use_cpu=True``, else the one GPU that the process sees, or under
+    torchrun that of its LOCAL_RANK.  Ranks that share a GPU need ``ddp_backend="gloo"``.
 
-    Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas,
-    epsilon and weight_decay (not of biases and norms) of the arguments; another one of zerod.torch comes as
-    ``optimizers=(SGD(model, ...), None)`` of a model that was sharded before.  Clipping happens in the
-    service, and the log has grad_norm.  With bf16=True forward passes run under autocast; a model of
-    dtype bfloat16 has fp32 master weights in the service.  ValueError for options that copy, cast or
-    wrap a whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval,
-    use_liger_kernel, auto_find_batch_size.
+    Optimizer: :class:`zerod.torch.AdamW` with learning_rate, betas, epsilon and weight_decay (not of biases and norms)
+    of the arguments.  Another one of zerod.torch is passed as ``optimizers=(SGD(model, ...), None)``, for a model that
+    was sharded before.  The service clips, and the log has grad_norm.  With bf16=True forward passes run under
+    autocast; a model of dtype bfloat16 has fp32 master weights in the service.  ValueError for options that copy, cast
+    or wrap a whole model: fsdp, deepspeed, parallelism_config, fp16, fp16_full_eval, bf16_full_eval, use_liger_kernel,
+    auto_find_batch_size.
 
-    accumulate: where the gradients of micro-batches add up: "owner", in the service, which takes
-    the least memory, or "trainer", in this process (``model.no_sync()``), which pushes once a step.
+    accumulate: says where the gradients of micro-batches add up.  "owner": in the service, which takes the least
+    memory.  "trainer": in this process (``model.no_sync()``), which pushes once a step.
     stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
     :func:`zerod.torch.shard`; ignored if the model is sharded already.
 
-    A checkpoint directory has the files that Trainer writes, streamed by rank 0:
-    ``transformers.Trainer`` resumes from it, with the same parameters, optimizer state and schedule,
-    and ``from_pretrained`` opens it.  master.pt beside them has the fp32 master weights of a 16-bit
-    model.  A Trainer that resumes puts the checkpoint's values into the service, whether the job is
-    new or ahead of the checkpoint.  It also loads checkpoints of ``transformers.Trainer`` with AdamW;
-    those of a 16-bit model have no master weights, and a warning says so.
+    A checkpoint directory has the files that Trainer writes, streamed by rank 0.  ``transformers.Trainer`` resumes from
+    it, with the same parameters, optimizer state and schedule, and ``from_pretrained`` opens it.  master.pt beside them
+    has the fp32 master weights of a 16-bit model.  A Trainer that resumes puts the checkpoint's values into the
+    service, even if the job is ahead of the checkpoint.  It also loads checkpoints of ``transformers.Trainer`` with
+    AdamW.  Those of a 16-bit model have no master weights, and a warning says so.
 
-    Errors: ValueError for arguments that do not go with a sharded model, and if Trainer sees other
-    ranks than zerod.
+    Errors: ValueError for arguments that do not go with a sharded model, and if Trainer sees other ranks than zerod.
     """
 
     def __init__(self, model: nn.Module | str | None = None, *positional: Any,
@@ -149,7 +144,7 @@ class TrainerMixin:
         if accumulate not in ("owner", "trainer"):
             raise ValueError(f"accumulate is 'owner' or 'trainer', not {accumulate!r}")
         self._accumulate = accumulate
-        self._writes_optimizer = False  # the model is written together with it
+        self._writes_optimizer = False  # True while a checkpoint is written, whose model goes with the optimizer
         super().__init__(model, *positional, **named)
         self._check_arguments()
         model = self.model
@@ -157,7 +152,7 @@ class TrainerMixin:
             client = client or zerod.connect(job, timeout=timeout)
             self._check_ranks(client)
             device = self.args.device
-            # what follows is as random as without zerod
+            # sharding leaves the script's random numbers as they are without zerod
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
                          init_fn=init_fn, prefetch=prefetch, on_lost_rank=on_lost_rank, device=device,
@@ -166,10 +161,10 @@ class TrainerMixin:
         self._check_place()
         self._check_optimizer()
         self._steps = _replay.Steps(model.sharded)
-        self._goes_on = model.sharded.goes_on  # until train() is called first
+        self._goes_on = model.sharded.goes_on  # until the first train()
         self._kept: tuple[dict[str, Any], _replay.RandomStates] | None = None  # to go on from
 
-    # ---- what cannot be ---------------------------------------------------------------
+    # ---- refusals ---------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
         for name in REFUSED:
@@ -212,16 +207,16 @@ class TrainerMixin:
     # ---- model and optimizer ----------------------------------------------------------
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As Trainer's, with an Accelerator that leaves a sharded model as it is."""
+        """Does what Trainer's does, with an Accelerator that leaves a sharded model as it is."""
         super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Accelerator
         self.accelerator.trainer, self.accelerator.accumulate_in = self, self._accumulate
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """The model stays where it is: in the service."""
+        """Does nothing: the model stays in the service."""
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """zerod's AdamW, in the two param groups that Trainer makes: with and without decay."""
+        """Makes zerod's AdamW, in the two param groups that Trainer makes: with and without decay."""
         if self.optimizer is None:
             names = set(self.get_decay_parameter_names(self.model))
             trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
@@ -235,15 +230,15 @@ class TrainerMixin:
         return self.optimizer
 
     def _own_optimizer(self) -> zt.ServiceOptimizer:
-        """The optimizer without accelerate's wrapper."""
+        """Returns the optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     # ---- going on ---------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any,
               **named: Any) -> Any:
-        """As Trainer's; without a checkpoint it resumes at the service's step.  When it returns, this
-        rank has completed the job (zerod.Client.finish())."""
+        """Does what Trainer's does; without a checkpoint it resumes at the service's step.  When it returns, this rank
+        has completed the job (zerod.Client.finish())."""
         result = self._train(resume_from_checkpoint, *positional, **named)
         sharded = self.model.sharded
         sharded.client.finish(sharded.keep)
@@ -284,7 +279,7 @@ class TrainerMixin:
 
     def training_step(self, model: nn.Module, inputs: Any,
                       num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; after an abort it is repeated with the rest of its step."""
+        """Computes one micro-batch.  After an abort it is repeated with the rest of its step."""
         def run() -> torch.Tensor:
             return super(TrainerMixin, self).training_step(model, copy.copy(inputs), num_items_in_batch)
         return self._steps.do(run)
@@ -299,7 +294,7 @@ class TrainerMixin:
             optimizer.skipped = False
 
     def _position(self) -> bytes:
-        """The position of the next step, for the process that makes it."""
+        """Returns the position of the next step, for the process that makes it."""
         state = self.state
         made = state.global_step + 1
         position = {name: getattr(state, name) for name in POSITION}
@@ -313,7 +308,7 @@ class TrainerMixin:
         return blob
 
     def _scheduler(self) -> Any:
-        """The schedule without accelerate's wrapper."""
+        """Returns the schedule without accelerate's wrapper."""
         return getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -323,8 +318,8 @@ class TrainerMixin:
             self._kept[1].restore(self.model.sharded.place)
 
     def prediction_step(self, model: nn.Module, inputs: Any, *positional: Any, **named: Any) -> Any:
-        """As the Trainer's.  With ``predict_with_generate`` what stands in no block of the model is fetched throughout,
-        since generate() calls parts of the model."""
+        """Does what the Trainer's does.  With ``predict_with_generate`` parameters outside of the model's blocks stay
+        fetched, since generate() calls parts of the model."""
         step = super().prediction_step
         if getattr(self.args, "predict_with_generate", False):
             step = self.model.sharded.hooks.within(step)
@@ -338,11 +333,11 @@ class TrainerMixin:
             super()._save_checkpoint(model, trial)
         finally:
             self._writes_optimizer = False
-        self.accelerator.wait_for_everyone()  # not in the next step, whose deadline is shorter
+        self.accelerator.wait_for_everyone()  # a wait in the next step would have a shorter deadline
 
     def _save(self, output_dir: str | None = None,
               state_dict: dict[str, Any] | None = None) -> None:
-        """Configuration, tokenizer and arguments; and the model, streamed."""
+        """Writes configuration, tokenizer and arguments, and streams the model."""
         if state_dict is not None:
             super()._save(output_dir, state_dict)
             return
@@ -380,7 +375,7 @@ class TrainerMixin:
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str,
                               model: nn.Module | None = None) -> None:
-        """Model weights; a checkpoint of save_checkpoint() is loaded as a whole later."""
+        """Loads the model's weights.  A checkpoint of save_checkpoint() is loaded as a whole later."""
         if self._kept is None and not _is_of_save_checkpoint(resume_from_checkpoint):
             zt.load_safetensors(self.model, resume_from_checkpoint)
 
@@ -415,6 +410,6 @@ def _has(checkpoint: str, *names: str) -> bool:
 
 
 def _is_of_save_checkpoint(checkpoint: str) -> bool:
-    """Whether zerod.torch.save_checkpoint() wrote the directory, which older Trainers called."""
+    """Returns True if zerod.torch.save_checkpoint(), which older Trainers called, wrote the directory."""
     return not _has(checkpoint, PLAIN_FILE) and (
         _has(checkpoint, OPTIMIZER_FILE) or _has(checkpoint, OPTIMIZER_FILE + INDEX_SUFFIX))

@@ -1,18 +1,19 @@
-"""Activation checkpoints in the service: what a checkpointed block needs to run again (P_a of ZeRO-R, SC20,
+"""Activation checkpoints in the service: the inputs that a checkpointed block needs to run again (P_a of ZeRO-R, SC20,
 section 6.1).
 
-torch.utils.checkpoint does all of the checkpointing.  It hands the inputs of a block to the hooks for saved
-tensors, which write them to the stash and, when the block runs again, read them.
+torch.utils.checkpoint does all of the checkpointing.  It hands the inputs of a block to the hooks for saved tensors.
+The hooks write them to the stash and, when the block runs again, read them.
 
 Rules
-- Entries have the numbers of a step's writes, so that all ranks of a set, which run the same blocks in the
-  same order, number them alike.
-- An entry lives as long as autograd may ask for it.  Its last release comes from a destructor, in any thread
-  and in the middle of any call, so that it is only noted there, and made before the next call.
+- The writes of a step number the entries.  All ranks of a set run the same blocks in the same order, so they number
+  the entries alike.
+- An entry lives as long as autograd may ask for it.  Its last release comes from a destructor, in any thread and in the
+  middle of any call.  So the destructor only notes it, and the next call makes it.
 - A tensor that is read is a copy: blocks write to their inputs in place, or keep them beyond the step.
-- Between a GPU and host memory copies run on a stream of their own (:meth:`Gpu.beside`), so that forward passes do
-  not wait for them; what is copied is a copy, which no block writes to meanwhile.  The entry comes ahead that the
-  attempts before read next; until that is known, the one written before, which most backward passes read next.
+- Copies between a GPU and host memory run on a stream of their own (:meth:`Gpu.beside`), so forward passes do not wait
+  for them.  Their source is a copy, too, which no block writes to meanwhile.
+- The next entry is read ahead: the one that earlier attempts read next.  Until that is known, it is the entry that was
+  written before this one, which most backward passes read next.
 """
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ _all: "weakref.WeakSet[Activations]" = weakref.WeakSet()
 
 
 class Entry:
-    """What autograd keeps in the place of a tensor."""
+    """Stands in autograd's graph in the place of a saved tensor."""
 
     __slots__ = ("owner", "attempt", "key", "shape", "stride", "dtype", "device", "written", "__weakref__")
 
@@ -59,7 +60,7 @@ class Entry:
         self.written = False
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """Memory for it, whose order is that of the entry's bytes."""
+        """Returns memory for the tensor, in the order of the entry's bytes."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
     def __del__(self) -> None:
@@ -74,9 +75,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 class Activations:
     """The stash of one sharded model.
 
-    declared: as of :func:`shard`.  attempt: counts steps and attempts, whose entries end with them.
-    where: the place that is declared.  crosses: entries go from a GPU to host memory and back.  ahead: of an entry
-    that is read before it is asked for, the key, the tensor, and the mark behind the copy.
+    declared: the stash= of :func:`shard`.  attempt: counts steps and attempts, with which entries end.
+    where: the place that is declared.  crosses: entries go from a GPU to host memory and back.
+    ahead: the key, the tensor, and the mark behind the copy of an entry that is read ahead.
     """
 
     def __init__(self, sharded: "Sharded", declared: zerod.Stash | int | None):
@@ -87,18 +88,18 @@ class Activations:
         self.where = declared.where if isinstance(declared, zerod.Stash) else "windows"
         self.crosses = self.where == "host" and sharded.place.stream is not None
         self.written: dict[int, weakref.ref[Entry]] = {}  # by key
-        self.order: list[int] = []  # keys as they were read: n_reads of this attempt, then what followed in others
+        self.order: list[int] = []  # keys in the order of reads: n_reads of this attempt, then those of earlier ones
         self.n_reads = 0
         self.ahead: tuple[int, torch.Tensor, Any] | None = None
         _all.add(self)
 
     @property
     def any(self) -> bool:
-        """Whether this attempt has stashed something."""
+        """True if this attempt has stashed an entry."""
         return self.next_key > 0
 
     def end_attempt(self) -> None:
-        """What was stashed is gone."""
+        """Forgets the attempt's entries, which are gone."""
         self.attempt += 1
         self.next_key = 0
         self.unneeded.clear()
@@ -107,19 +108,20 @@ class Activations:
         self.n_reads, self.ahead = 0, None
 
     def release_unneeded(self) -> None:
-        """Frees what autograd has dropped."""
+        """Frees the entries that autograd has dropped."""
         while self.unneeded:
             attempt, key = self.unneeded.popleft()
             if attempt == self.attempt:
                 self.sharded.attempt.stash_release(key, True)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | Entry:
-        """The hook for a tensor that autograd saves: what later blocks do not share goes to the stash."""
+        """Writes a tensor that autograd saves to the stash, and returns its entry.  Leaves, constants and unusual
+        tensors stay."""
         if (not tensor.requires_grad or tensor.is_leaf or tensor.numel() == 0 or type(tensor) is not torch.Tensor
                 or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg()
                 or tensor.device.type not in ("cpu", "cuda")):
             return tensor
-        shared = getattr(tensor, "zerod_input", None)  # by several calls: see hooks.py
+        shared = getattr(tensor, "zerod_input", None)  # the tensor that several calls share: see hooks.py
         tensor = tensor if shared is None else shared
         version, known = self.of_tensor.get(tensor, (None, None))
         entry = known() if version == tensor._version else None  # pylint: disable=protected-access
@@ -138,11 +140,11 @@ class Activations:
             memory = source.data_ptr(), source.numel() * source.itemsize, place.stream
             try:
                 self.sharded.attempt.stash_write(entry.key, *memory)
-            except zerod.Window:  # an error's traceback may hold a graph, in a cycle
+            except zerod.Window:  # the traceback of an earlier error may hold a graph, in a cycle
                 gc.collect()
                 self.release_unneeded()
                 self.sharded.attempt.stash_write(entry.key, *memory)
-        # an abort that the trainer does not notice began another attempt
+        # an abort that the trainer did not notice may have begun another attempt
         entry.attempt, entry.written = self.attempt, True
         self.next_key += 1
         self.of_tensor[tensor] = tensor._version, weakref.ref(entry)  # pylint: disable=protected-access
@@ -150,7 +152,7 @@ class Activations:
         return entry
 
     def unpack(self, saved: torch.Tensor | Entry) -> torch.Tensor:
-        """The hook for a tensor that autograd needs again."""
+        """Returns a tensor that autograd needs again."""
         if isinstance(saved, torch.Tensor):
             return saved
         if saved.attempt != self.attempt:
@@ -176,7 +178,7 @@ class Activations:
 
     @torch.no_grad()
     def _read(self, entry: Entry) -> tuple[int, torch.Tensor, Any]:
-        """The entry's key, a tensor that is on its way, and the mark behind that."""
+        """Begins to read an entry.  Returns its key, a tensor that is on its way, and the mark behind the copy."""
         place, attempt = self.sharded.place, self.sharded.attempt
         tensor_at = host_tensor_at if self.where == "host" else place.tensor_at
         with place.beside() if self.crosses else contextlib.nullcontext():
@@ -189,7 +191,7 @@ class Activations:
 
 
 def _current() -> Activations:
-    """Of the model whose forward pass runs, else of the only one there is; RuntimeError without a stash."""
+    """Returns the stash of the model whose forward pass runs, else of the only model.  RuntimeError without a stash."""
     there = [a for a in _all if not a.sharded.client.closed]
     running = [a for a in there if a.sharded.hooks.depth]
     if running:
@@ -203,7 +205,7 @@ def _current() -> Activations:
 
 
 def _checkpointing() -> bool:
-    """Whether a checkpointed function runs now: it saves inputs of the functions inside."""
+    """Returns True if a checkpointed function runs now: that one saves the inputs of functions inside it."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pylint: disable=protected-access
     return hooks is not None and hooks[0].__qualname__.startswith(("_checkpoint_hook", "_recomputation_hook"))
 
@@ -218,18 +220,17 @@ def _check_settings(use_reentrant: bool | None) -> None:
 
 def checkpoint(function: Callable[..., Any] | None = None, *args: Any, use_reentrant: bool | None = None,
                **kwargs: Any) -> Any:
-    """Calls the function, whose inner activations are computed again in the backward pass; as
-    torch.utils.checkpoint.checkpoint(use_reentrant=False), with the same arguments, settings and results.
+    """Calls the function, and computes its inner activations again in the backward pass.  Arguments, settings and
+    results are those of torch.utils.checkpoint.checkpoint(use_reentrant=False).
 
-    Its inputs go to the service (``shard(model, stash=...)``), divided among the ranks of the stash's set:
-    tensors that require a gradient and are results themselves, also inside lists, tuples, dicts and keyword
-    arguments, of any shape, dtype and device.  Other tensors, such as masks, stay where they are.  All ranks
-    of a set call it with equal inputs, in the same order.  A checkpointed function inside of another one
-    stashes nothing.  What was stashed ends with the step.
+    The function's inputs go to the service (``shard(model, stash=...)``), divided among the ranks of the stash's set.
+    These are tensors of any shape, dtype and device that require a gradient and are results themselves, also inside
+    lists, tuples, dicts and keyword arguments.  Other tensors, such as masks, stay where they are.  All ranks of a set
+    call it with equal inputs, in the same order.  A checkpointed function inside another one stashes nothing.  Entries
+    end with the step.
 
-    Errors: ValueError for use_reentrant=True; RuntimeError if the model has no stash; zerod.Window with the
-    bytes that the stash needs; zerod.Conflict if ranks of the set differ; zerod.Aborted;
-    NotImplementedError with PyTorch 2.6.
+    Errors: ValueError for use_reentrant=True; RuntimeError if the model has no stash; zerod.Window with the bytes that
+    the stash needs.  zerod.Conflict if ranks of the set differ; zerod.Aborted; NotImplementedError with PyTorch 2.6.
     """
     _check_settings(use_reentrant)
     if function is None:
@@ -260,7 +261,7 @@ def _decorated(settings: dict[str, Any], function: Callable[..., Any]) -> Callab
 
 
 def _check_declared(activations: Activations, ranks: Iterable[int] | None, where: str | None) -> None:
-    """Whether the stash has this set and this place; None: whichever it has."""
+    """Raises ValueError if the stash has another set or another place.  None: any is right."""
     declared = activations.declared
     if declared is None:
         raise RuntimeError(f"the model has no stash: shard it by {DECLARE}")
@@ -275,14 +276,16 @@ def _check_declared(activations: Activations, ranks: Iterable[int] | None, where
 def checkpoint_blocks(model: nn.Module, blocks: Iterable[nn.Module | str] | None = None, *,
                       ranks: Iterable[int] | None = None, where: str | None = None,
                       use_reentrant: bool | None = None, **settings: Any) -> None:
-    """Has blocks of a sharded model run by :func:`checkpoint` while they train.
+    """Makes blocks of a sharded model run by :func:`checkpoint` while they train.
 
     blocks: modules, or their names; None: those that a Hugging Face model names itself
-    (``activation_checkpointing_enable()``).  ranks, where: of the zerod.Stash that :func:`shard` has declared; a
-    script may repeat them here, to have another stash refused.  settings: of :func:`checkpoint`.
+    (``activation_checkpointing_enable()``).
+    ranks, where: of the zerod.Stash that :func:`shard` has declared.  A script may repeat them here, so that another
+    stash is refused.
+    settings: of :func:`checkpoint`.
 
-    Errors: TypeError if the model is not sharded or names no blocks, ValueError for what is no block of the
-    model or is checkpointed already, or for ranks or a place that the stash does not have, and the errors of
+    Errors: TypeError if the model is not sharded or names no blocks.  ValueError for a block that is not in the model
+    or is checkpointed already, and for ranks or a place that the stash does not have.  The errors of
     :func:`checkpoint`.
     """
     _check_settings(use_reentrant)

@@ -1,16 +1,16 @@
-"""One attempt at a step: what this rank has begun in it, and how it ends.
+"""One attempt at a step: the calls that this rank has begun in it, and its end.
 
-Every call of a sharded model to the service during a step goes through here, so that one place
-handles an abort (a daemon, a node or a rank was lost).
+Every call of a sharded model to the service during a step goes through here.  So one place handles an abort: a daemon,
+a node or a rank was lost.
 
 Rules
-- If an abort finds no gradient of this rank, and the same version, the trainer does not notice: the
-  groups it held are fetched again, at the same addresses and with the same values.  If values were
-  copied out of the window, the trainer does notice: the copy may have come too late.  If activations were
-  stashed, it does too: they are gone; or if numbers were reduced: all ranks begin anew.
-- Any other abort raises zerod.Aborted exactly once.  Before that everything of the attempt is
-  forgotten, and buffers get their values of before, as far as copies of them fit (buffers.py), so that
-  the next forward pass begins anew.  If another error is being raised already, the next call raises the abort.
+- The trainer does not notice an abort that finds no gradient of this rank, and the same version: the groups that it
+  held are fetched again, at the same addresses and with the same values.
+- It does notice if values were copied out of the window, because the copy may have come too late.  It does if
+  activations were stashed, because they are gone, or if numbers were reduced, because all ranks begin anew.
+- Any other abort raises zerod.Aborted exactly once.  Before that everything of the attempt is forgotten, and buffers get
+  their earlier values, as far as copies of them fit (buffers.py).  So the next forward pass begins anew.  If another
+  error is being raised already, the next call raises the abort.
 """
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ class Attempt:
         self._elsewhere = self._unwrapped()[1]  # steps made before the checkpoint that the job has loaded
         self._held: set[int] = set()  # groups
         self._buffers: "list[tuple[Found, torch.Tensor]] | None" = None  # with the values to begin anew with
-        self._trains = False  # values of buffers before what may be repeated are known
+        self._trains = False  # True once _buffers has the values with which a repeated step begins
         self._copied = self._reduced = False
         self._untold: zerod.Aborted | None = None
 
     # ---- calls that may survive an abort --------------------------------------------------
 
     def fetch(self, group: int) -> int:
-        """Address of a group's parameters; as Client.fetch()."""
+        """Calls Client.fetch(), and returns the address of a group's parameters."""
         address = self._unless_begun(self.client.fetch, group)
         self._held.add(group)
         return address
 
     def prefetch(self, group: int) -> None:
-        """As Client.prefetch()."""
+        """Calls Client.prefetch()."""
         self._unless_begun(self.client.prefetch, group)
 
     def copied(self) -> None:
-        """Notes that values of a group were copied, or will be when the GPU comes to it."""
+        """Notes that a group's values were copied, or that a copy is enqueued on the GPU."""
         self._copied = True
 
     def release(self, group: int, stream: int | None = None) -> None:
-        """As Client.release(), unless an abort has ended the fetch."""
+        """Calls Client.release(), unless an abort has ended the fetch."""
         if group not in self._held:
             return
         self._held.discard(group)
@@ -83,7 +83,7 @@ class Attempt:
             self._go_on(abort)
 
     def release_quietly(self, groups: Iterable[int], stream: int | None = None) -> None:
-        """release() while another error is being raised."""
+        """Calls release() while another error is being raised."""
         for group in groups:
             try:
                 self.release(group, stream)
@@ -93,31 +93,32 @@ class Attempt:
                 pass
 
     def stash_write(self, key: int, address: int, size: int, stream: int | None) -> None:
-        """As Client.stash_write()."""
+        """Calls Client.stash_write()."""
         self._unless_begun(self.client.stash_write, key, address, size, stream)
 
     def stash_view(self, key: int) -> tuple[int, int]:
-        """As Client.stash_view()."""
+        """Calls Client.stash_view()."""
         return self._of_step(self.client.stash_view, key)
 
     def stash_release(self, key: int, last: bool, stream: int | None = None) -> None:
-        """As Client.stash_release()."""
+        """Calls Client.stash_release()."""
         self._of_step(self.client.stash_release, key, last, stream)
 
     def get(self, *arguments: Any) -> None:
-        """As Client.get()."""
+        """Calls Client.get()."""
         self._read("get", *arguments)
 
     def put(self, *arguments: Any) -> None:
-        """As Client.put()."""
+        """Calls Client.put()."""
         self._unless_begun(self.client.put, *arguments)
 
     def put_file(self, *arguments: Any) -> None:
-        """As Client.put_file()."""
+        """Calls Client.put_file()."""
         self._unless_begun(self.client.put_file, *arguments)
 
     def _read(self, call: str, *arguments: Any) -> Any:
-        """A call that changes nothing, of any thread: only the one whose turn it is may lose something by an abort."""
+        """Makes a call that only reads, in any thread.  Only the thread whose turn it is may lose values by an
+        abort."""
         if self.sharded.turn.is_mine():
             return self._unless_begun(getattr(self.client, call), *arguments)
         with self.sharded.turn.one_version():
@@ -133,7 +134,7 @@ class Attempt:
                 self._go_on(abort)
 
     def _go_on(self, abort: zerod.Aborted) -> None:
-        """Fetches again what was held; raises if the trainer has to repeat the step."""
+        """Fetches the held groups again; raises if the trainer has to repeat the step."""
         while not self._begun and self.client.version == self.version:
             try:
                 for group in self._held:
@@ -141,7 +142,7 @@ class Attempt:
                 return
             except zerod.Aborted as again:
                 abort = again
-            except BaseException:  # nothing was pushed, so that no abort is left to report
+            except BaseException:  # nothing was pushed, so no abort is left to report
                 self._begin_anew()
                 raise
         self._begin_anew()
@@ -149,42 +150,42 @@ class Attempt:
 
     @property
     def _begun(self) -> bool:
-        """Whether what this rank did so far is lost with the attempt."""
+        """True if this rank has done work that is lost with the attempt."""
         return self._copied or self._reduced or self.sharded.has_gradients or self.sharded.activations.any
 
     # ---- calls of a step that has begun --------------------------------------------------
 
     def grad(self, group: int) -> int:
-        """As Client.grad()."""
+        """Calls Client.grad()."""
         return self._of_step(self.client.grad, group)
 
     def push(self, group: int, present: bytes, stream: int | None = None, last: bool = False) -> None:
-        """As Client.push()."""
+        """Calls Client.push()."""
         self._of_step(self.client.push, group, present, last, stream)
 
     def ahead(self, sets: list[zerod.AdamWSet]) -> None:
-        """As Client.ahead()."""
+        """Calls Client.ahead()."""
         self._of_step(self.client.ahead, sets)
 
     def norm(self) -> tuple[float, bool]:
-        """As Client.norm()."""
+        """Calls Client.norm()."""
         return self._of_step(self.client.norm)
 
     def norms(self, plane: str, first: int, count: int) -> list[float]:
-        """As Client.norms()."""
+        """Calls Client.norms()."""
         if plane == "grad":
             return self._of_step(self.client.norms, plane, first, count)
         return self._read("norms", plane, first, count)
 
     def all_reduce(self, name: str, values: list[float], op: str) -> list[float]:
-        """As Client.all_reduce()."""
+        """Calls Client.all_reduce()."""
         result = self._of_step(self.client.all_reduce, name, values, op)
         self._reduced = True
         return result
 
     def step(self, sets: list[zerod.AdamWSet], kept: bytes = b"",
              **named: Any) -> zerod.StepResult:
-        """Ends the attempt; as Client.step()."""
+        """Calls Client.step(), and ends the attempt."""
         with self.sharded.turn.one_version():
             result = self._of_step(self._step, sets, blob=self._wrapped(kept), **named)
             self._over()
@@ -192,10 +193,10 @@ class Attempt:
         return result
 
     def barrier(self, before: Callable[[], None] = lambda: None) -> None:
-        """All ranks meet; gradients pushed before it are dropped.  before: called once in each attempt."""
+        """Meets all ranks; gradients pushed before it are dropped.  before: called once in each attempt."""
         kept, self._untold = self.kept, None
         while True:
-            with contextlib.suppress(zerod.Aborted), self.sharded.turn.one_version():  # all ranks get it, and meet again
+            with contextlib.suppress(zerod.Aborted), self.sharded.turn.one_version():  # all ranks get an abort, and meet again
                 before()
                 self._step([], loss_scale=self.client.loss_scale or 1.0, blob=self._wrapped(kept))
                 self._over()
@@ -227,11 +228,11 @@ class Attempt:
             raise abort
 
     def begin_step(self) -> None:
-        """What will be repeated as a whole begins: buffers have these values then."""
+        """Begins a part that is repeated as a whole; buffers then get the values that they have now."""
         self._buffers, self._trains = self.sharded.buffers.copies(), True
 
     def begin_forward(self) -> None:
-        """A forward pass begins, of a step if it has gradients."""
+        """Begins a forward pass; one with gradients is part of a step."""
         batched = torch._C._functorch.peek_interpreter_stack() is not None  # pylint: disable=protected-access  # buffers of vmap
         trains = torch.is_grad_enabled()
         if not batched and not self._trains and (trains or self._buffers is None):
@@ -246,8 +247,8 @@ class Attempt:
 
     @property
     def steps_made(self) -> int:
-        """Steps that the job has decided: committed, or skipped for a gradient that was not
-        finite; and those made before the checkpoint that the job has loaded."""
+        """The number of steps that the job has decided: committed, or skipped because a gradient was not finite.  Steps
+        made before the checkpoint that the job has loaded are included."""
         if self._made is None:
             self._made = self._decided() + self._elsewhere
         return self._made
@@ -258,13 +259,13 @@ class Attempt:
         return self.client.version + next(job["skipped"] for job in jobs if job["job"] == self.client.job)
 
     def goes_on_from(self, made: int) -> None:
-        """All ranks call it, between steps: so many steps count as made.  Kept with the next barrier."""
+        """Sets the number of steps that count as made.  All ranks call it, between steps; the next barrier keeps it."""
         self._elsewhere = made - self._decided()
         self._made = made
 
     def agree_on_steps(self) -> None:
-        """All ranks of another world than the job's last one call it: those that are new learn how many steps were made
-        elsewhere, and all keep the number."""
+        """Tells new ranks how many steps were made elsewhere, and all keep the number.  All ranks call it, if their
+        number is not that of the job's last ranks."""
         known = float(self._elsewhere) if self._unwrapped()[0] else -math.inf
 
         def agree() -> None:
@@ -275,7 +276,7 @@ class Attempt:
 
     @property
     def is_of_another_world(self) -> bool:
-        """The job has made steps, all of them with another number of ranks."""
+        """True if the job has made steps, all of them with another number of ranks."""
         return self.client.version > 0 and self._unwrapped()[0] != self.sharded.world_size
 
     def _begin_anew(self) -> None:
@@ -287,7 +288,7 @@ class Attempt:
         for found, values in buffers or []:
             found.put_back(values)
 
-    # ---- what a rank keeps ----------------------------------------------------------------
+    # ---- the bytes that a rank keeps ------------------------------------------------------
 
     def _wrapped(self, kept: bytes) -> bytes:
         if len(kept) > KEPT_MAX:
@@ -297,7 +298,8 @@ class Attempt:
         return HEAD.pack(MARK, form, self.sharded.world_size, self._elsewhere) + buffers + kept
 
     def _unwrapped(self) -> tuple[int, int, bytes, bytes]:
-        """World size, 0 if this rank has kept nothing yet; steps made elsewhere; buffers; and the user's bytes."""
+        """Returns world size (0 if this rank has kept nothing yet), steps made elsewhere, buffers, and the user's
+        bytes."""
         blob = self.client.blob
         if len(blob) < HEAD.size:
             return 0, 0, b"", b""
@@ -323,5 +325,5 @@ class Attempt:
 
     @property
     def has_values(self) -> bool:
-        """Whether first values were written, and all ranks have met afterwards."""
+        """True if first values were written, and all ranks have met afterwards."""
         return self.client.version > 0 or self._unwrapped()[0] == self.sharded.world_size

@@ -1,9 +1,9 @@
 """Frozen parameters that the jobs of a node share: they stay in the files' one copy, and in no shard.
 
-Rule: a frozen parameter is the files' tensor of its name, dtype and shape, or shard() refuses it by name.  The
-memory cannot be written to: whoever would load other values gets an error.  Of a DTensor a rank has its part of
-the tensor, by the same mapping.  A GPU has one copy of all files for all processes of the user; ranks of a mesh or a
-pipeline, which need parts, have copies of their own.
+Rule: a frozen parameter is the files' tensor of its name, dtype and shape, or shard() refuses it by name.  The memory
+cannot be written to: loading other values is an error.  A rank has its part of a DTensor by the same mapping.  A GPU
+has one copy of all files for all processes of the user.  Ranks of a mesh or a pipeline need parts, and have copies of
+their own.
 """
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from .place import Gpu, Host
 
 log = logging.getLogger(__name__)
-OF_PEFT = ("base_layer", "original_module")  # what peft puts around the modules of a model
+OF_PEFT = ("base_layer", "original_module")  # names that peft puts around a model's modules
 
 
 def _names(param: PlannedParam, tied: Iterable[list[str]]) -> Iterator[str]:
-    """The names that a parameter may have in a file: its own, those in other stages, and those before peft."""
+    """Yields the names that a parameter may have in a file: its own, those in other stages, and those before peft."""
     for name in dict.fromkeys([*param.names, *(n for of in tied if set(of) & set(param.names) for n in of)]):
         yield name
         parts = name.removeprefix("base_model.model.").split(".")
@@ -53,7 +53,7 @@ def _in_files(files: list[str], memories: list[memoryview]) -> dict[str, torch.T
 
 
 def _tensor_of(param: PlannedParam, names: Iterable[str], found: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The tensor of the base that a parameter is, None for a trained one; ValueError if it cannot be that."""
+    """Returns a frozen parameter's tensor of the base, None for a trained one.  ValueError if they differ."""
     tensor = next((found[name] for name in names if name in found), None)
     value = param.value
     if value.requires_grad:
@@ -71,11 +71,12 @@ def _tensor_of(param: PlannedParam, names: Iterable[str], found: Mapping[str, to
 
 
 def no_mapping(_tensor: torch.Tensor) -> None:
-    """Each process has a copy."""
+    """Returns None: each process has a copy."""
 
 
 def _mapped_on(place: "Host | Gpu", client: zerod.Client) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """What gives the place's mapping of a tensor of the base in host memory; None: there is none."""
+    """Returns a function from a tensor of the base in host memory to its mapping on the place, or None if it has
+    none."""
     if place.holds:
         return lambda tensor: tensor
     try:
@@ -86,7 +87,7 @@ def _mapped_on(place: "Host | Gpu", client: zerod.Client) -> Callable[[torch.Ten
 
     def on_gpu(tensor: torch.Tensor) -> torch.Tensor | None:
         address = copy.at(tensor.data_ptr())
-        if tensor.element_size() == 1 and address % 16:  # kernels load 16 bytes at once, and files align elements alone
+        if tensor.element_size() == 1 and address % 16:  # kernels load 16 bytes at once, and files align only to elements
             return None
         return place.tensor_at(address, tensor.numel(), tensor.dtype, copy).view(tensor.shape)
     return on_gpu
@@ -94,7 +95,7 @@ def _mapped_on(place: "Host | Gpu", client: zerod.Client) -> Callable[[torch.Ten
 
 def _parameter(param: PlannedParam, tensor: torch.Tensor, mapped: Callable[[torch.Tensor], torch.Tensor | None],
                device: torch.device) -> nn.Parameter:
-    """A frozen parameter with the values of a tensor of the base, or of this rank's part of it: mapped, or a copy."""
+    """Makes a frozen parameter of a tensor of the base, or of this rank's part of it: mapped, or a copy."""
     value, split = param.value, param.split
     if split:
         tensor = tensor.narrow(split.axis, split.begins[split.own], split.sizes[split.own])
@@ -115,7 +116,7 @@ def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLi
          mesh: "DeviceMesh | None", stage: "Stage | None") -> tuple[dict[nn.Parameter, torch.Tensor], list[Split]]:
     """Puts the files' tensors in the place of all frozen parameters.
 
-    Returns what the model then has of them, each with its whole tensor, and how parameters are divided."""
+    Returns the model's new parameters, each with its whole tensor, and how parameters are divided."""
     if isinstance(files, (str, os.PathLike)):
         raise TypeError("base is a list of safetensors files: write base=[path]")
     paths = [os.fspath(f) for f in files]
@@ -128,7 +129,7 @@ def take(model: nn.Module, client: zerod.Client, files: Iterable[str | os.PathLi
     mapped = _mapped_on(place, client) if frozen and not parts else no_mapping
     taken = {_parameter(param, tensor, mapped, place.device): tensor for param, tensor in frozen}
     for (param, _), made in zip(frozen, taken):
-        param.value.zerod_taken = made.zerod_taken = param.name  # optimizers that know it find out
+        param.value.zerod_taken = made.zerod_taken = param.name  # tells optimizers that have the old parameter
         for module, attribute in param.places:
             module._parameters[attribute] = made  # pylint: disable=protected-access
     if not taken and stage is None:
@@ -142,7 +143,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _load(module: nn.Module, base: Mapping[str, torch.Tensor], before: Any, *args: Any) -> None:
-    """``_load_from_state_dict`` of a module with parameters of the base."""
+    """Is ``_load_from_state_dict`` of a module with parameters of the base."""
     blanks = {name: nn.Parameter(torch.empty_like(t), requires_grad=False) for name, t in base.items()}
     versions = {name: blank._version for name, blank in blanks.items()}
     with attributes(module, blanks):
@@ -158,7 +159,7 @@ def _load(module: nn.Module, base: Mapping[str, torch.Tensor], before: Any, *arg
 
 
 def _refuse_merge(name: str, before: Any, safe_merge: bool = False, *args: Any, **more: Any) -> None:
-    """``merge`` of peft's layer, which adds to the weights that are there; with safe_merge it makes others."""
+    """Is ``merge`` of a peft layer, which adds to the weights in place.  With safe_merge it makes new ones."""
     if not safe_merge:
         raise RuntimeError(f"the weights of '{name}' are of the base, which nobody changes: merge the adapters of a "
                            "copy.deepcopy(model)")
@@ -166,8 +167,9 @@ def _refuse_merge(name: str, before: Any, safe_merge: bool = False, *args: Any, 
 
 
 def install(model: nn.Module, base: Mapping[nn.Parameter, torch.Tensor]) -> None:
-    """Has ``load_state_dict()`` check what it would write to the base, and ``state_dict()`` and full_params() have whole
-    tensors; peft's layers merge into none of the mapped ones.  After state.install()."""
+    """Makes ``load_state_dict()`` check the values that it would write to the base, and ``state_dict()`` and
+    full_params() show whole tensors.  Keeps peft's layers from merging into mapped tensors.  Called after
+    state.install()."""
     full = {p: nn.Parameter(tensor, requires_grad=False) for p, tensor in base.items() if is_dtensor(p)}
     mapped = {p for p in base if p.zerod_mapped}
     for prefix, module in model.named_modules():

@@ -1,11 +1,12 @@
 """Buffers, which are each rank's own: alike at first, and kept with each step.
 
 Rules
-- Ranks begin with the same values, or shard() names a buffer that differs.  What processors round differently is the same.
-- Buffers of ``state_dict()`` are bytes of the rank that the service keeps with a step, so that a successor of this process
-  finds those of the step before.  Small modules come first, and before all of them the user's own bytes.
-- A process that makes a step again has copies of its own, of all buffers, as far as they fit.
-- Those of one module belong together: all are kept, or none.
+- Ranks begin with the same values, or shard() names a buffer that differs.  Values that processors round differently
+  count as the same.
+- Buffers of ``state_dict()`` are part of the bytes that the service keeps for the rank with a step.  So a successor of
+  this process finds those of the step before.  The user's own bytes come first, then small modules.
+- A process that repeats a step has copies of its own, of all buffers, as far as they fit.
+- The buffers of one module belong together: all are kept, or none.
 """
 from __future__ import annotations
 
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("zerod")
 
 HEAD = struct.Struct("<II")  # how many bytes follow; a checksum of the names, types and shapes of the buffers
-PARTS, LEVELS = 32, 3  # a reduction compares so many parts; so many find one of 32,768 buffers
-ALIKE = 1e-6  # of a sketch
+PARTS, LEVELS = 32, 3  # parts that a reduction compares; reductions that find one of 32,768 buffers
+ALIKE = 1e-6  # the difference of sketches that count as the same
 NAMED = 5  # buffers in a warning
-COPIED = 64 << 20  # bytes at most that a step copies; frozen weights may be buffers, too
+COPIED = 64 << 20  # most bytes that a step copies; frozen weights may be buffers, too
 
 
 def _is_plain(buffer: torch.Tensor) -> bool:
@@ -42,7 +43,7 @@ def _is_plain(buffer: torch.Tensor) -> bool:
 
 
 def _bytes(buffer: torch.Tensor) -> torch.Tensor:
-    """A copy, as bytes: of slices, expanded tensors and conjugates, too, which have no view as bytes."""
+    """Returns a copy as bytes, also of slices, expanded tensors and conjugates, which have no view as bytes."""
     return buffer.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
@@ -56,17 +57,17 @@ class Found(NamedTuple):
 
     @torch.no_grad()
     def put_back(self, values: torch.Tensor) -> None:
-        """This tensor, and no other, is in its place again, and has the values; if it cannot be written, the values are.
+        """Puts this tensor back in its place, with the values; or the values themselves, if it cannot be written.
 
-        What is the same is not written: it may be mapped for reading alone."""
+        Equal values are not written: the tensor may be mapped read-only."""
         values = values.to(self.buffer.device)
         self.there[self.key] = self.buffer
         if torch.equal(_bytes(self.buffer), _bytes(values)):
             return
         try:
-            with torch.inference_mode():  # tensors made in it are written in it alone
+            with torch.inference_mode():  # a tensor made in inference mode can only be written in it
                 self.buffer.copy_(values)
-        except RuntimeError:  # as of an expanded one
+        except RuntimeError:  # an expanded tensor, for example
             self.there[self.key] = values
 
 
@@ -82,8 +83,8 @@ def _checksum(flat: torch.Tensor) -> float:
 
 
 def _sketch(name: str, buffer: torch.Tensor) -> float:
-    """A number that tells values apart, beyond ALIKE; of other than integers, the same within that where processors round
-    differently."""
+    """Returns a number that differs by more than ALIKE for different values.  For floating-point values it differs by
+    less if processors round differently."""
     shape = zlib.crc32(f"{name} {buffer.dtype} {tuple(buffer.shape)}".encode()) / 2 ** 32
     flat = buffer.detach().resolve_conj().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
@@ -100,9 +101,10 @@ def _sketch(name: str, buffer: torch.Tensor) -> float:
 
 
 def check_of_buffers(sharded: "Sharded") -> Callable[[], None]:
-    """What all ranks call in each attempt to write first values; LayoutMismatch names a buffer that differs.
+    """Returns a function that all ranks call in each attempt to write first values.  LayoutMismatch names a buffer that
+    differs.
 
-    Not compared are the ranks of a divided model: each has buffers of its part."""
+    The ranks of a divided model are not compared: each has buffers of its part."""
     if sharded.client.world_size == 1 or sharded.parallel:
         return lambda: None
     sketches = {name: _sketch(name, b) for name, b in sharded.model.named_buffers() if _is_plain(b)}
@@ -124,8 +126,8 @@ def _check_alike(client: zerod.Client, found: dict[str, float]) -> None:
     client.close()
     named = " or ".join(f"'{n}'" for n in found) or "that this rank does not have"
     raise zerod.LayoutMismatch(
-        f"ranks have different values of buffer {named}: make the model alike on all ranks, as by torch.manual_seed() before "
-        "it; give a buffer that each rank has for itself its values after shard(), where model.sharded.steps_made is 0")
+        f"ranks have different values of buffer {named}: make the model alike on all ranks, with torch.manual_seed() before "
+        "it. Set a buffer that differs by rank after shard(), if model.sharded.steps_made is 0")
 
 
 # ---- kept with a step ---------------------------------------------------------------------
@@ -140,18 +142,18 @@ def _size(found: Iterable[Found]) -> int:
 
 
 def packed_size(data: bytes) -> int:
-    """How many bytes :meth:`Buffers.packed` has put in front of others."""
+    """Returns how many bytes :meth:`Buffers.packed` has put in front of others."""
     return HEAD.size + HEAD.unpack_from(data)[0]
 
 
 class Buffers:
-    """The persistent buffers of a model.  room: the bytes that a rank keeps with a step; talks: whether it warns."""
+    """The persistent buffers of a model.  room: the bytes that a rank keeps with a step.  talks: this rank warns."""
 
     def __init__(self, model: nn.Module, room: int, talks: bool):
         self._modules = sorted(((name, m) for name, m in model.named_modules() if m._buffers),
                                key=lambda of: _size(self._plain(*of)))
         self._talks, self._room = talks, room
-        self._told: set[str] = set()  # names of what is not kept
+        self._told: set[str] = set()  # names of buffers in a warning: they are not kept
         self._tell()
 
     @staticmethod
@@ -165,7 +167,7 @@ class Buffers:
         return [f for f in cls._of(prefix, module, saved) if _is_plain(f.buffer)]
 
     def _chosen(self, room: int, saved: bool = True) -> list[Found]:
-        """Those of the modules whose buffers fit; saved: those of state_dict()."""
+        """Returns the buffers of the modules whose buffers fit.  saved: only those of state_dict()."""
         chosen = []
         for prefix, module in self._modules:
             found = self._plain(prefix, module, saved)
@@ -177,12 +179,12 @@ class Buffers:
 
     @torch.no_grad()
     def copies(self) -> list[tuple[Found, torch.Tensor]]:
-        """All buffers that fit, with copies of their values."""
+        """Returns all buffers that fit, with copies of their values."""
         with torch.inference_mode(False):
             return [(f, f.buffer.clone()) for f in self._chosen(COPIED, saved=False)]
 
     def _tell(self) -> None:
-        """Warns of what there is no room for, or is no plain tensor, once."""
+        """Warns once of each buffer that has no room, or is no plain tensor."""
         kept = {f.name for f in self._chosen(self._room - HEAD.size)}
         left = {f.name: f for of in self._modules for f in self._of(*of) if f.name not in kept}
         if left.keys() - self._told and self._talks:
@@ -193,7 +195,7 @@ class Buffers:
         self._told |= left.keys()
 
     def packed(self, room: int) -> bytes:
-        """The buffers as they are now, in so many bytes at most; b"" if there are none."""
+        """Returns the buffers' values now, in at most `room` bytes; b"" if none fit."""
         if room < self._room:
             self._room = max(room, HEAD.size)
             self._tell()
@@ -205,7 +207,7 @@ class Buffers:
         return HEAD.pack(whole.numel(), _which(chosen)) + bytes(memory_of(whole))
 
     def restore(self, packed: bytes) -> None:
-        """Gives buffers the values that :meth:`packed` found; a warning if the model has others."""
+        """Gives buffers the values that :meth:`packed` found.  Warns if the model has other buffers."""
         if not packed:
             return
         chosen, which = self._chosen(len(packed) - HEAD.size), HEAD.unpack_from(packed)[1]

@@ -1,7 +1,6 @@
 """Clipping the gradient of a sharded model to a global norm; the service does the arithmetic.
 
-Rule: the limit is kept in Sharded.pending and used up by the next step, whether that is committed,
-skipped or aborted.
+Rule: the limit is kept in Sharded.pending, and the next step uses it up, even if that step is skipped or aborted.
 """
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ def clip_grad_norm_(model_or_parameters: nn.Module | torch.Tensor | Iterable[tor
                     error_if_nonfinite: bool = False) -> torch.Tensor:
     """Clips the gradient of a sharded model to a global norm; all ranks call it, after backward.
 
-    The norm is that of the mean gradient over all ranks, of all parameters that the optimizer
-    updates, loss scale taken out.  Blocks for all ranks; the gradients themselves are clipped by
-    the next step().  No backward pass may follow before that.
+    The norm is that of the mean gradient over all ranks, of all parameters that the optimizer updates, loss scale taken
+    out.  Blocks for all ranks.  The next step() clips the gradients themselves, and no backward pass may come before
+    it.
 
-    model_or_parameters: the model, or all of its parameters; max_norm: > 0, inf only measures.
+    model_or_parameters: the model, or all of its parameters.  max_norm: > 0; inf only measures.
     Returns the norm before clipping: a float32 scalar, nan if the gradient is not finite.
 
-    Errors: ValueError for a part of the parameters, another norm than 2 or max_norm <= 0;
-    RuntimeError with error_if_nonfinite; zerod.Aborted as of :meth:`ServiceOptimizer.step`.
+    Errors: ValueError for a part of the parameters, another norm than 2 or max_norm <= 0; RuntimeError with
+    error_if_nonfinite; zerod.Aborted as from :meth:`ServiceOptimizer.step`.
     """
     if float(norm_type) != 2.0:
         raise ValueError(f"norm_type {norm_type}: the service computes the 2-norm only")

@@ -1,9 +1,9 @@
 """Gradients on their way from autograd into the push window.
 
-Rule: a gradient stays where autograd made it until its unit's gradients are complete, or the
-backward pass ends.  Then the gradients of each group are copied into push memory, once, and pushed.
-Every push is one micro-batch; zero_step() ends the series, so no backward pass need know that it is
-the last.  One that knows has owners update eager groups ahead of the step.
+Rule: a gradient stays where autograd made it until its unit's gradients are complete, or the backward pass ends.  Then
+the gradients of each group are copied into push memory, once, and pushed.  Every push is one micro-batch.  zero_step()
+ends the series, so no backward pass needs to know that it is the last.  If a backward pass knows it, owners update
+eager groups ahead of the step.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GroupGradient:
         self.marks[param.position] = self.place.mark()
 
     def push(self, attempt: "Attempt", dtype: torch.dtype, last: bool) -> None:
-        """Pushes the parts that have come, if any; blocks while no push memory is free."""
+        """Pushes the parts that have come, if any.  Blocks while no push memory is free."""
         present = bytes(part is not None for part in self.parts)
         if not any(present):
             return
@@ -57,7 +57,7 @@ class GroupGradient:
         attempt.push(self.group.index, present, self.place.stream, last)
 
     def forget(self) -> None:
-        """Drops what was not pushed; it is lost with the attempt."""
+        """Drops the gradients that were not pushed; they are lost with the attempt."""
         self.parts = [None] * len(self.group.params)
         self.marks = [None] * len(self.group.params)
 
@@ -65,9 +65,9 @@ class GroupGradient:
 class Gradients:
     """All gradients of one model in one attempt.
 
-    keep: push nothing for now; micro-batches add up in the trainer's memory.
-    part: the micro-batch that gradients come from; several: parameters whose gradient comes in several
-    pieces of a micro-batch, which add up before micro-batches do.
+    keep: nothing is pushed for now; micro-batches add up in the trainer's memory.
+    part: the micro-batch that gradients come from.
+    several: parameters whose gradient comes in several pieces of a micro-batch, which add up before micro-batches do.
     last: owners know how the step will end, and each group is pushed once.
     """
 
@@ -84,7 +84,7 @@ class Gradients:
 
     @torch.no_grad()
     def take(self, param: ShardedParam, gradient: torch.Tensor) -> None:
-        """Takes one gradient, of the parameter's shape and dtype; makes a sparse one dense."""
+        """Takes one gradient, of the parameter's shape and dtype.  Makes a sparse one dense."""
         optimized = self.sharded.optimized
         if optimized is not None and param not in optimized:
             return
@@ -102,14 +102,14 @@ class Gradients:
 
     @torch.no_grad()
     def add_pieces(self, params: list[ShardedParam]) -> None:
-        """Adds what came in several pieces, in the order of micro-batches."""
+        """Adds up gradients that came in several pieces, in the order of micro-batches."""
         for param in params:
             for _, gradient in sorted(self.pieces.pop(param, {}).items()):
                 self.of_group[param.group].add(param, gradient, self.dtype)
 
     @torch.no_grad()
     def push_groups(self, groups: list[Group], kept: bool = False) -> None:
-        """Pushes these groups' gradients; those that are kept only with `kept`."""
+        """Pushes these groups' gradients, and kept ones only with `kept`."""
         if kept or not self.keep:
             for g in groups:
                 if g.trainable:
@@ -117,7 +117,7 @@ class Gradients:
 
     @torch.no_grad()
     def push_all(self) -> None:
-        """Pushes whatever has not been pushed."""
+        """Pushes all gradients that were not pushed yet."""
         for g in self.of_group.values():
             g.push(self.sharded.attempt, self.dtype, self.last)
 
