@@ -285,7 +285,7 @@ def checkpoint_blocks(model: nn.Module, blocks: Iterable[nn.Module | str] | None
     settings: of :func:`checkpoint`.
 
     Errors: TypeError if the model is not sharded or names no blocks.  ValueError for a block that is not in the model
-    or is checkpointed already, and for ranks or a place that the stash does not have.  The errors of
+    or is checkpointed already.  ValueError for ranks or a place that the stash does not have.  The errors of
     :func:`checkpoint`.
     """
     _check_settings(use_reentrant)

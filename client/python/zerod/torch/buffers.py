@@ -189,8 +189,8 @@ class Buffers:
         left = {f.name: f for of in self._modules for f in self._of(*of) if f.name not in kept}
         if left.keys() - self._told and self._talks:
             more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-            log.warning("buffers of %d bytes are not kept with a step, which has room for %d of plain dense tensors: '%s'%s; a trainer "
-                        "that is started again begins with those of its script, and a new job gets them from a checkpoint",
+            log.warning("buffers of %d bytes are not kept with a step, which has room for %d of plain dense tensors: '%s'%s. A trainer "
+                        "that is started again begins with its script's values; a checkpoint has them for a new job",
                         _size(left.values()), self._room - HEAD.size, "', '".join(list(left)[:NAMED]), more)
         self._told |= left.keys()
 

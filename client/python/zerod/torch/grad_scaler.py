@@ -1,7 +1,7 @@
 """Loss scaling: the service finds overflows and sets the scale.
 
-Rule: what a scaler says about the next step is kept in Sharded.pending and used up by that step,
-whether it is committed, skipped or aborted.
+Rule: a scaler's values for the next step are kept in Sharded.pending, and that step uses them up, even if it is skipped
+or aborted.
 """
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ from .sharded import Sharded, sharded_of
 class GradScaler:
     """``torch.amp.GradScaler`` for a sharded model: the service finds overflows and sets the scale.
 
-    The scale halves when a gradient is not finite (the step is then skipped) and doubles after
-    `growth_interval` good steps; it stays within 2**-16 and 2**24.  Code for torch's scaler works
-    unchanged::
+    The scale halves when a gradient is not finite; that step is skipped.  It doubles after `growth_interval` good
+    steps, and stays within 2**-16 and 2**24.  Code for torch's scaler works unchanged::
 
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)            # before clipping; optional
-        model.clip_grad_norm_(1.0)
-        scaler.step(optimizer)
-        scaler.update()
+        scaler.scale(loss).backward() scaler.unscale_(optimizer)            # before clipping; optional
+        model.clip_grad_norm_(1.0) scaler.step(optimizer) scaler.update()
 
-    target: the optimizer or the sharded model.  init_scale: used if the job has no scale yet, else
-    the job's scale goes on.  enabled=False: no method has an effect.
+    target: the optimizer or the sharded model.  init_scale: used if the job has no scale yet; else the job's scale goes
+    on.  enabled=False: no method has an effect.
     """
 
     def __init__(self, target: ServiceOptimizer | nn.Module, init_scale: float = 65536.0,
@@ -40,14 +36,14 @@ class GradScaler:
         self.sharded = _sharded_behind(target) if enabled else None
         self._scale = 1.0
         self.set_growth_interval(growth_interval)
-        self._attempt, self._told = 0, 1.0  # of the last scale that the service told
+        self._attempt, self._told = 0, 1.0  # the attempt, and the last scale that the service told
         if enabled:
             self._scale = _scale_checked(init_scale)
             self._attempt = self.sharded.attempt.number
             self._ask()
 
     def scale(self, outputs: Any) -> Any:
-        """A tensor, or each tensor of an iterable, times the scale; dtypes stay."""
+        """Multiplies a tensor, or each tensor of an iterable, by the scale; dtypes stay."""
         if not self._enabled:
             return outputs
         self._follow()
@@ -55,14 +51,14 @@ class GradScaler:
         return self._times_scale(outputs)
 
     def _follow(self) -> None:
-        """Follows an abort: the step begins again, or it was decided after all, with another scale."""
+        """Follows an abort: the step begins again, or it was committed after all, with another scale."""
         if self._attempt != self.sharded.attempt.number:
             self._attempt = self.sharded.attempt.number
             self._stepped = False
             self._ask()
 
     def _ask(self) -> None:
-        """Takes the service's scale if that has changed."""
+        """Takes the service's scale if it has changed."""
         told = self.sharded.client.loss_scale
         if told not in (0.0, self._told):
             self._scale = self._told = _scale_checked(told)
@@ -77,7 +73,7 @@ class GradScaler:
         raise ValueError("outputs must be a Tensor or an iterable of Tensors")
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Marks the gradients as unscaled: norms and steps have the scale taken out anyway."""
+        """Marks the gradients as unscaled.  Norms and steps have the scale taken out anyway."""
         if not self._enabled:
             return
         pending = _sharded_behind(optimizer).pending
@@ -89,7 +85,7 @@ class GradScaler:
         pending.unscaled = True
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """``optimizer.step()``, which the service skips if a gradient is not finite."""
+        """Calls ``optimizer.step()``, which the service skips if a gradient is not finite."""
         sharded = _sharded_behind(optimizer)
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
@@ -104,7 +100,7 @@ class GradScaler:
         return result
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Takes the scale that the service wants next, or the one given."""
+        """Takes the scale that the service wants next, or `new_scale`."""
         if not self._enabled:
             return
         if new_scale is not None:
@@ -118,34 +114,34 @@ class GradScaler:
         self._stepped = False
 
     def get_scale(self) -> float:
-        """The current scale; 1.0 if scaling is off."""
+        """Returns the current scale; 1.0 if scaling is off."""
         return self._scale if self._enabled else 1.0
 
     def get_growth_factor(self) -> float:
-        """2.0, the service's."""
+        """Returns 2.0, the service's factor."""
         return 2.0
 
     def get_backoff_factor(self) -> float:
-        """0.5, the service's."""
+        """Returns 0.5, the service's factor."""
         return 0.5
 
     def get_growth_interval(self) -> int:
-        """Good steps until the scale doubles."""
+        """Returns the number of good steps until the scale doubles."""
         return self._growth_interval
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Sets it; the same on all ranks."""
+        """Sets the number of good steps until the scale doubles, the same on all ranks."""
         if not 0 < int(new_interval) < 1 << 32:
             raise ValueError(f"growth_interval {new_interval} is not a number of steps")
         self._growth_interval = int(new_interval)
 
     def is_enabled(self) -> bool:
-        """Whether it scales."""
+        """Returns True if scaling is on."""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; {} if scaling is off.  The service counts good steps itself:
-        "_growth_tracker" is saved and not loaded."""
+        """Returns torch's state; {} if scaling is off.  The service counts good steps itself, so "_growth_tracker" is
+        saved and not loaded."""
         if not self._enabled:
             return {}
         return {"scale": self._scale, "growth_factor": 2.0, "backoff_factor": 0.5,

@@ -1,14 +1,14 @@
-"""Memory that glibc keeps of freed tensors, and gives back here.
+"""Gives back the memory of freed tensors, which glibc keeps.
 
-Activations live from forward to backward, gradients for a moment in between, and small records for longer.  So what a
-step frees lies in pieces, the next step takes other memory too, and after five steps a trainer whose heap had 135 MiB in
-use at most held 370 to 450.
+Activations live from forward to backward, gradients for a moment in between, and small records for longer.  So the
+memory that a step frees lies in pieces, and the next step takes other memory, too.  After five steps a trainer whose
+heap had 135 MiB in use at most held 370 to 450.
 
-Rule: where a unit's forward or backward begins, free memory is given back if the process has more than SLACK times what
-it needed at most; what it needs is what is left then.  Steps that fit into that take nothing from the system, and give
-nothing back.  At stage 3, which is for memory, the process has no more than it needed at most, and gives free memory
-back after each step: the next step takes it anew, at 0.5 s a GiB.  A model on a GPU has its activations there, and no
-use for any of this.
+Rule: when a unit's forward or backward begins, free memory is given back if the process has more than SLACK times its
+need.  Its need is the most memory that was left after free memory was given back.  Steps that fit into that take
+nothing from the system, and give nothing back.  At stage 3, which is for memory, there is no slack, and each step ends
+by giving free memory back.  The next step takes it anew, at 0.5 s a GiB.  A model on a GPU has its activations there,
+and has no use for this.
 """
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ M_ARENA_MAX = -8  # malloc.h
 PAGE = os.sysconf("SC_PAGESIZE")
 
 _libc = ctypes.CDLL(None)
-_trim = getattr(_libc, "malloc_trim", None)  # glibc's alone, as mallopt()
+_trim = getattr(_libc, "malloc_trim", None)  # only glibc has it, and mallopt()
 
 
 class Heap:
-    """lean: of stage 3.  needed: the most bytes that were left after free ones were given back."""
+    """lean: at stage 3.  needed: the most bytes that were left after free memory was given back."""
 
     def __init__(self, lean: bool) -> None:
         self.needed, self.lean = 0, lean
@@ -33,7 +33,7 @@ class Heap:
         weakref.finalize(self, os.close, self._statm)
 
     def anonymous(self) -> int:
-        """Bytes of this process's resident memory that are no file's."""
+        """Returns the bytes of this process's resident memory that are no file's."""
         _size, resident, shared, *_ = os.pread(self._statm, 256, 0).split()
         return (int(resident) - int(shared)) * PAGE
 
@@ -50,7 +50,7 @@ class Heap:
 
 
 def share_one_arena() -> None:
-    """Has threads that begin from now on allocate where the first one does: of an arena of their own malloc_trim()
-    leaves the end as it is, which is most of it."""
+    """Makes threads that begin from now on allocate from the first thread's arena.  malloc_trim() leaves the end of
+    other arenas as it is, and that end is most of them."""
     if _trim is not None:
         _libc.mallopt(M_ARENA_MAX, 1)

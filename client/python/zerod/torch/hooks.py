@@ -1,14 +1,13 @@
 """Fetch, prefetch, release and push, at the right moments of forward and backward.
 
-Hooks wrap every unit's forward: fetch before, release after.  Hooks of the tensors that forward
-returns say when its backward begins (fetch again), hooks of its parameters' gradients when it is
-complete (push, release), and the engine's end-of-backward callback releases the rest.
+Hooks wrap every unit's forward: they fetch before it and release after it.  Hooks of the tensors that forward returns
+tell that its backward begins, and fetch again.  Hooks of its parameters' gradients tell that they are complete, then
+push and release.  The engine's end-of-backward callback releases the rest.
 
-Rules: stages 1 and 2 hold what they fetched until the step; stage 3 holds a unit during its own
-forward and backward, and the root unit from the begin of forward to the end of backward.  A call's
-backward is over when the gradients of its inputs have come, as the engine runs later nodes first;
-without such inputs, when all the unit's parameters have their gradients.  After an exception in
-forward nothing stays fetched.
+Rules: stages 1 and 2 hold fetched units until the step.  Stage 3 holds a unit during its own forward and backward, and
+the root unit from the begin of forward to the end of backward.  The engine runs later nodes first, so a call's backward
+is over when the gradients of its inputs have come.  Without such inputs it is over when all the unit's parameters have
+their gradients.  After an exception in forward nothing stays fetched.
 """
 from __future__ import annotations
 
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
     from .sharded import Sharded
 
 
-NO_GRAPH = ("zerod fetches parameters before each block of a sharded model and releases them after it, so that no graph has "
-            "the whole model: leave fullgraph=True out, or compile the blocks, block.compile(fullgraph=True)")
+NO_GRAPH = ("no graph has a whole sharded model, for zerod fetches parameters before each block and releases them after it: "
+            "leave fullgraph=True out, or compile the blocks, block.compile(fullgraph=True)")
 
-NO_COMPILED_BACKWARD = ("compiled autograd runs hooks apart from the backward pass, in which zerod fetches parameters and pushes gradients: "
-                        "leave torch._dynamo.config.compiled_autograd off; torch.compile(model) compiles backward passes without it")
+NO_COMPILED_BACKWARD = ("compiled autograd runs hooks apart from the backward pass, and zerod needs them in it: leave "
+                        "torch._dynamo.config.compiled_autograd off. torch.compile(model) compiles backward passes without it")
 
 _passes = itertools.count(1)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an output or of arguments, also those inside containers and dataclasses."""
+    """Yields the tensors of an output or of arguments, also those inside containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -59,11 +58,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def inputs_of_its_own(value: Any, seen: dict[int, torch.Tensor]) -> Any:
-    """An argument, with a view in the place of each tensor that a call of a unit had before.
+    """Returns an argument with a view in the place of each tensor that an earlier call of a unit was given.
 
-    The gradient of a tensor that several calls share is complete when the backward of all of them is over, that of a
-    view when the backward of its own call is.  seen: of this call, by id, so that what is one tensor stays one.  Lists and
-    dicts stay the caller's, who may see what the call does to them."""
+    The gradient of a tensor that several calls share is complete when the backward of all of them is over.  The
+    gradient of a view is complete when the backward of its own call is.  seen: this call's tensors by id, so that one
+    tensor gets one view.  Lists and dicts stay the caller's, who may see how the call changes them."""
     if type(value) is tuple:
         return tuple(inputs_of_its_own(v, seen) for v in value)
     if not (isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
@@ -80,8 +79,8 @@ def inputs_of_its_own(value: Any, seen: dict[int, torch.Tensor]) -> Any:
 
 
 class Call:
-    """One call of a unit's forward.  attempt: the number of its attempt.  version: of the parameters.  thread: whose turn it was.
-    tells_its_end: gradients of its inputs will show the end of its backward."""
+    """One call of a unit's forward.  attempt: the number of its attempt.  version: of the parameters.  thread: the one
+    that had the turn.  tells_its_end: gradients of its inputs will show the end of its backward."""
 
     def __init__(self, attempt: "Attempt") -> None:
         self.attempt, self.version, self.thread = attempt.number, attempt.version, attempt.sharded.turn.thread
@@ -89,18 +88,18 @@ class Call:
 
 
 class Order:
-    """Which unit followed which in the last pass of one direction."""
+    """The order of the units in the last pass of one direction."""
 
     def __init__(self) -> None:
         self.next: dict[Unit, Unit] = {}
         self.last: Unit | None = None
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Begins a pass."""
         self.last = None
 
     def visit(self, unit: Unit, ahead: int) -> list[Unit]:
-        """The units that will probably follow this one, nearest first."""
+        """Notes a unit, and returns the units that will probably follow it, nearest first."""
         if self.last is not None and self.last is not unit:
             self.next[self.last] = unit
         self.last = unit
@@ -118,11 +117,11 @@ class Hooks:
     def __init__(self, sharded: "Sharded"):
         self.sharded, self.turn = sharded, sharded.turn
         self.holds = sharded.stage < 3  # until the step
-        self.pass_number = 0  # of the newest forward pass among those of all models
+        self.pass_number = 0  # of this model's newest forward pass; passes of all models are counted
         self.depth = 0  # forwards of units that have not returned
         self.forward_order, self.backward_order = Order(), Order()
         self.task = -1  # the backward pass whose end the engine will report
-        self.in_backward: set[Unit] = set()  # fetched in it, or kept for it
+        self.in_backward: set[Unit] = set()  # fetched in the backward pass, or kept for it
         self.heap = Heap(lean=not self.holds) if sharded.place.holds else None
         self.copies = Copies()
 
@@ -137,7 +136,7 @@ class Hooks:
             unit.inner = {} if self.holds else dict.fromkeys(inner, hook)
 
     def run_as_forward(self, module: torch.nn.Module, name: str) -> None:
-        """Has the innermost unit around the module fetched while the method runs."""
+        """Keeps the innermost unit around the module fetched while the method runs."""
         method = getattr(module, name)
         if not callable(method):
             raise TypeError(f"{type(module).__name__}.{name} is not a method")
@@ -147,7 +146,7 @@ class Hooks:
         override(module, name, self._wrap(max(around, key=lambda u: len(u.name)), method))
 
     def watch(self, unit: Unit) -> None:
-        """Registers for the gradients of parameters that were gathered for the first time."""
+        """Registers for the gradients of parameters that were just gathered for the first time."""
         for p in unit.params:
             if p.trainable:
                 p.gathered.register_post_accumulate_grad_hook(
@@ -161,7 +160,7 @@ class Hooks:
 
         @functools.wraps(forward, updated=())  # a compiled forward's attributes lead PyTorch 2.6 back to it
         def zerod_forward(*args: Any, **kwargs: Any) -> Any:
-            # the parameters are there and stay; no function of Python says so, as torch.compile would compile that too
+            # the parameters are there and stay.  The test is inline: torch.compile would compile a function of Python
             if (0 < unit.full == len(unit.params) or (unit.held and unit.shown and not torch.is_grad_enabled())) and (
                     turn.ident == get_ident()):
                 return forward(*args, **kwargs)
@@ -176,13 +175,13 @@ class Hooks:
         return not_traced(zerod_forward, NO_GRAPH)
 
     def within(self, function: Any) -> Any:
-        """The function, as a forward pass of the whole model: what stands in no block is fetched while it runs, and
-        what it returns begins a backward pass."""
+        """Wraps a function as a forward pass of the whole model.  Parameters outside of blocks are fetched while it
+        runs, and its result begins a backward pass."""
         return self._wrap(self.sharded.units[-1], function)
 
     @not_compiled
     def _before_forward(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call | None, Any, Any]:
-        """No call: the unit computes with tensors that the caller gave."""
+        """Begins a call.  Returns None as the call if the unit computes with tensors that the caller gave."""
         self.turn.enter(torch.is_grad_enabled())
         try:
             return (None, args, kwargs) if unit.is_given() else self._begin_call(unit, args, kwargs)
@@ -192,8 +191,8 @@ class Hooks:
 
     def _begin_call(self, unit: Unit, args: Any, kwargs: Any) -> tuple[Call, Any, Any]:
         if not self.holds and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is not None:
-            raise NotImplementedError("forward at stage 3 within a transform of torch.func, as vmap or grad, whose backward "
-                                      "pass no hook would tell of: for vmap alone use stage 1 or 2, or torch.no_grad() around vmap(); for others "
+            raise NotImplementedError("forward at stage 3 within a transform of torch.func, such as vmap or grad: no hook would tell of "
+                                      "its backward pass. For vmap alone use stage 1 or 2, or torch.no_grad() around vmap(). For others use "
                                       "zerod.torch.full_params(model), functional_call() with tensors of parameter.full_tensor(), or a "
                                       "copy.deepcopy(model)")
         if self.depth == 0 and graph_task() == -1:
@@ -218,7 +217,7 @@ class Hooks:
         return call, args, kwargs
 
     def begin_pass(self) -> None:
-        """Clears what a failed backward pass left behind."""
+        """Begins a forward pass, and clears the remains of a failed backward pass."""
         self.sharded.attempt.begin_forward()
         self.copies.check()
         self.copies.watched.clear()
@@ -231,7 +230,8 @@ class Hooks:
         self.forward_order.begin()
 
     def fetch(self, unit: Unit, order: Order | None = None) -> None:
-        """Holds a unit and shows its parameters, and prefetches what will probably follow it in that order."""
+        """Holds a unit and shows its parameters, and prefetches the units that will probably follow it in that
+        order."""
         if self.heap:
             self.heap.look()
         self._hold(unit)
@@ -247,7 +247,7 @@ class Hooks:
             self.watch(unit)
 
     def copy_of(self, placeholder: Placeholder) -> torch.Tensor:
-        """A copy of a parameter, whose gradient is the parameter's; the unit is fetched for it if need be."""
+        """Returns a copy of a parameter, whose gradient is the parameter's.  Fetches the unit for it if need be."""
         param, trains = placeholder.zerod_param, torch.is_grad_enabled()
         unit = param.unit
         try:
@@ -268,12 +268,12 @@ class Hooks:
             self.turn.leave()
 
     def prefetch(self, unit: Unit) -> None:
-        """Has the service bring what the unit will need."""
+        """Makes the service bring the unit's groups."""
         for g in () if unit.fetched else unit.groups:
             self.sharded.attempt.prefetch(g.index)
 
     def _after_inner(self, unit: Unit, _module: Any, _args: Any, output: Any) -> None:
-        """A loss may use the output of a module inside the unit, and not that of the unit."""
+        """Watches the output of a module inside the unit: a loss may use it, and not the unit's own output."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if unit.depth and graph_task() == -1:
@@ -283,7 +283,7 @@ class Hooks:
 
     @not_compiled
     def _after_forward(self, unit: Unit, call: Call | None, output: Any) -> Any:
-        """The output, with copies of views of parameters, since the parameters go away."""
+        """Ends a call.  Returns the output, with copies of views of parameters, since the parameters go away."""
         try:
             if call is None:
                 return output
@@ -311,7 +311,7 @@ class Hooks:
             self.turn.stepping = self.turn.stepping or bool(differentiable)
             for t in differentiable:
                 t.register_hook(functools.partial(self._before_backward, unit, call))
-            # no output shows when backward begins: the unit stays fetched for it
+            # the root, and a unit whose output has no tensor to tell that backward begins, stay fetched for it
             if (unit.is_root and differentiable) or not outputs:
                 self.in_backward.add(unit)
         if unit in self.in_backward and not unit.held:
@@ -335,19 +335,19 @@ class Hooks:
             self.turn.leave()
 
     def forget(self) -> None:
-        """Ends the attempt; forward passes that still run end by themselves."""
+        """Ends the attempt.  Forward passes that still run end by themselves."""
         self.task = -1
         self.in_backward.clear()
 
     def drop(self) -> None:
-        """Nothing stays fetched."""
+        """Abandons all units: nothing stays fetched."""
         self.in_backward.clear()
         for unit in self.sharded.units:
             unit.depth = 0
             unit.abandon()
 
     def let_go(self, unit: Unit) -> None:
-        """Gives the unit's parameters back; at stages 1 and 2 only hides them."""
+        """Gives the unit's parameters back.  At stages 1 and 2 it only hides them."""
         self.in_backward.discard(unit)
         unit.calls.clear()
         if unit.held:
@@ -358,7 +358,7 @@ class Hooks:
             unit.release()
 
     def let_go_unless_used(self, unit: Unit) -> None:
-        """let_go() where no forward or backward pass needs the unit."""
+        """Calls let_go() if no forward or backward pass needs the unit."""
         if unit.depth == 0 and unit not in self.in_backward:
             self.let_go(unit)
 
@@ -385,7 +385,7 @@ class Hooks:
         self.fetch(unit, self.backward_order)
 
     def _expect_end(self, caller: threading.Thread | None = None) -> None:
-        """Has the engine tell when the outermost backward pass is over, whose graph the caller made."""
+        """Makes the engine tell when the outermost backward pass is over.  caller: the thread that made its graph."""
         if self.task != -1:
             self.turn.check(caller)
             return
@@ -405,7 +405,7 @@ class Hooks:
         """Takes a parameter's gradient from autograd."""
         gradient, gathered.grad = gathered.grad, None
         self._expect_end(unit.call and unit.call.thread)
-        if gradient is not None:  # a hook of the user's may have dropped it
+        if gradient is not None:  # a hook of the user's may have removed it
             self.sharded.gradients.take(param, gradient)
         if not unit.gradient_arrived(param):
             return
@@ -417,13 +417,14 @@ class Hooks:
             self.let_go(unit)
 
     def _inputs_done(self, unit: Unit, call: Call) -> None:
-        """The gradients of a call's inputs have come: its backward is over."""
+        """Ends a call's backward: the gradients of its inputs have come."""
         unit.calls.discard(call)
         if not unit.calls and unit.depth == 0:
             self.let_go(unit)
 
     def _leaf_done(self, unit: Unit) -> None:
-        """A leaf among the inputs has its gradient early: the rest of the graph comes after."""
+        """Lets a unit go after the backward pass: a leaf among its inputs has its gradient before the rest of the
+        graph."""
         engine = torch.autograd.Variable._execution_engine  # pylint: disable=protected-access
         engine.queue_callback(lambda: self._let_go_after(unit))
 

@@ -1,14 +1,13 @@
 """First values for models on the meta device, one group of parameters at a time.
 
-Who initialises a module: ``init_fn(module)`` if there is one, else the Hugging Face model it is
-part of (``_init_weights``), else its own ``reset_parameters()`` (torch's attention and transformer
-modules: ``_reset_parameters()``).
+A module is initialised by ``init_fn(module)`` if there is one, else by the Hugging Face model around it
+(``_init_weights``).  Else its own ``reset_parameters()`` does it (``_reset_parameters()`` of torch's attention and
+transformer modules).
 
-Rules: a module is initialised on scratch copies of its own parameters and buffers, so that only the
-wanted values are kept and nothing real changes.  Scratch is filled with a mark (nan, an extreme
-integer); an error names what still has the mark afterwards, so that no parameter and no buffer has
-chance values.  Values depend on torch's seed and the parameters' names alone, not on ranks, stages
-or groups, and drawing them leaves the random state of all ranks alike.
+Rules: a module is initialised on scratch copies of its own parameters and buffers, so only the wanted values are kept
+and nothing real changes.  Scratch is filled with a mark (nan, an extreme integer).  An error names parameters and
+buffers that still have the mark afterwards, so none has chance values.  Values depend on torch's seed and the
+parameters' names alone, not on ranks, stages or groups.  Drawing them leaves the random state of all ranks alike.
 """
 from __future__ import annotations
 
@@ -31,11 +30,11 @@ _seeds: "weakref.WeakKeyDictionary[nn.Module, int]" = weakref.WeakKeyDictionary(
 _prepared: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
-# ---- who can -----------------------------------------------------------------------
+# ---- initialisers ------------------------------------------------------------------
 
 
 def _hf_model(model: nn.Module, name: str) -> nn.Module | None:
-    """The innermost Hugging Face model around a module, which initialises the module."""
+    """Returns the innermost Hugging Face model around a module, which initialises the module."""
     found, at = None, model
     for part in [None, *filter(None, name.split("."))]:
         at = at if part is None else at._modules[part]
@@ -53,13 +52,13 @@ def _reset(module: nn.Module) -> Callable[[], None] | None:
 
 def _initializers(model: nn.Module, name: str, module: nn.Module,
                   init_fn: InitFn | None) -> list[Callable[[], Any]]:
-    """Initialisers to try, one after the other, until nothing is blank."""
+    """Returns initialisers to try, one after the other, until nothing is blank."""
     found: list[Callable[[], Any]] = []
     hf, reset = _hf_model(model, name), _reset(module)
     own: InitFn | None = init_fn if init_fn is not None else hf._init_weights if hf else None
     if own is not None:
         found.append(lambda: own(module))
-        if reset is not None:  # what it leaves alone stays as the constructor made it
+        if reset is not None:  # parameters that `own` leaves alone get their constructor's values
             found.append(lambda: (reset(), own(module)))
     elif reset is not None:
         found.append(reset)
@@ -79,7 +78,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _check(model: nn.Module, init_fn: InitFn | None) -> None:
-    """ValueError that names all modules on meta that nobody initialises."""
+    """Raises ValueError, which names all modules on meta without an initialiser."""
     helpless = [
         f"{name or '(the model itself)'} ({type(m).__name__})" for name, m in model.named_modules()
         if (_on_meta(m._parameters) or _on_meta(m._buffers))
@@ -103,14 +102,14 @@ def _mark_value(dtype: torch.dtype) -> Any:
 
 
 def _scratch(tensor: torch.Tensor) -> torch.Tensor:
-    """A real tensor: marked if this one is on meta, else a copy."""
+    """Returns a real tensor: marked if this one is on meta, else a copy."""
     if not _unreal(tensor):
         return tensor.detach().clone()
     return torch.full(tensor.shape, _mark_value(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
 
 def _marked(tensor: torch.Tensor) -> bool:
-    """Whether a scratch tensor still has its mark: anywhere; for integers and bools, everywhere."""
+    """Returns True if a scratch tensor still has its mark: anywhere, or, for integers and bools, everywhere."""
     if tensor.numel() == 0:
         return False
     if tensor.dtype is torch.bool:
@@ -122,7 +121,7 @@ def _marked(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def _on_scratch(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's own parameters and buffers are real scratch tensors."""
+    """Replaces the module's own parameters and buffers by real scratch tensors, inside the context."""
     params, buffers = dict(module._parameters), dict(module._buffers)
     flag = module.__dict__.pop(INITIALIZED, None)
     for name, p in params.items():
@@ -142,7 +141,7 @@ def _on_scratch(module: nn.Module) -> Iterator[None]:
 
 
 def _blank(module: nn.Module, params: Iterable[str], buffers: Iterable[str]) -> list[str]:
-    """Which of these still have their mark."""
+    """Returns the names of those that still have their mark."""
     return ([n for n in params if _marked(module._parameters[n])]
             + [n for n in buffers if _marked(module._buffers[n])])
 
@@ -151,8 +150,8 @@ def _blank(module: nn.Module, params: Iterable[str], buffers: Iterable[str]) -> 
 def _seeded(seed: int, what: str) -> Iterator[None]:
     """Gives each module random numbers of its own, and leaves the caller's as they were.
 
-    Scratch is in host memory: torch.manual_seed() would also seed the generators of all GPUs, and all
-    ranks alike from then on.
+    torch.manual_seed() would also seed the generators of all GPUs, all ranks alike from then on.  Scratch is in host
+    memory, and does not need them.
     """
     digest = hashlib.sha256(f"{seed} {what}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
@@ -161,14 +160,14 @@ def _seeded(seed: int, what: str) -> Iterator[None]:
 
 
 def _seed_of(model: nn.Module) -> int:
-    """Draws a seed from torch's generator, once a model and on all ranks."""
+    """Draws a seed from torch's generator, once for each model and on all ranks."""
     if model not in _seeds:
         _seeds[model] = int(torch.randint(1 << 62, ()))
     return _seeds[model]
 
 
 class _Work:
-    """One module that is being initialised on scratch, and the values wanted of it."""
+    """One module that is being initialised on scratch, and the names of the wanted values."""
 
     def __init__(self, name: str, module: nn.Module):
         self.name, self.module = name, module
@@ -196,8 +195,8 @@ def _run(model: nn.Module, work: Sequence[_Work], init_fn: InitFn | None) -> Non
 
 
 def _ancestors(model: nn.Module, work: Sequence[_Work]) -> list[tuple[str, nn.Module]]:
-    """Modules around the work that own nothing on meta themselves: Hugging Face models give some
-    of their parts' parameters another distribution from there.  Innermost first."""
+    """Returns the modules around the work that own nothing on meta themselves, innermost first.  From there Hugging
+    Face models give some of their parts' parameters another distribution."""
     names = {w.name for w in work}
     found: dict[str, None] = {}
     for name in names:
@@ -208,15 +207,14 @@ def _ancestors(model: nn.Module, work: Sequence[_Work]) -> list[tuple[str, nn.Mo
     return sorted(around, key=lambda nm: (-nm[0].count(".") - bool(nm[0]), nm[0]))
 
 
-# ---- what shard() calls ------------------------------------------------------------
+# ---- called by shard() --------------------------------------------------------------
 
 
 def prepare(model: nn.Module, init_fn: InitFn | None = None) -> None:
-    """Checks that all that is on meta can be initialised, and gives the model real buffers.
+    """Checks that everything on meta can be initialised, and gives the model real buffers.
 
-    Every rank calls it, before or with the first :func:`materialize`.  A model without anything on
-    meta is not touched.  ValueError names all modules that nobody can initialise, and all buffers
-    that stay unset.
+    Every rank calls it, before or with the first :func:`materialize`.  A model without anything on meta is not touched.
+    ValueError names all modules without an initialiser, and all buffers that stay unset.
     """
     _prepared.add(model)
     if not any(_on_meta(m._parameters) or _on_meta(m._buffers) for m in model.modules()):
@@ -230,7 +228,7 @@ def prepare(model: nn.Module, init_fn: InitFn | None = None) -> None:
             w.buffers = [n for n, b in module._buffers.items() if b is not None and b.is_meta]
             work.append(w)
     work.reverse()  # children first
-    real: dict[int, torch.Tensor] = {}  # by id of what was on meta: some are shared
+    real: dict[int, torch.Tensor] = {}  # by id of the buffer on meta: some are shared
     for w in work:
         with _on_scratch_keeping(w, real):
             _run(model, [w], init_fn)
@@ -238,7 +236,7 @@ def prepare(model: nn.Module, init_fn: InitFn | None = None) -> None:
 
 @contextlib.contextmanager
 def _on_scratch_keeping(w: _Work, real: dict[int, torch.Tensor]) -> Iterator[None]:
-    """_on_scratch(), which leaves the wanted buffers in the module."""
+    """Does what _on_scratch() does, and leaves the wanted buffers in the module."""
     before = {n: w.module._buffers[n] for n in w.buffers}
     with _on_scratch(w.module):
         yield
@@ -249,13 +247,13 @@ def _on_scratch_keeping(w: _Work, real: dict[int, torch.Tensor]) -> Iterator[Non
 
 def materialize(model: nn.Module, members: Sequence[PlannedParam], init_fn: InitFn | None = None,
                 wanted: bool = True) -> list[torch.Tensor | None]:
-    """First values of some parameters: of their shape and dtype, on the CPU.
+    """Returns first values of some parameters, of their shape and dtype, on the CPU.
 
-    Returns parameters that are not on meta as they are.  Of the others it makes only these real, and
-    scratch of their modules; the model stays as it is.  wanted: False if the values are not needed
-    (on all ranks but one); the model's buffers become real in any case.
+    Parameters that are not on meta are returned as they are.  For the others only they, and scratch of their modules,
+    become real; the model stays as it is.  wanted: False if the values are not needed, as on all ranks but one.  The
+    model's buffers become real in any case.
 
-    ValueError as of :func:`prepare`, and if a parameter stays unset.
+    ValueError as from :func:`prepare`, and if a parameter stays unset.
     """
     if model not in _prepared:
         prepare(model, init_fn)
@@ -291,7 +289,7 @@ def _run_around(model: nn.Module, work: Sequence[_Work]) -> None:
 
 @contextlib.contextmanager
 def _others_on_meta(module: nn.Module, mine: set[nn.Module]) -> Iterator[None]:
-    """Inside, an initialiser of the module changes nothing but `mine`."""
+    """Keeps an initialiser of the module from changing modules that are not in `mine`, inside the context."""
     before = [(m, n, p) for m in module.modules() if m not in mine
               for n, p in m._parameters.items() if p is not None]
     for m, n, p in before:

@@ -1,4 +1,4 @@
-"""Norms of each parameter's gradient or weights; the owners compute them, and nothing is gathered."""
+"""The norm of each parameter's gradient or weights.  The owners compute them, and nothing is gathered."""
 from __future__ import annotations
 
 import math
@@ -14,18 +14,19 @@ from .unit import ShardedParam
 
 
 def grad_norms(model: nn.Module) -> dict[str, float]:
-    """The Euclidean norm of each parameter's gradient, by the names of ``named_parameters()``.
+    """Returns the Euclidean norm of each parameter's gradient, by the names of ``named_parameters()``.
 
-    Of the mean gradient over all ranks and backward passes, before clipping, loss scale taken out; of a whole tensor
-    where ranks have parts of it (DTensor).  Only parameters that the optimizer updates; 0.0: no gradient in this step;
-    nan: the gradient is not finite.  Of a pipeline: the parameters of this rank's stage.
+    A norm is that of the mean gradient over all ranks and backward passes, before clipping, loss scale taken out.  If
+    ranks have parts of a tensor (DTensor), it is that of the whole tensor.  It is 0.0 without a gradient in this step,
+    and nan if the gradient is not finite.  The result has the parameters that the optimizer updates; with a pipeline,
+    those of this rank's stage.
 
     Call it between the last backward pass of a step and optimizer.step(), before or after clip_grad_norm_().  One rank
-    may call it alone: it waits until all have ended their backward passes, which they need not do at once, but no longer
-    than the timeout (zerod.Deadline names a rank; ask again, or end the step).
+    may call it alone: it waits until all ranks have ended their backward passes, but no longer than the timeout.
+    zerod.Deadline names a rank; ask again, or end the step.
 
-    Errors: GradientsAreElsewhere if this process has no gradient; a backward pass that follows in this step raises
-    RuntimeError; zerod.Aborted as of :meth:`ServiceOptimizer.step`.
+    Errors: GradientsAreElsewhere if this process has no gradient; zerod.Aborted as from :meth:`ServiceOptimizer.step`.
+    A backward pass that follows in this step raises RuntimeError.
     """
     sharded = sharded_of(model)
     optimized = sharded.optimized
@@ -40,12 +41,12 @@ def grad_norms(model: nn.Module) -> dict[str, float]:
 
 
 def weight_norms(model: nn.Module) -> dict[str, float]:
-    """The Euclidean norm of each parameter's fp32 master weights, by the names of ``named_parameters()``.
+    """Returns the Euclidean norm of each parameter's fp32 master weights, by the names of ``named_parameters()``.
 
-    All are of one version, and of whole tensors where ranks have parts of them (DTensor).  Parameters that the
+    All norms are of one version, and of whole tensors even if ranks have parts of them (DTensor).  Parameters that the
     service does not hold, and frozen ones of bytes, are left out.  Any rank may call it alone, at any time.
 
-    Errors: RuntimeError within ema_params(); zerod.Aborted as of :meth:`Sharded.read`.
+    Errors: RuntimeError within ema_params(); zerod.Aborted as from :meth:`Sharded.read`.
     """
     sharded = sharded_of(model)
     check_not_averaged(sharded)

@@ -1,8 +1,8 @@
 """Placeholders: they stand in a sharded model for parameters that are not fetched.
 
-Rule: a placeholder has a parameter's class, attributes, shape, dtype and name, and no values.
-An operation that reads values gets a copy of the parameter, whose gradient is the parameter's.  An
-operation that writes values raises an error that names the parameter: nothing is lost silently.
+Rule: a placeholder has a parameter's class, attributes, shape, dtype and name, but no values.  An operation that reads
+values gets a copy of the parameter, whose gradient is the parameter's.  An operation that writes values raises an error
+that names the parameter, so nothing is lost silently.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READS_MEMORY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist,
 
 
 class NotFetched(RuntimeError):
-    """A parameter's values were used where its module does not have them."""
+    """A parameter's values were used while its module does not have them."""
 
 
 class _Reads(NotFetched):
@@ -35,7 +35,7 @@ class _Reads(NotFetched):
 
 
 class WrittenInPlace(RuntimeError):
-    """A gathered parameter, or a copy of it, was changed in place."""
+    """A gathered parameter, or a copy of one, was changed in place."""
 
     def __init__(self, name: str, where: str):
         super().__init__(f"parameter '{name}' was changed in place {where}; the change is lost. Change parameters "
@@ -46,8 +46,8 @@ class WrittenToBase(RuntimeError):
     """A parameter of a base was changed in place on a GPU whose driver maps all memory writable."""
 
     def __init__(self, name: str):
-        super().__init__(f"parameter '{name}' is of a base, and was changed in place: all processes of this user that have "
-                         "the base on this GPU read the change. End them all, and start them again")
+        super().__init__(f"parameter '{name}' is of a base, and was changed in place. All processes of this user that have "
+                         "the base on this GPU read the change: end them all, and start them again")
 
 
 class GradientsAreElsewhere(RuntimeError):
@@ -73,8 +73,8 @@ class Gradient(torch.Tensor):
         return f"<gradient of '{self.param.name}', in zerod>"
 
     def full_tensor(self) -> torch.Tensor:
-        """A DTensor's gradient has it."""
-        return self.clone()  # raises
+        """Raises, as every operation does.  A DTensor's gradient has this method."""
+        return self.clone()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,8 +88,8 @@ class Gradient(torch.Tensor):
 class Placeholder(torch.Tensor):
     """An ``nn.Parameter`` (it passes isinstance) without values.
 
-    ``shape``, ``dtype``, ``requires_grad``, ``numel()`` and identity are those of the parameter and
-    stay the same for the life of the model, so that optimizers can hold it.
+    ``shape``, ``dtype``, ``requires_grad``, ``numel()`` and identity are those of the parameter.  They stay the same
+    for the life of the model, so optimizers can hold a placeholder.
     """
 
     @staticmethod
@@ -106,7 +106,7 @@ class Placeholder(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in GRAPHS:  # placeholders stand in no graph: as inputs= they would get no gradient
+        if func in GRAPHS:  # placeholders are in no graph: as inputs= they would get no gradient
             args, kwargs = tree_map_only(Placeholder, functools.partial(_in_graph, func), (args, kwargs))
         if func not in READS_MEMORY and all(issubclass(t, Placeholder) for t in types):
             try:
@@ -124,15 +124,15 @@ class Placeholder(torch.Tensor):
         if not written:
             read = _placeholders((args, kwargs))
             raise _Reads(f"{func}: parameter '{read[0].zerod_param.name if read else '?'}' is in zerod and not "
-                         "fetched here, and torch does not say so in time to fetch it: read it within 'with "
+                         "fetched here, and torch calls zerod too late to fetch it. Read it within 'with "
                          "zerod.torch.full_params(module)', or name the method that uses it, "
                          "zerod.torch.register_forward_method(model, 'method')")
         raise NotFetched(f"{func}: parameter '{written[0].zerod_param.name}' is in zerod and cannot be written here: "
                          "change it within 'with zerod.torch.full_params(module, write=True)'")
 
     def full_tensor(self) -> torch.Tensor:
-        """All values, in the parameter's dtype and on the model's device, as DTensor's method of this name; any rank
-        may call it alone."""
+        """Returns all values, in the parameter's dtype and on the model's device, like DTensor's method of this name.
+        Any rank may call it alone."""
         param = self.zerod_param
         return param.sharded.read(param, "serve").view(param.shape).to(param.sharded.place.device)
 
@@ -158,12 +158,12 @@ class Placeholder(torch.Tensor):
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        """As detach(): can be read, and not be written."""
+        """Returns detach(), which can be read and not be written."""
         return self.detach()
 
     @data.setter
     def data(self, value: Any) -> None:
-        if value is not self:  # module.cpu() and the like, without effect
+        if value is not self:  # module.cpu() and the like set it without a change
             raise self._no_data(value.dtype)
 
     def share_memory_(self) -> Any:
@@ -171,7 +171,7 @@ class Placeholder(torch.Tensor):
         raise self._no_data()
 
     def register_hook(self, hook: Any) -> Any:
-        """Raises NotImplementedError: a placeholder takes no part in any backward pass."""
+        """Raises NotImplementedError: a placeholder is part of no backward pass."""
         raise NotImplementedError(f"parameter '{self.zerod_param.name}': a hook set after shard() "
                                   "would never run; set it before shard()")
 
@@ -195,14 +195,14 @@ class Placeholder(torch.Tensor):
 
 @functools.cache
 def _placeholder_class(kind: type) -> type:
-    """The placeholder class for a parameter class: param-group code uses isinstance()."""
+    """Returns the placeholder class for a parameter class, because param-group code uses isinstance()."""
     if kind is nn.Parameter:
         return Placeholder
     return types.new_class(kind.__name__, (Placeholder, kind))
 
 
 def placeholder_of(param: "ShardedParam", value: nn.Parameter) -> Placeholder:
-    """A placeholder with the class and the attributes of the parameter that it stands for."""
+    """Makes a placeholder with the class and the attributes of the parameter that it stands for."""
     self = Placeholder.__new__(_placeholder_class(param.kind), param)
     self.__dict__.update({**vars(value), **vars(self)})
     return self
@@ -216,7 +216,7 @@ def _detached(param: "ShardedParam") -> Placeholder:
 
 
 def _in_graph(func: Any, placeholder: Placeholder) -> torch.Tensor:
-    """The tensor that stands in the graph for a parameter, if forward has used it."""
+    """Returns the tensor that stands in the graph for a parameter, if forward has used it."""
     param = placeholder.zerod_param
     there = param.gathered if func is torch.autograd.backward else param.shown
     return placeholder if there is None or placeholder is not param.placeholder else there
@@ -228,16 +228,16 @@ def _placeholders(values: Any) -> list[Placeholder]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """The arguments that an operator writes."""
+    """Yields the arguments that an operator writes."""
     for position, a in enumerate(func._schema.arguments):  # pylint: disable=protected-access
         if a.alias_info is not None and a.alias_info.is_write:
             yield args[position] if position < len(args) else kwargs.get(a.name)
 
 
 def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
-    """The function's result on copies of the parameters; WrittenInPlace if it changes one.
+    """Returns the function's result on copies of the parameters.  WrittenInPlace if the function changes one.
 
-    Autograd saves the copies, so that the graph is valid however often the parameters come and go."""
+    Autograd saves the copies, so the graph is valid however often the parameters come and go."""
     copies: dict[Placeholder, torch.Tensor] = {}
 
     def copy_of(placeholder: Placeholder) -> torch.Tensor:
@@ -259,13 +259,14 @@ def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Copies:
-    """Copies of parameters that the user may still see views of, in any thread: changes of them would be lost."""
+    """Watches copies of parameters of which the user may still have views, in any thread.  A change of one would be
+    lost."""
 
     def __init__(self) -> None:
         self.watched: list[tuple[str, torch.Tensor]] = []
 
     def add(self, name: str, copy: torch.Tensor, result: Any) -> None:
-        """Watches a copy if the result has its memory; WrittenInPlace if it was changed already."""
+        """Watches a copy if the result has its memory.  WrittenInPlace if the copy was changed already."""
         self.check()
         copy = getattr(copy, "_local_tensor", copy)
         if copy._version:
@@ -282,7 +283,7 @@ class Copies:
                 return
 
     def check(self) -> None:
-        """WrittenInPlace if a copy was changed."""
+        """Raises WrittenInPlace if a copy was changed."""
         name = next((name for name, counter in self.watched if counter._version), None)
         if name is not None:
             self.watched.clear()

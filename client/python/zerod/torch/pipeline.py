@@ -1,8 +1,8 @@
 """Stages of a pipeline: each rank has the modules of its stage, and the service puts the layout together.
 
-Rules: a stage's modules have the names that they have in the whole model, so that state dicts and files do not
-depend on how the model is cut.  A group belongs to one stage.  Parameters that several stages share (tied
-weights) are a group of their own, which all these stages push.
+Rules: a stage's modules have their names of the whole model, so state dicts and files do not depend on the cut.  A
+group belongs to one stage.  Parameters that several stages share (tied weights) are a group of their own, which all
+these stages push.
 """
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TORCH_DTYPES = {name: dtype for dtype, name in (DTYPES | BYTES).items()}
 class Stage:
     """The stage that this rank has.
 
-    along: the mesh's dimension; number: of the stage; ranks: how many a stage has.  tied: the names of
-    each parameter that several stages share.
+    along: the mesh's dimension.  number: of the stage.  ranks: the number of ranks of a stage.  tied: the names of each
+    parameter that several stages share.
     """
 
     def __init__(self, mesh: "DeviceMesh | None", along: str, tied: Iterable[Iterable[str]]):
@@ -42,11 +42,11 @@ class Stage:
 
     @property
     def suffix(self) -> str:
-        """Of the names of the stage's groups."""
+        """The suffix of the names of the stage's groups."""
         return f"@{self.along}{self.number}"
 
     def tie(self, params: Iterable["PlannedParam"]) -> None:
-        """Finds the parameters that other stages have too."""
+        """Marks the parameters that other stages have, too."""
         for p in params:
             for names in self.tied:
                 if set(names) & set(p.names):
@@ -55,7 +55,8 @@ class Stage:
 
 
 class ParamElsewhere:
-    """A parameter that only other stages have: what files need of it.  As a ShardedParam, without values here."""
+    """A parameter that only other stages have.  It has the members of a ShardedParam that files need, and no values
+    here."""
 
     split = None
     trainable: bool
@@ -70,5 +71,5 @@ class ParamElsewhere:
 
 
 def params_elsewhere(layout: zerod.Layout, known: set[int]) -> list[ParamElsewhere]:
-    """The tensors of a layout that are not known here."""
+    """Returns the tensors of a layout that are not known here."""
     return [ParamElsewhere(layout, t) for t in range(layout.tensors) if t not in known]

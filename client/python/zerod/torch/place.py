@@ -1,20 +1,19 @@
-"""Where gathered parameters and gradients are: in host memory, or on a GPU.
+"""The places of gathered parameters and gradients: host memory, or a GPU.
 
-Both keep what autograd needs: a gathered parameter is made once, and its values are at the same
-place whenever its group is fetched, however often it was released.
+Both keep the promise that autograd needs: a gathered parameter is made once.  Its values are at the same place whenever
+its group is fetched, however often it was released.
 
-- :class:`Host`: libzero has a group at the same address each time, and trainers read the daemon's
-  window itself (private views).  The group is held while it is fetched.
-- :class:`Gpu`: a group has one storage of torch's own, which has memory only while the group is
-  fetched.  Each fetch fills it by one copy from the daemon's window, and releases the window right
-  behind that copy.
+- :class:`Host`: libzero maps a group at the same address each time, and trainers read the daemon's window itself
+  (private views).  The group is held while it is fetched.
+- :class:`Gpu`: a group has one storage of torch's own, which has memory only while the group is fetched.  Each fetch
+  fills it by one copy from the daemon's window, and releases the window right behind that copy.
 
 Rules of :class:`Gpu`
-- All work goes to the current stream; calls pass that stream to the service, which waits for it.
-- Parameters have version counters of their own: to fill their storage does not count as a change,
-  and a change in place shows as on the CPU.
-- A copy under way during an abort may read the window's next contents: after a copy every abort is
-  raised (:meth:`Attempt.copied`).
+- All work goes to the current stream.  Calls pass that stream to the service, which waits for it.
+- Parameters have version counters of their own.  Filling their storage does not count as a change, and a change in
+  place is seen as on the CPU.
+- A copy under way during an abort may read the window's next contents, so after a copy every abort is raised
+  (:meth:`Attempt.copied`).
 
 All use of CUDA is in :meth:`Gpu.tensor_at`, :meth:`Gpu.mark`, :meth:`Gpu.follow`, :meth:`Gpu.stream`,
 :meth:`Gpu.current_stream`, :meth:`Gpu.beside`, :meth:`Gpu.random_state` and
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def host_tensor_at(address: int, elements: int, dtype: torch.dtype, owner: object = None) -> torch.Tensor:
-    """A flat tensor over host memory that somebody else owns: the owner, as long as there is the tensor."""
+    """Returns a flat tensor over host memory that the owner keeps; the tensor keeps the owner."""
     if elements == 0:
         return torch.empty(0, dtype=dtype)
     memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
@@ -45,7 +44,7 @@ def host_tensor_at(address: int, elements: int, dtype: torch.dtype, owner: objec
 
 
 def trained_later() -> torch.inference_mode:
-    """Parameters can be trained even if they are first used for inference."""
+    """Leaves inference mode, so that parameters that are first used for inference can be trained."""
     return torch.inference_mode(False)
 
 
@@ -54,37 +53,37 @@ class Host:
 
     device = torch.device("cpu")
     holds = True  # a fetched group is held
-    stream = None  # work is done when a call is made
+    stream = None  # all work is done when a call is made
 
     def needs(self) -> dict[str, Any]:
-        """Arguments of Client.attach()."""
+        """Returns arguments of Client.attach()."""
         return {"private_views": True}
 
     def home(self, group: "Group") -> "View":
-        """The home of one group's values while it is fetched."""
+        """Makes the home of a group's values while the group is fetched."""
         return View(group)
 
     def tensor_at(self, address: int, elements: int, dtype: torch.dtype, owner: object = None) -> torch.Tensor:
-        """A flat tensor over memory at an address from libzero; keeps the owner."""
+        """Returns a flat tensor over memory at an address from libzero; the tensor keeps the owner."""
         return host_tensor_at(address, elements, dtype, owner)
 
     def mark(self) -> Any:
-        """A mark behind the work that is enqueued now."""
+        """Returns a mark behind the work that is enqueued now."""
         return None
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
-        """Orders work from now on, which uses the tensor, behind the marked work."""
+        """Orders all later work, which uses the tensor, behind the marked work."""
 
     def current_stream(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which another thread works where this one does now."""
+        """Returns a context in which another thread uses this thread's current stream."""
         return contextlib.nullcontext()
 
     def beside(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which copies run beside the work of this thread."""
+        """Returns a context in which copies run beside the work of this thread."""
         return contextlib.nullcontext()
 
     def random_state(self) -> torch.Tensor | None:
-        """The state of the device's own generator; None: it has none."""
+        """Returns the state of the device's own generator; None if it has none."""
         return None
 
     def restore_random_state(self, state: torch.Tensor) -> None:
@@ -99,7 +98,7 @@ class View:
         self.address: int | None = None  # from the first fetch on
 
     def fetch(self, attempt: "Attempt") -> None:
-        """Gives the parameters their values; blocks."""
+        """Gives the parameters their values.  Blocks."""
         address = attempt.fetch(self.group.index)
         if self.address is None:
             self.address = address
@@ -117,11 +116,11 @@ class View:
         attempt.release(self.group.index)
 
     def abandon(self, attempt: "Attempt") -> None:
-        """release() while another error is being raised; the group may not be fetched."""
+        """Calls release() while another error is being raised, even if the group is not fetched."""
         attempt.release_quietly([self.group.index])
 
     def forget(self) -> None:
-        """release() after the service has ended the fetch itself."""
+        """Does release()'s local part, after the service has ended the fetch itself."""
 
 
 class Gpu:
@@ -135,15 +134,15 @@ class Gpu:
         self._beside: torch.cuda.Stream | None = None  # made when it is first needed
 
     def needs(self) -> dict[str, Any]:
-        """Arguments of Client.attach()."""
+        """Returns arguments of Client.attach()."""
         return {"device": str(self.device)}
 
     def home(self, group: "Group") -> "Storage":
-        """The home of one group's values while it is fetched."""
+        """Makes the home of a group's values while the group is fetched."""
         return Storage(self, group)
 
     def tensor_at(self, address: int, elements: int, dtype: torch.dtype, owner: object = None) -> torch.Tensor:
-        """A flat tensor over memory at an address from libzero; keeps the owner."""
+        """Returns a flat tensor over memory at an address from libzero; the tensor keeps the owner."""
         if elements == 0:
             return torch.empty(0, dtype=dtype, device=self.device)
         memory = _DeviceMemory(address, elements * dtype.itemsize, owner)
@@ -155,11 +154,11 @@ class Gpu:
         return self._raw_stream()
 
     def mark(self) -> Any:
-        """A mark behind the work that is enqueued now."""
+        """Returns a mark behind the work that is enqueued now."""
         return torch.cuda.current_stream(self.device)
 
     def follow(self, mark: Any, tensor: torch.Tensor) -> None:
-        """Orders work from now on, which uses the tensor, behind the marked work."""
+        """Orders all later work, which uses the tensor, behind the marked work."""
         if mark.cuda_stream != self._raw_stream():
             current = torch.cuda.current_stream(self.device)
             current.wait_stream(mark)
@@ -167,16 +166,16 @@ class Gpu:
                 tensor.record_stream(current)
 
     def current_stream(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which another thread works where this one does now."""
+        """Returns a context in which another thread uses this thread's current stream."""
         return torch.cuda.stream(torch.cuda.current_stream(self.device))
 
     def beside(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which copies run beside the work of this thread."""
+        """Returns a context in which copies run beside the work of this thread."""
         self._beside = self._beside or torch.cuda.Stream(self.device)
         return torch.cuda.stream(self._beside)
 
     def random_state(self) -> torch.Tensor | None:
-        """The state of the device's own generator."""
+        """Returns the state of the device's own generator."""
         return torch.cuda.get_rng_state(self.device)
 
     def restore_random_state(self, state: torch.Tensor) -> None:
@@ -185,7 +184,8 @@ class Gpu:
 
 
 class _DeviceMemory:
-    """Bytes on a GPU, for torch.as_tensor(), whose tensor keeps this; bf16 has no code in this protocol, bytes have."""
+    """Bytes on a GPU, for torch.as_tensor(), whose tensor keeps this object.  The protocol has a code for bytes, not
+    for bf16."""
 
     def __init__(self, address: int, size: int, owner: object):
         self.owner = owner
@@ -194,8 +194,8 @@ class _DeviceMemory:
 
 
 class Storage:
-    """A group's storage; flat: a tensor over all of it, which nobody else has.  sources: tensors over the daemon's windows,
-    by address: to make one takes as long as the copy of a small group."""
+    """A group's storage.  flat: a tensor over all of it, which no other code has.  sources: tensors over the daemon's
+    windows, by address, because making one takes as long as the copy of a small group."""
 
     def __init__(self, place: Gpu, group: "Group"):
         self.place, self.group = place, group
@@ -203,11 +203,11 @@ class Storage:
         self.sources: dict[int, torch.Tensor] = {}
 
     def fetch(self, attempt: "Attempt") -> None:
-        """Gives the parameters their values; blocks until the service has them."""
+        """Gives the parameters their values.  Blocks until the service has them."""
         address = attempt.fetch(self.group.index)
         try:
             self._fill(address)
-        except BaseException:  # out of memory, say
+        except BaseException:  # out of memory, for example
             attempt.release_quietly([self.group.index], self.place.stream)
             raise
         attempt.copied()
@@ -236,17 +236,17 @@ class Storage:
         self.forget()
 
     def abandon(self, attempt: "Attempt") -> None:
-        """release() while another error is being raised; the group may not be fetched."""
+        """Calls release() while another error is being raised, even if the group is not fetched."""
         self.release(attempt)
 
     def forget(self) -> None:
-        """release() after the service has ended the fetch itself."""
+        """Does release()'s local part, after the service has ended the fetch itself."""
         if self.flat is not None:
             self.flat.untyped_storage().resize_(0)
 
 
 def _part(flat: torch.Tensor, offset: int, shape: torch.Size) -> torch.Tensor:
-    """A tensor in the same storage with a version counter of its own; a view has none."""
+    """Returns a tensor in the same storage with a version counter of its own; a view would share it."""
     strides = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=flat.dtype, device=flat.device).set_(flat.untyped_storage(), offset,
                                                                      shape, strides)
@@ -254,7 +254,7 @@ def _part(flat: torch.Tensor, offset: int, shape: torch.Size) -> torch.Tensor:
 
 def place_of(device: torch.device | str | int | None,
              values: Iterable[torch.Tensor]) -> "Host | Gpu":
-    """The place that `device` names; None: the place of the values, host memory if on meta."""
+    """Returns the place that `device` names.  None: the place of the values, or host memory if they are on meta."""
     if device is None:
         there = {v.device for v in values if v.device.type != "meta"}
         if len(there) > 1:

@@ -1,10 +1,10 @@
-"""Which parameters of a model make which group.
+"""Divides the parameters of a model into units and groups.
 
-A *unit* is a module whose parameters are fetched and released together; the model itself is the
-last unit and has what no other unit has, also tied parameters that several units share.  Parameters of
-one unit that differ in dtype, or in whether they are trained, are different *groups* of the layout.
+A *unit* is a module whose parameters are fetched and released together.  The model itself is the last unit.  It has the
+parameters that no other unit has, and tied parameters that several units share.  Parameters of one unit that differ in
+dtype are different *groups* of the layout, and so are trained and frozen ones.
 
-Pure: looks at the model and changes nothing.
+Rule: the module looks at the model and changes nothing.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .split import Split, is_dtensor
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 BYTES = {torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "fp8-e4m3", torch.float8_e5m2: "fp8-e5m2",
          torch.bool: "bool"}  # of frozen parameters, which the service keeps as they are
-WORD = 4  # bytes: an element of theirs in the layout
-UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention uses its weights without calling it
-LARGE = 1 << 22  # elements from which a layer outside of any block is a unit of its own
+WORD = 4  # bytes of an element of such a parameter in the layout
+UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention uses such a layer's weights without a call
+LARGE = 1 << 22  # least elements of a layer outside of blocks that is a unit of its own
 
-#: What ``groups`` of :func:`zerod.torch.shard` may be.
+#: The types of ``groups`` of :func:`zerod.torch.shard`.
 Groups = Callable[[str, nn.Module], bool] | Iterable[type | str] | None
 
 
@@ -34,7 +34,7 @@ class PlannedParam:
     names: list[str]
     places: list[tuple[nn.Module, str]]  # module and attribute
     split: Split | None = None
-    tied: str = ""  # its name in all stages of a pipeline that have it; "": in one
+    tied: str = ""  # its name in all stages of a pipeline that have it; "": one stage has it
 
     @property
     def name(self) -> str:
@@ -49,7 +49,8 @@ class PlannedUnit:
     params: list[PlannedParam] = field(default_factory=list)
 
     def groups(self) -> list[list[PlannedParam]]:
-        """Parameters of one dtype, trained or frozen, divided over one dimension of the mesh, of one set of stages."""
+        """Returns groups of parameters that agree in dtype, trained or frozen, dimension of the mesh, and set of
+        stages."""
         found: dict[tuple[torch.dtype, bool, str | None, str], list[PlannedParam]] = {}
         for p in self.params:
             found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along, p.tied), []).append(p)
@@ -57,16 +58,16 @@ class PlannedUnit:
 
 
 def clean(name: str) -> str:
-    """A name without the parts that torch.compile and checkpoint wrappers add."""
+    """Returns a name without the parts that torch.compile and checkpoint wrappers add."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def find_params(model: nn.Module, apart: Container[nn.Parameter] = ()) -> list[PlannedParam]:
-    """All parameters but those apart, in the order of ``named_parameters()``, each with all its places."""
+    """Returns all parameters but those in `apart`, in the order of ``named_parameters()``, each with all its places."""
     found: dict[int, PlannedParam] = {}
     for prefix, module in model.named_modules(remove_duplicate=True):
         if isinstance(module, torch.jit.ScriptModule) and next(module.parameters(), None) is not None:
-            raise TypeError(f"module '{clean(prefix)}' is a {type(module).__name__}, whose parameters nothing can fetch for it: shard the "
+            raise TypeError(f"module '{clean(prefix)}' is a {type(module).__name__}, for which zerod cannot fetch parameters: shard the "
                             "module that torch.jit.script() or trace() was given, and compile it by torch.compile()")
         for attribute, value in module._parameters.items():  # pylint: disable=protected-access
             if value is None or value in apart:
@@ -82,9 +83,9 @@ def find_params(model: nn.Module, apart: Container[nn.Parameter] = ()) -> list[P
 
 
 def _computes_otherwise(value: nn.Parameter) -> bool:
-    """Whether operations on tensors of this class do more than use their values.
+    """Returns True if operations on tensors of this class do more than use their values.
 
-    Functions of a class of bytes, as those of bitsandbytes' Params4bit, work on what it was given back."""
+    Functions of a class of bytes, such as bitsandbytes' Params4bit, work on the bytes that the service gives back."""
     kind = type(value)
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     return ((value.dtype not in BYTES and function not in (torch.Tensor.__torch_function__.__func__,
@@ -93,7 +94,7 @@ def _computes_otherwise(value: nn.Parameter) -> bool:
 
 
 def check_param(p: PlannedParam) -> None:
-    """Raises TypeError or ValueError for what zerod cannot hold."""
+    """Raises TypeError or ValueError for a parameter that zerod cannot hold."""
     other = getattr(p.value, "zerod_param", None)
     if other is not None:
         raise ValueError(f"parameter '{p.name}' is in job '{other.sharded.client.job}' already, as '{other.name}' of another model: "
@@ -120,7 +121,7 @@ def check_param(p: PlannedParam) -> None:
 
 
 def check_memory(params: Iterable[PlannedParam]) -> None:
-    """ValueError for two parameters over one memory: the service would train them apart."""
+    """Raises ValueError for two parameters over one memory: the service would train them apart."""
     seen: dict[int, PlannedParam] = {}
     for p in params:
         address = 0 if is_dtensor(p.value) or p.value.is_meta or not p.value.numel() else p.value.data_ptr()
@@ -131,7 +132,7 @@ def check_memory(params: Iterable[PlannedParam]) -> None:
 
 
 def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Blocks: the children of the outermost lists of two or more modules of one class."""
+    """Returns the blocks: the children of the outermost lists of two or more modules of one class."""
     blocks: list[tuple[str, nn.Module]] = []
 
     def visit(name: str, module: nn.Module) -> None:
@@ -151,13 +152,13 @@ def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _callable(module: nn.Module) -> bool:
-    """Whether it has a forward of its own: lists of modules have none."""
+    """Returns True if the module has a forward of its own, which lists of modules have not."""
     return not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList,
                                    nn.ParameterDict))
 
 
 def _large_leaves(model: nn.Module, taken: set[int]) -> list[tuple[str, nn.Module]]:
-    """Embeddings and linear layers outside of blocks that are large enough for a unit of their own."""
+    """Returns embeddings and linear layers outside of blocks that are large enough for a unit of their own."""
     uses: dict[int, int] = {}
     for module in model.modules():
         for p in module._parameters.values():  # pylint: disable=protected-access
@@ -197,7 +198,7 @@ def _chosen(model: nn.Module, groups: Groups) -> list[tuple[str, nn.Module]]:
 
 def find_units(model: nn.Module, groups: Groups = None,
                marked: Iterable[nn.Module] = (), apart: Container[nn.Parameter] = ()) -> list[PlannedUnit]:
-    """The units of a model: blocks in the order of the module tree, the model itself last.
+    """Returns the units of a model: blocks in the order of the module tree, the model itself last.
 
     Each parameter is in exactly one unit: the innermost that holds all its places.  apart: parameters in no unit.
     """
@@ -216,7 +217,7 @@ def find_units(model: nn.Module, groups: Groups = None,
 
     def visit(module: nn.Module, around: PlannedUnit) -> None:
         around = unit_of.get(id(module), around)
-        if id(module) in inner:  # a module that stands in two places is in neither's unit
+        if id(module) in inner:  # a module in two places belongs to the unit of neither
             around = units[-1] if inner[id(module)] is not around else around
         inner[id(module)] = around
         for child in module.children():
