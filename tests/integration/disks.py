@@ -14,6 +14,7 @@ from checkpointing import LAYOUT, Place, end, partial, planes, train, whole  # n
 from cluster import REPLY_S, SETS, SLOW, WAIT, Cluster, Tools, ask_to_end, end_process, ended_cleanly, finish_all, spawn, until  # noqa: E402
 from fake_gpu import plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
+from moments import can_vote  # noqa: E402
 
 NOBODY = 65534
 
@@ -238,6 +239,19 @@ def change_of_owners_is_refused_for_a_disk_of_votes():
         _, text = change.communicate(timeout=REPLY_S)
         assert change.returncode == 0, text
         c.wait_up()
+
+
+@case
+def change_of_owners_names_the_node_that_writes_no_vote():
+    with Disk() as disk, Cluster(2, start=False, per_node={1: {"membership_dir": disk.path}}) as c:
+        c[1].wrapper = disk.wrapper()
+        c.start()
+        can_vote(c)
+        disk.block()
+        r = c[0].ctl_run("--timeout", "3", "remove-node", "n1")
+        assert r.returncode != 0, r.stdout
+        assert "waiting for node n1: to write a vote to membership_dir" in r.stderr, r.stderr
+        disk.answer()
 
 
 # ---- nobody else waits -------------------------------------------------------------------------------

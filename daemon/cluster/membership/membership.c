@@ -77,16 +77,28 @@ static node_set reachable(const struct engine *x)
         return x->linked | node_set_of(x->cluster->self);
 }
 
+/* Nodes of which no vote has come; this one while it writes its own. */
+static node_set still_to_vote(const struct membership *v, node_set dead)
+{
+        if (v->writing || v->r.phase == PAXOS_IDLE)
+                return node_set_of(v->x->cluster->self);
+        return paxos_voters(&v->r, dead) & ~v->r.votes;
+}
+
 void membership_describe(const struct engine *x, node_set dead, struct wait_line *ret)
 {
         node_set away = paxos_voters(&x->membership->r, dead) & ~reachable(x);
+        node_set who = node_set_any(away) ? away : still_to_vote(x->membership, dead);
         uint32_t n = node_set_count(reachable(x) & ~dead), at = 0;
 
-        snprintf(ret->who, sizeof ret->who, "the other nodes' votes");
         for (uint32_t i = 0; i < x->cluster->n_nodes && at < sizeof ret->who; i++)
-                if (node_set_has(away, i))
+                if (node_set_has(who, i))
                         at += (uint32_t)snprintf(ret->who + at, sizeof ret->who - at, "%s%s",
                                                  at ? ", " : "node ", node_name(x, i));
+        if (!node_set_any(away)) {
+                snprintf(ret->what, sizeof ret->what, "to write a vote to membership_dir");
+                return;
+        }
         snprintf(ret->what, sizeof ret->what,
                  "%u of %u nodes can vote, %u must: start them, or see takeover in zeroctl(1)%s", n,
                  x->cluster->n_nodes, paxos_quorum(x->cluster->n_nodes, dead),
