@@ -3,18 +3,19 @@
  *
  * A slot counts if its checksum is right and its attempt is the record's decided_attempt.
  * state_blob_stage() writes to a slot that does not count.  So a process killed at any instruction
- * has, for every rank, the blob of the attempt that the record calls the last decided one, and
- * never that of an earlier attempt or of one that came to nothing.  For the same reason every
- * rank's blob is staged in every attempt, even if it is the same as before.  The first blob creates
- * the file; a job that keeps nothing has none.
+ * has every rank's blob of the last decided attempt by the record.  It never has a blob of an
+ * earlier attempt, or of one that came to nothing.
  *
- * Rule: without the right checksum, which is keyed with the state's id, a slot holds nothing. That
- * goes for a torn or damaged slot and for one of another rank, of another attempt or of an earlier
- * job with the same name.  A longer file has more slots, a shorter one fewer.
+ * For the same reason every rank's blob is staged in every attempt, even if it is the same as
+ * before.  The first blob creates the file; a job that keeps nothing has none.
  *
- * A slot that counts is never written to, because it has the attempt that was decided last and a
- * staged blob belongs to a later one.  One instruction makes the next decision's record the newest:
- * there the slot stops counting and the rank's other slot starts to.
+ * Rule: a slot without the right checksum, which is keyed with the state's id, holds nothing.  Such
+ * a slot is torn or damaged, or belongs to another rank, another attempt or an earlier job with the
+ * same name.  A longer file has more slots, a shorter one fewer.
+ *
+ * A slot that counts is never written to: it has the last decided attempt, and a staged blob
+ * belongs to a later one.  One instruction makes the next decision's record the newest: there the
+ * slot stops counting and the rank's other slot starts to.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * Makes a new state.
  *
  * The file has a temporary name until it is complete, so store_each() never names half a file.
- * Space is reserved before it is touched: no write to the file or to the serve plane can end in
+ * Space is reserved before it is touched.  So no write to the file or to the serve plane can end in
  * SIGBUS because memory ran out later.
  */
 #include <assert.h>

@@ -28,8 +28,8 @@ int store_take(struct store *store, uint64_t bytes, uint64_t elsewhere, const ch
 void store_take_up(struct store *store, uint64_t bytes);
 void store_give(struct store *store, uint64_t bytes);
 /*
- * The name of a state's file, from job, copy and epoch of its identity and from the owner: safe and
- * short whatever the job is called.
+ * The name of a state's file, from the owner and from job, copy and epoch of the identity.  It is
+ * safe and short whatever the job is called.
  */
 void store_file_name(const struct state_identity *id, uint32_t owner,
                      char ret[static STORE_FILE_NAME]);

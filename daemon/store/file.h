@@ -17,13 +17,13 @@
  *   grad              float [plan->moment_elements]
  *   old values        float [plan->old_elements]
  *
- * While a state is on a GPU the file has a hole in place of the planes, and only the first chunk of
- * a shard has a version (state_chunks()).  Closing the state writes the others.
+ * While a state is on a GPU the file has a hole in place of the planes.  Only the first chunk of a
+ * shard then has a version (state_chunks()).  Closing the state writes the others.
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are in the machine's byte order,
  * because a file never leaves its machine.  Only the file's name has the epoch (store.c).
  *
- * Opening a file finds every flipped bit outside the planes and the slots' values: header, layout
+ * Opening a file finds every flipped bit outside the planes and the slots' values.  Header, layout
  * and record copies have hashes, and a word is a number with its check value (seal.h).  Planes and
  * slots' values have none: hashing them would cost more than the update itself, and memory that
  * corrects errors (ECC) does that job.
@@ -52,8 +52,8 @@ enum {
         FILE_PLANES = FILE_ALIGN - 8, /* byte offset of a word: where the planes are */
 };
 
-/* Where the planes are: in the file, or in GPU memory of the process whose store has that number.
- */
+/* The word of the planes (FILE_PLANES): PLANES_HERE, or the number of the store in whose process
+ * they lie on a GPU. */
 enum { PLANES_HERE = 0 };
 
 struct file_header {

@@ -1,8 +1,8 @@
 /*
  * First values of tensors: zeros, a constant, or normal numbers.
  *
- * Normal numbers are counter-based.  Elements 2k and 2k + 1 share a pair of uniform numbers, which
- * SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014) hashes from the seed and the index.  The
+ * Normal numbers are counter-based.  Elements 2k and 2k + 1 share a pair of uniform numbers, hashed
+ * from the seed and the index by SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).  The
  * Box-Muller transform gives one element the cosine and the other the sine.
  *
  * Logarithm, sine and cosine are computed here from +, * and / alone.  A mathematics library's

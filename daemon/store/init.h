@@ -2,8 +2,8 @@
  * The first values of tensors.  Pure; any thread.
  *
  * The bits of an element depend only on the tensor's init_seed and init_value and on the element's
- * index.  How the tensor is cut over owners makes no difference, and neither does the processor or
- * the mathematics library of the node that computes the element.
+ * index.  How the tensor is cut over owners makes no difference.  Neither does the processor or the
+ * mathematics library of the node that computes the element.
  */
 #pragma once
 

@@ -32,7 +32,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
 /* Writes serve from master for a shard (nothing to do for fp32 groups). */
 void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops);
-/* The same for one chunk of a shard in host memory. */
+/* As state_serve_group(), for one chunk of a shard in host memory. */
 void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
                        const struct device_ops *ops);
 

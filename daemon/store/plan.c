@@ -3,8 +3,8 @@
  *
  * plan_new() walks the layout twice: the first walk only counts, the second fills the tables.
  *
- * Invariants: the segments of a shard are contiguous and cover it; the chunks of a shard cover its
- * trainable segments once, in order; every offset and count of a segment is a multiple of
+ * Invariants: the segments of a shard are contiguous and cover it.  The chunks of a shard cover its
+ * trainable segments once, in order.  Every offset and count of a segment is a multiple of
  * LAYOUT_ALIGN elements.
  */
 #include "daemon/store/plan.h"

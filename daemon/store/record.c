@@ -5,8 +5,8 @@
  * that does not count, with the next sequence number and a checksum over all of it.  One store then
  * publishes that copy by marking it as counting, and another voids the old copy.  A process killed
  * before the first store leaves the old copy as the only one that counts.  A process killed between
- * the two stores leaves two whole copies that count: the higher sequence number wins, and the next
- * change begins by voiding the other copy.
+ * the two stores leaves two whole copies that count.  Then the higher sequence number wins, and the
+ * next change begins by voiding the other copy.
  *
  * So a copy that counts is never half-written.  If its checksum is wrong it is damaged, and the
  * file is refused: the other copy would be a decision or a step too old.  The contents of a copy

@@ -6,9 +6,9 @@
  *   check = the upper 24 bits of (number ^ place) * K, place from the table and the index
  *
  * Every flip of one bit is found.  For a bit of the check that is plain.  Bit i of the number
- * changes the product by 2^i K modulo 2^64; the upper 24 bits of the product can stay the same only
- * if those of 2^i K are all equal, and K has no 24 equal bits in a row.  Any other damage, such as
- * a page of zeros or a word from another place, passes with probability 2^-24.
+ * changes the product by 2^i K modulo 2^64.  The upper 24 bits of the product can stay the same
+ * only if those of 2^i K are all equal, and K has no 24 equal bits in a row.  Any other damage,
+ * such as a page of zeros or a word from another place, passes with probability 2^-24.
  */
 #pragma once
 

@@ -113,8 +113,8 @@ bool state_keeps_times(const struct state *state);
 int state_keep_times(struct state *state);
 /*
  * Ends the attempt, once every chunk is at version + 1 or if the step was skipped.  After a commit
- * tensor_step of every present tensor is one higher: exactly one, even if the process dies in this
- * call and a later process calls it again.
+ * tensor_step of every present tensor is one higher.  It is exactly one, even if the process dies
+ * in this call and a later process calls it again.
  */
 void state_finish(struct state *state);
 /* Makes the attempt void, gradients included, and opens the next one.  Not after the decision. */
@@ -156,8 +156,8 @@ uint32_t state_check_sets(const struct state *state, const struct hyper_set *set
  * decided one.
  */
 int state_blob_stage(struct state *state, uint32_t rank, uint64_t attempt, const void *p, size_t n);
-/* What the rank kept with the last decided attempt; *ret_bytes is 0 if it kept nothing.  Points
- * into the file, and is valid until the next state_blob_stage(). */
+/* Returns the blob that the rank kept with the last decided attempt; *ret_bytes is 0 if it kept
+ * none.  Points into the file, and is valid until the next state_blob_stage(). */
 const void *state_blob(const struct state *state, uint32_t rank, size_t *ret_bytes);
 /* A bound: no rank from this number on has kept anything. */
 uint32_t state_blob_ranks(const struct state *state);

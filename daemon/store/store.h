@@ -2,8 +2,8 @@
  * store.h - the states of jobs on this node.  A state holds all that determines the parameters, in
  * files that outlive the process.
  *
- * A state is one owner's part of a job: planes, chunk table, undo slots and record in a file
- * (state.h, map.h), and the serve plane in a sealed memfd that dies with the process.  A process
+ * A state is one owner's part of a job.  Planes, chunk table, undo slots and record are in a file
+ * (state.h, map.h); the serve plane is in a sealed memfd that dies with the process.  A process
  * killed at any instruction leaves each chunk restorable.
  *
  * A state may instead lie on a GPU.  Then its planes, serve included, are in the GPU's memory,

@@ -3,8 +3,8 @@
  * as words (seal.h).
  *
  * Rule: one store changes a word, so a killed process leaves it old or new.  All steps of an
- * attempt change together, and so do all presence marks: they are written to the side that does not
- * count, and the record that names that side makes them count (record.c).
+ * attempt change together, and so do all presence marks.  They are written to the side that does
+ * not count, and the record that names that side makes them count (record.c).
  *
  * The state keeps working copies of tensor steps and sets in its own memory.  A put writes to both.
  * Steps are read from the file once the record has named their side.

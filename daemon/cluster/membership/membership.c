@@ -77,7 +77,7 @@ static node_set reachable(const struct engine *x)
         return x->linked | node_set_of(x->cluster->self);
 }
 
-/* Nodes of which no vote has come; this one while it writes its own. */
+/* The nodes whose votes are missing.  While this node writes its own vote, that is this node. */
 static node_set still_to_vote(const struct membership *v, node_set dead)
 {
         if (v->writing || v->r.phase == PAXOS_IDLE)

@@ -50,9 +50,9 @@ static inline void undo_raise(const struct update_undo *undo, size_t n)
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-/* Adds a block's sum of squares; a sum that is not finite clears *finite instead.
- * (A square of a float is exact in double and 128 of them cannot overflow it, so only
- * a NaN or an infinity in the block, or a scale out of range, does that.) */
+/* Adds a block's sum of squares; a sum that is not finite clears *finite instead.  A square of a
+ * float is exact in double, and 128 of them cannot overflow it.  So only a NaN or an infinity in
+ * the block, or a scale out of range, makes the sum not finite. */
 static inline void norm_add_block(double sum, double scale, struct exact_sum *acc, bool *finite)
 {
         double value = sum * scale;

@@ -266,7 +266,7 @@ static void open_recover(struct coordinator *c)
 }
 
 /*
- * Drops what an opening left that did not come to its end: some nodes have parts of the job on
+ * Drops what an opening left that did not come to its end.  Some nodes have parts of the job on
  * which no rank has ever worked, and the others lack theirs.  The parts stay a while, in case a
  * rank comes for them.
  */
@@ -355,7 +355,7 @@ static node_set find_untold(const struct coordinator *c, enum opening_choice cho
  * such a node may hang.
  *
  * A node that is not linked is restarting or dead, so it gets less time.  It gets full time if
- * there are lists between the old one and the one in force (gap): another node that knew of such a
+ * there are lists between the old one and the one in force (gap).  Another node that knew of such a
  * list may have lost its memory.  For nodes that alone may have the newest state (untold), the job
  * waits without end.
  */

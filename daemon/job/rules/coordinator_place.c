@@ -61,9 +61,9 @@ static bool is_final(int status)
 }
 
 /*
- * True if the change can be taken back: the old list comes right before the list in force, and all
- * its nodes are up and have their states.  The change back is never taken back itself, because the
- * old list comes two epochs before it.
+ * True if the change can be taken back.  The old list must come right before the list in force, and
+ * all its nodes must be up and have their states.  The change back is never taken back itself,
+ * because the old list comes two epochs before it.
  */
 static bool may_go_back(const struct coordinator *c)
 {

@@ -9,7 +9,7 @@
 #include "proto/fault.h"
 #include "proto/zero.pb-c.h"
 
-/* What all ranks agree on (StepParams, checked). */
+/* The parameters on which all ranks agree (StepParams, checked). */
 struct step_params {
         uint32_t n_sets;
         struct hyper_set sets[ZERO_SET_MAX];

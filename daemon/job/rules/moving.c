@@ -109,8 +109,8 @@ int old_placements_hear(struct old_placement *old_placements, uint32_t node,
 
         if (of->n_owners < 1 || of->n_owners > NODE_SET_MAX || of->owner >= of->n_owners)
                 return fault_set(fault, ZERO_EPROTO,
-                                 "its state of an earlier owner list has an impossible number of "
-                                 "owners or owner");
+                                 "its state of an earlier owner list names an impossible owner or "
+                                 "number of owners");
         if (!f)
                 return fault_set(fault, ZERO_EBUSY,
                                  "it has states of too many earlier owner lists");

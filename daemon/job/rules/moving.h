@@ -17,7 +17,7 @@
  * A step needs all nodes of a placement.  So each node that held part of the placement has the
  * step's outcome, or has deleted it for a later one.  If any of them tells what it has, it is known
  * whether the placement was complete.  If all nodes of a list are silent, the last commit may exist
- * there and nowhere else: a job neither goes back past such a list nor is created anew after it.
+ * there and nowhere else.  A job neither goes back past such a list nor is created anew after it.
  *
  * Fresh states, on which nobody has ever worked, outweigh nothing.  Complete ones give way to
  * states that somebody has worked on.  Incomplete ones are left from an opening that did not come
@@ -40,7 +40,7 @@ struct state_place {
         uint32_t n_owners, owner, copy;
 };
 
-/* What a node does with a state that it has. */
+/* How a node uses a state that it has. */
 enum state_use state_use(const struct placement *p, uint32_t node, const struct state_place *s);
 /* True if a node deletes a state of `epoch` when it hears that the placement of epoch `whole` is
  * complete. */
@@ -53,7 +53,7 @@ bool state_ends(const struct placement *p, uint64_t whole, uint64_t epoch);
  */
 bool state_void(const struct placement *p, uint64_t stands, uint64_t epoch);
 
-/* What an old state does when it hears where the job stood. */
+/* What becomes of an old state when it hears where the job stood. */
 enum settling {
         SETTLE_STANDS,
         SETTLE_CARRY_OUT, /* the last decision, for which it has voted */

@@ -1,4 +1,4 @@
-/* What a node's replicas do when the coordinator tells them to. */
+/* Decides what a node's replicas do when the coordinator tells them to; see owner.h. */
 #include "daemon/job/rules/owner.h"
 
 #include <assert.h>

@@ -16,7 +16,7 @@ enum { OWNER_REPLICAS = PLACEMENT_COPIES * NODE_OWNERS_MAX };
 /* As enum attempt_phase of store/state.h. */
 enum owner_phase { OWNER_OPEN, OWNER_PREPARED, OWNER_DECIDED };
 
-/* What the rules read of struct state_record. */
+/* The fields of struct state_record that the rules read. */
 struct owner_record {
         uint64_t version, attempt; /* committed steps, before this attempt */
         enum owner_phase phase;
@@ -100,7 +100,7 @@ struct owner_actions {
 
 void owner_step(const struct owner *o, const struct owner_event *e, struct owner_actions *ret);
 
-/* What a record says of its replica. */
+/* Where a replica stands, by its record. */
 struct owner_stand {
         uint64_t version, attempt; /* including the decision; the next attempt to begin or end */
         bool done;                 /* the last decision was carried out */

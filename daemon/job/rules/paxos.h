@@ -17,7 +17,7 @@
  * event that gives PAXOS_WRITE, nothing is said before the record is on the disk.  A proposer asks
  * its own acceptor first, so its own disk has what others may have promised or accepted.
  *
- * A node without a record (at its first start, or after the loss of its disk) does not vote until
+ * A node has no record at its first start, or after the loss of its disk.  It does not vote until
  * it has heard from all others.  Then it has the record of the furthest of them.  Proposers ask
  * themselves first, so one of the others has whatever this node may have promised before.  That
  * holds for one lost disk at a time.
@@ -50,7 +50,7 @@ static inline uint32_t paxos_ballot_node(uint64_t ballot)
         return (uint32_t)(ballot & ((1u << PAXOS_NODE_BITS) - 1));
 }
 
-/* What must be durable. */
+/* The part that must be durable. */
 struct paxos_record {
         bool voter;              /* it has heard what it may have forgotten */
         struct placement chosen; /* the highest epoch known to be chosen */

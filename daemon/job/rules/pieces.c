@@ -1,4 +1,4 @@
-/* Which holder sends which elements; see pieces.h for the rule. */
+/* Chooses which holder sends which elements; see pieces.h for the rule. */
 #include "daemon/job/rules/pieces.h"
 
 #include <assert.h>

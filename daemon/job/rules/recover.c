@@ -28,7 +28,8 @@ int recover_one(const struct standing *s, const struct recovery *now, bool *ret_
 
         if (s->decided_attempt > now->decided_attempt)
                 return fault_set(fault, ZERO_ECONFLICT,
-                                 "its state knows a decision (attempt %llu) that the others do not",
+                                 "its state knows a decision (attempt %llu) that the others do not "
+                                 "know",
                                  (unsigned long long)s->decided_attempt);
         if (behind && s->prepared_attempt != now->decided_attempt)
                 return fault_set(fault, ZERO_ECONFLICT,

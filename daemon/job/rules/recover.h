@@ -6,12 +6,12 @@
  * lead to the same decision again.  An attempt in which a holder has not voted is void.
  *
  * One copy of each owner's shards is enough.  If the lost copy had not voted in the last attempt,
- * nothing was decided: it is as good to decide now what all others have voted for as to void it.
- * If it had voted, its vote equals the other copy's, because a step in which two copies differ is
+ * nothing was decided.  To decide now what all others have voted for is as good as to void it.  If
+ * it had voted, its vote equals the other copy's, because a step in which two copies differ is
  * refused.  So whichever copies are lost, a decision that was made is the outcome.
  *
  * An attempt that was refused because of a mirror may be decided after one of the two copies is
- * given up: then the other copy's vote is the only one.
+ * given up.  Then the other copy's vote is the only one.
  */
 #pragma once
 
@@ -33,7 +33,7 @@ struct standing {
         struct step_params params;
 };
 
-/* Where all holders have to arrive. */
+/* The point at which all holders have to arrive. */
 struct recovery {
         uint64_t version;         /* after the last decision */
         uint64_t decided_attempt; /* 0: none */

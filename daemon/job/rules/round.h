@@ -1,8 +1,8 @@
 /*
  * round.h - one zero_all_reduce() of a job: each rank gives a few numbers, and all get the same.
  *
- * The numbers are combined when the last rank has given its own, in the order of ranks, so the
- * result has the same bits whoever came last.  What a rank has given is final.
+ * When the last rank has given its numbers, they are combined in the order of ranks.  So the result
+ * has the same bits whoever came last.  What a rank has given is final.
  */
 #pragma once
 
@@ -12,7 +12,7 @@
 
 enum { ROUND_NAME = 63 }; /* bytes of a name */
 
-/* What a rank gives. */
+/* A rank's numbers for a round. */
 struct numbers {
         uint32_t number; /* of the round in the attempt, from 0 */
         const char *name;

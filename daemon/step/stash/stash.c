@@ -98,7 +98,7 @@ static int set_find(const struct job *job, uint32_t rank, const struct stash_nee
                         return fault_set(
                                 fault, ZERO_ECONFLICT,
                                 "ranks of one set declare the same stash: rank %u has %" PRIu64
-                                " bytes in entries of %" PRIu64 ", rank %u %" PRIu64
+                                " bytes in entries of %" PRIu64 ", and rank %u has %" PRIu64
                                 " bytes in entries of %" PRIu64,
                                 rank, needs->bytes, needs->entry_bytes, first_admitted(s), s->bytes,
                                 s->entry_bytes);
@@ -106,7 +106,8 @@ static int set_find(const struct job *job, uint32_t rank, const struct stash_nee
                         return fault_set(
                                 fault, ZERO_ECONFLICT,
                                 "ranks of one set on one node keep their stash in one place: rank "
-                                "%u names %s, rank %u %s; ranks on several GPUs may name the host",
+                                "%u names %s, and rank %u names %s; ranks on several GPUs may name "
+                                "the host",
                                 rank, place_name(needs->place).text, first_admitted(s),
                                 place_name(s->place).text);
                 *ret = s;

@@ -72,5 +72,5 @@ bool turn_waits(const struct turn *turn)
 void turn_describe(struct wait_line *ret)
 {
         snprintf(ret->who, sizeof ret->who, "this user's other reads and writes");
-        snprintf(ret->what, sizeof ret->what, "of which %d are in progress at once", TURNS);
+        snprintf(ret->what, sizeof ret->what, "at most %d are in progress at once", TURNS);
 }

@@ -3,10 +3,10 @@
  * the daemon itself links no CUDA library.
  *
  * gpu_ops() computes on memory of either kind.  If an argument is on a GPU, the GPU computes on a
- * stream of the calling thread, which then waits for it; otherwise the host computes.  If some
- * operands are in host memory and others on a GPU, they pass through pinned buffers in chunks: one
- * chunk is copied while the last one is computed.  If operands are on several GPUs, the GPU of the
- * first computes, and the others are copied to it.
+ * stream of the calling thread, which then waits; otherwise the host computes.  If only some
+ * operands are on a GPU, those in host memory pass through pinned buffers in chunks: one chunk is
+ * copied while the last one is computed.  If operands are on several GPUs, the GPU of the first
+ * computes, and the others are copied to it.
  *
  * A fault of the GPU itself (not a lack of its memory) ends the process with a message.  What is
  * lost is restored as after any crash.

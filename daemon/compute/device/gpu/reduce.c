@@ -163,7 +163,7 @@ static void add_many(const struct reduce_piece *p, enum zero_dtype wire, enum ze
 
 /* ---- pieces ------------------------------------------------------------------------ */
 
-/* Whether one GPU has all of the piece and can compute it at once. */
+/* True if one GPU has all of the piece and can compute it at once. */
 static bool together(const struct reduce_piece *p, int gpu)
 {
         if (gpu != GPU_NONE && p->k > ZERO_CUDA_SUM_MAX)

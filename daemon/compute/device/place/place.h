@@ -71,8 +71,8 @@ void transit_free(void *buffer);
 
 /*
  * Opens a rank's events, at most ZERO_GPU_EVENTS (else ZERO_EINVAL).  *ret is NULL if the driver
- * does not open them in this process: they belong to another user, were made with another /dev/shm,
- * or are no events at all.
+ * does not open them in this process.  They may belong to another user, be made with another
+ * /dev/shm, or be no events at all.
  */
 struct place_events;
 int place_events_open(uint32_t place, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,

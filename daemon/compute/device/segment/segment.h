@@ -1,7 +1,7 @@
 /*
- * Memory that is passed to other processes: anonymous files (memfd) of mode 0600, mapped writable
- * here and sealed against every change of size; or an allocation on a GPU.  No process inherits the
- * descriptor: it is passed over a socket only.
+ * Memory that is passed to other processes.  In host memory it is an anonymous file (memfd) of mode
+ * 0600, mapped writable here and sealed against every change of size.  On a GPU it is an
+ * allocation.  No process inherits the descriptor: it is passed over a socket only.
  */
 #pragma once
 
