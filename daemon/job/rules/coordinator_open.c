@@ -309,7 +309,7 @@ static void open_create(struct coordinator *c)
                         if (is_holder(c, n) && c->lacks[n])
                                 open_send(c, n, true);
                         else if (c->nodes[n] == NODE_KNOWN && !c->lacks[n])
-                                c->created[n] = c->fresh[n]; /* by an earlier opening */
+                                c->created[n] = c->fresh[n]; /* an earlier opening made it */
         }
 }
 

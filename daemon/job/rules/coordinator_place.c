@@ -139,7 +139,8 @@ static uint32_t twin_of(const struct placement *p, uint32_t holder)
         return holder_of(p, holder_owner(p, holder), 1 - holder_copy(p, holder));
 }
 
-/* Puts count anew after a move: both copies are filled with the same number. */
+/* Names the sources of a holder's fill.  After a move puts count anew: both copies are filled with
+ * the same fingerprint. */
 void coordinator_sources(const struct coordinator *c, uint32_t holder,
                          struct coordinator_sources *ret)
 {

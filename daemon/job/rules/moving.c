@@ -281,7 +281,8 @@ static bool is_fresh(const struct standing *const *standings, const struct place
         return true;
 }
 
-/* The newest complete one on which somebody has worked, or else the newest complete one. */
+/* The newest complete old placement on which somebody has worked, or else the newest complete one.
+ */
 static struct old_placement *old_placement_complete(struct old_placement *old_placements)
 {
         struct old_placement *f = NULL, *fresh = NULL;

@@ -141,7 +141,7 @@ static uint32_t decided(struct paxos *r)
         return actions | ask(r, PAXOS_STATE, 0);
 }
 
-/* Enough nodes have promised. */
+/* Begins to collect acceptances: enough nodes have promised. */
 static uint32_t accept_collect(struct paxos *r)
 {
         if (r->record.promised > r->ballot)
