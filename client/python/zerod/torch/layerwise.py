@@ -1,20 +1,19 @@
 """Layer by layer: each block runs all micro-batches of a step while it is fetched.
 
-L2L (Pudipeddi et al., arXiv 2002.05645): weights move twice through a trainer in a step, however many
-micro-batches the step has; plain accumulation moves them twice for each.  Of each micro-batch only the
-inputs of blocks are kept; a block computes its forward again when its backward begins.
+L2L (Pudipeddi et al., arXiv 2002.05645): weights move twice through a trainer in a step, however many micro-batches the
+step has.  Plain accumulation moves them twice for each micro-batch.  A micro-batch keeps only the inputs of blocks, and
+a block computes its forward again when its backward begins.
 
-How it runs a model that knows nothing of it: each micro-batch has a thread for its forward pass, and one
-thread runs at a time.  A thread that calls a block waits until all micro-batches call it.  Then the block
-is fetched, each thread runs the block in turn, without autograd, and goes on to the next block.  The
-output is cut from autograd's graph (_Cut).  The backward pass takes the blocks in the opposite order, in
-the caller's thread: a block computes its outputs again, with autograd, and their gradients go back to the
-cuts before it.
+The model needs no change: each micro-batch has a thread for its forward pass, and one thread runs at a time.  A thread
+that calls a block waits until all micro-batches call it.  Then the block is fetched, and each thread in turn runs it,
+without autograd, and goes on to the next block.  The output is cut from autograd's graph (_Cut).  The backward pass
+takes the blocks in the opposite order, in the caller's thread.  A block computes its outputs again, with autograd, and
+their gradients go back to the cuts before it.
 
-Rules: what is outside of blocks runs in the threads as it stands, and keeps its graph.  A module outside of
-blocks stays fetched while all threads pass it, if the window has room for it.  A block's gradients add up
-here, and are pushed once, when its last backward is over; those of a module that is used behind the blocks alone,
-such as a large head, before the blocks begin theirs.
+Rules: code outside of blocks runs in the threads as it stands, and keeps its graph.  A module outside of blocks stays
+fetched while all threads pass it, if the window has room for it.  A block's gradients add up here, and are pushed once,
+when its last backward is over.  Gradients of a module that is used only behind the blocks, such as a large head, are
+pushed before the blocks begin their backward.
 """
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class _Stop(BaseException):
 
 
 class _Gradients:
-    """Gradients that come back to a cut, one for each tensor, as far as they have come."""
+    """The gradients that have come back to a cut so far, one for each tensor."""
 
     __slots__ = ("so_far",)
 
@@ -51,14 +50,14 @@ class _Gradients:
         self.so_far: list[torch.Tensor | None] = [None] * n
 
     def add(self, at: int, gradient: torch.Tensor | None) -> None:
-        """Takes a gradient; those of several uses add up."""
+        """Takes a gradient.  Gradients of several uses add up."""
         if gradient is not None:
             have = self.so_far[at]
             self.so_far[at] = gradient if have is None else have + gradient
 
 
 class _Cut(torch.autograd.Function):  # pylint: disable=abstract-method
-    """Tensors without the graph behind them; keeps the gradients that come to them."""
+    """Cuts tensors from the graph behind them, and keeps the gradients that come to them."""
 
     @staticmethod
     def forward(ctx: Any, gradients: _Gradients, _anchor: torch.Tensor, *tensors: torch.Tensor) -> Any:  # pylint: disable=arguments-differ
@@ -73,11 +72,11 @@ class _Cut(torch.autograd.Function):  # pylint: disable=abstract-method
         return None, None, *(None for _ in gradients)
 
 
-_ANCHOR = torch.empty(0, requires_grad=True)  # has a cut's outputs require a gradient
+_ANCHOR = torch.empty(0, requires_grad=True)  # makes a cut's outputs require a gradient
 
 
 def _shared(new: Any, before: Any) -> Any:
-    """The equal one that is there already."""
+    """Returns the earlier object if it is equal, so that runs share it."""
     return before if new == before else new
 
 
@@ -87,7 +86,7 @@ def _cut(tensors: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], _Gradie
 
 
 def _autocasts(device: torch.device) -> list[Any]:
-    """Arguments of torch.autocast() that bring back the current state."""
+    """Returns arguments of torch.autocast() that bring back the current state."""
     return [{"device_type": kind, "enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind),
              "cache_enabled": torch.is_autocast_cache_enabled()} for kind in {"cpu", device.type}]
 
@@ -114,19 +113,20 @@ class _Random:
             self.place.restore_random_state(self.device)
 
     def unchanged(self) -> bool:
-        """Whether nothing was drawn since."""
+        """Returns True if no random number was drawn since."""
         now = _Random(self.place)
         return torch.equal(self.cpu, now.cpu) and (self.device is None or torch.equal(self.device, now.device))
 
 
 class _Run:
-    """One run of a block by one micro-batch, to be run again.
+    """One run of a block by one micro-batch, which backward repeats.
 
-    args: its arguments, flat; in the place of those that are in the stash, the entries.  edges: where the gradients
-    of those go on: into a cut, or an edge of autograd's graph.  outputs: which of its outputs have a gradient.
+    args: its arguments, flat, with entries in the place of arguments that are in the stash.  edges: of each such
+    argument the cut, or the edge of autograd's graph, that its gradient goes to.  outputs: the indices of outputs with
+    a gradient.
 
-    There is one for each block and micro-batch until its backward, so that it is small: what it has in common with the
-    run before, it shares, and a node of the graph lives on only where the graph goes on.
+    One exists for each block and micro-batch until its backward, so it is small.  It shares equal members with the run
+    before, and a node of the graph lives on only where the graph goes on.
     """
 
     __slots__ = ("unit", "random", "autocasts", "args", "shape", "versions", "edges", "outputs", "gradients")
@@ -142,7 +142,7 @@ class _Run:
         self.gradients = _Gradients(0)
 
     def forward(self, args: Any, kwargs: Any) -> Any:
-        """The first time: without autograd; the outputs are cut."""
+        """Runs the block for the first time, without autograd, and cuts the outputs."""
         self.args, shape = pytree.tree_flatten((args, kwargs))
         self.shape = _shared(shape, self.shape)
         tensors = list(tensors_in(self.args))
@@ -167,7 +167,7 @@ class _Run:
         return pytree.tree_unflatten(flat, shape)
 
     def _stash(self) -> None:
-        """Moves the arguments that a block before has made to the stash, if the model has one."""
+        """Moves the arguments that an earlier block has made to the stash, if the model has one."""
         activations = self.unit.sharded.activations
         if activations.declared is None:
             return
@@ -189,8 +189,8 @@ class _Run:
 
     def _check_unchanged(self, before: list[int], tensors: Iterable[torch.Tensor]) -> None:
         if before != self._versions(tensors):
-            raise RuntimeError(f"an input of block '{self.unit.name}' was changed in place after the block had read it: "
-                               "the block cannot run again for its backward; change a copy")
+            raise RuntimeError(f"an input of block '{self.unit.name}' was changed in place after the block had read it. "
+                               "So the block cannot run again for its backward: change a copy")
 
     def _check_no_parameter(self, outputs: list[Any]) -> None:
         if any(isinstance(t, torch.Tensor) and self.unit.has_memory_of(t) for t in outputs):
@@ -198,7 +198,7 @@ class _Run:
                                "copy, for the block gives its parameters back")
 
     def backward(self) -> None:
-        """Runs the block again, with autograd, and goes back from its outputs to the cuts before."""
+        """Runs the block again, with autograd, and goes back from its outputs to the earlier cuts."""
         if not any(g is not None for g in self.gradients.so_far):
             return
         self._check_unchanged(self.versions, tensors_in(self.args))
@@ -228,15 +228,15 @@ class _Run:
 
     @staticmethod
     def _go_back(pairs: Iterable[tuple[Any, torch.Tensor | None]]) -> None:
-        """From tensors, or edges of the graph, with their gradients.  What is between blocks may be passed again: by
-        another block, or another output."""
+        """Goes back from tensors, or edges of the graph, with their gradients.  Keeps the graph: another block or
+        output may pass the nodes between blocks again."""
         found = [(at, gradient) for at, gradient in pairs if gradient is not None]
         if found:
             torch.autograd.backward(*map(list, zip(*found)), retain_graph=True)
 
 
 class _MicroBatch:
-    """The forward pass of one micro-batch, in a thread that runs when it is told to."""
+    """The forward pass of one micro-batch, in a thread that runs only within advance()."""
 
     def __init__(self, number: int, function: Callable[[], torch.Tensor], random: _Random):
         self.number, self.random = number, random
@@ -264,7 +264,7 @@ class _MicroBatch:
         self._back.release()
 
     def advance(self) -> None:
-        """Runs it up to its next block, or to its end; raises what it raises."""
+        """Runs the thread up to its next block, or to its end.  Raises its exception."""
         self.wanted = None
         self.random.restore()
         self._go.release()
@@ -274,7 +274,7 @@ class _MicroBatch:
             raise self.error
 
     def meet(self, unit: Unit) -> None:
-        """In its thread: waits until the block is there for it."""
+        """Waits, in the micro-batch's thread, for its turn at the block."""
         self.wanted = unit
         self._back.release()
         self._go.acquire()
@@ -299,31 +299,32 @@ class LayerByLayer:
                 losses = layers.forward_backward(lambda model, part: loss_of(model, part) / 4, batch(t))
                 optimizer.step()
 
-    model: of :func:`shard`.  blocks: modules of the model that are groups of their own (``groups=`` of
-    :func:`shard`); a forward pass calls them one after another, as often as it likes, and every micro-batch calls
-    the same ones.  micro_batches: how many parts a batch has.
+    model: of :func:`shard`.
+    blocks: modules of the model that are groups of their own (``groups=`` of :func:`shard`).  A forward pass calls them
+    one after another, as often as it likes, and every micro-batch calls the same ones.
+    micro_batches: the number of parts of a batch.
 
-    Gradients are those of plain accumulation, to the bit if no block is called twice: each micro-batch's
-    backward, added up in this process in the order of micro-batches, as within ``model.no_sync()``.
+    Gradients are those of plain accumulation, to the bit if no block is called twice.  Each micro-batch's backward is
+    added up in this process in the order of micro-batches, as within ``model.no_sync()``.
 
     Random numbers: a step draws one number n from torch's default generator, and micro-batch i begins as after
     ``torch.manual_seed(n + i)``.  Plain accumulation that does the same has the same dropout.  Python's and NumPy's
     generators are left alone: a block must not draw from them, for it runs twice.
 
-    What is kept of a micro-batch are the inputs of blocks: with ``shard(model, stash=...)`` in the service, else in
-    this process.  The stash needs the bytes of all inputs of all blocks in a step.
+    Only the inputs of blocks are kept for a micro-batch: with ``shard(model, stash=...)`` in the service, else in this
+    process.  The stash needs the bytes of all inputs of all blocks in a step.
 
-    A block's inputs must not be changed in place after the call (by nobody, or, if they are in the stash, by the
-    block), a block must not return its own parameters, and hooks of the block module itself (not of modules inside)
+    A block's inputs must not be changed in place after the call.  If they are in the stash, only the block must not
+    change them.  A block must not return its own parameters.  Hooks of the block module itself (not of modules inside)
     see its first run only.
 
-    eager: L2L's eager server, for a model of ``shard(model, eager=True)``, where it is the default: the service
-    updates a block as soon as its gradient is complete, by the values that the optimizer has when
-    forward_backward() begins.  A step then has one forward_backward() and no other backward pass; nothing is
-    clipped, no loss is scaled.  The bits are the same, whatever is killed in between.
+    eager: L2L's eager server, for a model of ``shard(model, eager=True)``, whose default it is.  The service updates a
+    block as soon as its gradient is complete, by the values that the optimizer has when forward_backward() begins.  A
+    step then has one forward_backward() and no other backward pass, without clipping and loss scale.  The bits are the
+    same, whatever process is killed in between.
 
-    Errors: TypeError if the model is not sharded; ValueError, naming the module, for a block that is no group of its
-    own, or for micro_batches below 1, or eager where the model is not.
+    Errors: TypeError if the model is not sharded.  ValueError, naming the module, for a block that is no group of its
+    own.  ValueError for micro_batches below 1, or for eager=True if the model is not eager.
     """
 
     def __init__(self, model: nn.Module, blocks: Iterable[nn.Module], micro_batches: int, *, eager: bool | None = None):
@@ -338,7 +339,7 @@ class LayerByLayer:
         self.outside = [u for u in self.sharded.units if u not in self.blocks]
         self.current: _MicroBatch | None = None  # whose thread runs
         self.expected: list[Unit] = []  # the blocks of the last step, in the order of their calls
-        self.behind: list[Unit] = []  # modules that this step uses behind the last block alone
+        self.behind: list[Unit] = []  # modules that this step uses only behind the last block
         self.inside: Unit | None = None  # the block that runs
         self.newest: _Run | None = None
 
@@ -360,14 +361,14 @@ class LayerByLayer:
     # ---- a step -------------------------------------------------------------------------
 
     def forward_backward(self, loss_of: Callable[[nn.Module, Any], torch.Tensor], batch: Any) -> torch.Tensor:
-        """Forward and backward passes of all micro-batches of a step; returns their losses, detached.
+        """Makes the forward and backward passes of all micro-batches of a step.  Returns their losses, detached.
 
-        batch: a tensor, or a container of tensors, split along the first dimension.  loss_of(model, part): the
-        scalar of which a micro-batch's backward takes the gradient; divide it by the number of micro-batches for
-        the gradient of the mean.  It may run the model under autocast.
+        batch: a tensor, or a container of tensors, split along the first dimension.  loss_of(model, part): returns the
+        scalar whose gradient a micro-batch's backward takes.  Divide it by the number of micro-batches for the gradient
+        of the mean.  It may run the model under autocast.
 
-        Errors: ValueError if the batch does not divide; RuntimeError if micro-batches call different blocks, a block
-        calls a block, or an input was changed in place; what loss_of raises; as of a backward pass.
+        Errors: ValueError if the batch does not divide.  RuntimeError if micro-batches call different blocks, a block
+        calls a block, or an input was changed in place.  The errors of loss_of and of a backward pass.
         """
         parts = self._split(batch)
         if self.eager:
@@ -388,7 +389,7 @@ class LayerByLayer:
         return torch.stack(losses)
 
     def _say_ahead(self) -> None:
-        """Every group is pushed once from here on, and owners know how the step will end."""
+        """Tells owners how the step will end.  From here on every group is pushed once."""
         optimizer = self.sharded.optimizer and self.sharded.optimizer()
         if optimizer is None:
             raise RuntimeError("eager blocks are updated before step(): make the optimizer before forward_backward()")
@@ -408,7 +409,7 @@ class LayerByLayer:
                                        else t for t in flat], shape) for i in range(n)]
 
     def _seed(self) -> tuple[_Random, int]:
-        """The generators' state after the step, and the number that was drawn."""
+        """Returns the generators' state after the step, and the drawn number."""
         seed = int(torch.empty((), dtype=torch.int64).random_())
         return _Random(self.sharded.place), seed
 
@@ -427,7 +428,8 @@ class LayerByLayer:
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[None]:
-        """Blocks meet here; modules outside of them stay fetched for a round; gradients are kept."""
+        """Makes blocks wait for all micro-batches, keeps modules outside of them fetched for a round, and keeps
+        gradients."""
         sharded, hooks, gradients = self.sharded, self.sharded.hooks, self.sharded.gradients
         forwards = [u.module.__dict__.get("forward") for u in self.blocks]
         held = self.blocks + (self.outside if self._fits() else [u for u in self.outside if u.is_root])
@@ -456,7 +458,7 @@ class LayerByLayer:
             self.current = self.inside = self.newest = None
 
     def _fits(self) -> bool:
-        """Whether all modules outside of blocks can be held beside two blocks."""
+        """Returns True if all modules outside of blocks can be held beside two blocks."""
         hold = self.sharded.hold_groups
         return hold == zerod.ALL or hold >= (sum(len(u.groups) for u in self.outside)
                                              + 2 * max(len(u.groups) for u in self.blocks))
@@ -479,7 +481,7 @@ class LayerByLayer:
         return forward
 
     def _forward(self, micros: list[_MicroBatch]) -> tuple[list[list[_Run]], list[torch.Tensor]]:
-        """All rounds of the forward pass; the last one also goes back to the last block's outputs."""
+        """Makes all rounds of the forward pass.  The last one also goes back to the last block's outputs."""
         rounds: list[list[_Run]] = []
         losses: list[torch.Tensor] = []
         unit = None
@@ -499,7 +501,7 @@ class LayerByLayer:
             unit = micros[0].wanted
             if unit is not None:
                 self.sharded.hooks.fetch(unit)
-                self.sharded.hooks.forward_order.visit(unit, 0)  # what is behind the blocks does not follow what is before
+                self.sharded.hooks.forward_order.visit(unit, 0)  # so no module behind the blocks follows one before them
                 for following in self.expected[len(rounds) + 1:len(rounds) + 2]:
                     self.sharded.hooks.prefetch(following)
         self.expected = [runs[0].unit for runs in rounds]
@@ -523,7 +525,7 @@ class LayerByLayer:
         return loss.detach().reshape(())
 
     def _end_round(self, unit: Unit | None, following: Unit | None) -> None:
-        """Lets go what was used in a round; not the block that comes again, first or at once."""
+        """Lets a round's modules go, but not a block that comes again at once, or first in the backward pass."""
         hooks = self.sharded.hooks
         if unit is not None and following is not None and unit is not following:
             hooks.let_go(unit)
@@ -532,7 +534,7 @@ class LayerByLayer:
                 hooks.let_go(u)
 
     def _backward(self, rounds: list[list[_Run]]) -> None:
-        """Blocks in the opposite order; pushes each block's gradients when they are complete."""
+        """Runs the blocks in the opposite order, and pushes each block's gradients when they are complete."""
         sharded = self.sharded
         gradients, hooks = sharded.gradients, sharded.hooks
         calls = self.expected
@@ -548,7 +550,7 @@ class LayerByLayer:
             for i in range(len(runs)):
                 gradients.part = i
                 runs[i].backward()
-                runs[i] = None  # its inputs go
+                runs[i] = None  # frees its inputs
             if unit not in calls[:at]:
                 gradients.add_pieces(unit.params)
                 gradients.push_groups(unit.groups, kept=True)

@@ -1,7 +1,7 @@
 """Optimizers whose arithmetic happens in the service.
 
-An optimizer keeps hyperparameters only; moments, master weights and step counts are in zerod.
-One param group is one hyperparameter set of zero_step(), or shares one where there are more groups than sets.
+An optimizer keeps hyperparameters only.  Moments, master weights and step counts are in zerod.  A param group is one
+hyperparameter set of zero_step(), or shares one if there are more groups than sets.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .unit import ShardedParam
 from .wrap import sharded_or_marked
 
 MAX_SETS = 256
-# in a state_dict of torch's optimizers: how they compute, not what
+# keys in a state_dict of torch's optimizers that choose an implementation, not a result
 IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "amsgrad"}
 REFUSED = {"amsgrad": "zerod keeps no max_exp_avg_sq: leave it out",
            "capturable": "zerod's update is in no CUDA graph: leave it out",
@@ -78,15 +78,13 @@ def _refuse(group: Mapping[str, Any]) -> None:
 
 
 class ServiceOptimizer(torch.optim.Optimizer):
-    """What the optimizers of a sharded model have in common.
+    """The base class of the optimizers of a sharded model.
 
-    model: of :func:`zerod.torch.shard` with this optimizer's name, or marked by
-    :func:`zerod.torch.fully_shard`.
-    params: None for all trainable parameters, in the order of model.parameters(), else as in torch:
-    an iterable of the model's parameters, of (name, parameter) or of dicts
-    ``{"params": [...], "lr": ...}``; of more than 256 groups those with the same hyperparameters are one set of
-    the service, which has 256.  Parameters in no group are not updated; those that were frozen
-    when the model was sharded are left out.
+    model: of :func:`zerod.torch.shard` with this optimizer's name, or marked by :func:`zerod.torch.fully_shard`.
+    params: None for all trainable parameters, in the order of model.parameters().  Else as in torch: an iterable of the
+    model's parameters, of (name, parameter) or of dicts ``{"params": [...], "lr": ...}``.  The service has 256 sets:
+    with more groups than that, groups with the same hyperparameters share a set.  Parameters in no group are not
+    updated.  Parameters that were frozen when the model was sharded are left out.
     Hyperparameters are numbers, read at each step; lr and others that are one number may be a tensor of one
     element, which goes into files as a number.
     ema_decay: the service averages the weights, as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn()
@@ -96,25 +94,24 @@ class ServiceOptimizer(torch.optim.Optimizer):
     how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
     differentiable are False, else a ValueError.
 
-    A model has one optimizer at a time: a new one takes over from the last.
-    After :meth:`step`: ``grad_norm`` (float, of the mean gradient, before clipping, loss scale
-    taken out; nan if it was not finite), ``skipped`` (bool), ``loss_scale`` (float, to use next),
-    ``version`` (int, committed steps of the job).  Before the first step grad_norm is nan.
-    ``state`` is always empty: use :meth:`state_dict`, or read one tensor with
+    A model has one optimizer at a time: a new one takes over from the last.  :meth:`step` sets ``grad_norm`` (float, of
+    the mean gradient, before clipping, loss scale taken out; nan if it was not finite) and ``skipped`` (bool).  It sets
+    ``loss_scale`` (float, to use next) and ``version`` (int, committed steps of the job).  Before the first step
+    grad_norm is nan.  ``state`` is always empty: use :meth:`state_dict`, or read one tensor with
     ``sharded_of(model).read(param, "exp_avg")``.
 
-    Errors: ValueError for a parameter that was frozen when the model was sharded and is not now, or is another
-    model's, naming it, for hyperparameters out of range, and for a model that was sharded for
-    another optimizer.
+    Errors: ValueError, naming the parameter, for one that was frozen when the model was sharded and is not now, or that
+    is another model's.  ValueError for hyperparameters out of range, and for a model that was sharded for another
+    optimizer.
     """
 
     name: str  # in the service
     planes: tuple[str, ...]  # the state that the service keeps beside the master weights
-    has_step = True  # whether the state of torch's optimizer has a step
-    torch_kind: type[torch.optim.Optimizer] | None = None  # what it is in torch
+    has_step = True  # the state of torch's optimizer has a step
+    torch_kind: type[torch.optim.Optimizer] | None = None  # torch's optimizer of this name
 
     def set_of(self, group: Mapping[str, Any]) -> Any:
-        """A param group's hyperparameters; ValueError for what the service does not have."""
+        """Returns a param group's hyperparameters.  ValueError for those that the service does not have."""
         raise NotImplementedError
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None, defaults: dict[str, Any],
@@ -139,7 +136,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self.grad_norm, self.skipped = math.nan, False
         self.version = self.sharded.client.version
         self.loss_scale = self.sharded.client.loss_scale
-        self._sets: dict[ShardedParam, int] = {}  # what the service has, as far as it is known
+        self._sets: dict[ShardedParam, int] = {}  # the service's set numbers, as far as they are known
         if params is None:
             values.check_all_sharded(model)
             params = [p for p in model.parameters() if p.requires_grad]
@@ -149,7 +146,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self.sharded.optimizer = weakref.ref(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; ValueError if a parameter is not one of the model's trainable ones."""
+        """Adds a param group, as in torch.  ValueError if a parameter is not one of the model's trainable ones."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
         param_group = dict(param_group)
@@ -161,13 +158,13 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self.set_of(added)
         if self._is_mine():
             self._numbered([*self.param_groups, added])
-        # what it is wrapped in imports torch._dynamo, which takes as long as to import torch
+        # its wrapper imports torch._dynamo, which takes as long as importing torch
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
         if self._is_mine():
             self.sharded.optimized = self._optimized()
 
     def _is_frozen(self, given: Any) -> bool:
-        """Whether it was frozen when the model was sharded, and still is: torch takes such parameters and does nothing."""
+        """Returns True for a parameter frozen when the model was sharded, and now: torch takes it, and does nothing."""
         tensor = given[1] if isinstance(given, tuple) else given
         if isinstance(tensor, nn.Parameter) and tensor in self.sharded.base:
             return True
@@ -175,7 +172,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         return param is not None and param.sharded is self.sharded and not (param.trainable or param.placeholder.requires_grad)
 
     def _checked(self, position: int, given: Any) -> Any:
-        """A parameter as the param groups keep it; with its name if it came with one."""
+        """Returns a parameter as the param groups keep it, with its name if it came with one."""
         name, tensor = given if isinstance(given, tuple) else (None, given)
         if not isinstance(tensor, torch.Tensor):
             raise TypeError("optimizer can only optimize Tensors, but one of the params is "
@@ -183,7 +180,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         try:
             param = self.sharded.param_of(tensor)
         except (TypeError, ValueError) as e:
-            values.check_all_sharded(self.sharded.model)  # says what a parameter is that came later
+            values.check_all_sharded(self.sharded.model)  # has a better text for a parameter that came later
             called = f"'{name}'" if name else f"{position} of param group {len(self.param_groups)}"
             raise ValueError(f"parameter {called} is not one of this model's: {e}") from e
         if param.placeholder.requires_grad and not param.trainable:
@@ -199,19 +196,21 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     def _check_mine(self) -> None:
         if not self._is_mine():
-            raise RuntimeError("a newer optimizer of the same model has taken over from this one, for a model has one: give it "
-                               "the parameters of both as param groups, each with its own lr; or shard two models, each with "
+            raise RuntimeError("a newer optimizer of the same model has taken over from this one, for a model has one. Give it "
+                               "the parameters of both as param groups, each with its own lr, or shard two models, each with "
                                "an optimizer and a job of its own")
 
     def _check_groups(self) -> None:
-        """Raises for parameters that left the groups behind the optimizer's back: their gradients are pushed already."""
+        """Raises if param_groups lost or gained parameters without add_param_group(): their gradients are pushed
+        already."""
         changed = self._optimized() ^ (self.sharded.optimized or set())
         if changed:
             raise RuntimeError(f"param_groups lost or gained parameter '{min(p.name for p in changed)}': to leave parameters "
                                "out call zero_grad() and make a new optimizer, and use add_param_group() to add some")
 
     def _numbered(self, groups: list[dict[str, Any]]) -> tuple[list[Any], list[int]]:
-        """The service's sets, and which of them each group has: its own, or, of too many groups, one with its values."""
+        """Returns the service's sets, and each group's number of one: its own, or with too many groups one with its
+        values."""
         sets = [self.set_of(g) for g in groups]
         if len(sets) <= MAX_SETS:
             return sets, list(range(len(sets)))
@@ -223,7 +222,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         return list(numbers), found
 
     def _assign_sets(self, numbers: list[int]) -> None:
-        """Tells the service which tensor uses which set, where that differs; the first rank that has it does."""
+        """Tells the service the sets of tensors that changed; the first rank that has a tensor does."""
         for index, group in zip(numbers, self.param_groups):
             for p in group["params"]:
                 param = self.sharded.param_of(p)
@@ -236,8 +235,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
                     self._sets[param] = index
 
     def ahead(self) -> None:
-        """Tells owners by which values this step will be made: they update eager groups as soon as their gradients
-        are complete.  step() then raises zerod.Conflict if a value has changed."""
+        """Tells owners this step's hyperparameters: they update eager groups as soon as their gradients are complete.
+        step() then raises zerod.Conflict if a value has changed."""
         self._check_mine()
         self._check_groups()
         pending = self.sharded.pending
@@ -251,25 +250,23 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     @property
     def kept(self) -> bytes:
-        """What this rank, or the one whose place it took, gave to the last step that was decided as
-        its blob; b"" if nothing."""
+        """The blob that this rank, or its predecessor, gave to the last decided step, or b""."""
         return self.sharded.kept
 
     def step(self, closure: Callable[[], Any] | None = None, *, blob: bytes = b"") -> Any:
-        """Updates the parameters; all ranks call it. Blocks until all have.
+        """Updates the parameters.  All ranks call it; blocks until all have.
 
-        Pushes what is left, and has the service clip (after :func:`clip_grad_norm_`), unscale
-        (with :class:`GradScaler`) and update.  Returns the closure's value.  If a gradient is not
-        finite nothing is updated and ``skipped`` is True.
-        blob: at most 8168 bytes that the service keeps for this rank with the step: :attr:`kept`.  Persistent buffers are
-        kept in what is left of them.
+        Pushes the remaining gradients.  The service clips (after :func:`clip_grad_norm_`), unscales (with
+        :class:`GradScaler`) and updates.  Returns the closure's value.  If a gradient is not finite, nothing is updated
+        and ``skipped`` is True.
+        blob: at most 8168 bytes that the service keeps for this rank with the step: :attr:`kept`.  Persistent buffers
+        take the rest of these bytes.
 
-        Raises zerod.Aborted, as forward and backward do, if the attempt was aborted (a daemon, a
-        node or a rank was lost): the step's gradients are gone.  Run its forward and backward
-        passes again, from the same batch, and call step() again, unless ``version`` is one higher:
-        then it was committed after all.  :func:`zerod.torch.steps` does all that.
-        zerod.Deadline and zerod.LostRank name who is waited for and leave the step as it is:
-        step() may be called again, which forward and backward passes may not.
+        Raises zerod.Aborted, as forward and backward do, if a daemon, a node or a rank was lost: the step's gradients
+        are gone.  If ``version`` is one higher, the step was committed after all.  Else run its forward and backward
+        passes again, from the same batch, and call step() again.  :func:`zerod.torch.steps` does all that.
+        zerod.Deadline and zerod.LostRank name the rank that the step waits for, and leave the step as it is.  step() may
+        be called again, but forward and backward passes may not.
         """
         loss = None
         with self.sharded.turn.taken(trains=True):
@@ -298,24 +295,23 @@ class ServiceOptimizer(torch.optim.Optimizer):
         sharded.after_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing to do after a step.  Gradients that no step has used are discarded in the
-        service: all ranks must then call it, for it waits for them.
+        """Discards gradients that no step has used.  Then it waits for all ranks, which must all call it.  After a step
+        it does nothing.
 
-        set_to_none: False does the same: a parameter without a gradient in a step is not updated, where torch
-        updates it with zeros."""
+        set_to_none: False does the same.  torch would update a parameter without a gradient with zeros; the service
+        does not update it."""
         del set_to_none
         self.sharded.drop_gradients()
 
     # ---- state ---------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, in the format of torch's optimizer of this name; any rank may call
-        it alone.
+        """Returns the optimizer's state, in the format of torch's optimizer of this name.  Any rank may call it alone.
 
-        ``{"state": {i: {"step", "exp_avg", ...}}, "param_groups": [...]}``: step is a float32
-        scalar, moments have torch's names and are fp32 of the parameter's shape, on the CPU, read
-        one at a time.  Parameters that were never updated have no state.  16-bit parameters also
-        have "master", fp32: with it training resumes exactly.  torch's optimizer loads it too.
+        The format is ``{"state": {i: {"step", "exp_avg", ...}}, "param_groups": [...]}``.  step is a float32 scalar.
+        Moments have torch's names, and are fp32 of the parameter's shape, on the CPU, read one at a time.  Parameters
+        that were never updated have no state.  16-bit parameters also have "master", fp32: with it training resumes
+        exactly.  torch's optimizer loads the state, too.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
@@ -326,7 +322,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         return packed
 
     def sources(self) -> dict[str, Any]:
-        """:meth:`state_dict`, without hooks, with a Source in the place of each tensor."""
+        """Returns :meth:`state_dict`, without hooks, with a Source in the place of each tensor."""
         state: dict[int, dict[str, Source]] = {}
         groups, index = [], 0
         for group in self.param_groups:
@@ -341,16 +337,14 @@ class ServiceOptimizer(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads :meth:`state_dict`'s result, or that of torch's optimizer of this name; all ranks
-        call it.
+        """Loads :meth:`state_dict`'s result, or that of torch's optimizer of this name.  All ranks call it.
 
-        The first rank that has a parameter writes it to the service, one tensor at a time; begins when all ranks have called, and
-        returns when all is written.
-        For 16-bit parameters load the model first: its values become the master weights, until the
-        exact ones, if they are there, come from here.
+        The first rank that has a parameter writes it to the service, one tensor at a time.  The call begins when all
+        ranks have called, and returns when everything is written.  For 16-bit parameters load the model first: its
+        values become the master weights.  The exact ones in the state, if it has them, then replace these.
 
-        Errors, before anything is written: ValueError for other groups, shapes or another
-        optimizer's state; RuntimeError in the middle of a step.
+        Errors, before anything is written: ValueError for other groups, shapes or another optimizer's state;
+        RuntimeError in the middle of a step.
         """
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -380,7 +374,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     def _match(self, groups: list[Mapping[str, Any]],
                state: Mapping[Any, Any]) -> dict[ShardedParam, Mapping[str, Any]]:
-        """Each parameter's saved state, checked; {} for one without."""
+        """Checks and returns each parameter's saved state; {} for one without."""
         if len(groups) != len(self.param_groups):
             raise ValueError(f"loaded state dict has {len(groups)} parameter groups, the optimizer "
                              f"{len(self.param_groups)}")
@@ -413,7 +407,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
                                  f"loaded {key} {tuple(entry[key].shape)}")
 
     def planes_of(self, param: ShardedParam) -> tuple[str, ...]:
-        """The planes that an exact copy of a parameter's state has."""
+        """Returns the planes of an exact copy of a parameter's state."""
         return self.planes if param.dtype is torch.float32 else ("master", *self.planes)
 
     def _state_of(self, param: ShardedParam) -> dict[str, Source]:
@@ -437,7 +431,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self.sharded.write(param, "step", torch.tensor([int(entry.get("step", 1))]))
 
     def clear_state(self, param: ShardedParam) -> None:
-        """Makes a parameter one that was never updated."""
+        """Makes a parameter's state that of one that was never updated."""
         if int(self.sharded.read(param, "step")) == 0:
             return
         for plane in self.planes:
@@ -457,8 +451,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
 
 class Adam(ServiceOptimizer):
-    """``torch.optim.Adam`` of a sharded model, with torch's arguments: weight_decay is L2, a part of the
-    gradient.  eps 0, with which a gradient of 0 makes nan, is refused.  Everything else is as :class:`ServiceOptimizer` says."""
+    """``torch.optim.Adam`` of a sharded model, with torch's arguments: weight_decay is L2, a part of the gradient.  eps
+    0, with which a gradient of 0 makes nan, is refused.  Everything else is as :class:`ServiceOptimizer` says."""
 
     name, planes, torch_kind = "adam", ("exp_avg", "exp_avg_sq"), torch.optim.Adam
 
@@ -499,7 +493,7 @@ class AdamW(Adam):
 
 
 class _WithMomentum(zerod.SGDSet):
-    """Of a group with momentum 0 too, where other groups have momentum."""
+    """The set of "sgd-momentum", also for a group with momentum 0, while other groups have momentum."""
 
     @property
     def optimizer(self) -> str:
@@ -509,11 +503,10 @@ class _WithMomentum(zerod.SGDSet):
 class SGD(ServiceOptimizer):
     """``torch.optim.SGD`` of a sharded model, with torch's arguments.
 
-    The service keeps a momentum_buffer for all parameters or for none: with momentum, of the defaults
-    or of any param group, this is "sgd-momentum", else "sgd", and the model is sharded for that.  A
-    group's momentum may change between steps; one that rises from 0 finds the last gradient in the
-    momentum_buffer, where torch begins with none.  Everything else is as :class:`ServiceOptimizer`
-    says."""
+    The service keeps a momentum_buffer for all parameters or for none.  With momentum, in the defaults or in any param
+    group, this is "sgd-momentum", else "sgd", and the model is sharded for that.  A group's momentum may change between
+    steps.  If it rises from 0, it finds the last gradient in the momentum_buffer; torch begins with no buffer.
+    Everything else is as :class:`ServiceOptimizer` says."""
 
     name, planes, has_step, torch_kind = "sgd", (), False, torch.optim.SGD
 

@@ -1,14 +1,15 @@
-"""A process group of torch.distributed whose collectives go through the service: for what frameworks gather beside
-training, such as metrics, sizes of batches and random states.
+"""A process group of torch.distributed whose collectives use the service.  Frameworks gather metrics, sizes of batches
+and random states by it, beside training.
 
     zerod.torch.init_process_group()              # in place of torch.distributed.init_process_group("gloo")
 
 Rules
-- Everything is a gather of bytes: a number of the service's reduction carries WORD bytes, and a rank adds zeros where
-  another one's stand.
+- Every collective is a gather of bytes.  A number of the service's reduction carries WORD bytes, and a rank adds zeros
+in
+  the place of another rank's bytes.
 - All ranks are at the same collective: kind, size and dtype are the name of the reduction, which the service compares.
-- A collective that an abort ends is not repeated alone: some ranks may be at another one, and a forward pass whose
-  backward pass is to come is lost.  zerod.Aborted has the step repeated, or the ranks started again.
+- A collective that an abort ends is not repeated alone.  Some ranks may be at another one, and a forward pass whose
+  backward pass is to come is lost.  After zerod.Aborted the step is repeated, or the ranks are started again.
 """
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ from torch import distributed
 from .ranks import _only_model, rank, world_size
 
 BACKEND = "zerod"
-WORD, WORDS = 6, 64  # bytes that a double holds exactly; numbers of a reduction
-BYTES_MAX = 1 << 20  # of a collective, all ranks together
+WORD, WORDS = 6, 64  # bytes that a double holds exactly; most numbers of a reduction
+BYTES_MAX = 1 << 20  # most bytes of a collective, all ranks together
 
 
 class _Done(distributed.Work):
-    """Of a collective that is over."""
+    """The handle of a collective that is over."""
 
     def wait(self, *_: Any, **__: Any) -> bool:
-        """At once."""
+        """Returns at once."""
         return True
 
     def is_completed(self) -> bool:
-        """Always."""
+        """Returns True."""
         return True
 
 
@@ -48,13 +49,13 @@ class ServiceGroup(distributed.ProcessGroup):
         self.place = place
 
     def getBackendName(self) -> str:  # pylint: disable=invalid-name
-        """Torch's name for it."""
+        """Returns the name under which torch knows it."""
         return BACKEND
 
     # ---- collectives of torch, whose tensors come in lists of one ----------------------------------
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> _Done:
-        """Sums and products are in the order of ranks."""
+        """Reduces a tensor over all ranks; sums and products are in the order of ranks."""
         kind = opts.reduceOp if opts else distributed.ReduceOp.SUM
         ways = {"SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MAX": torch.maximum, "MIN": torch.minimum}
         way = next((name for name in ways if kind == getattr(distributed.ReduceOp, name)), None)
@@ -65,7 +66,7 @@ class ServiceGroup(distributed.ProcessGroup):
         return _Done()
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> _Done:
-        """A tensor of each rank, of one size."""
+        """Gathers a tensor of each rank, all of one size."""
         if [out.shape for out in outputs[0]] != [inputs[0].shape] * self.place[1]:
             raise ValueError(f"all_gather of {list(inputs[0].shape)} needs {self.place[1]} outputs of that shape, one a rank")
         for out, part in zip(outputs[0], self._gather("all_gather", inputs[0])):
@@ -73,26 +74,26 @@ class ServiceGroup(distributed.ProcessGroup):
         return _Done()
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> _Done:
-        """The ranks' tensors one behind the other."""
+        """Gathers the ranks' tensors into one, one behind the other."""
         output.copy_(torch.cat([p.reshape(-1) for p in self._gather("all_gather", given)]).view(output.shape))
         return _Done()
 
     _allgather_base = all_gather_single  # its name in older PyTorch
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> _Done:
-        """The root's tensor."""
+        """Gives all ranks the root's tensor."""
         tensors[0].copy_(self._gather("broadcast", tensors[0], only=opts.rootRank)[0])
         return _Done()
 
     def barrier(self, opts: Any = None) -> _Done:
-        """All ranks are here."""
+        """Waits for all ranks."""
         self._gather("barrier", torch.zeros(1, dtype=torch.uint8))
         return _Done()
 
     # ---- through the service -----------------------------------------------------------------------
 
     def _gather(self, kind: str, tensor: torch.Tensor, only: int | None = None) -> list[torch.Tensor]:
-        """The ranks' tensors, on the tensor's device; only: that of this rank alone."""
+        """Returns the ranks' tensors, on the tensor's device.  only: the one rank whose tensor is gathered."""
         mine = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         size = -(-len(mine) // WORD) * WORD
         ranks = range(self.place[1]) if only is None else [only]
@@ -110,7 +111,7 @@ class ServiceGroup(distributed.ProcessGroup):
         return [part.clone().view(tensor.dtype).view(tensor.shape).to(tensor.device) for part in got]
 
     def _reduced(self, name: str, words: list[float]) -> list[int]:
-        """The ranks' sum."""
+        """Returns the sum over the ranks."""
         attempt = _only_model("the process group of zerod goes through the only one, after zerod.torch.shard()").attempt
         found: list[float] = []
         for at in range(0, len(words), WORDS):
@@ -119,14 +120,16 @@ class ServiceGroup(distributed.ProcessGroup):
 
 
 def init_process_group() -> None:
-    """Makes the default group of torch.distributed, of the ranks that torchrun or Slurm names, without a connection
-    between them: no rendezvous, no gloo.  Call it first, before a framework makes a group of its own, as TrainingArguments does.
+    """Makes the default group of torch.distributed, of the ranks that torchrun or Slurm names.  The ranks have no
+    connection between them: no rendezvous, no gloo.  Call it before a framework makes a group of its own, as
+    TrainingArguments does.
 
-    Its collectives work once the only model of the process is sharded, and until the process ends: all_reduce, all_gather,
-    broadcast, barrier and what torch makes of them (all_gather_object), of 1 MiB at most, by all ranks.  Ranks that are
-    started again start again together.  zerod.Aborted: a rank or daemon was lost; :func:`zerod.torch.steps` repeats the step.
+    Its collectives work once the only model of the process is sharded, and until the process ends.  They are
+    all_reduce, all_gather, broadcast, barrier and torch's calls of them (all_gather_object), of 1 MiB at most, by all
+    ranks.  Ranks start again together.  zerod.Aborted: a rank or daemon was lost; :func:`zerod.torch.steps` repeats the
+    step.
 
-    Errors: RuntimeError if there is a group; ValueError as of :func:`rank`.
+    Errors: RuntimeError if there is a group; ValueError as from :func:`rank`.
     """
     if BACKEND not in distributed.Backend.backend_list:
         distributed.Backend.register_backend(BACKEND, lambda _, mine, ranks, __: ServiceGroup((mine, ranks)),

@@ -1,8 +1,8 @@
-"""Which part of the data this process has, and numbers over all ranks.
+"""This process's rank, for its part of the data, and numbers over all ranks.
 
     sampler = torch.utils.data.DistributedSampler(rows, zerod.torch.world_size(), zerod.torch.rank())
 
-Rule: what the sharded models of this process say, before there is one what torchrun or Slurm says; no process group.
+Rule: the sharded models of this process tell the rank; without one torchrun or Slurm does.  No process group is needed.
 """
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def rank() -> int:
-    """This process's rank in its job, 0 if it is alone; before shard() too.
+    """Returns this process's rank in its job, 0 if it is alone.  It may be called before shard().
 
-    Errors: ValueError if a variable of torchrun or Slurm makes no sense; RuntimeError if this process has several
+    Errors: ValueError if a variable of torchrun or Slurm makes no sense.  RuntimeError if this process has several
     models, of different ranks or world sizes.
     """
     return _rank_and_world_size()[0]
 
 
 def world_size() -> int:
-    """How many ranks the job has, 1 if this process is alone; otherwise as :func:`rank`.
+    """Returns the number of ranks of the job, 1 if this process is alone.  It is otherwise like :func:`rank`.
 
-    The ranks of a mesh that work on one batch together are no parts of the data: take the mesh's dimension for those.
+    The ranks of a mesh that work on one batch together have the same data: use the mesh's dimension for those.
     """
     return _rank_and_world_size()[1]
 
@@ -52,16 +52,16 @@ def _only_model(otherwise: str = "pass all_reduce(..., model=model)") -> Sharded
 
 def all_reduce(value: float | torch.Tensor, op: str = "sum", *, name: str | None = None,
                model: nn.Module | None = None) -> float | torch.Tensor:
-    """A number over all ranks, such as a loss, through the service; all ranks call it and get the same.
+    """Reduces a number over all ranks, such as a loss, through the service.  All ranks call it and get the same.
 
-    value: a number, or a tensor of 1 to 64 elements, each of which is reduced; a tensor comes back with its shape,
-    dtype and device.  op: "sum", "mean", "max" or "min", in double, and in the order of ranks.
-    name: of what is reduced, the same on all ranks; None: file and line of the call.
+    value: a number, or a tensor of 1 to 64 elements, which are all reduced.  A tensor comes back with its shape, dtype
+    and device.  op: "sum", "mean", "max" or "min", in double, and in the order of ranks.
+    name: of the reduction, the same on all ranks; None: file and line of the call.
     model: a sharded model; None: the only one of this process.
 
     Call it outside forward and backward passes.  Raises zerod.Conflict if another rank reduces something else or is in
-    its step; zerod.Aborted as optimizer.step() does, also if a rank was started again: :func:`zerod.torch.steps` goes on
-    at the right step; zerod.Deadline with a rank that has not called.
+    its step, and zerod.Deadline with a rank that has not called.  Raises zerod.Aborted as optimizer.step() does, also
+    if a rank was started again; :func:`zerod.torch.steps` goes on at the right step.
     """
     if op not in ("sum", "mean", "max", "min"):
         raise ValueError(f"op is sum, mean, max or min, not {op!r}")

@@ -33,7 +33,7 @@ RESUME = ("auto", "never", "must")
 
 
 class Pending:
-    """What the next step of a sharded model passes to the service."""
+    """The values that the next step of a sharded model passes to the service."""
 
     def __init__(self) -> None:
         self.clip_norm = 0.0  # 0: none
@@ -47,16 +47,16 @@ class Sharded:
     """A sharded model in one rank.
 
     params are in the layout's order; units in the order of the model's tree, the root last.
-    optimizer: the newest one, weakly; optimized: the parameters that it updates, None: all.
+    optimizer: the newest one, weakly.  optimized: the parameters that it updates; None: all.
     optimizer_name: of the optimizer in the service that the model was sharded for.
-    goes_on: the job had its values when this rank attached, so that loading others is left out.
-    keep: whether the job stays when all ranks have completed it; None: if somebody chose its name.
-    hold_groups: how many groups this rank may hold at once, or zerod.ALL.
-    eager: its groups are updated as soon as their gradients are complete, where a trainer says which is the last.
-    pipeline: this rank's stage, if the model is one; elsewhere: the parameters of other stages.
+    goes_on: the job had its values when this rank attached, so loading others is left out.
+    keep: the job stays when all ranks have completed it; None: it stays if somebody chose its name.
+    hold_groups: most groups that this rank may hold at once, or zerod.ALL.
+    eager: groups are updated as soon as their gradients are complete, if a trainer says which gradient is the last.
+    pipeline: this rank's stage, if the model is one.  elsewhere: the parameters of other stages.
     averages: parameters, here and elsewhere, that ema_params() shows.
     base: frozen parameters that are not the service's, each with its whole tensor in the files' one copy.
-    turn: of the threads that use it.
+    turn: of the threads that use the model.
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
@@ -87,7 +87,7 @@ class Sharded:
 
     @property
     def averaged(self) -> set[Any]:
-        """What ema_params() shows in this thread."""
+        """The parameters that ema_params() shows in this thread."""
         return self.averages if self.turn.is_mine() else set()
 
     @property
@@ -97,23 +97,23 @@ class Sharded:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the job has."""
+        """The number of ranks of the job."""
         return self.client.world_size
 
     @property
     def parallel(self) -> bool:
-        """Whether ranks work on one forward pass together, by collectives of their own."""
+        """True if ranks work on one forward pass together, by collectives of their own."""
         return self.pipeline is not None or any(p.dtensor for p in self.params) or any(map(is_dtensor, self.base))
 
     @property
     def version(self) -> int:
-        """How many steps the job has committed."""
+        """The number of steps that the job has committed."""
         return self.client.version
 
     @property
     def steps_made(self) -> int:
-        """How many steps the job has made, also those skipped because a gradient was not finite: the
-        data of a training loop depend on this number."""
+        """The number of steps that the job has made, also those skipped because a gradient was not finite.  The data of
+        a training loop depend on this number."""
         return self.attempt.steps_made
 
     @property
@@ -124,11 +124,11 @@ class Sharded:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a backward pass has brought gradients since the last step."""
+        """True if a backward pass has brought gradients since the last step."""
         return self.gradients.any
 
     def param_of(self, tensor: torch.Tensor) -> ShardedParam:
-        """The parameter that a placeholder or a gathered parameter stands for.
+        """Returns the parameter that a placeholder or a gathered parameter stands for.
 
         TypeError for any other tensor, ValueError for another model's parameter.
         """
@@ -168,7 +168,7 @@ class Sharded:
         return values
 
     def _get(self, index: int, plane: str, first: int, values: torch.Tensor) -> torch.Tensor:
-        """Reads a tensor of the layout from an element on; returns values."""
+        """Reads a tensor of the layout, from an element on, into `values`, and returns them."""
         if values.dtype in BYTES:
             begin = first // WORD
             words = self._words(index, begin, -(-(first + values.numel()) // WORD))
@@ -178,13 +178,13 @@ class Sharded:
         return values
 
     def _words(self, index: int, begin: int, end: int) -> torch.Tensor:
-        """The bytes of some words of a tensor of bytes."""
+        """Reads the bytes of some words of a tensor of bytes."""
         words = torch.empty((end - begin) * WORD, dtype=torch.uint8)
         self.attempt.get(index, "master", begin, end - begin, words.data_ptr())
         return words
 
     def _put(self, index: int, plane: str, first: int, values: torch.Tensor) -> None:
-        """Writes a tensor of the layout; of bytes, whole words, which keep what is not written."""
+        """Writes a tensor of the layout.  In a tensor of bytes it writes whole words, whose other bytes stay."""
         if values.dtype in BYTES:
             begin, flat = first // WORD, values.view(-1).view(torch.uint8)
             words = self._words(index, begin, -(-(first + flat.numel()) // WORD))
@@ -193,7 +193,7 @@ class Sharded:
         self.attempt.put(index, plane, first, values.numel(), values.data_ptr())
 
     def write(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
-        """Writes a part of a parameter's plane from a tensor of any shape; blocks.
+        """Writes a part of a parameter's plane from a tensor of any shape.  Blocks.
 
         One rank writes at a time, at a step boundary; see zero_put().
         """
@@ -209,12 +209,12 @@ class Sharded:
                 self._put(param.parts[part], plane, at, box.contiguous())
 
     def write_part(self, param: ShardedParam, plane: str, values: torch.Tensor, first: int = 0) -> None:
-        """write() of what this rank has of a parameter."""
+        """Writes this rank's part of a parameter, as write() does."""
         self._put(param.index, plane, first, values.detach().to("cpu", dtype_of(param, plane)).contiguous())
 
     def file_values(self, param: ShardedParam, plane: str, dtype: torch.dtype, at: int) -> zerod.FileValues | None:
-        """All of a parameter's plane in a file, for Client.put_file(); None if the service cannot take it from
-        there as it stands: of another type, or a part of a divided parameter."""
+        """Describes all of a parameter's plane in a file, for Client.put_file().  None if the service cannot take it
+        from the file as it stands: it is of another type, or a part of a divided parameter."""
         word = DTYPES.get(dtype) or (BYTES.get(dtype) if dtype is param.dtype else None)
         if param.split is not None or word is None:
             return None
@@ -222,11 +222,11 @@ class Sharded:
         return zerod.FileValues(param.index, self._name_of(plane), word, 0, count, at)
 
     def _name_of(self, plane: str) -> str:
-        """As the client has it."""
+        """Returns the client's name of a plane."""
         return EMA_PLANES.get(self.optimizer_name, plane) if plane == "ema" else plane
 
     def barrier(self, before: Callable[[], None] = lambda: None) -> None:
-        """All ranks meet; gradients pushed before it are dropped.  before: called once in each attempt."""
+        """Meets all ranks; gradients pushed before it are dropped.  before: called once in each attempt."""
         with self.turn.taken(trains=True):
             try:
                 self.attempt.barrier(before)
@@ -234,7 +234,7 @@ class Sharded:
                 self.after_step()
 
     def drop_gradients(self) -> None:
-        """Ends a step without an update; all ranks call it if they have gradients."""
+        """Ends a step without an update.  All ranks call it if they have gradients."""
         if self.has_gradients:
             self.barrier()
         self.turn.end_step()
@@ -245,7 +245,7 @@ class Sharded:
         self.gradients.push_all()
 
     def after_step(self) -> None:
-        """Forgets the attempt that is over: what was fetched, kept and pushed in it."""
+        """Forgets the attempt that is over: its fetched units, and its kept and pushed gradients."""
         self.pending = Pending()
         self.gradients.forget()
         self.turn.end_step()
@@ -259,7 +259,7 @@ class Sharded:
                 raise WrittenToBase(p.zerod_taken)
 
     def forget(self) -> None:
-        """after_step() of an aborted attempt, whose only error is the abort."""
+        """Does what after_step() does for an aborted attempt, whose only error is the abort."""
         self.pending = Pending()
         self.gradients.forget()
         self.turn.end_step()
@@ -270,17 +270,17 @@ class Sharded:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The model that torch.compile() was given, if it made this one."""
+    """Returns the model that torch.compile() was given, if it made this one."""
     return model.__dict__.get("_modules", {}).get("_orig_mod", model)
 
 
 def dtype_of(param: "ShardedParam | ParamElsewhere", plane: str) -> torch.dtype:
-    """Of a parameter's plane, other than "serve"."""
+    """Returns the dtype of a parameter's plane, other than "serve"."""
     return STEPS_OF_STATE.get(plane, param.dtype if param.dtype in BYTES else torch.float32)
 
 
 def sharded_of(model: nn.Module) -> Sharded:
-    """The :class:`Sharded` of a model; TypeError if it is not sharded."""
+    """Returns the :class:`Sharded` of a model.  TypeError if the model is not sharded."""
     model = uncompiled(model)
     sharded = model.__dict__.get("_zerod_sharded")
     if sharded is None:
@@ -289,13 +289,13 @@ def sharded_of(model: nn.Module) -> Sharded:
 
 
 def find_param(tensor: torch.Tensor) -> ShardedParam | None:
-    """The parameter that a placeholder, a gathered or a full parameter stands for, of any sharded
-    model; None for other tensors."""
+    """Returns the parameter, of any sharded model, that a placeholder, a gathered or a full parameter stands for.  None
+    for other tensors."""
     return getattr(tensor, "zerod_param", None)
 
 
 def check_resume(sharded: Sharded, resume: str) -> None:
-    """Whether the job may stand where it stands; RuntimeError if it may not."""
+    """Checks the job's step against `resume`.  RuntimeError if they do not fit."""
     job, version = sharded.client.job, sharded.client.version
     if resume not in RESUME:
         raise ValueError(f"resume is one of {', '.join(RESUME)}, not {resume!r}")

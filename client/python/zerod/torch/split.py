@@ -1,11 +1,11 @@
 """Parameters of tensor-parallel models: DTensors that are divided over a dimension of a device mesh.
 
-Each part is a tensor of the layout, in a group that the ranks with this part push: those at one coordinate
-of the mesh's dimension.  So a part's gradient is the mean over its own ranks, the norm counts each part
-once, and each rank fetches its own parts.  Whole tensors are put together from the parts of all coordinates:
-state dicts and files do not depend on the mesh.
+Each part is a tensor of the layout, in a group that the ranks with this part push: those at one coordinate of the
+mesh's dimension.  So a part's gradient comes from its own ranks, the norm counts each part once, and each rank fetches
+its own parts.  Whole tensors are put together from the parts of all coordinates, so state dicts and files do not depend
+on the mesh.
 
-Parameters that are replicated over the mesh are those of all ranks.
+Parameters that are replicated over the mesh are pushed by all ranks.
 """
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether it is a DTensor; does not import what takes a second to import."""
+    """Returns True for a DTensor, without an import that takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local_of(value: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that this rank has; another tensor as it is."""
+    """Returns this rank's part of a DTensor; another tensor as it is."""
     return value.to_local() if is_dtensor(value) else value
 
 
 class Split:
-    """How a parameter is divided.
+    """The division of a parameter.
 
-    along: the mesh's dimension; own: this rank's coordinate there.  axis: of the tensor.  begins, sizes: of each
-    part, along the axis.  ranks: those with each part.  batches: what the sum of their gradients is divided by.
+    along: the mesh's dimension.  own: this rank's coordinate in it.  axis: of the tensor.  begins, sizes: of each part,
+    along the axis.  ranks: the ranks with each part.  batches: the divisor of the sum of their gradients.
     """
 
     def __init__(self, value: "DTensor", axis: int, along: str, own: int, ranks: list[list[int]]):
@@ -49,16 +49,16 @@ class Split:
         self.sizes = [end - begin for begin, end in zip(self.begins, [*self.begins[1:], n])]
 
     def suffix(self, part: int) -> str:
-        """Of the names of a part's tensor and group."""
+        """Returns the suffix of the names of a part's tensor and group."""
         return f"@{self.along}{part}"
 
     def shape(self, part: int) -> torch.Size:
-        """The shape of a part."""
+        """Returns the shape of a part."""
         return torch.Size([*self.whole[:self.axis], self.sizes[part], *self.whole[self.axis + 1:]])
 
     def boxes(self, values: torch.Tensor, first: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Where values, a range of the whole flat tensor from `first` on, lie in the parts: part, first element of
-        its flat tensor, and the view of values that belongs there, in the part's order."""
+        """Divides values, a range of the whole flat tensor from `first` on, over the parts.  Yields the part, the first
+        element in its flat tensor, and the view of values that belongs there, in the part's order."""
         inner = math.prod(self.whole[self.axis + 1:])
         row = self.whole[self.axis] * inner
         end = first + values.numel()
@@ -77,7 +77,7 @@ class Split:
 
 
 def split_of(name: str, value: torch.Tensor, mesh: "DeviceMesh | None") -> Split | None:
-    """How a parameter is divided over the mesh of all ranks; None if each rank has all of it.
+    """Returns the division of a parameter over the mesh of all ranks; None if each rank has all of it.
 
     Errors: ValueError, naming the parameter, for a DTensor without a mesh, of another mesh, or divided in a way that
     the service does not have.
@@ -109,10 +109,11 @@ def split_of(name: str, value: torch.Tensor, mesh: "DeviceMesh | None") -> Split
 
 
 def count_batches(splits: list[Split], mesh: "DeviceMesh", data: Iterable[str] | None, pipeline: str | None) -> None:
-    """How many ranks have batches of their own: ValueError for a dimension that the mesh does not have.
+    """Sets each division's number of ranks with batches of their own.  ValueError for a dimension that the mesh does
+    not have.
 
-    A part's gradient comes from the batches of all ranks, whether its own ranks have seen these batches themselves
-    (tensor parallel) or got tokens of other ranks (experts, all-to-all).
+    A part's gradient comes from the batches of all ranks.  Its own ranks have seen these batches themselves (tensor
+    parallel), or got tokens of other ranks (experts, all-to-all).
     """
     names = mesh.mesh_dim_names
     data = set(names) - {s.along for s in splits} - {pipeline} if data is None else set(data)
@@ -123,7 +124,7 @@ def count_batches(splits: list[Split], mesh: "DeviceMesh", data: Iterable[str] |
 
 
 def check_mesh(mesh: "DeviceMesh", rank: int, world_size: int) -> None:
-    """ValueError if the mesh does not have the job's ranks."""
+    """Raises ValueError if the mesh does not have the job's ranks."""
     if sorted(mesh.mesh.flatten().tolist()) != list(range(world_size)):
         raise ValueError(f"the mesh has {mesh.size()} ranks, and the job has {world_size}: pass the mesh of all ranks, which "
                          "the parallel dimensions are taken from")
