@@ -1,7 +1,6 @@
 """Checkpoints of model and optimizer, streamed: no model is ever in memory as a whole.
 
-Rule: what is read is checked whole (all headers, names, shapes, dtypes) before the first value is
-written to the service.
+Rule: all files are checked (all headers, names, shapes, dtypes) before the first value is written to the service.
 """
 from __future__ import annotations
 
@@ -38,13 +37,13 @@ log = logging.getLogger("zerod")
 
 
 def _file_path(path: str | os.PathLike[str]) -> str:
-    """The file of a path: a directory stands for model.safetensors in it."""
+    """Returns the file of a path: a directory stands for model.safetensors in it."""
     path = os.fspath(path)
     return path if path.endswith(".safetensors") else os.path.join(path, MODEL_FILE)
 
 
 def check_pipeline(sharded: Sharded) -> None:
-    """ValueError if a rank cannot write the parameters of other stages."""
+    """Raises ValueError if a rank cannot write the parameters of other stages."""
     if sharded.elsewhere and any(p.split for p in sharded.params):
         raise ValueError("the stages of this pipeline are tensor-parallel, and a rank does not know how other stages are "
                          "divided: save state_dict() of each stage, or zeroctl checkpoint")
@@ -66,20 +65,21 @@ def _model_sources(sharded: Sharded, dtype: torch.dtype | None) -> list[Source]:
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str], *,
                      max_shard_size: int | str | None = None, dtype: torch.dtype | None = None,
                      metadata: Mapping[str, str] | None = None) -> None:
-    """Writes parameters and persistent buffers to safetensors files; one rank calls it.
+    """Writes parameters and persistent buffers to safetensors files.  One rank calls it.
 
-    Other ranks may go on; they wait in their next step until this rank steps too.  At most 64 MiB
-    are in memory at a time.  Names are those of ``model.state_dict()``, without the parts that
-    torch.compile adds; a tied parameter is saved once, under its first name, as Hugging Face does.
+    Other ranks may go on; they wait in their next step until this rank steps, too.  At most 64 MiB are in memory at a
+    time.  Names are those of ``model.state_dict()``, without the parts that torch.compile adds.  A tied parameter is
+    saved once, under its first name, as Hugging Face does.
 
     path: a file "….safetensors", or a directory, in which "model.safetensors" is written.
-    max_shard_size: bytes of tensors a file, or a text such as "5GB"; with more than one file they
-    are "model-00001-of-0000N.safetensors" and "model.safetensors.index.json".  None: one file.
-    dtype: of the parameters in the file, but of those that are kept as bytes; None: their own.  A wider one than the model's gives the
-    exact fp32 master weights.  Buffers keep theirs.
+    max_shard_size: bytes of tensors in a file, or a text such as "5GB"; None: one file.  Several files are
+    "model-00001-of-0000N.safetensors" and "model.safetensors.index.json".
+    dtype: of the parameters in the file; None: their own.  A wider one than the model's gives the exact fp32 master
+    weights.  Buffers, and parameters that are kept as bytes, keep their own.
     metadata: strings for the header, besides "format": "pt".
 
-    Within :func:`ema_params` the averages are written.  A file appears under its name when it is complete; an older one is replaced.
+    Within :func:`ema_params` the averages are written.  A file appears under its name when it is complete, and replaces
+    an older one.
     Errors: ValueError for arguments, OSError of the file system, zerod.Error of the service.
     """
     _save_model(sharded_of(model), _file_path(path), max_shard_size, dtype,
@@ -108,13 +108,13 @@ def _save_model(sharded: Sharded, path: str, max_shard_size: int | str | None,
 
 @dataclass
 class _Match:
-    """Where each tensor of a checkpoint goes."""
+    """The places of a checkpoint's tensors."""
     params: list[tuple[ShardedParam, Stored]] = field(default_factory=list)
     buffers: list[tuple[torch.Tensor, Stored]] = field(default_factory=list)
 
 
 def _differs(name: str, stored: Stored, shape: tuple[int, ...], of: torch.dtype | None) -> str | None:
-    """of: the parameter's dtype; None: a buffer."""
+    """Returns a text if a stored tensor does not fit, else None.  of: the parameter's dtype; None: it is a buffer."""
     if stored.shape != shape:
         return (f"size mismatch for {name}: copying a param with shape {stored.shape} from "
                 f"checkpoint, the shape in current model is {shape}.")
@@ -128,7 +128,7 @@ def _differs(name: str, stored: Stored, shape: tuple[int, ...], of: torch.dtype 
 
 
 def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
-    """Finds every parameter and buffer; CheckpointError lists all that does not fit."""
+    """Finds every parameter and buffer.  CheckpointError lists everything that does not fit."""
     match, missing, errors = _Match(), [], []
     used: set[str] = set()
 
@@ -164,8 +164,10 @@ def _match_model(sharded: Sharded, found: StoredSet, strict: bool) -> _Match:
 
 
 def _mine(sharded: Sharded) -> set[ShardedParam]:
-    """The parameters that this rank writes when all ranks load together: a part where all ranks have all parameters, cut
-    at whole parameters, so that nodes read side by side, else those that it has first.  Follows from the model alone."""
+    """Returns the parameters that this rank writes when all ranks load together, which follows from the model alone.
+
+    If all ranks have all parameters, each writes a part, cut at whole parameters, so nodes read side by side.  Else the
+    first rank that has a parameter writes it."""
     if sharded.pipeline or not all(p.everywhere for p in sharded.params):
         return {p for p in sharded.params if p.writer == sharded.rank}
     total, before, mine = sum(p.numel for p in sharded.params), 0, set()
@@ -177,8 +179,8 @@ def _mine(sharded: Sharded) -> set[ShardedParam]:
 
 
 def _write(sharded: Sharded, wanted: list[tuple[ShardedParam, str, Stored]]) -> None:
-    """Planes of parameters out of files: by the library in the order of the file, or where the service cannot take
-    the values as they stand, by this process."""
+    """Writes planes of parameters out of files.  The library does so, in the order of the file.  This process does if
+    the service cannot take the values as they stand."""
     of_files: dict[int, tuple[Stored, list[zerod.FileValues]]] = {}
     for param, plane, stored in wanted:
         values = sharded.file_values(param, plane, stored.dtype, stored.begin)
@@ -205,23 +207,22 @@ def _load_buffers(match: _Match) -> None:
 
 def load_safetensors(model: nn.Module, path: str | os.PathLike[str], strict: bool = True, *,
                      alone: bool = False) -> None:
-    """Loads parameters and persistent buffers from safetensors files; all ranks call it.
+    """Loads parameters and persistent buffers from safetensors files.  All ranks call it.
 
-    Each rank writes a part of the parameters to the service, about equal and cut at whole parameters, or where ranks have
-    different ones, those that it is the first to have: straight out of the file, of which it holds 20 MiB, or 64 MiB
-    of a parameter that a mesh divides and of a type other than fp32, bf16, fp16 and the model's bytes.  Each rank reads
-    the headers and its buffers, and so must see the files.  Begins when all ranks have called, and returns when all is
-    written.  Everything is checked first: an error loads nothing.
+    Each rank writes a part of the parameters to the service, about equal and cut at whole parameters.  If ranks have
+    different parameters, the first rank that has one writes it.  Values go straight out of the file, of which a rank
+    holds 20 MiB.  It holds 64 MiB of a parameter that a mesh divides, and of a type other than fp32, bf16, fp16 and the
+    model's bytes.  Each rank reads the headers and its buffers, and so must see the files.  The call begins when all
+    ranks have called, and returns when everything is written.  Everything is checked first: an error loads nothing.
 
-    path: a file, or a directory with "model.safetensors" or "model.safetensors.index.json".  Any
-    floating-point dtype; 16-bit parameters get master weights as exact as the file.  A tied
-    parameter may stand under any of its names.
+    path: a file, or a directory with "model.safetensors" or "model.safetensors.index.json".  Any floating-point dtype
+    is right; 16-bit parameters get master weights as exact as the file.  A tied parameter may have any of its names.
     strict: False ignores missing and unexpected names; shapes must fit all the same.
-    alone: this rank reads and writes by itself and waits for nobody: the others must be between
-    steps, and keep the buffers they have.
+    alone: this rank reads and writes by itself, and waits for no other.  The others must be between steps, and keep
+    their buffers.
 
-    Errors: CheckpointError for a file that is broken or does not fit the model, with everything
-    that does not; RuntimeError in the middle of a step; OSError; zerod.Error of the service.
+    Errors: CheckpointError, which lists everything that does not fit, for a file that is broken or does not fit the
+    model.  RuntimeError in the middle of a step; OSError; zerod.Error of the service.
     """
     sharded = sharded_of(model)
     if alone and sharded.pipeline:
@@ -267,14 +268,14 @@ def _optimizer_sources(optimizer: ServiceOptimizer) -> list[Source]:
 
 
 def _groups_text(optimizer: ServiceOptimizer) -> str:
-    """The param groups as JSON, with names in place of parameters."""
+    """Returns the param groups as JSON, with names in place of parameters."""
     sharded = optimizer.sharded
     groups = [{**g, "params": [sharded.param_of(p).name for p in g["params"]]} for g in optimizer.param_groups]
     for param in filter(lambda p: p.trainable, sharded.elsewhere):
         index = int(sharded.read(param, "set"))
         if index >= len(groups):
             raise ValueError(f"parameter '{param.name}' of another stage is in param group {index}, and the optimizer has "
-                             f"{len(groups)}: give all stages the same param groups, some of which may be empty")
+                             f"{len(groups)}. Give all stages the same param groups; a group may be empty")
         groups[index]["params"].append(param.name)
     try:
         return json.dumps(groups, default=torch.Tensor.item)
@@ -285,14 +286,14 @@ def _groups_text(optimizer: ServiceOptimizer) -> str:
 def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
                     optimizer: ServiceOptimizer, *,
                     max_shard_size: int | str | None = None) -> None:
-    """Writes model and optimizer, streamed, so that training resumes exactly; one rank calls it.
+    """Writes model and optimizer, streamed, so that training resumes exactly.  One rank calls it.
 
-    directory: "model.safetensors" as of :func:`save_safetensors`, and "optimizer.safetensors" with
-    the optimizer's planes (fp32), such as "exp_avg.<name>", and "step.<name>" (int64) of what was
-    updated, "master.<name>" (fp32) of 16-bit parameters, and the param groups in its header.  Both
-    are cut into several files by max_shard_size.  Its header also has ``model.sharded.steps_made``: :func:`steps` of who
-    loads the checkpoint goes on with that number, and with it batches, a scheduler that steps() follows, and random
-    numbers by its seed.  A GradScaler has a state_dict() of its own.
+    directory: gets "model.safetensors" as from :func:`save_safetensors`, and "optimizer.safetensors".  The latter has
+    the optimizer's planes (fp32), such as "exp_avg.<name>", and "step.<name>" (int64) of updated parameters.  It also
+    has "master.<name>" (fp32) of 16-bit parameters, and the param groups in its header.  max_shard_size cuts both into
+    several files.  The header also has ``model.sharded.steps_made``.  After a load :func:`steps` goes on with that
+    number, and so do batches, a scheduler that steps() steps, and random numbers by its seed.  A GradScaler has a
+    state_dict() of its own.
     """
     sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
@@ -310,7 +311,7 @@ def save_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
 
 def _match_optimizer(optimizer: ServiceOptimizer,
                      found: StoredSet) -> dict[ShardedParam, dict[str, Stored]]:
-    """plane -> tensor of each trained parameter; {} for one that was never updated."""
+    """Returns each trained parameter's tensors by plane; {} for one that was never updated."""
     by_name = {p.name: p for p in optimizer.sharded.params if p.trainable}
     match: dict[ShardedParam, dict[str, Stored]] = {p: {} for p in by_name.values()}
     elsewhere = {p.name for p in optimizer.sharded.elsewhere}
@@ -341,7 +342,7 @@ def _match_optimizer(optimizer: ServiceOptimizer,
 
 
 def _match_groups(optimizer: ServiceOptimizer, found: StoredSet) -> list[dict[str, Any]]:
-    """The saved param groups; CheckpointError unless they have the same parameters."""
+    """Returns the saved param groups.  CheckpointError unless they have the same parameters."""
     try:
         groups = json.loads(found.metadata().get(PARAM_GROUPS, ""), parse_constant=no_constant)
         elsewhere = {p.name for p in optimizer.sharded.elsewhere}
@@ -378,15 +379,15 @@ def _load_optimizer(optimizer: ServiceOptimizer,
 
 def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
                     optimizer: ServiceOptimizer) -> None:
-    """Loads what :func:`save_checkpoint` has written; all ranks call it.
+    """Loads the files of :func:`save_checkpoint`.  All ranks call it.
 
-    The number of ranks, nodes and the stage may be others than when it was saved.  Ranks write as in
-    :func:`load_safetensors`; begins when all ranks have called, and returns when all is written.  Both files are
-    checked first: an error loads nothing.  ``model.sharded.steps_made`` is then what it was when the checkpoint was saved,
-    also for ranks that start again later.
+    The number of ranks and nodes, and the stage, may be others than at the save.  Ranks write as in
+    :func:`load_safetensors`.  The call begins when all ranks have called, and returns when everything is written.  Both
+    files are checked first: an error loads nothing.  ``model.sharded.steps_made`` then has its value at the save, also
+    for ranks that start again later.
 
-    Errors: CheckpointError for files that are broken, of different saves, or do not fit model and
-    param groups; RuntimeError in the middle of a step; OSError; zerod.Error of the service.
+    Errors: CheckpointError for files that are broken, of different saves, or do not fit model and param groups.
+    RuntimeError in the middle of a step; OSError; zerod.Error of the service.
     """
     sharded = sharded_of(model)
     if optimizer.sharded is not sharded:
@@ -415,16 +416,16 @@ def load_checkpoint(directory: str | os.PathLike[str], model: nn.Module,
         sharded.barrier()
 
 
-# ---- as transformers.Trainer has them ----------------------------------------------
+# ---- the files of transformers.Trainer ----------------------------------------------
 
 
 def save_plain(directory: str, optimizer: ServiceOptimizer,
                defaults: Mapping[str, Any] | None = None, name: str = PLAIN_FILE) -> None:
-    """Writes model and optimizer as transformers.Trainer does, streamed; one rank calls it.
+    """Writes model and optimizer as transformers.Trainer does, streamed.  One rank calls it.
 
-    "optimizer.pt", or `name`, is torch.save()'s of a state_dict() that torch's optimizer loads; "master.pt"
+    "optimizer.pt", or `name`, is a file of torch.save() with a state_dict() that torch's optimizer loads.  "master.pt"
     has the fp32 master weights of 16-bit parameters by the same numbers.
-    defaults: of torch's optimizer, for what the param groups here do not have; None: torch's own.
+    defaults: of torch's optimizer, for keys that the param groups here do not have; None: torch's own.
     """
     check_not_averaged(optimizer.sharded)
     if optimizer.sharded.pipeline:
@@ -457,9 +458,10 @@ def _entry(directory: str, masters: Any, key: str) -> Any:
 
 
 def load_plain(directory: str, optimizer: ServiceOptimizer, name: str = PLAIN_FILE) -> None:
-    """Loads the optimizer of :func:`save_plain` or transformers.Trainer; all ranks call it, with
-    the model loaded.  CheckpointError if model and optimizer come from different saves, or master.pt
-    is damaged; else as of :meth:`ServiceOptimizer.load_state_dict`."""
+    """Loads the optimizer of :func:`save_plain` or transformers.Trainer.  All ranks call it, after loading the model.
+    CheckpointError if model and optimizer come from different saves, or master.pt is damaged.  Other errors are those
+    of
+    :meth:`ServiceOptimizer.load_state_dict`."""
     def read(file: str) -> dict[str, Any]:
         return torch.load(os.path.join(directory, file), map_location="cpu", weights_only=True,
                           mmap=True)

@@ -1,10 +1,10 @@
-"""safetensors files, and those of torch.save(), streamed: at most a piece of a tensor is in memory.
+"""Files of safetensors and of torch.save(), streamed: at most a piece of a tensor is in memory.
 
-Format of safetensors (https://huggingface.co/docs/safetensors): u64 length of the header, JSON
-header, data without holes.  Several files are named and numbered as Hugging Face does it.
+A safetensors file (https://huggingface.co/docs/safetensors) has the length of the header as u64, a JSON header, and
+data without holes.  Several files are named and numbered like Hugging Face's.
 
-Rules: a file is written under a temporary name beside its place, synced and renamed, the index last.
-Files that are read are hostile: lengths are bounded before use, and a header is refused as a whole.
+Rules: a file is written under a temporary name beside its place, synced and renamed, the index last.  A file that is
+read is hostile: lengths are bounded before use, and a header is refused as a whole.
 """
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CheckpointError(ValueError):
 
 
 def pieces(elements: int, size: int = 4) -> Iterator[tuple[int, int]]:
-    """(first, count) of the pieces of so many elements of `size` bytes; none for 0."""
+    """Yields (first, count) of the pieces of `elements` elements of `size` bytes each."""
     most = PIECE // size
     for first in range(0, elements, most):
         yield first, min(most, elements - first)
@@ -59,7 +59,7 @@ def check_machine() -> None:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor; the tensor must outlive it."""
+    """Returns the bytes of a contiguous tensor, which must outlive the result."""
     size = tensor.numel() * tensor.element_size()
     if size == 0:
         return memoryview(b"")
@@ -89,12 +89,12 @@ class Source:
         return self.elements * self.dtype.itemsize
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first, elements) of the whole tensor."""
+        """Yields (first, elements) of the whole tensor."""
         for first, count in pieces(self.elements, self.dtype.itemsize):
             yield first, self.read(first, count)
 
     def whole(self) -> torch.Tensor:
-        """The tensor, in memory."""
+        """Returns the tensor, in memory."""
         flat = torch.empty(self.elements, dtype=self.dtype)
         for first, piece in self.pieces():
             flat[first:first + piece.numel()] = piece
@@ -154,7 +154,7 @@ def _sync_directory(directory: str) -> None:
 
 
 def bytes_of(size: int | str | None) -> int | None:
-    """A size as Hugging Face writes it: bytes, or "5GB"."""
+    """Returns the bytes of a size as Hugging Face writes it: a number of bytes, or "5GB"."""
     if isinstance(size, str):
         match = re.fullmatch(r"(\d+)\s*([A-Za-z]+)", size.strip())
         if not match or match[2].upper() not in SIZES:
@@ -166,7 +166,7 @@ def bytes_of(size: int | str | None) -> int | None:
 
 
 def _split(sources: list[Source], most: int | None) -> list[list[Source]]:
-    """Tensors of one file each, in order; a tensor larger than `most` has a file of its own."""
+    """Divides tensors over files, in order.  A tensor larger than `most` has a file of its own."""
     files: list[list[Source]] = [[]]
     used = 0
     for s in sources:
@@ -186,7 +186,7 @@ def _file_names(path: str, count: int) -> list[str]:
 
 
 def _stale(path: str, kept: set[str]) -> list[str]:
-    """Files of an older save of the same name that had another number of files."""
+    """Returns the files of an older save of the same name that had another number of files."""
     directory, base = os.path.split(path)
     stem = re.escape(base.removesuffix(".safetensors"))
     pattern = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.safetensors({re.escape(INDEX_SUFFIX)})?")
@@ -196,7 +196,7 @@ def _stale(path: str, kept: set[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _temporary() -> Iterator[Callable[[str], str]]:
-    """Yields a function from a file's name to a temporary name; renames the files at the end."""
+    """Yields a function from a file's name to a temporary name.  Renames the files at the end."""
     renames = []
     with contextlib.ExitStack() as undo:
         def temporary(name: str) -> str:
@@ -213,8 +213,8 @@ def _temporary() -> Iterator[Callable[[str], str]]:
 
 def write_set(path: str, sources: list[Source], most: int | None,
                metadata: Mapping[str, str]) -> None:
-    """One file, or several and their index."""
-    sources = sorted(sources, key=lambda s: -s.dtype.itemsize)  # all are aligned then
+    """Writes one file, or several and their index."""
+    sources = sorted(sources, key=lambda s: -s.dtype.itemsize)  # so that all are aligned
     files = _split(sources, most)
     names = _file_names(path, len(files))
     with _temporary() as temporary:
@@ -239,7 +239,7 @@ def _write_index(path: str, names: list[str], files: list[list[Source]]) -> None
 
 
 def _reserve(path: str, tree: Any) -> None:
-    """Has torch.save() write the file with holes for the sources' bytes."""
+    """Makes torch.save() write the file with holes for the sources' bytes."""
     largest = max((s.size for s in tree_leaves(tree) if isinstance(s, Source)), default=0)
     untouched = mmap.mmap(-1, max(1, largest), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -253,9 +253,8 @@ def _reserve(path: str, tree: Any) -> None:
 
 
 def write_pickled(path: str, tree: Any) -> None:
-    """Writes dicts and lists as torch.save() does, with a Source in place of each tensor; all
-    sources have one dtype.  The zip file's checksums of tensors are wrong; torch.load() ignores
-    them."""
+    """Writes dicts and lists as torch.save() does, with a Source in place of each tensor.  All sources have one dtype.
+    The zip file's checksums of tensors are wrong, and torch.load() ignores them."""
     with _temporary() as temporary:
         made = temporary(path)
         _reserve(made, tree)
@@ -284,13 +283,13 @@ class Stored:
     begin: int  # in the file, bytes
 
     def read(self, first: int, count: int) -> torch.Tensor:
-        """Elements, flat."""
+        """Reads elements, flat."""
         piece = torch.empty(count, dtype=self.dtype)
         self.file.read(memory_of(piece), self.begin + first * self.dtype.itemsize)
         return piece
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first, elements) of the whole tensor."""
+        """Yields (first, elements) of the whole tensor."""
         elements = 1
         for extent in self.shape:
             elements *= extent
@@ -308,7 +307,7 @@ class _File:
 
     @property
     def size(self) -> int:
-        """Of the file, in bytes."""
+        """The file's bytes."""
         return os.fstat(self.fd).st_size
 
     def read(self, into: memoryview, at: int) -> None:
@@ -346,7 +345,7 @@ def no_constant(text: str) -> Any:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """Strict JSON of an object; ValueError for anything else."""
+    """Parses strict JSON of an object.  ValueError for anything else."""
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_twice,
                            parse_constant=no_constant)
@@ -364,7 +363,7 @@ def _number(value: Any) -> int:
 
 
 def _entry(file: _File, name: str, entry: Any, data_at: int) -> tuple[int, int, Stored]:
-    """(begin, end, tensor) of one header entry."""
+    """Returns (begin, end, tensor) of one header entry."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError("it does not have exactly dtype, shape and data_offsets")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
@@ -387,7 +386,7 @@ def _entry(file: _File, name: str, entry: Any, data_at: int) -> tuple[int, int, 
 
 
 def _read_header(file: _File) -> None:
-    """Reads metadata and tensors; ValueError says what is wrong."""
+    """Reads metadata and tensors.  ValueError says what is wrong."""
     size = file.size
     if size < 8:
         raise ValueError(f"{size} bytes are not a safetensors file")
@@ -417,7 +416,7 @@ def _read_header(file: _File) -> None:
 
 
 def _check_spans(spans: list[tuple[int, int, Stored]], there: int) -> None:
-    """No holes, no overlaps, nothing missing, nothing left."""
+    """Raises ValueError for holes, overlaps, and missing or remaining bytes."""
     at = 0
     for begin, end, tensor in sorted(spans, key=lambda s: s[:2]):
         if begin != at:
@@ -441,7 +440,7 @@ def _open(path: str) -> Iterator[_File]:
 
 
 def _checked(file: _File) -> _File:
-    """The file, its header read."""
+    """Reads a file's header, and returns the file."""
     try:
         _read_header(file)
     except CheckpointError:
@@ -452,7 +451,7 @@ def _checked(file: _File) -> _File:
 
 
 def tensors_in(path: str, memory: memoryview) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, in the memory that has its contents."""
+    """Returns the tensors of a safetensors file, in the memory that has its contents."""
     found = {}
     for t in _checked(_InMemory(path, memory)).tensors.values():
         count = math.prod(t.shape)
@@ -470,7 +469,7 @@ def _is_file_name(name: Any) -> bool:
 
 
 def _read_index(path: str) -> dict[str, str]:
-    """Tensor name -> file name beside the index."""
+    """Returns the files of the tensors by name, all beside the index."""
     try:
         if os.path.getsize(path) > HEADER_MAX:
             raise ValueError(f"larger than {HEADER_MAX} bytes")
@@ -516,5 +515,5 @@ class StoredSet:
             self.tensors.update(file.tensors)
 
     def metadata(self) -> dict[str, str]:
-        """The first file's; all files have the same."""
+        """Returns the first file's metadata; all files have the same."""
         return self.files[0].metadata

@@ -1,7 +1,7 @@
-"""Full parameters for those who ask: reading, changing, ``state_dict()`` and ``load_state_dict()``.
+"""Full parameters on demand: reading, changing, ``state_dict()`` and ``load_state_dict()``.
 
-Rule: at most one parameter is read or written at a time beyond what the caller wants to hold; where
-all ranks call, they meet, rank 0 alone writes, and they meet again.
+Rule: beyond the parameters that the caller wants to hold, one at a time is read or written.  If all ranks call, they
+meet, the first rank that has a parameter writes it, and they meet again.
 """
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from .unit import ShardedParam
 
 
 def read_all(sharded: Sharded, param: ShardedParam, plane: str = "serve") -> torch.Tensor:
-    """A parameter's plane, flat: fp32, or the parameter's dtype for "serve"."""
+    """Reads a parameter's plane, flat: fp32, or the parameter's dtype for "serve"."""
     dtype = param.dtype if plane == "serve" else torch.float32
     return source_of(sharded, param, plane, dtype=dtype).whole().view(-1)
 
 
 def source_of(sharded: Sharded, param: ShardedParam, plane: str, name: str = "",
               dtype: torch.dtype = torch.float32) -> Source:
-    """A parameter's plane, to be read when it is written to a file."""
+    """Returns a Source of a parameter's plane, which is read when it is written to a file."""
     return Source(name, tuple(param.shape), dtype,
                   lambda first, count: sharded.read(param, plane, first, count).to(dtype))
 
 
 def write_all(sharded: Sharded, param: ShardedParam, plane: str,
               values: torch.Tensor) -> None:
-    """Writes a tensor of the parameter's shape, of any dtype; a piece at a time."""
+    """Writes a tensor of the parameter's shape, of any dtype, a piece at a time."""
     flat = values.detach().reshape(-1)
     for first, count in pieces(param.numel):
         sharded.write(param, plane, flat[first:first + count], first)
 
 
 def check_all_sharded(model: nn.Module) -> None:
-    """ValueError for a trained parameter that came into the model after shard()."""
+    """Raises ValueError for a trained parameter that came into the model after shard()."""
     for name, tensor in model.named_parameters():
         if tensor.requires_grad and find_param(tensor) is None:
             raise ValueError(f"parameter '{name}' came into the model after shard(): zerod does not "
@@ -58,7 +58,7 @@ def check_all_sharded(model: nn.Module) -> None:
 
 
 def check_boundary(sharded: Sharded) -> None:
-    """RuntimeError if this rank has gradients of an unfinished step, or another thread trains."""
+    """Raises RuntimeError if this rank has gradients of an unfinished step, or another thread trains."""
     sharded.turn.check()
     if sharded.has_gradients:
         raise RuntimeError("parameters and optimizer state are written between steps: gradients of "
@@ -67,7 +67,7 @@ def check_boundary(sharded: Sharded) -> None:
 
 
 def check_not_averaged(sharded: Sharded) -> None:
-    """RuntimeError within ema_params()."""
+    """Raises RuntimeError within ema_params()."""
     if sharded.averaged:
         raise RuntimeError("within ema_params() the averages stand in for the parameters: leave the context first")
 
@@ -83,7 +83,7 @@ class _Full:
         values = read_all(param.sharded, param, plane).view(param.shape).to(param.sharded.place.device, param.dtype)
         self.tensor = param.parameter(values, param.placeholder.requires_grad)
         self.depth = 0  # contexts that show it
-        self.clean = self.tensor._version  # version counter of what the service has
+        self.clean = self.tensor._version  # version counter of the service's values
 
     def show(self) -> None:
         self.depth += 1
@@ -92,7 +92,7 @@ class _Full:
         self.param.put_in_place(self.tensor)
 
     def hide(self) -> bool:
-        """One context ends; whether it was the last."""
+        """Ends one context.  Returns True if it was the last."""
         self.depth -= 1
         if self.depth == 0:
             self.param.full = None
@@ -101,7 +101,7 @@ class _Full:
         return self.depth == 0
 
     def current(self) -> torch.Tensor:
-        """What the module has: another tensor, if the user has assigned one."""
+        """Returns the module's tensor: another one, if the user has assigned one."""
         for module, attribute in self.param.places:
             found = module._parameters.get(attribute)
             if found is not None and find_param(found) is not self.param:
@@ -109,7 +109,7 @@ class _Full:
         return self.tensor
 
     def write_back(self) -> None:
-        """Writes what differs from the service's values."""
+        """Writes the values if they differ from the service's."""
         value = self.current()
         if tuple(value.shape) != tuple(self.param.shape):
             raise ValueError(f"parameter '{self.param.name}' has shape {tuple(self.param.shape)} "
@@ -120,7 +120,7 @@ class _Full:
         self.clean = self.tensor._version
 
     def _differs(self) -> bool:
-        """What was written through ``.data`` does not count in the version counter."""
+        """Compares with the service's values: a write through ``.data`` does not count in the version counter."""
         flat = self.tensor.detach().reshape(-1)
         if flat.dtype is not self.param.dtype:
             return True
@@ -133,32 +133,32 @@ class _Full:
 
 
 def _restore(param: ShardedParam) -> None:
-    """Puts back what the module shows in the present state of its unit."""
+    """Shows the parameter as the present state of its unit wants it."""
     param.put_in_place(param.shown if param.unit.shown else param.placeholder)
 
 
 def _let_go(param: ShardedParam) -> None:
-    """What this rank has fetched of the parameter is not the newest any more."""
+    """Releases the parameter's unit, whose values are not the newest any more."""
     if param.unit.depth == 0 and param.unit.fetched:
         param.unit.release()
 
 
 class _Model:
-    """What install() keeps with a Sharded."""
+    """The record that install() keeps with a Sharded."""
 
     def __init__(self, sharded: Sharded):
         self.sharded = sharded
         self.full: dict[ShardedParam, _Full] = {}
         self.loading = 0  # load_state_dict() calls under way
-        self.saved: dict[ShardedParam, tuple[str, int]] = {}  # tied: key and address in the last
+        self.saved: dict[ShardedParam, tuple[str, int]] = {}  # key and address in the last state_dict(), for tied ones
         self.of_module: dict[nn.Module, dict[str, ShardedParam]] = {}
-        self.whole: dict[nn.Module, dict[str, nn.Parameter]] = {}  # of the base, where this rank has a part
+        self.whole: dict[nn.Module, dict[str, nn.Parameter]] = {}  # whole tensors of the base whose part this rank has
         for param in sharded.params:
             for module, attribute in param.places:
                 self.of_module.setdefault(module, {})[attribute] = param
 
     def params_in(self, module: nn.Module) -> list[ShardedParam]:
-        """The parameters of a part of the model, each once."""
+        """Returns the parameters of a part of the model, each once."""
         found: dict[ShardedParam, None] = {}
         for m in module.modules():
             found.update(dict.fromkeys(self.of_module.get(m, {}).values()))
@@ -175,21 +175,20 @@ def _model_of(module: nn.Module) -> _Model:
 
 @contextlib.contextmanager
 def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
-    """Inside, the module's parameters (its children's too) are ordinary full parameters.
+    """Makes the parameters of a module and its children ordinary full parameters, inside the context.
 
-    module: a sharded model or a part of one.  Values have the parameter's shape and dtype, on the
-    model's device, and are read one at a time when the context begins; tied parameters are read
-    once.  Any rank may use it alone; it is reentrant.  The model runs inside, on these parameters: forward,
-    generate().  torch.autograd.grad() works on them; backward() would train nothing, and raises at the end.
+    module: a sharded model or a part of one.  Values have the parameter's shape and dtype, on the model's device.  They
+    are read one parameter at a time when the context begins, and tied parameters once.  Any rank may use it alone; it
+    is reentrant.  The model runs on these parameters: forward, generate().  torch.autograd.grad() works on them.
+    backward() would train nothing, and the end of the context raises.
 
-    write: when the block ends without an exception, this rank writes what changed to the service;
-    after an exception nothing is written.  In 16-bit models the fp32 master weights of what changed
-    become the new values.  Use it on one rank, between steps, and let the others wait:
-    ``sharded_of(model).barrier()`` on all ranks makes them meet.  Without write, changes are lost.
+    write: when the block ends without an exception, this rank writes changed parameters to the service.  After an
+    exception nothing is written.  In 16-bit models the fp32 master weights of changed parameters become the new values.
+    Use it on one rank, between steps, and let the others wait: ``sharded_of(model).barrier()`` on all ranks makes them
+    meet.  Without write, changes are lost.
 
-    Errors: TypeError if the module is not part of a sharded model; GradientsAreElsewhere if parameters have
-    gradients at the end; with write: RuntimeError in the middle of a step, ValueError if a parameter was given
-    another shape.
+    Errors: TypeError if the module is not part of a sharded model.  GradientsAreElsewhere if parameters have gradients
+    at the end.  With write: RuntimeError in the middle of a step, ValueError if a parameter was given another shape.
     """
     model = _model_of(module)
     if write:
@@ -200,7 +199,7 @@ def full_params(module: nn.Module, write: bool = False) -> Iterator[None]:
 
 
 def show_whole(module: nn.Module, tensors: dict[str, nn.Parameter]) -> None:
-    """Has full_params() show these in one module of a sharded model."""
+    """Makes full_params() show these tensors in one module of a sharded model."""
     _model_of(module).whole[module] = tensors
 
 
@@ -237,7 +236,7 @@ def ema_params(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shown(model: _Model, module: nn.Module, write: bool, averaged: Container[Any]) -> Iterator[None]:
-    """Shows full parameters, those of `averaged` as their averages."""
+    """Shows full parameters, and the averages of those in `averaged`."""
     shown: list[_Full] = []
     whole = contextlib.ExitStack()
     turn = model.sharded.turn
@@ -257,7 +256,7 @@ def _shown(model: _Model, module: nn.Module, write: bool, averaged: Container[An
             if full.tensor.grad is not None:
                 raise GradientsAreElsewhere(
                     f"backward() within full_params() gave '{full.param.name}' a gradient, which the service does not "
-                    "get: call it outside, take torch.autograd.grad(), or set .grad to None before the end")
+                    "get. Call it outside, take torch.autograd.grad(), or set .grad to None before the end")
         if write:
             check_boundary(model.sharded)
             with turn.one_version():
@@ -274,12 +273,12 @@ def _shown(model: _Model, module: nn.Module, write: bool, averaged: Container[An
 
 @contextlib.contextmanager
 def hold(module: nn.Module) -> Iterator[None]:
-    """Inside, what forward passes of the module fetch stays fetched: for generation and evaluation.
+    """Keeps the parameters that forward passes of the module fetch, inside the context: for generation and evaluation.
 
-    module: a sharded model or a part of one.  At stages 1 and 2, on a GPU, and where the model fits its window,
-    the groups stay in the window until the next step.  Else this is ``full_params(module)``: the rank has a copy
-    of the module's parameters until the end.  Any rank may use it alone.  Passes with gradients are right too,
-    and slower than without, except in the copy (full_params() says why).
+    module: a sharded model or a part of one.  At stages 1 and 2, on a GPU, or if the model fits its window, the groups
+    stay in the window until the next step.  Else this is ``full_params(module)``: the rank has a copy of the module's
+    parameters until the end.  Any rank may use it alone.  Passes with gradients are right, too, but slower than without
+    this context.  With the copy they are not possible (full_params() says why).
 
     Errors: TypeError if the module is not part of a sharded model.
     """
@@ -302,14 +301,13 @@ def hold(module: nn.Module) -> Iterator[None]:
 
 
 def register_forward_method(module: nn.Module, name: str) -> None:
-    """Has the module's parameters fetched while this method runs, as while its forward does.
+    """Keeps the module's parameters fetched while this method runs, as while its forward runs.
 
-    module: a sharded model or a part of one.  name: of a method, which may call forward.  shard() does so for
-    generate(), encode() and encode_...(), and get_..._features() of all modules.  FSDP2 has a function of that
-    name.
+    module: a sharded model or a part of one.  name: of a method, which may call forward.  shard() registers generate(),
+    encode() and encode_...(), and get_..._features() of all modules.  FSDP2 has a function of that name.
 
-    Errors: TypeError if the module is not part of a sharded model or the attribute is no method,
-    AttributeError if it is missing.
+    Errors: TypeError if the module is not part of a sharded model or the attribute is no method, AttributeError if it
+    is missing.
     """
     _model_of(module).sharded.hooks.run_as_forward(module, name)
 
@@ -319,7 +317,7 @@ ENTRIES = re.compile(r"generate|encode(_\w+)?|get_\w+_features")
 
 @functools.cache
 def _entries(kind: type) -> list[str]:
-    """Methods of transformers, peft and sentence-transformers that use parameters without a forward pass."""
+    """Returns methods of transformers, peft and sentence-transformers that use parameters without a forward pass."""
     return [n for n in dir(kind) if ENTRIES.fullmatch(n) and inspect.isfunction(inspect.getattr_static(kind, n))]
 
 
@@ -328,7 +326,7 @@ def _entries(kind: type) -> list[str]:
 
 @contextlib.contextmanager
 def attributes(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Shows tensors in one module for the time of a call, which has the model's turn."""
+    """Shows tensors in one module during a call, which has the model's turn."""
     before = {name: module._parameters[name] for name in tensors}
     module._parameters.update(tensors)
     try:
@@ -338,7 +336,7 @@ def attributes(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterat
 
 
 def _saved_twin(model: _Model, param: ShardedParam, destination: Mapping[str, Any]) -> Any:
-    """The tied parameter's tensor, if the same state_dict() call has it already."""
+    """Returns a tied parameter's tensor, if the same state_dict() call has it already."""
     key, address = model.saved.get(param, ("", 0))
     there = destination.get(key)
     if isinstance(there, torch.Tensor) and there.data_ptr() == address and (
@@ -348,16 +346,16 @@ def _saved_twin(model: _Model, param: ShardedParam, destination: Mapping[str, An
 
 
 def _save(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """``state_dict`` of a sharded model or a part of one, in any thread."""
+    """Is ``state_dict`` of a sharded model or a part of one, in any thread."""
     with _model_of(module).sharded.turn.one_version():
         return overridden(module, "state_dict")(*args, **kwargs)
 
 
 def save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
                  keep_vars: bool) -> None:
-    """``_save_to_state_dict`` of a module that owns sharded parameters.
+    """Is ``_save_to_state_dict`` of a module that owns sharded parameters.
 
-    The module is left as it is: another thread may compute with it."""
+    It leaves the module as it is, because another thread may compute with it."""
     model = _model_of(module)
     tensors: dict[str, torch.Tensor] = dict(model.whole.get(module, {}))
     for name, param in model.of_module.get(module, {}).items():
@@ -377,14 +375,15 @@ def save_module(module: nn.Module, destination: dict[str, Any], prefix: str,
 
 
 def _blank(module: nn.Module, param: ShardedParam) -> nn.Parameter:
-    """What a module loads into; a class that loads in a way of its own may look at the values."""
+    """Returns a parameter to load into.  It has the values if the module's class loads in its own way, and may look at
+    them."""
     own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
     values = read_all(param.sharded, param) if own else torch.empty(param.numel, dtype=param.dtype)
     return nn.Parameter(values.view(param.shape), requires_grad=param.placeholder.requires_grad)
 
 
 def _load_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """``_load_from_state_dict`` of a module that owns sharded parameters."""
+    """Is ``_load_from_state_dict`` of a module that owns sharded parameters."""
     model = _model_of(module)
     if not model.loading:
         raise RuntimeError("load_state_dict() of a module around a sharded model, where ranks would not meet: call the "
@@ -406,11 +405,11 @@ def _load_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
           assign: bool = False) -> Any:
-    """``load_state_dict`` of a sharded model or a part of one; all ranks call it.
+    """Is ``load_state_dict`` of a sharded model or a part of one.  All ranks call it.
 
-    Values are cast to the parameters' dtypes and written by the first rank that has them; each rank loads its buffers.
-    Begins when all ranks have called, and returns when all is written.  assign changes nothing for
-    parameters.
+    Values are cast to the parameters' dtypes, and the first rank that has a parameter writes it.  Each rank loads its
+    buffers.  The call begins when all ranks have called, and returns when everything is written.  assign changes
+    nothing for parameters.
     """
     model = _model_of(module)
     with model.sharded.turn.changing():
@@ -418,7 +417,7 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
         if model.full:
             raise RuntimeError("load_state_dict() within full_params(): leave the context first")
         if model.loading == 0:
-            model.sharded.barrier()  # nobody computes with or reads the old values any more
+            model.sharded.barrier()  # no rank computes with or reads the old values any more
         model.loading += 1
         try:
             result = overridden(module, "load_state_dict")(state_dict, strict=strict, assign=assign)
@@ -430,7 +429,7 @@ def _load(module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
 
 
 def _resize(module: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, *more: Any, **named: Any) -> Any:
-    """transformers' ``resize_token_embeddings``; RuntimeError if that makes new parameters."""
+    """Is transformers' ``resize_token_embeddings``.  RuntimeError if that makes new parameters."""
     rows = module.get_input_embeddings().weight.shape[0]
     wanted, multiple = rows if new_num_tokens is None else new_num_tokens, pad_to_multiple_of or 1
     if -(-wanted // multiple) * multiple != rows:
@@ -440,8 +439,8 @@ def _resize(module: Any, new_num_tokens: int | None = None, pad_to_multiple_of: 
 
 
 def install(model: nn.Module, sharded: Sharded) -> None:
-    """Makes ``state_dict()`` and ``load_state_dict()`` of the model and of each of its modules work
-    on the service's values."""
+    """Makes ``state_dict()`` and ``load_state_dict()`` of the model and of each of its modules work on the service's
+    values."""
     kept = _Model(sharded)
     for module in model.modules():
         override(module, "_zerod_state", kept)
@@ -460,7 +459,7 @@ def install(model: nn.Module, sharded: Sharded) -> None:
 
 
 def persistent_buffers(model: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Names, as in state_dict() without what wrappers put in, and buffers that are saved."""
+    """Yields the buffers that state_dict() saves, with their names without the parts of wrappers."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

@@ -2,12 +2,10 @@
 
     for step in zerod.torch.steps(model, until=1000, scheduler=scheduler, seed=0):
         with step as t:
-            loss_of(model, batch(t)).backward()
-            model.clip_grad_norm_(1.0)
-            optimizer.step()
+            loss_of(model, batch(t)).backward() model.clip_grad_norm_(1.0) optimizer.step()
 
-Rule: a step depends on its number t alone: batch, learning rate, random numbers.  Then a step that
-is repeated, by this process or by its successor, is the same to the bit.
+Rule: batch, learning rate and random numbers of a step depend on its number t alone.  Then a repeated step, in this
+process or in its successor, is the same to the bit.
 """
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ log = logging.getLogger("zerod")
 
 
 def manual_seed(seed: int, step: int = 0, rank: int = 0) -> None:
-    """Seeds torch's generators, Python's `random`, and NumPy's global generator if NumPy is loaded,
-    from three numbers; other numbers give unrelated random numbers."""
+    """Seeds torch's generators, Python's `random`, and NumPy's global generator if NumPy is loaded, from three numbers.
+    Other numbers give unrelated random numbers."""
     digest = hashlib.sha256(f"{int(seed)} {int(step)} {int(rank)}".encode()).digest()
     mixed = int.from_bytes(digest[:7], "little")
     torch.manual_seed(mixed)
@@ -43,7 +41,7 @@ def manual_seed(seed: int, step: int = 0, rank: int = 0) -> None:
 
 
 def may_repeat(sharded: Sharded, abort: zerod.Aborted) -> bool:
-    """Whether this process may repeat the step by itself; otherwise the abort says what to do."""
+    """Returns True if this process may repeat the step by itself.  Otherwise the abort says what to do."""
     if not sharded.parallel:
         return True
     # a rank that repeats its step now would pair its collectives with those of another attempt
@@ -54,11 +52,11 @@ def may_repeat(sharded: Sharded, abort: zerod.Aborted) -> bool:
 
 
 class Step:
-    """One try at a step.  As a context it gives the step's number, and swallows zerod.Aborted."""
+    """One try at a step.  The context returns the step's number, and swallows zerod.Aborted."""
 
     def __init__(self, sharded: Sharded, scheduler: Any = None, seed: int | None = None):
         self.sharded, self.scheduler, self.seed = sharded, scheduler, seed
-        self.aborted = False  # repeat it, unless it was committed after all
+        self.aborted = False  # the step is repeated, unless it was committed after all
 
     def __enter__(self) -> int:
         t = self.sharded.steps_made
@@ -77,26 +75,24 @@ class Step:
 
 def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | None = None,
           resume: str = "auto") -> Iterator[Step]:
-    """Steps of a sharded model, from the job's current step until `until` are made.
+    """Yields steps of a sharded model, from the job's current step until `until` are made.
 
-    ``with`` enters a step and returns its number: how many steps the job has made before, also those
-    skipped because a gradient was not finite.  The block has the forward and backward passes, and
-    ``optimizer.step()`` at its end.  If the step is aborted because a daemon, a node or a rank was
-    lost, the block ends without an exception.  The next block has the same number, or the next
-    number if the step was committed after all.  All other exceptions propagate, and so does zerod.Aborted if the
-    model is divided over a mesh: start all ranks again.
+    ``with`` enters a step and returns its number: how many steps the job has made before.  Steps that were skipped
+    because a gradient was not finite count.  The block has the forward and backward passes, and ``optimizer.step()`` at
+    its end.  If the step is aborted because a daemon, a node or a rank was lost, the block ends without an exception.
+    The next block has the same number, or the next number if the step was committed after all.  All other exceptions
+    propagate.  zerod.Aborted propagates, too, if the model is divided over a mesh: start all ranks again.
 
-    scheduler: of torch.optim.lr_scheduler, made before; steps() steps it once for each step made, and
-    nobody else may.  A scheduler that needs metrics cannot be used.
-    seed: seeds by :func:`manual_seed` with the step's number and the rank, so that dropout is the
-    same when a step is repeated; None: leaves random numbers alone.
+    scheduler: of torch.optim.lr_scheduler, made before.  Only steps() steps it, once for each step made.  A scheduler
+    that needs metrics cannot be used.
+    seed: seeds by :func:`manual_seed` with the step's number and the rank, so dropout is the same when a step is
+    repeated.  None: leaves random numbers alone.
 
-    resume: as of :func:`shard`: whether steps that were made before this process count.
+    resume: as of :func:`shard`: says if steps that were made before this process count.
 
     After the last step this rank has completed the job (zerod.Client.finish()).
 
-    Errors: TypeError if the model is not sharded; RuntimeError for a scheduler that is ahead, or by
-    resume.
+    Errors: TypeError if the model is not sharded; RuntimeError for a scheduler that is ahead, or by resume.
     """
     sharded = sharded_of(model)
     check_resume(sharded, resume)
@@ -110,7 +106,7 @@ def steps(model: nn.Module, until: int, *, scheduler: Any = None, seed: int | No
 
 
 def follow(scheduler: Any, made: int) -> None:
-    """Steps a scheduler up to the number of steps made; RuntimeError if it is ahead of that."""
+    """Steps a scheduler up to the number of steps made.  RuntimeError if the scheduler is ahead of that."""
     if scheduler.last_epoch > made:
         raise RuntimeError(f"the scheduler has made {scheduler.last_epoch} steps and the job "
                            f"{made}: make a new one, and let only steps() step it")

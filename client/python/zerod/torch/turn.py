@@ -1,12 +1,13 @@
-"""Whose turn it is: one thread at a time uses a sharded model.
+"""The turns of threads: one thread at a time uses a sharded model.
 
 Rules
 - A pass, a step, and a context that shows or holds parameters have the model for themselves.  A thread that trains also
   keeps its turn from the forward pass to the step.
 - Another thread that needs a turn meanwhile raises UsedByAnotherThread.  The thread that trains does not notice.
-- Who came between two steps and only looks is waited for.
-- What only reads from the service needs no turn: :meth:`one_version` keeps steps away while it reads.
-- Threads of autograd work for the thread whose backward pass it is, those of micro-batches for the thread that began them.
+- A thread that took the turn between two steps, and does not train, makes the thread that trains wait.
+- A call that only reads from the service needs no turn: :meth:`one_version` keeps steps away while it reads.
+- A thread of autograd works for the thread of the backward pass.  A thread of a micro-batch works for the thread that
+  began it.
 """
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ import torch
 if TYPE_CHECKING:
     from .sharded import Sharded
 
-WAIT_S = 600.0  # of one thread for another
+WAIT_S = 600.0  # the longest wait of one thread for another
 
 
 def graph_task() -> int:
-    """The backward pass this thread is in; -1: none."""
+    """Returns the backward pass that this thread is in; -1 if there is none."""
     return torch._C._current_graph_task_id()  # pylint: disable=protected-access
 
 
@@ -37,9 +38,11 @@ class UsedByAnotherThread(RuntimeError):
 
 
 class Turn:
-    """thread: whose turn it is, or was last; ident: its number.  depth: calls of it that have not returned; trains: one
-    of them takes part in a step.  stepping: a pass with gradients was made since the last step.  trainer: the thread of the
-    newest backward pass."""
+    """The turn of a sharded model.
+
+    thread: has the turn, or had it last.  ident: the thread's number.  depth: its calls that have not returned.
+    trains: one of these calls is part of a step.  stepping: a pass with gradients was made since the last step.
+    trainer: the thread of the newest backward pass."""
 
     def __init__(self, sharded: "Sharded"):
         self.sharded = sharded
@@ -52,19 +55,20 @@ class Turn:
         _turns.add(self)
 
     def make_locks(self) -> None:
-        """Also in a forked process, where a thread that had one is not there to give it back."""
+        """Makes new locks, also in a forked process: a thread that holds an old one is not there to give it back."""
         self._ends = threading.Condition()
         self._version = threading.RLock()
 
     def _me(self, caller: threading.Thread | None = None) -> threading.Thread:
-        """Whom this thread works for; caller: who made the graph, should this be a thread of autograd."""
+        """Returns the thread that this thread works for.  caller: the thread that made the graph, for a thread of
+        autograd."""
         me = threading.current_thread()
         if isinstance(me, threading._DummyThread) and graph_task() != -1:  # pylint: disable=protected-access
             return caller or self.thread or me
         return getattr(me, "zerod_for", me)
 
     def is_mine(self) -> bool:
-        """Whether the turn is, or was last, this thread's."""
+        """Returns True if this thread has the turn, or had it last."""
         return self.thread is None or get_ident() == self.ident or self._me() is self.thread
 
     def _steps(self) -> bool:
@@ -82,7 +86,8 @@ class Turn:
             f"Compute with a model of such values, or do this in '{owner}' between two steps")
 
     def enter(self, trains: bool = False, caller: threading.Thread | None = None, wait: bool = True) -> None:
-        """A call begins that needs the model: waits for who looks, UsedByAnotherThread for who trains."""
+        """Begins a call that needs the model.  Waits for a thread that only looks; UsedByAnotherThread if another one
+        trains."""
         me = self._me(caller)
         with self._ends:
             end = time.monotonic() + WAIT_S
@@ -98,7 +103,7 @@ class Turn:
             self.trains = self.trains or trains
 
     def leave(self) -> None:
-        """The call ends."""
+        """Ends a call."""
         with self._ends:
             self.depth -= 1
             if self.depth == 0:
@@ -107,7 +112,7 @@ class Turn:
 
     @contextlib.contextmanager
     def taken(self, trains: bool = False) -> Iterator[None]:
-        """enter() and leave()."""
+        """Calls enter(), and leave() at the end."""
         self.enter(trains)
         try:
             yield
@@ -116,12 +121,12 @@ class Turn:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Inside, this thread changes the service's values."""
+        """Keeps other threads from the service's values while this thread changes them."""
         with self.taken(trains=True), self.one_version():
             yield
 
     def check(self, caller: threading.Thread | None = None) -> None:
-        """UsedByAnotherThread if it is another thread's turn."""
+        """Raises UsedByAnotherThread if it is another thread's turn."""
         if get_ident() != self.ident:
             me = self._me(caller)
             with self._ends:
@@ -129,21 +134,21 @@ class Turn:
                     raise self._refusal(me, "uses")
 
     def begin_backward(self, caller: threading.Thread | None) -> None:
-        """The thread trains: hooks.task keeps its turn from now on."""
+        """Begins a backward pass: the thread trains, and hooks.task keeps its turn from now on."""
         own = threading.current_thread() is self._me(caller)
         self.enter(True, caller, wait=own)  # a thread of autograd serves the passes of all models
         self.trainer = self.thread
 
     def end_step(self) -> None:
-        """A step or an attempt is over, or nothing of it is there."""
+        """Ends a step or an attempt, even if it has no work."""
         if self.is_mine():
             with self._ends:
-                self.stepping, self.sharded.hooks.task = False, -1  # a backward pass that raised tells of no end
+                self.stepping, self.sharded.hooks.task = False, -1  # a backward pass that raised has not told its end
                 self._ends.notify_all()
 
     def one_version(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, no other thread of this process changes the service's values, or reads all of them.  To enter has no
-        deadline: a save may take long, and each call in it has one."""
+        """Returns a context in which no other thread of this process changes the service's values, or reads all of
+        them.  Entering it has no deadline: a save may take long, and each call in it has one."""
         return self._version
 
 
@@ -159,7 +164,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Parameters(dict[str, Any]):
-    """The parameters of a module: who has not the turn sees placeholders.  Copies are a dict."""
+    """The parameters of a module.  A thread without the turn sees placeholders.  A copy is a plain dict."""
 
     def __init__(self, turn: Turn, parameters: dict[str, Any]):
         super().__init__(parameters)
@@ -185,9 +190,9 @@ class Parameters(dict[str, Any]):
         return dict, (dict(self),)
 
     def items(self) -> Any:
-        """As of a dict."""
+        """Does what dict's does."""
         return super().items() if self.turn.is_mine() else {k: self._seen(v) for k, v in super().items()}.items()
 
     def values(self) -> Any:
-        """As of a dict."""
+        """Does what dict's does."""
         return super().values() if self.turn.is_mine() else {k: self._seen(v) for k, v in super().items()}.values()

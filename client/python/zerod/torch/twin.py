@@ -1,6 +1,6 @@
 """A plain model from a sharded one, for copy.deepcopy() and pickle.
 
-Rule: what shard() puts over a module's attributes goes through override(), and plain() takes all of it away.
+Rule: shard() replaces a module's attributes only by override(), and plain() takes all replacements away.
 """
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from typing import Any
 import torch
 from torch import nn
 
-BEFORE = "_zerod_before"  # a module's own attributes that were put aside; None: there was none
+BEFORE = "_zerod_before"  # a module's own attributes that were put aside; None: it had none of that name
 
 
 def override(module: nn.Module, name: str, value: Any) -> None:
-    """Sets an attribute of one module, over what its class has."""
+    """Sets an attribute of one module, over its class's."""
     module.__dict__.setdefault(BEFORE, {}).setdefault(name, module.__dict__.get(name))
     module.__dict__[name] = value
 
 
 def overridden(module: nn.Module, name: str) -> Any:
-    """The method that override() stands over: the module's own, as peft's recipes set one, else the class's."""
+    """Returns the method under override(): the module's own, such as peft's recipes set, else the class's."""
     return module.__dict__[BEFORE].get(name) or functools.partial(getattr(type(module), name), module)
 
 
 @contextlib.contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is as it was before shard(), but for its parameters."""
+    """Makes the model what it was before shard(), except for its parameters, inside the context."""
     kind, kept = type(model), [(m, dict(m.__dict__)) for m in model.modules()]
     try:
         model.__class__ = kind.__bases__[1]
@@ -54,15 +54,15 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 class _Importing(importlib.abc.MetaPathFinder):
-    """Has torch._dynamo leave code alone as soon as it is imported.  To import it takes as long as to import torch: only who
-    compiles shall wait for that."""
+    """Makes torch._dynamo leave code alone as soon as it is imported.  Its import takes as long as torch's, so only a
+    script that compiles waits for it."""
 
     def __init__(self) -> None:
         self.codes: set[CodeType] = set()
         self.asking = threading.local()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """importlib asks for every module, and whoever wants to know if there is one."""
+        """Prepares torch._dynamo's import.  importlib asks it for every module, also without importing one."""
         if name != "torch._dynamo" or getattr(self.asking, "now", False):
             return None
         self.asking.now = True
@@ -82,9 +82,9 @@ class _Importing(importlib.abc.MetaPathFinder):
         return spec
 
     def add(self, code: CodeType) -> None:
-        """From now on, or from when it is imported."""
+        """Makes torch._dynamo leave a code alone, from now on, or from its import on."""
         self.codes.add(code)
-        decorators = getattr(sys.modules.get("torch._dynamo"), "decorators", None)  # else its import is not over
+        decorators = getattr(sys.modules.get("torch._dynamo"), "decorators", None)  # None: its import is not over
         if decorators:
             decorators.skip_code(code)
 
@@ -94,14 +94,14 @@ sys.meta_path.insert(0, _importing)
 
 
 def not_traced(function: Any, reason: str) -> Any:
-    """torch.compiler.disable(function, recursive=False, reason=reason)."""
+    """Does torch.compiler.disable(function, recursive=False, reason=reason), without importing torch._dynamo."""
     _importing.add(function.__code__)
     function._torchdynamo_disable, function._torchdynamo_disable_msg = True, reason  # pylint: disable=protected-access
     return function
 
 
 def not_compiled(function: Any) -> Any:
-    """torch.compiler.disable(function), from when the process compiles anything; for callers that are not traced."""
+    """Does torch.compiler.disable(function), once the process compiles anything.  For callers that are not traced."""
     disabled = None
 
     @functools.wraps(function)

@@ -1,11 +1,11 @@
 """A unit: a module whose parameters are fetched, shown and released together.
 
-*Fetched* means that the rank holds the unit's groups; *shown*, that the module's attributes are
-the gathered parameters and not placeholders.  A gathered parameter is made once, and the tensors
-that autograd saved of it are valid again whenever the group is fetched again: see place.py.
+*Fetched* means that the rank holds the unit's groups.  *Shown* means that the module's attributes are the gathered
+parameters and not placeholders.  A gathered parameter is made once.  The tensors that autograd saved of it are valid
+again whenever the group is fetched again: see place.py.
 
-Rule: a unit that is shown is fetched.  If a gathered parameter was written to, hiding it raises;
-the service's values do not change.
+Rule: a unit that is shown is fetched.  If a gathered parameter was written to, hiding it raises, and the service's
+values do not change.
 """
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 class ShardedParam:
     """One parameter of a sharded model, however many modules share it.
 
-    name: its first fully qualified name; names: all of them.  index: of the layout's tensor;
-    group: of the layout; offset: in the group, in elements of the parameter.  placeholder: stands in the model
-    while the parameter is not shown.  Of a tensor-parallel parameter index, group and offset are those of this
-    rank's part, and parts are the layout's tensors of all coordinates.
+    name: its first fully qualified name.  names: all of them.  index: of the layout's tensor.  group: of the layout.
+    offset: in the group, in elements of the parameter.  placeholder: stands in the model while the parameter is not
+    shown.  With a tensor-parallel parameter index, group and offset are those of this rank's part, and parts are the
+    layout's tensors of all coordinates.
     """
 
     def __init__(self, sharded: "Sharded", names: list[str], places: list[tuple[nn.Module, str]],
                  value: nn.Parameter, split: "Split | None" = None):
         self.sharded, self.names, self.places, self.split = sharded, names, places, split
         self.shape, self.dtype, self.numel = value.shape, value.dtype, value.numel()
-        self.local_shape = split.shape(split.own) if split else value.shape  # of what this rank fetches
+        self.local_shape = split.shape(split.own) if split else value.shape  # of the part that this rank fetches
         self.local_numel = self.local_shape.numel()
-        self.of_element = WORD if self.dtype in BYTES else 1  # of the layout: this many of the parameter's own
+        self.of_element = WORD if self.dtype in BYTES else 1  # the parameter's elements in one of the layout
         self.parts: list[int] = []
         self.unit: Unit
         self.trainable = value.requires_grad
@@ -58,9 +58,9 @@ class ShardedParam:
         # pylint: disable=protected-access
         self.hooks, self.post_hooks = value._backward_hooks, value._post_accumulate_grad_hooks
         self.gathered: nn.Parameter | None = None  # made at the first fetch
-        self.shown: torch.Tensor | None = None  # what the model sees of it
-        self.full: torch.Tensor | None = None  # what it sees within full_params()
-        self.seen = 0  # the gathered parameter's version counter when it was last in order
+        self.shown: torch.Tensor | None = None  # the tensor that the model sees while the unit is shown
+        self.full: torch.Tensor | None = None  # the tensor that it sees within full_params()
+        self.seen = 0  # the gathered parameter's version counter at the last check
 
     @property
     def name(self) -> str:
@@ -71,10 +71,10 @@ class ShardedParam:
         return f"<ShardedParam '{self.name}' {tuple(self.shape)} {self.dtype}>"
 
     def frozen_text(self) -> str:
-        """Why a parameter that was frozen cannot be trained, and how it can."""
-        return (f"parameter '{self.name}' was frozen (requires_grad=False) when the model was sharded: the service keeps no state "
-                "to train it. Shard the model with requires_grad=True, and freeze the parameter after shard() until it is to be "
-                "trained: it is then in an optimizer that was made of all of them, or joins by add_param_group()")
+        """Returns a text: a parameter that was frozen cannot be trained, and the way to train it."""
+        return (f"parameter '{self.name}' was frozen (requires_grad=False) when the model was sharded: the service keeps no "
+                "state to train it. Shard the model with requires_grad=True, and freeze the parameter after shard(). To "
+                "train it later, make the optimizer of all parameters, or add this one by add_param_group()")
 
     def put_in_place(self, value: nn.Parameter | torch.Tensor) -> None:
         """Sets the attribute of all modules that have the parameter."""
@@ -82,8 +82,8 @@ class ShardedParam:
             module._parameters[attribute] = value  # pylint: disable=protected-access
 
     def is_in_place(self) -> bool:
-        """Whether the modules have the parameter, and not a tensor of torch.func.functional_call(); ValueError if they have
-        another parameter."""
+        """Returns True if the modules have the parameter, and False for a tensor of torch.func.functional_call().
+        ValueError if they have another parameter."""
         for module, attribute in self.places:
             found = module._parameters.get(attribute)  # pylint: disable=protected-access
             if found is not self.placeholder and found is not self.shown:
@@ -97,8 +97,8 @@ class ShardedParam:
         return True
 
     def parameter(self, values: torch.Tensor, requires_grad: bool) -> nn.Parameter:
-        """A parameter with these values, of the user's class; it shares its dict of attributes with
-        the placeholder."""
+        """Makes a parameter with these values, of the user's class.  It shares its dict of attributes with the
+        placeholder."""
         made = torch.Tensor._make_subclass(  # pylint: disable=protected-access
             self.kind, values, requires_grad)
         made.__dict__ = self.placeholder.__dict__
@@ -107,7 +107,7 @@ class ShardedParam:
     def gather(self, values: torch.Tensor) -> None:
         """Makes the gathered parameter, over memory whose values come and go with the group.
 
-        The user's hooks stay in the user's dicts, so that their handles remove them."""
+        The user's hooks stay in the user's dicts, so their handles remove them."""
         self.gathered = self.parameter(values, self.trainable)
         # pylint: disable=protected-access
         self.gathered._backward_hooks = self.hooks
@@ -117,7 +117,8 @@ class ShardedParam:
 
     @torch.enable_grad()
     def _show(self) -> None:
-        """A DTensor is made of the gathered part, whose gradient comes back in the part's placement."""
+        """Makes the tensor to show.  A DTensor is made of the gathered part, and gives it its gradient in the part's
+        placement."""
         self.shown = self.gathered
         if self.dtensor:
             from torch.distributed.tensor import DTensor  # pylint: disable=import-outside-toplevel
@@ -126,7 +127,7 @@ class ShardedParam:
             self.shown.zerod_param = self
 
     def follow_requires_grad(self, wanted: bool) -> None:
-        """Gives the gathered parameter the placeholder's requires_grad, which the user may set."""
+        """Gives the gathered parameter the placeholder's requires_grad, which the user may have set."""
         if wanted and not self.trainable:
             raise ValueError(self.frozen_text())
         if self.gathered.requires_grad != wanted:
@@ -134,7 +135,7 @@ class ShardedParam:
             self._show()
 
     def was_written(self) -> bool:
-        """Whether the parameter was changed in place since the last call."""
+        """Returns True if the parameter was changed in place since the last call."""
         seen, self.seen = self.seen, self.gathered._version  # pylint: disable=protected-access
         return seen != self.seen
 
@@ -142,7 +143,7 @@ class ShardedParam:
 class Group:
     """A group of the layout: parameters of one unit, one dtype, all trained or all frozen.
 
-    elements: of its flat array, gaps included.  home: of its values while it is fetched.
+    elements: of its flat array, gaps included.  home: the place of its values while it is fetched.
     """
 
     def __init__(self, place: "Host | Gpu", params: list[ShardedParam]):
@@ -153,9 +154,11 @@ class Group:
 
 
 class Unit:
-    """See the module's docstring.  depth: calls of its forward that have not returned.  held: by how many
-    contexts of hold().  full: of how many of its parameters full_params() shows the values.  inner: the hooks that modules
-    inside of it have while its forward makes a graph."""
+    """A unit of a sharded model, as the module's docstring says.
+
+    depth: calls of its forward that have not returned.  held: the number of hold() contexts that hold it.  full: the
+    number of its parameters that full_params() shows.  inner: the hooks that modules inside it have while its forward
+    makes a graph."""
 
     def __init__(self, sharded: "Sharded", name: str, module: nn.Module, groups: list[Group]):
         self.sharded, self.name, self.module, self.groups = sharded, name, module, groups
@@ -165,29 +168,30 @@ class Unit:
         self.forward: Callable[..., Any] = module.forward  # without the hooks
         self.is_root = module is sharded.model
         self.fetched = self.shown = self.guarded = False
-        self.visible: list[ShardedParam] = []  # of those that are shown
-        self.memory: set[int] = set()  # addresses of the storages of what is fetched
+        self.visible: list[ShardedParam] = []  # the parameters that are shown
+        self.memory: set[int] = set()  # addresses of the storages of fetched parameters
         self.depth = self.held = self.full = 0
         self.inner: dict[nn.Module, Callable[..., None]] = {}
-        self.call: Any = None  # the newest
-        self.calls: set[object] = set()  # whose backward is under way
+        self.call: Any = None  # the newest call
+        self.calls: set[object] = set()  # calls whose backward is under way
         self.arrived: set[int] = set()  # tensors whose gradient came in this backward pass
-        self.awaited = 0  # of how many, counted when the first one came
+        self.awaited = 0  # the number of gradients that will come, counted at the first one
 
     def __repr__(self) -> str:
         return f"<Unit '{self.name}' of {len(self.params)} parameters>"
 
     @property
     def has_frozen(self) -> bool:
-        """Whether backward uses parameters that get no gradient."""
+        """True if backward uses parameters that get no gradient."""
         return any(not p.placeholder.requires_grad for p in self.params)
 
     def is_given(self) -> bool:
-        """Whether functional_call() has put tensors in the place of all parameters: those of the model, if the unit has none."""
+        """Returns True if functional_call() has replaced all parameters: the unit's, or, if it has none, the
+        model's."""
         return not any(p.is_in_place() for p in self.params or self.sharded.params)
 
     def hold(self) -> None:
-        """Holds the unit's groups; blocks."""
+        """Holds the unit's groups.  Blocks."""
         if not self.fetched:
             try:
                 for g in self.groups:
@@ -196,15 +200,15 @@ class Unit:
                 self._abandon_groups()
                 if isinstance(error, zerod.TooManyHeld):
                     raise zerod.TooManyHeld(
-                        f"{error}, and now '{self.name}' is needed: a block stays fetched until a tensor that it was given "
-                        "in a list, a dict or an object has its gradient; pass the tensor as an argument, or use stage 2"
+                        f"{error}, and now '{self.name}' is needed. A block stays fetched until a tensor that it was given "
+                        "in a list, a dict or an object has its gradient: pass the tensor as an argument, or use stage 2"
                     ) from error
                 raise
             self.fetched = True
             self.memory = {p.gathered.untyped_storage().data_ptr() for p in self.params if p.numel}
 
     def guard(self) -> None:
-        """Has other threads see placeholders, once there are some: it takes time, which one thread alone need not spend."""
+        """Makes other threads see placeholders, if there are any.  It costs time, which a single thread saves."""
         if self.guarded or threading.active_count() == 1:
             return
         self.guarded = True
@@ -217,7 +221,7 @@ class Unit:
         if not self.shown:
             self.guard()
             params = [p for p in self.params if p.full is None]
-            with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access  # a placeholder is slow to tell
+            with torch._C.DisableTorchFunctionSubclass():  # pylint: disable=protected-access  # a placeholder's own answer is slow
                 wanted = [p.placeholder.requires_grad for p in params]
             self.visible = [p for p in params if p.is_in_place()]
             for p, trains in zip(params, wanted):
@@ -227,16 +231,16 @@ class Unit:
             self.shown = True
 
     def has_memory_of(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is one of the unit's gathered parameters, or a view of one."""
+        """Returns True if the tensor is one of the unit's gathered parameters, or a view of one."""
         tensor = getattr(tensor, "_local_tensor", tensor)
-        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # pylint: disable=protected-access  # of vmap, say
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # pylint: disable=protected-access  # such as vmap's
             tensor = torch._C._functorch.get_unwrapped(tensor)  # pylint: disable=protected-access
         if tensor.layout is not torch.strided or tensor.device != self.sharded.place.device:
             return False
         return tensor.untyped_storage().data_ptr() in self.memory
 
     def hide(self) -> None:
-        """Puts the placeholders back; WrittenInPlace if a parameter was changed."""
+        """Puts the placeholders back.  WrittenInPlace if a parameter was changed."""
         if not self.shown:
             return
         self.shown = False
@@ -256,7 +260,7 @@ class Unit:
                     g.home.release(self.sharded.attempt)
 
     def abandon(self) -> None:
-        """release() while another error is being raised, which outweighs further ones."""
+        """Calls release() while another error is being raised, which outweighs further ones."""
         with contextlib.suppress(WrittenInPlace):
             self.hide()
         if self.fetched:
@@ -268,7 +272,7 @@ class Unit:
             g.home.abandon(self.sharded.attempt)
 
     def forget(self) -> None:
-        """After a step: the service has taken the groups back already."""
+        """Forgets the unit's groups after a step: the service has taken them back already."""
         self.fetched = False
         self.arrived.clear()
         self.calls.clear()
@@ -282,7 +286,7 @@ class Unit:
             raise WrittenInPlace(written[0], "while it was fetched")
 
     def gradient_arrived(self, param: ShardedParam) -> bool:
-        """Whether all trained parameters have their gradients now; then counting starts again."""
+        """Notes a gradient.  Returns True if all trained parameters have theirs now; counting then starts again."""
         if not self.arrived:
             self.awaited = sum(p.trainable and p.gathered.requires_grad for p in self.params)
         self.arrived.add(param.index)

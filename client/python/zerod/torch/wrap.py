@@ -1,9 +1,8 @@
-"""Taking a model to zerod: its parameters go to the service, and it becomes a ZeroModule.
+"""Takes a model to zerod: its parameters go to the service, and it becomes a ZeroModule.
 
-ZeRO (Rajbhandari et al., SC20, arXiv 1910.02054): in all stages the service holds optimizer states
-and gradients in shards.  Stage 1 fetches all parameters once a step and pushes all gradients at
-the end of backward; stage 2 pushes each group when its gradient is complete; stage 3 also gives
-parameters back after use.
+ZeRO (Rajbhandari et al., SC20, arXiv 1910.02054): in all stages the service holds optimizer states and gradients in
+shards.  Stage 1 fetches all parameters once a step and pushes all gradients at the end of backward.  Stage 2 pushes
+each group when its gradient is complete.  Stage 3 also gives parameters back after use.
 """
 from __future__ import annotations
 
@@ -63,60 +62,61 @@ class ZeroModule(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False) -> torch.Tensor:
-        """As :func:`zerod.torch.clip_grad_norm_`."""
+        """Calls :func:`zerod.torch.clip_grad_norm_`."""
         return clip_grad_norm_(self, max_norm, norm_type, error_if_nonfinite)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        """A model that is not sharded, with the parameters of now, in this rank's memory; any rank may make one alone."""
+        """Returns a model that is not sharded, with the present parameters, in this rank's memory.  Any rank may call
+        it alone."""
         with state.full_params(self), self.sharded.turn.one_version(), plain(self):
             return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As of a copy that is not sharded: torch.save(model) and pickle need no zerod to load."""
+        """Pickles a copy that is not sharded, so torch.save(model) and pickle need no zerod to load it."""
         return copy.copy, (copy.deepcopy(self),)  # a function that every Python has
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """As in torch.  RuntimeError where a schedule of torch.distributed.pipelining is about to divide gradients that
-        the service has: it would do nothing."""
+        """Yields the parameters, as in torch.  RuntimeError if a schedule of torch.distributed.pipelining is about to
+        divide gradients, because the service has them, and the division would do nothing."""
         if self.sharded.pipeline and sys._getframe(1).f_code.co_name == "scale_grads":  # pylint: disable=protected-access
             raise RuntimeError("the service has the gradients, and the schedule cannot divide them: make it with "
                                "scale_grads=False, and a loss_fn that divides by the number of micro-batches")
         return super().parameters(recurse)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As :meth:`ServiceOptimizer.zero_grad`: all ranks call it to discard gradients."""
+        """Does what :meth:`ServiceOptimizer.zero_grad` does: all ranks call it to discard gradients."""
         del set_to_none
         self.sharded.drop_gradients()
 
     def train(self, mode: bool = True) -> nn.Module:
-        """As in torch; UsedByAnotherThread while another thread trains, whose mode it is too."""
+        """Sets the mode, as in torch.  UsedByAnotherThread while another thread trains, because it shares the mode."""
         self.sharded.turn.check()
         return super().train(mode)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """FSDP2's spelling of :meth:`no_sync`: False begins it, True ends it."""
+        """Begins :meth:`no_sync` (False), or ends it (True), in FSDP2's spelling."""
         if not recurse:
             raise NotImplementedError("recurse=False: gradients of the whole model are pushed or kept; leave it out")
         self.sharded.turn.check()
         self.sharded.gradients.keep = not requires_gradient_sync
 
     def unshard(self, async_op: bool = False) -> None:
-        """FSDP2's; raises NotImplementedError: a group is there during its own forward and backward alone."""
+        """Raises NotImplementedError, unlike FSDP2's: a group is there only during its own forward and backward."""
         del async_op
         raise NotImplementedError("unshard() and reshard(): forward fetches and releases by itself; to read or change "
                                   "parameters elsewhere, write 'with zerod.torch.full_params(module, write=...):'")
 
     def reshard(self) -> None:
-        """As :meth:`unshard`."""
+        """Raises NotImplementedError, as :meth:`unshard` does."""
         self.unshard()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside push nothing: their gradients add up in this process, and the
-        first backward pass outside pushes the sums, or the step.
+        """Keeps backward passes inside from pushing: their gradients add up in this process.  The first backward pass
+        outside pushes the sums, or else the step does.
 
-        The process then needs memory for the gradients of the whole model.  Without no_sync() the
-        owners add up what every backward pass pushes; the sums are the same.
+        The process then needs memory for the gradients of the whole model.  Without no_sync() the owners add up the
+        gradients that each backward pass pushes.  The sums are the same.
         """
         self.sharded.turn.check()
         gradients = self.sharded.gradients
@@ -128,7 +128,7 @@ class ZeroModule(nn.Module):
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Raises for an optimizer that steps without the service: it would train nothing, silently."""
+    """Raises RuntimeError for an optimizer that steps without the service: it would train nothing, silently."""
     if isinstance(getattr(optimizer, "sharded", None), Sharded):
         return
     for p in (p for group in optimizer.param_groups for p in group["params"]):
@@ -148,7 +148,8 @@ register_optimizer_step_pre_hook(_check_optimizer)
 
 
 def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
-    """Makes the units, groups and parameters, and the layout: of all ranks, or what this stage of a pipeline brings."""
+    """Makes units, groups and parameters.  Returns the layout: that of all ranks, or the part of this pipeline
+    stage."""
     layout, stage = zerod.Layout(), sharded.pipeline
     for unit in planned:
         groups = []
@@ -195,10 +196,10 @@ def _find_in(sharded: Sharded, layout: zerod.Layout) -> None:
 
 
 def _needs(sharded: Sharded) -> dict[str, Any]:
-    """How many groups are held at once, and where."""
+    """Returns the most groups held at once, and the arguments of their place."""
     widest = max(len(u.groups) for u in sharded.units)
     if not sharded.place.holds:
-        hold = (2 + sharded.prefetch) * widest  # being copied, and prefetched
+        hold = (2 + sharded.prefetch) * widest  # two units that are copied, and the prefetched ones
     elif sharded.stage < 3:
         hold = zerod.ALL
     else:
@@ -213,7 +214,7 @@ def _needs(sharded: Sharded) -> dict[str, Any]:
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Moves buffers; those that several modules share stay shared."""
+    """Moves buffers.  A buffer that several modules share stays shared."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -222,16 +223,16 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def _grad_dtype(planned: list[PlannedUnit]) -> torch.dtype:
-    """bf16 if all that is trained is bf16, else fp32."""
+    """Returns bf16 if all trained parameters are bf16, else fp32."""
     trained = {p.value.dtype for u in planned for p in u.params if p.value.requires_grad}
     return torch.bfloat16 if trained == {torch.bfloat16} else torch.float32
 
 
 def _refuse_gradients(taken: nn.Parameter, name: str) -> None:
-    """Has a model that still computes with a parameter of before shard(), as from a list, raise in backward."""
+    """Makes backward raise if the model still computes with a parameter of before shard(), such as one in a list."""
     def refuse(_gradient: torch.Tensor) -> None:
-        raise RuntimeError(f"parameter '{name}' is used as it was before shard(), and would not be trained: the model keeps "
-                           "it somewhere besides its attribute, as in a list; use the module's attribute in forward")
+        raise RuntimeError(f"parameter '{name}' is used as it was before shard(), and would not be trained. The model keeps "
+                           "it beside its attribute, such as in a list: use the module's attribute in forward")
 
     if taken.requires_grad:
         taken._backward_hooks = None  # pylint: disable=protected-access  # the user's dict is the gathered parameter's
@@ -265,7 +266,7 @@ def _bring_values(sharded: Sharded, planned: list[PlannedUnit],
 
 
 def _find_standing(sharded: Sharded, resume: str) -> None:
-    """Checks where the job stands against resume; logs a line if the job goes on."""
+    """Checks the job's step against `resume`.  Logs a line if the job goes on."""
     client = sharded.client
     sharded.goes_on = sharded.attempt.has_values
     try:
@@ -285,7 +286,7 @@ def _find_standing(sharded: Sharded, resume: str) -> None:
 
 def _on_base(model: nn.Module, base: Iterable[str | os.PathLike[str]] | None, device: Any, client: zerod.Client | None,
              job: str | None, timeout: float | None, mesh: "DeviceMesh | None", stage: Stage | None) -> tuple[Any, Any, Any]:
-    """The client, and what take_base() returns."""
+    """Returns the client, and the results of take_base()."""
     if base is None:
         return client, {}, []
     mine = client or zerod.connect(job, timeout=timeout)
@@ -308,82 +309,84 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           data: Iterable[str] | None = None, pipeline: str | None = None,
           tied: Iterable[Iterable[str]] = (),
           base: Iterable[str | os.PathLike[str]] | None = None) -> nn.Module:
-    """Takes a model's parameters and optimizer state to zerod; returns the same model.
+    """Takes a model's parameters and optimizer state to zerod, and returns the same model.
 
-    All ranks of a job call it, with the same model; blocks until all have.  A rank that takes the
-    place of a dead rank attaches at once, and goes on in the step in which that rank died.
+    All ranks of a job call it, with the same model.  Blocks until all have.  A rank that takes the place of a dead rank
+    attaches at once, and goes on in the step in which that rank died.
 
-    model: also of torch.compile(); on the CPU, on a CUDA device or, wholly or partly, on the meta device; fp32, bf16 or fp16
-    parameters, and frozen ones of int8, uint8, fp8 (e4m3fn, e5m2) or bool, which the service keeps and serves
-    as bytes.  Parameters keep their classes, attributes and hooks; hooks change the gradient
-    that is pushed, and a post-accumulate-grad hook sees the gradient of one backward pass.
-    The service gets rank 0's values.  Buffers are each rank's own, and alike at first; persistent ones are kept with each step
-    (:mod:`zerod.torch.buffers`).  Parameters on meta are initialised one group at a time: by
-    ``init_fn(module)``, else as Hugging Face models do, else by ``reset_parameters()``.
-    If the job has made steps already, it goes on with the service's values, and the model's own are
-    dropped.
+    model: on the CPU, on a CUDA device or, wholly or partly, on the meta device; it may come from torch.compile().
+    Parameters are fp32, bf16 or fp16.  Frozen ones may also be int8, uint8, fp8 (e4m3fn, e5m2) or bool, which the
+    service keeps and serves as bytes.  Parameters keep their classes, attributes and hooks.  Hooks change the gradient
+    that is pushed, and a post-accumulate-grad hook sees the gradient of one backward pass.  The service gets rank 0's
+    values.  Buffers are each rank's own, and alike at first; persistent ones are kept with each step
+    (:mod:`zerod.torch.buffers`).  Parameters on meta are initialised one group at a time: by ``init_fn(module)``, else
+    as Hugging Face models do, else by ``reset_parameters()``.  If the job has made steps already, it goes on with the
+    service's values, and the model's own are dropped.
     stage: 1, 2 or 3, as in the ZeRO paper.
-    groups: modules whose parameters are fetched and released together: classes, class names or module
-    names, or ``f(name, module) -> bool``; None: the modules marked by :func:`fully_shard`, else
-    repeated blocks and large layers.  All other parameters form one group with the model.
+    groups: modules whose parameters are fetched and released together: classes, class names or module names, or
+    ``f(name, module) -> bool``.  None: the modules marked by :func:`fully_shard`, else repeated blocks and large
+    layers.  All other parameters form one group with the model.
     client: of :func:`zerod.connect`; None: connects with `job` and `timeout`.
-    reduce_dtype: of gradients between nodes, torch.float32, torch.bfloat16 or torch.float16; None:
-    bf16 if all trained parameters are bf16, else fp32.  A sum beyond fp16's range (65504) counts as
-    not finite, and the step is skipped: use :class:`GradScaler` with it.
-    prefetch: how many units are fetched ahead of their use.
-    push_groups: for how many groups' gradients on their way there is memory, zerod.ALL for all.  zerod.AUTO: 2, but on a
-    GPU that also has the states of a job of one rank all, if they take at most an eighth of its free memory then: no
-    push waits for another one, and the update adds gradients up where they are.  2 there if the model needs that memory.
-    on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the
-    timeout of :func:`zerod.connect`; "fail": the others get zerod.LostRank at once.
-    device: of parameters and gradients while the model computes: "cpu" for host memory, or "cuda",
-    "cuda:N" for this process's GPU, which the node's daemon must serve; None: the model's device, the
-    CPU if that is meta.  The model's buffers move there.  A GPU model runs its forward and backward
-    passes on one stream, whichever.  Full values (state_dict(), read()) are on the CPU.
+    reduce_dtype: of gradients between nodes, torch.float32, torch.bfloat16 or torch.float16.  None: bf16 if all trained
+    parameters are bf16, else fp32.  A sum beyond fp16's range (65504) counts as not finite, and the step is skipped:
+    use
+    :class:`GradScaler` with it.
+    prefetch: the number of units that are fetched ahead of their use.
+    push_groups: the number of groups whose gradients may be on their way at once; zerod.ALL for all.  zerod.AUTO: 2, or
+    all on a GPU that also has the states of a job of one rank, if they take at most an eighth of its free memory.  With
+    all no push waits for another one, and the update adds gradients up where they are.  Pass 2 if the model needs that
+    memory.
+    on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the timeout of
+    :func:`zerod.connect`.  "fail": the others get zerod.LostRank at once.
+    device: of parameters and gradients while the model computes: "cpu" for host memory, or "cuda", "cuda:N" for this
+    process's GPU, which the node's daemon must serve.  None: the model's device, or the CPU if that is meta.  The
+    model's buffers move there.  A GPU model runs its forward and backward passes on one stream, which may be any.  Full
+    values (state_dict(), read()) are on the CPU.
 
-    resume: what to do if a job of that name has values already: "auto" goes on from them; "never"
-    raises RuntimeError, except in a process that torchrun or Slurm has started again; "must" raises
-    RuntimeError if the job has none.
-    keep: False: the daemon drops the job when all ranks have completed it: when :func:`steps` or the
-    Trainer has run to its end, or after ``client.finish(keep=False)``, and the processes have ended
-    with status 0.  True: it stays.  None: a job whose name torchrun made up (:func:`zerod.connect`) is dropped when all
-    processes have ended with status 0, completed or not; others stay.
+    resume: says what happens if a job of that name has values already.  "auto": it goes on from them.  "never":
+    RuntimeError, except in a process that torchrun or Slurm has started again.  "must": RuntimeError if the job has no
+    values.
+    keep: False: the daemon drops the job when all ranks have completed it, and the processes have ended with status 0.
+    A rank completes the job when :func:`steps` or the Trainer has run to its end, or by ``client.finish(keep=False)``.
+    True: the job stays.  None: a job whose name torchrun made up (:func:`zerod.connect`) is dropped when all processes
+    have ended with status 0, completed or not.  Other jobs stay.
     optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
     "sgd", or "sgd-momentum" for :class:`SGD` with momentum; with "-ema" behind it, as "adamw-ema", also the average
     of the weights (:func:`ema_params`), for an optimizer that is given ema_decay.  A job is continued under its own optimizer alone.
-    eager: owners update a block as soon as its gradient is complete, while others still come (:class:`LayerByLayer`
-    says which is the last; L2L's eager parameter server).  The bits are the same; master weights and moments take
-    twice the memory in the service, so that a step which is skipped or aborted is undone.  No clipping, no loss scale.
-    stash: room for the inputs of checkpointed blocks (:func:`checkpoint`), a zerod.Stash or its bytes: those of
-    all inputs that one step has at once, on the model's device or in host memory (its `where`).  None: no room.
+    eager: owners update a block as soon as its gradient is complete, while others still come.  This is L2L's eager
+    parameter server.  :class:`LayerByLayer` says which gradient is the last.  The bits are the same.  Master weights and
+    moments take twice the memory in the service, so a step that is skipped or aborted can be undone.  No clipping, no
+    loss scale.
+    stash: room for the inputs of checkpointed blocks (:func:`checkpoint`): a zerod.Stash or its bytes, those of all
+    inputs that one step has at once.  It is on the model's device or in host memory (its `where`).  None: no room.
 
-    mesh: of a model that tensor or expert parallelism has divided
-    (torch.distributed.tensor.parallel.parallelize_module()), the named mesh of all ranks that the parallel
-    dimension is taken from; see :mod:`zerod.torch.split`.
+    mesh: the named mesh of all ranks, from which the parallel dimension is taken, for a model that tensor or expert
+    parallelism has divided (torch.distributed.tensor.parallel.parallelize_module()).  See :mod:`zerod.torch.split`.
     data: names of the mesh's dimensions along which ranks have batches of their own; None: those that divide no
     parameter.  Experts whose ranks have batches of their own and exchange tokens need it: data=("dp", "ep").
-    pipeline: the dimension of `mesh` along which the model is cut into stages, whose order is that of the
-    coordinates.  `model` is then this rank's stage (torch.distributed.pipelining makes them, or ranks leave out
-    what is not theirs), with the names of the whole model; see :mod:`zerod.torch.pipeline`.
-    tied: names of the parameters that several stages share, the same on all ranks, as
-    [("embed.weight", "head.weight")]: the first is the parameter's name in files, and the first stage's values
-    are taken.
+    pipeline: the dimension of `mesh` along which the model is cut into stages, in the order of the coordinates.
+    `model` is then this rank's stage, with the names of the whole model.  torch.distributed.pipelining makes stages, or
+    ranks leave out the modules of other stages.  See :mod:`zerod.torch.pipeline`.
+    tied: names of the parameters that several stages share, the same on all ranks, such as [("embed.weight",
+    "head.weight")].  The first is the parameter's name in files, and the first stage's values are taken.
 
-    base: safetensors files of the frozen parameters, all of which are then the files' tensors of their names (those
-    before peft and those in `tied`, too), dtypes and shapes.  They are no group: all ranks and jobs of the user on this
-    node that name files of the same contents read one copy, and a job goes on with its own contents alone.  A
-    parameter that `mesh` divides is this rank's part of the mapped tensor.  Stages of a pipeline all name the files of
-    the whole model, and each node has all of them in memory.  A GPU has one copy of the files for all processes of
-    the user there, beside the node's copy in host memory; with `mesh` or `pipeline`, with a driver that exports no
-    descriptors, or with a daemon of the release before, each process has a copy of its own.  Nothing can be written to mapped
-    memory: peft's merge raises RuntimeError (merge a copy.deepcopy()), and any other operation in place on such a parameter ends
-    the process by SIGSEGV in host memory, and is a fault of the process's GPU context on a GPU.  Where the driver maps all
-    memory writable, optimizer.step() raises WrittenToBase.  A write to a copy of its own changes that process alone.
-    Files of :func:`save_safetensors` and :func:`save_checkpoint` have the other parameters alone.
+    base: safetensors files of the frozen parameters.  All frozen parameters are then the files' tensors of their names,
+    dtypes and shapes.  The names before peft and those in `tied` count, too.  These parameters are no group: all ranks
+    and jobs of the user on this node that name files of the same contents read one copy.  A job goes on only with files
+    of the same contents.  A parameter that `mesh` divides is this rank's part of the mapped tensor.  Stages of a
+    pipeline all name the files of the whole model, and each node has all of them in memory.  A GPU has one copy of the
+    files for all processes of the user there, beside the node's copy in host memory.  Each process has a copy of its
+    own with `mesh` or `pipeline`, with a driver that exports no descriptors, or with a daemon of the release before.
+    Mapped memory cannot be written to: peft's merge raises RuntimeError (merge a copy.deepcopy()).  Any other operation
+    in place on such a parameter ends the process by SIGSEGV in host memory.  On a GPU it is a fault of the process's
+    GPU context.  If the driver maps all memory writable, optimizer.step() raises WrittenToBase.  A write to a process's
+    own copy changes that process alone.  Files of :func:`save_safetensors` and :func:`save_checkpoint` have only the
+    other parameters.
 
-    Errors: TypeError, ValueError for what cannot be sharded, naming the parameter; CheckpointError for files of
-    a base that are broken; zerod.Error of the service, such as LayoutMismatch with the first difference between ranks, or a buffer that differs, Gpu for the
-    device, or Quota (gpu_windows) and NoMemory where the GPU has no room for the base.
+    Errors: TypeError and ValueError, naming the parameter, for a model that cannot be sharded.  CheckpointError for
+    files of a base that are broken.  zerod.Error of the service: LayoutMismatch with the first difference between
+    ranks, or a buffer that differs; Gpu for the device; Quota (gpu_windows) and NoMemory if the GPU has no room for the
+    base.
     """
     given, model = model, uncompiled(model)
     if "_zerod_sharded" in model.__dict__:
@@ -467,7 +470,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
 
 
 class _Mark:
-    """What fully_shard() leaves in a module: its own forward, if it had one, and the stage it asked for."""
+    """The mark of fully_shard() in a module: its own forward, if it had one, and the stage that was asked for."""
 
     def __init__(self, module: nn.Module, reshard: bool | None):
         self.forward = module.__dict__.get("forward")
@@ -483,14 +486,14 @@ _OF_FSDP2 = {
 
 
 def fully_shard(module: nn.Module, *, reshard_after_forward: bool | None = None, **other: Any) -> nn.Module:
-    """Marks a module as one group of :func:`shard`, as FSDP2's function of that name; returns it.
+    """Marks a module as one group of :func:`shard`, like FSDP2's function of that name, and returns it.
 
-    Blocks first, the model last.  ``shard(model, ...)`` or an optimizer, as ``AdamW(model)``, then
-    takes the model to the service, or its first forward with the defaults of :func:`shard`.
+    Mark blocks first, the model last.  ``shard(model, ...)`` or an optimizer, such as ``AdamW(model)``, then takes the
+    model to the service.  Else its first forward does, with the defaults of :func:`shard`.
 
-    reshard_after_forward: of a block, True is stage 3 and False is stage 2; shard() raises ValueError if its
-    stage is another one.  The model itself keeps its own parameters until backward ends, as FSDP2 does by default.
-    other: FSDP2's other arguments, for each of which a ValueError says what to write instead.
+    reshard_after_forward: of a block, True is stage 3 and False is stage 2.  shard() raises ValueError if its stage is
+    another one.  The model itself keeps its own parameters until backward ends, as FSDP2 does by default.
+    other: FSDP2's other arguments.  Each is a ValueError that says what to write instead.
     """
     for name in other:
         if name not in _OF_FSDP2:
@@ -541,7 +544,7 @@ def _unmark(modules: list[nn.Module]) -> None:
 
 
 def sharded_or_marked(model: nn.Module, optimizer: str) -> Sharded:
-    """The model's Sharded; shards a model that fully_shard() has marked, for that optimizer."""
+    """Returns the model's Sharded.  Shards a model that fully_shard() has marked, for that optimizer."""
     if "_zerod_sharded" not in model.__dict__ and any("_zerod_mark" in m.__dict__
                                                       for m in model.modules()):
         shard(model, optimizer=optimizer)
