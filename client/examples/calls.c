@@ -90,7 +90,7 @@ static int compute(struct zero_client *client, uint64_t version, double *ret_los
         const uint32_t group = 0, w = 0, scale = 1;
         const void *view;
         void *grad;
-        int r = zero_fetch(client, group, NULL, &view);
+        int r = zero_fetch(client, group, &view);
 
         *ret_loss = 0;
         for (unsigned micro = 0; r == ZERO_OK && micro < MICRO; micro++) {

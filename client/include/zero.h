@@ -413,10 +413,11 @@ struct zero_sync {
 
 /*
  * Returns a read-only view of a group's parameters at the current version, in the
- * group's dtype, laid flat (zero_layout_offset()). [blocks]  Valid until
- * zero_release(), zero_step() or ZERO_EABORTED.  A group that is fetched several times is held
- * until as many releases; the last release says what its end is ordered behind.  Writing to the
- * view is a segmentation fault; on a GPU it would change what others see.
+ * group's dtype, laid flat (zero_layout_offset()). [blocks]  The values are complete: no stream
+ * need wait for them.  The view is valid until zero_release(), zero_step() or ZERO_EABORTED.
+ * A group that is fetched several times is held until as many releases; the last release says
+ * what its end is ordered behind.  Writing to the view is a segmentation fault; on a GPU it would
+ * change what others see.
  * ZERO_EHELD: as many groups are held as needs.hold_groups says.
  *
  * With needs.private_views a group's view has the same address whenever the group is held, from
@@ -425,8 +426,7 @@ struct zero_sync {
  * the group is not held, touching the view is a segmentation fault.  Each first fetch of a group
  * maps it, each last release unmaps it.
  */
-int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
-               const void **ret_view);
+int zero_fetch(struct zero_client *client, uint32_t group, const void **ret_view);
 /*
  * Asks the daemon to gather a group.  The call does not wait, and never fails for lack of room.  The group takes a
  * slab of the window that no rank holds; without such a slab the call does nothing.  A rank that prefetches declares

@@ -62,8 +62,7 @@ static int ask_fetch(struct zero_client *c, uint32_t group, const void **ret_vie
         return r ? r : view_of(c, group, reply->fetch, ret_view);
 }
 
-int zero_fetch(struct zero_client *client, uint32_t group, struct zero_sync *sync,
-               const void **ret_view)
+int zero_fetch(struct zero_client *client, uint32_t group, const void **ret_view)
 {
         struct group_use *use;
         int r = client_given(client, client_begin(client), ret_view);

@@ -108,7 +108,7 @@ static double fetch_us(struct session *s, uint32_t group)
         const void *view;
         double start = now_us(), end;
 
-        ok(s, zero_fetch(s->client, group, NULL, &view), "fetch");
+        ok(s, zero_fetch(s->client, group, &view), "fetch");
         end = now_us();
         ok(s, zero_release(s->client, group, NULL), "release");
         return end - start;

@@ -47,7 +47,7 @@ int main()
                 const uint64_t made = zero_steps(client);
                 double loss = 0;
 
-                ok(zero_fetch(client, group, nullptr, &view));
+                ok(zero_fetch(client, group, &view));
                 ok(zero_grad(client, group, &grad));
                 for (int i = 0; i < n; i++) {
                         const float d = static_cast<const float *>(view)[i] - static_cast<float>(i) / n;

@@ -58,8 +58,8 @@ module zero
     integer(c_int64_t) function zero_steps(client) bind(c)
       import; type(c_ptr), value :: client
     end function
-    integer(c_int) function zero_fetch(client, group, sync, view) bind(c)
-      import; type(c_ptr), value :: client, sync; integer(c_int32_t), value :: group; type(c_ptr) :: view
+    integer(c_int) function zero_fetch(client, group, view) bind(c)
+      import; type(c_ptr), value :: client; integer(c_int32_t), value :: group; type(c_ptr) :: view
     end function
     integer(c_int) function zero_grad(client, group, grad) bind(c)
       import; type(c_ptr), value :: client; integer(c_int32_t), value :: group; type(c_ptr) :: grad
@@ -113,7 +113,7 @@ program fit
   call ok(zero_first_values(client, values))
   do
     made = zero_steps(client)
-    call ok(zero_fetch(client, group, c_null_ptr, view))
+    call ok(zero_fetch(client, group, view))
     call ok(zero_grad(client, group, grad))
     call c_f_pointer(view, w, [n])
     call c_f_pointer(grad, g, [n])

@@ -45,7 +45,7 @@ def main():
     ok(zero.zero_first_values(client, byref(ctypes.cast(first, c_void_p))))
     while True:
         made = zero.zero_steps(client)
-        ok(zero.zero_fetch(client, group, None, byref(view)))
+        ok(zero.zero_fetch(client, group, byref(view)))
         ok(zero.zero_grad(client, group, byref(grad)))
         w, g = (ctypes.cast(p, POINTER(c_float)) for p in (view, grad))
         for i in range(N):

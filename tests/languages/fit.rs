@@ -55,7 +55,7 @@ extern "C" {
     fn zero_attach(client: *mut c_void, layout: *const c_void, needs: *const c_void) -> c_int;
     fn zero_first_values(client: *mut c_void, values: *const *const c_void) -> c_int;
     fn zero_steps(client: *const c_void) -> u64;
-    fn zero_fetch(client: *mut c_void, group: u32, sync: *mut c_void, view: *mut *const c_void) -> c_int;
+    fn zero_fetch(client: *mut c_void, group: u32, view: *mut *const c_void) -> c_int;
     fn zero_grad(client: *mut c_void, group: u32, grad: *mut *mut c_void) -> c_int;
     fn zero_push(client: *mut c_void, group: u32, present: *const u8, last: bool, sync: *mut c_void) -> c_int;
     fn zero_step(client: *mut c_void, step: *const Step, result: *mut c_void) -> c_int;
@@ -94,7 +94,7 @@ fn main() {
         loop {
             let (made, mut loss) = (zero_steps(z), 0.0);
             let (mut view, mut grad) = (null(), null_mut());
-            ok(z, zero_fetch(z, group, null_mut(), &mut view));
+            ok(z, zero_fetch(z, group, &mut view));
             ok(z, zero_grad(z, group, &mut grad));
             let view = std::slice::from_raw_parts(view.cast::<f32>(), N);
             let grad = std::slice::from_raw_parts_mut(grad.cast::<f32>(), N);

@@ -13,7 +13,7 @@ from zerod.errors import STATUS
 
 CODES = {name: code for name, code, *_ in STATUS}
 MAY_BE_NULL = {
-    "zero_attach": {"layout", "needs"}, "zero_close": {"client"}, "zero_error": {"client"}, "zero_fetch": {"sync"}, "zero_free": {"memory"}, "zero_on_wait": {"arg"},
+    "zero_attach": {"layout", "needs"}, "zero_close": {"client"}, "zero_error": {"client"}, "zero_free": {"memory"}, "zero_on_wait": {"arg"},
     "zero_layout_free": {"layout"}, "zero_layout_group": {"ranks"}, "zero_layout_group_ranks": {"ret_ranks"},
     "zero_layout_group_tensors": {"ret_first"}, "zero_layout_optimizer": {"optimizer"},
     "zero_layout_tensor_shape": {"ret_shape"}, "zero_push": {"present", "sync"}, "zero_query": {"argument"},

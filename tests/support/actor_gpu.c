@@ -138,7 +138,7 @@ int actor_fetch(struct actor *actor, uint32_t group, const void **ret_view)
 {
         const struct actor_gpu *gpu = actor->gpu;
         const void *view = NULL;
-        int r = zero_fetch(actor->client, group, NULL, &view);
+        int r = zero_fetch(actor->client, group, &view);
 
         if (r)
                 return r;

@@ -155,7 +155,7 @@ static int fetch(struct remote *remote, uint32_t index)
 {
         struct group *group = &remote->groups[index];
         const void *view;
-        int r = settle(remote, zero_fetch(remote->client, index, NULL, &view));
+        int r = settle(remote, zero_fetch(remote->client, index, &view));
         if (r)
                 return r;
         group->view = view;

@@ -208,7 +208,7 @@ PROTOTYPES = {
     "zero_dtype_size": (c_size_t, c_int),
     "zero_error": (c_char_p, _client),
     "zero_fd": (c_int, _client),
-    "zero_fetch": (c_int, _client, c_uint32, POINTER(Sync), POINTER(c_void_p)),
+    "zero_fetch": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_finish": (c_int, _client, c_bool),
     "zero_first_values": (c_int, _client, POINTER(c_void_p)),
     "zero_free": (None, c_void_p),

@@ -373,7 +373,7 @@ class Client(Conversation):
         as many releases.  Read-only unless views are private.  Raises TooManyHeld, Deadline,
         Aborted."""
         view = ctypes.c_void_p()
-        self._call(self._library.zero_fetch, self._group(group), None, ctypes.byref(view))
+        self._call(self._library.zero_fetch, self._group(group), ctypes.byref(view))
         return view.value
 
     def prefetch(self, group: int) -> None:

@@ -199,7 +199,7 @@ static double fetch_once(struct session *s)
         const void *view;
         double begun = clock_us(), end;
 
-        must(s, zero_fetch(s->client, DATA, NULL, &view), "fetch");
+        must(s, zero_fetch(s->client, DATA, &view), "fetch");
         end = clock_us();
         must(s, zero_release(s->client, DATA, NULL), "release");
         return end - begun;

@@ -274,7 +274,7 @@ Test(attach, every_other_call_needs_an_attached_client)
 
         fake_start(&f, only_hello);
         c = fake_connect(&f);
-        cr_assert_eq(zero_fetch(c, 0, NULL, &view), ZERO_ENOTATTACHED);
+        cr_assert_eq(zero_fetch(c, 0, &view), ZERO_ENOTATTACHED);
         cr_assert_eq(zero_prefetch(c, 0), ZERO_ENOTATTACHED);
         cr_assert_eq(zero_release(c, 0, NULL), ZERO_ENOTATTACHED);
         cr_assert_eq(zero_grad(c, 0, &grad), ZERO_ENOTATTACHED);
@@ -387,7 +387,7 @@ Test(attach, observer_cannot_fetch)
         fake_start(&f, observe);
         c = observer(&f);
         cr_assert_eq(zero_attach(c, NULL, NULL), ZERO_OK);
-        cr_assert_eq(zero_fetch(c, 0, NULL, &view), ZERO_EPERM);
+        cr_assert_eq(zero_fetch(c, 0, &view), ZERO_EPERM);
         zero_close(c);
         fake_stop(&f);
 }

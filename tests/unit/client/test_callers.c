@@ -48,7 +48,7 @@ static int call_all(struct zero_client *c)
         char *json;
         bool finite;
 
-        MUST(refused(c, zero_fetch(c, FAKE_FP32, NULL, &view)));
+        MUST(refused(c, zero_fetch(c, FAKE_FP32, &view)));
         MUST(refused(c, zero_prefetch(c, FAKE_FP32)));
         MUST(refused(c, zero_release(c, FAKE_FP32, NULL)));
         MUST(refused(c, zero_grad(c, FAKE_FP32, &grad)));

@@ -96,7 +96,7 @@ Test(events, release_push_and_step_name_an_event_of_their_own)
 
         setenv("FAKE_GPU_DELAY_MS", "3600000", 1);
         c = open_gpu(watch_events);
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, &now));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, &now));
@@ -122,7 +122,7 @@ Test(events, without_a_stream_no_event_is_named)
         struct zero_client *c = open_gpu(see_no_events);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, NULL));
         OK(zero_step(c, &step, NULL));
         fake_close(&f, c);
@@ -134,7 +134,7 @@ Test(events, in_host_memory_a_stream_means_nothing)
         struct zero_client *c = fake_open(&f, see_no_events, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, &now));
         OK(zero_step(c, &step, NULL));
         fake_close(&f, c);
@@ -154,8 +154,8 @@ Test(events, the_last_release_of_a_group_names_its_event)
         struct zero_client *c = open_gpu(see_one_release);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, &now));
         OK(zero_release(c, FAKE_FP32, &now));
         cr_assert_eq(zero_release(c, FAKE_FP32, &now), ZERO_ENOTHELD);
@@ -181,10 +181,10 @@ static void hold_all(struct zero_client *c)
         const void *view;
 
         for (int i = 0; i < ZERO_GPU_EVENTS; i++) {
-                OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+                OK(zero_fetch(c, FAKE_FP32, &view));
                 OK(zero_release(c, FAKE_FP32, &now));
         }
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
 }
 
 static void answer_one(struct fake *d)
@@ -247,7 +247,7 @@ Test(events, an_abort_that_comes_while_an_event_is_waited_for_is_told)
 
         hold_all(c);
         cr_assert_eq(zero_release(c, FAKE_FP32, &now), ZERO_EABORTED);
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -315,7 +315,7 @@ Test(events, the_last_window_stays_mapped_and_older_ones_do_not)
         unsigned files = 0;
 
         for (int i = 0; i < MANY; i++) {
-                OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+                OK(zero_fetch(c, FAKE_FP32, &view));
                 cr_assert_eq(*(const uint8_t *)view, i);
                 cr_assert(!last || *last == i - 1);
                 last = view;

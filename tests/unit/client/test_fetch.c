@@ -24,8 +24,8 @@ Test(fetch, nested_fetches_ask_once_and_release_once)
         struct zero_client *c = fake_open(&f, fetch_once, 1);
         const void *a = NULL, *b = NULL;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &a));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &b));
+        OK(zero_fetch(c, FAKE_FP32, &a));
+        OK(zero_fetch(c, FAKE_FP32, &b));
         cr_assert_eq(a, b);
         cr_assert_eq(*(const uint8_t *)a, 42);
         OK(zero_release(c, FAKE_FP32, NULL));
@@ -47,7 +47,7 @@ Test(fetch, view_may_lie_in_the_serve_segment)
         struct zero_client *c = fake_open(&f, fetch_served, 1);
         const void *view = NULL;
 
-        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
+        OK(zero_fetch(c, FAKE_BF16, &view));
         cr_assert_eq(*(const uint8_t *)view, 17);
         fake_close(&f, c);
 }
@@ -65,7 +65,7 @@ Test(fetch, view_outside_the_window_closes)
         struct zero_client *c = fake_open(&f, fetch_outside, 1);
         const void *view = NULL;
 
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_ECLOSED);
         cr_assert_null(view);
         fake_close(&f, c);
 }
@@ -83,7 +83,7 @@ Test(fetch, offset_that_overflows_closes)
         struct zero_client *c = fake_open(&f, fetch_far_outside, 1);
         const void *view = NULL;
 
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_ECLOSED);
         fake_close(&f, c);
 }
 
@@ -102,10 +102,10 @@ Test(fetch, refused_fetch_holds_nothing_and_may_be_repeated)
         struct zero_client *c = fake_open(&f, refuse_fetch, 1);
         const void *view = NULL;
 
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_EDEADLINE);
         cr_assert_str_eq(zero_error(c), "waiting for node b: group 'h.0'");
         cr_assert_eq(zero_release(c, FAKE_FP32, NULL), ZERO_ENOTHELD);
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -124,7 +124,7 @@ Test(fetch, unknown_group_is_found_here)
         const void *view;
         void *grad;
 
-        cr_assert_eq(zero_fetch(c, FAKE_GROUPS, NULL, &view), ZERO_ENOGROUP);
+        cr_assert_eq(zero_fetch(c, FAKE_GROUPS, &view), ZERO_ENOGROUP);
         cr_assert_eq(zero_prefetch(c, ZERO_ALL), ZERO_ENOGROUP);
         cr_assert_eq(zero_release(c, FAKE_GROUPS, NULL), ZERO_ENOGROUP);
         cr_assert_eq(zero_grad(c, FAKE_GROUPS, &grad), ZERO_ENOGROUP);
@@ -147,7 +147,7 @@ Test(fetch, prefetch_does_not_wait)
         const void *view;
 
         OK(zero_prefetch(c, FAKE_FP32));
-        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
+        OK(zero_fetch(c, FAKE_BF16, &view));
         OK(zero_prefetch(c, FAKE_BF16)); /* held: nothing is asked */
         fake_close(&f, c);
 }
@@ -171,7 +171,7 @@ Test(fetch, prefetch_of_what_is_served_here_asks_nothing)
         const void *view;
 
         for (int i = 0; i < 2; i++) {
-                OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+                OK(zero_fetch(c, FAKE_FP32, &view));
                 OK(zero_release(c, FAKE_FP32, NULL));
                 OK(zero_prefetch(c, FAKE_FP32));
         }
@@ -196,8 +196,8 @@ Test(fetch, failed_prefetch_is_no_error)
         const void *view;
 
         OK(zero_prefetch(c, FAKE_FP32));
-        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_BF16, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -225,8 +225,8 @@ Test(fetch, replies_may_come_in_any_order)
         OK(zero_prefetch(c, FAKE_BF16));
         OK(zero_prefetch(c, FAKE_FP32));
         OK(zero_prefetch(c, FAKE_FROZEN));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
-        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
+        OK(zero_fetch(c, FAKE_BF16, &view));
         fake_close(&f, c);
 }
 
@@ -244,8 +244,8 @@ Test(fetch, second_answer_to_one_request_closes)
         struct zero_client *c = fake_open(&f, answer_twice, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
-        cr_assert_eq(zero_fetch(c, FAKE_BF16, NULL, &view), ZERO_ECLOSED);
+        OK(zero_fetch(c, FAKE_FP32, &view));
+        cr_assert_eq(zero_fetch(c, FAKE_BF16, &view), ZERO_ECLOSED);
         fake_close(&f, c);
 }
 
@@ -276,6 +276,6 @@ Test(fetch, more_requests_than_can_be_under_way_wait_for_replies)
 
         for (int i = 0; i < MANY; i++)
                 OK(zero_prefetch(c, FAKE_FP32));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }

@@ -120,9 +120,9 @@ Test(gpu, views_and_gradients_lie_in_the_daemon_s_memory)
         const void *view;
         void *grad;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         cr_assert_eq(((const uint8_t *)view)[BYTES - 1], 11);
-        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
+        OK(zero_fetch(c, FAKE_BF16, &view));
         cr_assert_eq(((const uint8_t *)view)[0], 22);
         OK(zero_grad(c, FAKE_FP32, &grad));
         ((uint8_t *)grad)[0] = 33;

@@ -216,10 +216,10 @@ Test(push, refused_push_is_told_once_by_a_later_call)
 
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view)); /* brings the refusal in */
-        cr_assert_eq(zero_fetch(c, FAKE_BF16, NULL, &view), ZERO_EQUOTA);
+        OK(zero_fetch(c, FAKE_FP32, &view)); /* brings the refusal in */
+        cr_assert_eq(zero_fetch(c, FAKE_BF16, &view), ZERO_EQUOTA);
         cr_assert_str_eq(zero_error(c), "too much");
-        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
+        OK(zero_fetch(c, FAKE_BF16, &view));
         fake_close(&f, c);
 }
 

@@ -65,15 +65,15 @@ Test(reconnect, the_deadline_says_what_was_waited_for_and_the_next_call_tries_ag
         f.data = &away;
         fake_start(&f, stay_away);
         c = impatient(100);
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_EDEADLINE);
         cr_assert(strstr(zero_error(c), "rank 0 into job 'job' within 100 ms: cannot connect to"),
                   "%s", zero_error(c));
         cr_assert_eq(zero_steps(c), 7u);
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_EDEADLINE);
         pthread_barrier_wait(&away);
         for (int i = 0, r = ZERO_EDEADLINE; i < 50 && r == ZERO_EDEADLINE; i++)
-                r = zero_fetch(c, FAKE_FP32, NULL, &view);
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+                r = zero_fetch(c, FAKE_FP32, &view);
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
         pthread_barrier_destroy(&away);
 }
@@ -176,7 +176,7 @@ Test(reconnect, a_daemon_that_is_not_ready_is_asked_again)
         struct zero_client *c = fake_open(&f, busy_daemon, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -196,9 +196,9 @@ Test(reconnect, the_daemon_says_whom_it_waits_for)
         struct zero_client *c = fake_open(&f, others_are_missing, 1);
         const void *view;
 
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EDEADLINE);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_EDEADLINE);
         cr_assert_str_eq(zero_error(c), "waiting for rank 1 on b");
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -215,9 +215,9 @@ Test(reconnect, a_refusal_that_stays_is_final)
         struct zero_client *c = fake_open(&f, drop_job, 1);
         const void *view;
 
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ENOJOB);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_ENOJOB);
         cr_assert_str_eq(zero_error(c), "job 'job' was dropped");
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_ECLOSED);
         cr_assert(strstr(zero_error(c), "job 'job' was dropped"));
         fake_close(&f, c);
 }
@@ -236,10 +236,10 @@ Test(reconnect, a_fenced_rank_does_not_come_back)
         struct zero_client *c = fake_open(&f, fence, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_ERANK);
         cr_assert(strstr(zero_error(c), "a newer process's"));
-        cr_assert_eq(zero_fetch(c, FAKE_BF16, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(zero_fetch(c, FAKE_BF16, &view), ZERO_ECLOSED);
         cr_assert_eq(*(const uint8_t *)view, 0, "still mapped");
         fake_close(&f, c);
 }
@@ -257,7 +257,7 @@ Test(reconnect, a_daemon_that_breaks_the_protocol_is_not_asked_again)
         struct zero_client *c = fake_open(&f, say_rubbish, 1);
         const void *view;
 
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_ECLOSED);
         fake_close(&f, c);
 }
 
@@ -309,7 +309,7 @@ Test(reconnect, the_rank_comes_as_who_it_was)
         struct zero_client *c = fake_open(&f, check_identity, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 

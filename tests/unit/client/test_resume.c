@@ -85,12 +85,12 @@ Test(resume, what_was_held_is_gone_and_the_step_begins_anew)
         struct zero_client *c = fake_open(&f, die_in_fetch, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_BF16, NULL, &view));
-        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_BF16, &view));
+        ABORTED(zero_fetch(c, FAKE_FP32, &view));
         cr_assert(strstr(zero_error(c), "version 7"), "%s", zero_error(c));
         cr_assert_eq(zero_steps(c), 7u);
         cr_assert_eq(zero_release(c, FAKE_BF16, NULL), ZERO_ENOTHELD);
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         grad_and_push(c, FAKE_FP32);
         fake_close(&f, c);
 }
@@ -111,7 +111,7 @@ Test(resume, who_has_nothing_to_do_again_only_waits)
         struct zero_client *c = fake_open(&f, die_in_first_fetch, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         grad_and_push(c, FAKE_FP32);
         fake_close(&f, c);
 }
@@ -130,7 +130,7 @@ Test(resume, another_version_is_told)
         struct zero_client *c = fake_open(&f, go_on_elsewhere, 1);
         const void *view;
 
-        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        ABORTED(zero_fetch(c, FAKE_FP32, &view));
         cr_assert_eq(zero_steps(c), 9u);
         fake_close(&f, c);
 }
@@ -150,7 +150,7 @@ Test(resume, a_request_is_made_again_once)
         struct zero_client *c = fake_open(&f, die_twice, 1);
         const void *view;
 
-        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        ABORTED(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -205,7 +205,7 @@ Test(resume, a_decided_step_returns_its_result)
         cr_assert_eq(zero_steps(c), 8u);
         blob = zero_blob(c, &bytes);
         cr_assert(bytes == 4 && memcmp(blob, "kept", 4) == 0);
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         grad_and_push(c, FAKE_FP32);
         fake_close(&f, c);
 }
@@ -390,7 +390,7 @@ Test(resume, a_query_is_made_again_and_leaves_the_abort_to_the_step)
         grad_and_push(c, FAKE_FP32);
         OK(zero_query(c, "status", NULL, &json));
         free(json);
-        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
+        ABORTED(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -460,7 +460,7 @@ Test(resume, calls_that_do_not_wait_leave_it_to_the_next_that_does)
         pthread_barrier_init(&away, NULL, 2);
         f.data = &away;
         c = fake_open(&f, die_unseen, 1);
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_query(c, "status", NULL, &json));
         free(json);
@@ -505,7 +505,7 @@ Test(resume, an_abort_that_was_not_told_yet_is_not_forgotten)
                 OK(zero_query(c, "status", NULL, &json));
                 free(json);
         }
-        ABORTED(zero_fetch(c, FAKE_FP32, NULL, &view));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        ABORTED(zero_fetch(c, FAKE_FP32, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }

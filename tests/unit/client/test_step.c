@@ -39,7 +39,7 @@ Test(step, a_step_ends_leases_and_counts)
         const void *view;
         void *grad;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         OK(zero_step(c, &one_set, &result));
@@ -50,7 +50,7 @@ Test(step, a_step_ends_leases_and_counts)
         cr_assert_eq(zero_release(c, FAKE_FP32, NULL), ZERO_ENOTHELD);
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         fake_close(&f, c);
 }
 
@@ -120,7 +120,7 @@ Test(step, aborted_step_is_replayed_as_the_next_attempt)
         const void *view;
         void *grad;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         cr_assert_eq(zero_step(c, &one_set, NULL), ZERO_EABORTED);
@@ -160,8 +160,8 @@ Test(step, an_abort_is_told_once_however_many_replies_bring_it)
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         OK(zero_grad(c, FAKE_BF16, &grad));
         OK(zero_push(c, FAKE_BF16, NULL, true, NULL));
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EABORTED);
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_EABORTED);
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         fake_close(&f, c);
@@ -191,7 +191,7 @@ Test(step, nothing_is_pushed_after_an_untold_abort)
         OK(zero_grad(c, FAKE_BF16, &grad));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_query(c, "status", NULL, &json)); /* its answer comes after the abort */
         free(json);
         cr_assert_eq(zero_push(c, FAKE_BF16, NULL, true, NULL), ZERO_EABORTED);

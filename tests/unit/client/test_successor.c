@@ -129,7 +129,7 @@ Test(successor, a_rank_is_its_own_successor)
         OK(zero_query(c, "status", NULL, &json)); /* brings the answers in */
         free(json);
         cr_assert_eq(zero_accepted(c, FAKE_FP32), 2u);
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_EABORTED);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_EABORTED);
         cr_assert_eq(zero_accepted(c, FAKE_FP32), 2u);
         for (int i = 0; i < 3; i++) {
                 OK(zero_grad(c, FAKE_FP32, &grad));

@@ -99,7 +99,7 @@ Test(unopened, release_push_and_step_are_sent_when_their_work_is_done)
         void *grad;
 
         delay("40");
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, &now));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, &now));
@@ -123,8 +123,8 @@ Test(unopened, what_is_behind_no_work_does_not_wait)
         const void *view;
 
         delay("3600000");
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, &now)); /* not the last one */
         OK(zero_release(c, FAKE_FP32, NULL));
         fake_close(&f, c);
@@ -159,7 +159,7 @@ Test(unopened, a_deadline_names_the_work_and_leaves_all_as_it_was)
         const void *view;
         void *grad;
 
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_grad(c, FAKE_FP32, &grad));
         delay("3600000");
         says(c, zero_release(c, FAKE_FP32, &now), ZERO_EDEADLINE,
@@ -190,7 +190,7 @@ Test(unopened, a_wait_can_be_interrupted)
         const void *view;
 
         delay("3600000");
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         zero_interrupt(c);
         says(c, zero_release(c, FAKE_FP32, &now), ZERO_ECLOSED, "interrupted");
         fake_close(&f, c);
@@ -202,7 +202,7 @@ Test(unopened, a_gpu_that_fails_is_named)
         const void *view;
         void *stream;
 
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         setenv("FAKE_GPU_FAULT", "1", 1);
         cr_assert_eq(plugin()->use(0), 0);
         cr_assert_eq(plugin()->stream_new(&stream), 0);
@@ -232,10 +232,10 @@ Test(unopened, a_daemon_that_can_open_them_is_told_of_events)
         struct zero_client *c = fake_open_gpu(&f, restart_able, LONG_MS);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
-        cr_assert_eq(zero_fetch(c, FAKE_BF16, &now, &view), ZERO_EABORTED);
+        OK(zero_fetch(c, FAKE_FP32, &view));
+        cr_assert_eq(zero_fetch(c, FAKE_BF16, &view), ZERO_EABORTED);
         delay("3600000");
-        OK(zero_fetch(c, FAKE_FP32, &now, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, &now));
         fake_close(&f, c);
 }

@@ -42,7 +42,7 @@ static void fetch_and_scribble(struct zero_client *c, uint8_t expected, uint8_t 
 {
         const void *view = NULL;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         cr_assert(*ret == NULL || *ret == view, "the group has moved");
         *ret = (uint8_t *)view;
         cr_assert_eq((*ret)[0], expected);
@@ -76,9 +76,9 @@ Test(views, what_was_written_stays_until_the_last_release)
         struct zero_client *c = fake_open_private(&f, nested);
         const void *a = NULL, *b = NULL;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &a));
+        OK(zero_fetch(c, FAKE_FP32, &a));
         *(uint8_t *)a = 7;
-        OK(zero_fetch(c, FAKE_FP32, NULL, &b));
+        OK(zero_fetch(c, FAKE_FP32, &b));
         cr_assert_eq(a, b);
         OK(zero_release(c, FAKE_FP32, NULL));
         cr_assert_eq(*(const uint8_t *)b, 7);
@@ -91,7 +91,7 @@ Test(views, a_released_one_cannot_be_read)
         struct zero_client *c = fake_open_private(&f, nested);
         const void *view = NULL;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_release(c, FAKE_FP32, NULL));
         cr_assert_not(fake_readable(view));
         fake_close(&f, c);
@@ -141,13 +141,13 @@ Test(views, a_view_served_in_place_is_private)
         const void *served = NULL, *again = NULL;
         uint8_t *gathered = NULL;
 
-        OK(zero_fetch(c, FAKE_BF16, NULL, &served));
+        OK(zero_fetch(c, FAKE_BF16, &served));
         cr_assert_eq(*(const uint8_t *)served, 5);
         *(uint8_t *)served = 77;
         fetch_and_scribble(c, 6, &gathered);
         cr_assert_eq(*(const uint8_t *)served, 77, "another group's fetch is none of its business");
         OK(zero_release(c, FAKE_BF16, NULL));
-        OK(zero_fetch(c, FAKE_BF16, NULL, &again));
+        OK(zero_fetch(c, FAKE_BF16, &again));
         cr_assert_eq(served, again);
         cr_assert_eq(*(const uint8_t *)again, 5);
         fake_close(&f, c);
@@ -165,7 +165,7 @@ Test(views, a_place_within_a_page_closes)
         struct zero_client *c = fake_open_private(&f, astray);
         const void *view = NULL;
 
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_ECLOSED);
         cr_assert_null(view);
         fake_close(&f, c);
 }

@@ -77,11 +77,11 @@ Test(windows, a_new_daemon_s_windows_take_the_addresses_of_the_old)
         const void *view, *again;
         void *grad, *later;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         OK(zero_grad(c, FAKE_FP32, &grad));
         OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
         ABORTED(zero_step(c, &one_set, NULL));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &again));
+        OK(zero_fetch(c, FAKE_FP32, &again));
         OK(zero_grad(c, FAKE_FP32, &later));
         cr_assert_eq(again, view);
         cr_assert_eq(later, grad);
@@ -116,21 +116,21 @@ Test(windows, new_windows_of_other_sizes_leave_the_old_ones_mapped)
         const void *view, *smaller, *larger, *last;
         const uint8_t *end;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         end = (const uint8_t *)view + FAKE_GATHER - 1;
         cr_assert_eq(*end, 1);
         ABORTED(zero_step(c, &one_set, NULL));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &smaller));
+        OK(zero_fetch(c, FAKE_FP32, &smaller));
         cr_assert_eq(smaller, view);
         cr_assert(*(const uint8_t *)view == 2 && *end == 0);
         ABORTED(zero_step(c, &one_set, NULL));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &larger));
+        OK(zero_fetch(c, FAKE_FP32, &larger));
         cr_assert_neq(larger, view);
         cr_assert(*(const uint8_t *)larger == 3 && *(const uint8_t *)view == 0 && *end == 0);
         ABORTED(zero_step(c, &one_set, NULL));
         cr_assert(*(const uint8_t *)larger == 0 && *end == 0);
         ABORTED(zero_step(c, &one_set, NULL)); /* nothing was held, but a step was asked for */
-        OK(zero_fetch(c, FAKE_FP32, NULL, &last));
+        OK(zero_fetch(c, FAKE_FP32, &last));
         cr_assert_eq(last, larger);
         cr_assert(*(const uint8_t *)last == 4 && *end == 0);
         fake_close(&f, c);
@@ -152,9 +152,9 @@ Test(windows, a_place_in_a_window_that_is_gone_closes)
         struct zero_client *c = fake_open(&f, take_window_away, 1);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         ABORTED(zero_step(c, &one_set, NULL));
-        cr_assert_eq(zero_fetch(c, FAKE_FP32, NULL, &view), ZERO_ECLOSED);
+        cr_assert_eq(zero_fetch(c, FAKE_FP32, &view), ZERO_ECLOSED);
         fake_close(&f, c);
 }
 
@@ -172,10 +172,10 @@ Test(windows, private_views_come_back_at_their_address)
         struct zero_client *c = fake_open_private(&f, private_again);
         const void *view, *again;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         *(uint8_t *)view = 99;
         ABORTED(zero_step(c, &one_set, NULL));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &again));
+        OK(zero_fetch(c, FAKE_FP32, &again));
         cr_assert_eq(again, view);
         cr_assert_eq(*(const uint8_t *)view, 2);
         fake_close(&f, c);
@@ -186,10 +186,10 @@ Test(windows, a_private_view_cannot_be_read_after_a_loss)
         struct zero_client *c = fake_open_private(&f, private_again);
         const void *view;
 
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         ABORTED(zero_step(c, &one_set, NULL));
         cr_assert_not(fake_readable(view));
-        OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+        OK(zero_fetch(c, FAKE_FP32, &view));
         cr_assert(fake_readable(view));
         fake_close(&f, c);
 }
@@ -220,8 +220,8 @@ static void lose_often(struct zero_client *c)
         for (int i = 0; i < MANY; i++) {
                 OK(zero_grad(c, FAKE_FP32, &grad));
                 OK(zero_push(c, FAKE_FP32, NULL, true, NULL));
-                ABORTED(zero_fetch(c, FAKE_BF16, NULL, &view));
-                OK(zero_fetch(c, FAKE_FP32, NULL, &view));
+                ABORTED(zero_fetch(c, FAKE_BF16, &view));
+                OK(zero_fetch(c, FAKE_FP32, &view));
                 cr_assert_eq(*(const uint8_t *)view, (uint8_t)i);
                 if (i == WARM)
                         fds = open_fds(), all = mappings(false), files = mappings(true);

@@ -195,7 +195,7 @@ int zero_prefetch(struct zero_client *c, uint32_t group)
         return ZERO_OK;
 }
 
-int zero_fetch(struct zero_client *c, uint32_t group, struct zero_sync *sync, const void **ret_view)
+int zero_fetch(struct zero_client *c, uint32_t group, const void **ret_view)
 {
         if (aborts(c))
                 return ZERO_EABORTED;
