@@ -189,7 +189,7 @@ def left_in_order(what):
         leaver.do("layout", groups=LAYOUT)
         leaver.do("attach", hold=2, push=GROUPS)
         for a in rest:
-            a.refused("EABORTED", "step", sets=SETS)
+            until(lambda a=a: a.ask("step", sets=SETS)["status"] == "EABORTED", what="the next attempt")  # its node hears of it
         step_all([*rest, leaver], sets=SETS)
 
 
