@@ -13,6 +13,7 @@ void rank_release_all(struct rank *rank);
 
 /* Ends the lease of a release, now that the GPU no longer reads; r may be NULL. */
 rank_call lease_end;
+/* ZERO_ENOJOB, ZERO_ENOGROUP; ZERO_ERANK: another session is the rank by now. */
 int group_check(const struct rank *rank, uint32_t group, struct fault *fault);
 /* Whether the rank may begin to wait for all ranks in that attempt; params: with zero_step(). */
 int close_check(const struct rank *rank, uint64_t attempt, const struct step_params *params,

@@ -104,8 +104,9 @@ typedef int rank_call(struct rank *rank, const Zero__Request *m, struct request 
                       struct fault *fault);
 rank_call rank_fetch, rank_prefetch, rank_release, rank_stash, rank_push, rank_reclaim, rank_norm,
         rank_norms, rank_step, rank_all_reduce, rank_ahead;
-/* The same for a call that takes effect in the order in which it came, and is answered when the
- * rank's GPU has reached the event that it names (stream_order.c). */
+/* The same for a call that takes effect in the order in which it came, when the rank's GPU has
+ * reached the event that it names (stream_order.c).  rank_release() and rank_stash() see to that
+ * themselves. */
 int ordered_run(struct rank *rank, rank_call *call, const Zero__Request *m, struct request *r,
                 struct fault *fault);
 /* The fetch has ended; ok: the rank holds the group. */
