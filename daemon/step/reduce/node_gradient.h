@@ -1,6 +1,6 @@
 /*
- * node_gradient.h - shared by contributions (contribution.c, spill.c), the node gradients made of
- * them (node_gradient.c, sums.c), and the ways to the owners (delivery.c, offering.c).
+ * node_gradient.h - shared by contributions (contributions.c), the node gradients made of them
+ * (node_gradient.c), and their way to the owners (offering.c).
  */
 #pragma once
 
@@ -17,7 +17,7 @@ struct contribution {
         const void *data;           /* NULL: the rank has no gradient */
         bool queued;                /* otherwise in a node gradient */
         bool counted;               /* in reduce.waiting */
-        struct offload_task task;   /* copies the data (spill.c) */
+        struct offload_task task;   /* copies the data */
         void *copy;
         size_t copy_bytes;
         bool copying, freed;     /* freed: the end of the copy frees it */
@@ -93,7 +93,7 @@ struct node_gradient {
         struct contribution *sources[];
 };
 
-/* contribution.c */
+/* contributions.c */
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
 bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
@@ -104,23 +104,10 @@ void contribution_take(struct contribution *c);
 /* Refuses the push and frees the contribution. */
 void contribution_abort(struct contribution *c, const struct job *job);
 
-/* The copy, if there is one, is no longer needed. */
-void spill_end(struct contribution *c);
-
-/* spill.c */
+/* Reduces every micro-batch of the group that all local ranks have pushed or left out. */
+void reduce_advance(struct job *job, uint32_t group);
 /* Copies a gradient aside if otherwise nobody could push. */
 void spill_check(struct job *job);
-
-/* sums.c */
-/* Whether a source lies away from the host. */
-bool node_gradient_is_away(const struct node_gradient *p);
-/* Whether the sum belongs away from the host: a source and an owner of this node lie there. */
-bool node_gradient_stays_away(const struct node_gradient *p);
-/* Takes memory for the sum; false: the node gradient waits until some is given back. */
-bool sum_take(struct node_gradient *p);
-/* Address of an element in a part of the sum. */
-void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t element);
-void sum_give(struct node_gradient *p);
 
 /* node_gradient.c */
 /* An owner begins or ends to read its range of an offered node gradient.  The elements that it has
@@ -155,12 +142,8 @@ bool node_gradient_is_pushed_memory(const struct node_gradient *p);
 /* Address of an element of the group; only for a sum or a contribution in place. */
 const void *node_gradient_data(const struct node_gradient *p, uint64_t first);
 
-/* delivery.c */
-/* Announces its range to a remote owner, who need not ask then.  Returns the payload's number; 0:
- * the owner has to ask. */
-uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner);
+/* offering.c */
 /* Tells owners to forget what was announced to them. */
 void node_gradient_withdraw(struct node_gradient *p);
-
-/* offering.c.  Offers what is ready. */
+/* Offers what is ready, in the order of micro-batches. */
 void group_offer(struct job *job, uint32_t group);
