@@ -1,6 +1,6 @@
 /*
  * The nodes' part in a job: daemon/job/rules/owner.h as it is.  Messages become events, and actions
- * change records, as in engine/job.c, reduce/complete.c and update/.
+ * change records, as in engine/job.c, reduce/vote.c and update/.
  *
  * All sums are complete when the coordinator asks for votes: offers and payloads are not simulated
  * here.

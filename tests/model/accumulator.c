@@ -1,4 +1,4 @@
-/* The owner's sums and their offers to the mirror: accumulator.c, complete.c. */
+/* The owner's sums and their offers to the mirror: accumulator.c, vote.c. */
 #include "world.h"
 
 #include <string.h>

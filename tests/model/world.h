@@ -251,7 +251,7 @@ bool lead_can(const struct world *w, uint32_t node, uint32_t copy);
 void lead(struct world *w, uint32_t node, uint32_t copy);
 void update_undo(struct replica *h);
 
-/* ---- accumulator.c: accumulator.c, complete.c ---- */
+/* ---- accumulator.c: accumulator.c, vote.c ---- */
 
 void accumulator_offer(struct world *w, uint32_t node, uint32_t from, const struct message *m);
 /* Offers of attempts that have not begun are lost with the link. */

@@ -4,7 +4,7 @@
  *
  * The machine keeps nothing between two events.  Its state is the node's records and books: for
  * each event the driver fills struct owner from them, and carries the actions out in order.
- * Drivers: the daemon (engine/job.c, reduce/complete.c, update/) and the explorers (tests/model).
+ * Drivers: the daemon (engine/job.c, reduce/vote.c, update/) and the explorers (tests/model).
  */
 #pragma once
 

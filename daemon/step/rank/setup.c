@@ -9,7 +9,7 @@
  * one gather window there even if two ranks come at once, and a user's memory is counted correctly.
  *
  * A rank that leaves the number of push slots to the daemon gets one for each group where that
- * saves work: where the job has one rank, and the states lie on the same GPU (reduce/deferred.c).
+ * saves work: where the job has one rank, and the states lie on the same GPU (reduce/vote.c).
  * The states take nine times as much there.  All slots together take at most an eighth of what the
  * other windows leave free, and no more than gpu_windows allows, else the rank gets the number that
  * it asks for: the rest is the trainer's.

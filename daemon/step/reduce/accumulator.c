@@ -2,18 +2,13 @@
  * The owner's side of a gradient.
  *
  * Nodes offer what their ranks contributed to a group.  The owner pulls its range of each offer
- * into a receive buffer and adds it up in fp32: micro-batch by micro-batch, and in node order
- * within each, so that the result does not depend on timing.  The owner pulls offers ahead of their
- * turn while the budget lasts.  It can always pull the offer whose turn it is, so a full budget
- * cannot stop the order.
+ * (pulling.c) and adds it up in fp32: micro-batch by micro-batch, and in node order within each, so
+ * that the result does not depend on timing.
  *
  * When all nodes have sent their last offer for a group, the owner takes the group's norm, in the
  * same pass as the last addition if it knows that this is the last.  When all groups are complete
- * and the coordinator has asked, the owner takes the norm of all sums that it defers (deferred.c),
- * and votes.
- *
- * Offers of the next attempt wait if they come before this owner has heard of the decision, or
- * while the update still reads the group's old gradient.
+ * and the coordinator has asked, the owner takes the norm of all sums that it defers, and votes
+ * (vote.c).
  */
 #include "daemon/step/reduce/accumulator.h"
 #include "daemon/step/reduce/node_gradient.h"
@@ -24,6 +19,7 @@
 
 #include "daemon/floor/base/crash.h"
 #include "proto/cleanup.h"
+#include "proto/sure.h"
 
 static int accumulator_new(struct replica *h)
 {
@@ -85,7 +81,233 @@ void accumulator_forget_kept(struct accumulator *l)
         l->n_kept = 0;
 }
 
-/* ---- accumulation -------------------------------------------------------------- */
+bool accumulator_has(const struct replica *h, uint32_t group)
+{
+        return h->state->plan->shards[group].range.count > 0 &&
+               layout_group_trainable(h->job->layout, group);
+}
+
+bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
+{
+        const struct job *job = h->job;
+
+        if (h->copy)
+                return node == job->placement.node[h->owner];
+        for (uint32_t r = 0; r < job->world_size; r++)
+                if (job->node_of_rank[r] == node &&
+                    layout_group_has_rank(&job->layout->groups[group], r))
+                        return true;
+        return false;
+}
+
+enum zero_dtype accumulator_dtype(const struct replica *h)
+{
+        return h->copy ? ZERO_FP32 : h->job->reduce_dtype;
+}
+
+struct range accumulator_range(const struct replica *h, uint32_t group)
+{
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+
+        return h->copy ? (struct range){ 0, shard->moment_count } : shard->range;
+}
+
+bool offer_is_alone(const struct offer *o)
+{
+        const struct replica *h = o->replica;
+        const struct accumulator_group *lg = &h->accumulator->groups[o->group];
+
+        for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
+                if (node != o->node && !lg->finished[node] &&
+                    accumulator_expects(h, o->group, node))
+                        return false;
+        return true;
+}
+
+/*
+ * ---- tasks ----
+ *
+ * A task on a group's sum adds an offer, or takes the norm of the whole, or does both in one pass
+ * over memory.  Or one task on several groups takes the norm of their offers and adds none.
+ *
+ * Each tensor of the group is a piece (device.h) of its own, because each has other sources, and
+ * the gaps between tensors have no gradient.
+ */
+
+static bool offer_has(const struct offer *o, uint32_t tensor)
+{
+        uint32_t i = tensor - o->replica->job->layout->groups[o->group].first_tensor;
+
+        return o->present[i / 8] >> (i % 8) & 1;
+}
+
+void offer_mark_present(const struct offer *o)
+{
+        const struct replica *h = o->replica;
+        const struct plan_shard *shard = &h->state->plan->shards[o->group];
+
+        for (uint32_t i = 0; i < shard->n_segments; i++) {
+                uint32_t t = h->state->plan->segments[shard->first_segment + i].tensor;
+
+                if (!h->job->layout->tensors[t].frozen && offer_has(o, t))
+                        h->accumulator->present[t] = 1;
+        }
+}
+
+/* Where a segment lies in what was pulled: as in the group, or for a mirror as in the plane. */
+static const void *pulled_at(const struct offer *o, const struct plan_segment *s)
+{
+        const struct replica *h = o->replica;
+        const struct plan_shard *shard = &h->state->plan->shards[o->group];
+        uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
+
+        return (const char *)o->buffer->memory + at * dtype_size(accumulator_dtype(h));
+}
+
+/* Addresses of the tensor's contributions; returns their number. */
+static size_t sources_of(const struct offer *o, const struct plan_segment *s, const void **ret_src)
+{
+        if (o->node_gradient)
+                return node_gradient_sources(o->node_gradient, s->tensor, s->in_group, ret_src);
+        ret_src[0] = pulled_at(o, s);
+        return 1;
+}
+
+double reduce_norm_scale(const struct job *job, uint32_t group)
+{
+        double divisor = layout_group_divisor(&job->layout->groups[group], job->world_size);
+
+        return 1 / (divisor * divisor);
+}
+
+void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group)
+{
+        norm->scale = reduce_norm_scale(job, group);
+        norm->finite = true;
+        exact_sum_init(&norm->sum);
+}
+
+/* The pieces of one or several groups, with memory for the addresses of their sources. */
+struct pieces {
+        struct reduce_piece *list; /* [segment of the shards] */
+        const void **src;          /* [most * segment of the shards] */
+        size_t most, n;
+};
+
+/* acc: the segment's sum.  False: the segment needs nothing. */
+static bool piece_make(const struct replica *h, const struct plan_segment *s, const struct offer *o,
+                       bool normed, float *acc, const void **src, struct reduce_piece *ret)
+{
+        const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
+        uint8_t *present = &h->accumulator->present[s->tensor];
+        bool has = !t->frozen && o && offer_has(o, s->tensor);
+        bool first = !*present || (o && o->way != OFFER_ADDED);
+        uint64_t n = plan_segment_elements(t, s);
+
+        if (has)
+                *present = 1; /* even for a tensor without elements here */
+        if (n == 0 || t->frozen || !(has || (normed && *present)))
+                return false;
+        *ret = (struct reduce_piece){
+                .acc = acc, .n = n, .k = has ? sources_of(o, s, src) : 0, .src = src, .first = first
+        };
+        return true;
+}
+
+static void pieces_reduce(const struct replica *h, const struct pieces *p, const struct offer *o,
+                          struct group_norm *norm)
+{
+        const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
+        enum zero_dtype wire = accumulator_dtype(h),
+                        from = node_gradient ? node_gradient_dtype(node_gradient) : wire;
+
+        h->job->x->ops->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,
+                               norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
+}
+
+static void pieces_init(struct pieces *p, size_t n_segments, const struct offer *o)
+{
+        *p = (struct pieces){ .most = o && o->node_gradient
+                                              ? node_gradient_sources_max(o->node_gradient)
+                                              : 1 };
+        p->list = sure_realloc(NULL, n_segments * sizeof *p->list);
+        p->src = sure_realloc(NULL, n_segments * p->most * sizeof *p->src);
+}
+
+static void pieces_deinit(struct pieces *p)
+{
+        free(p->list);
+        free(p->src);
+}
+
+/* sum: of the group's shard; NULL: nothing is written. */
+static void pieces_take(struct pieces *p, const struct replica *h, uint32_t group,
+                        const struct offer *o, bool normed, float *sum)
+{
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+
+        for (uint32_t i = 0; i < shard->n_segments; i++) {
+                const struct plan_segment *s = &h->state->plan->segments[shard->first_segment + i];
+                bool frozen = s->moment == UINT64_MAX;
+
+                p->n += piece_make(h, s, o, normed,
+                                   frozen || !sum ? NULL : sum + (s->moment - shard->moment),
+                                   p->src + p->n * p->most, &p->list[p->n]);
+        }
+}
+
+static void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
+                            struct group_norm *norm)
+{
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+        struct mapping sum;
+        struct pieces p;
+
+        pieces_init(&p, shard->n_segments, o);
+        sum = state_map(h->state, ZERO_PLANE_GRAD,
+                        (struct range){ shard->moment, shard->moment_count });
+        pieces_take(&p, h, group, o, norm, sum.at);
+        pieces_reduce(h, &p, o, norm);
+        state_unmap(&sum);
+        pieces_deinit(&p);
+}
+
+/* The offer with the most sources. */
+static const struct offer *most_sources(struct offer *const *offers, uint32_t n)
+{
+        const struct offer *most = offers[0];
+
+        for (uint32_t i = 1; i < n; i++)
+                if (node_gradient_sources_max(offers[i]->node_gradient) >
+                    node_gradient_sources_max(most->node_gradient))
+                        most = offers[i];
+        return most;
+}
+
+void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
+                   struct group_norm *norm)
+{
+        size_t n_segments = 0;
+        struct pieces p;
+
+        for (uint32_t i = 0; i < n; i++)
+                n_segments += h->state->plan->shards[offers[i]->group].n_segments;
+        pieces_init(&p, n_segments, most_sources(offers, n));
+        for (uint32_t i = 0; i < n; i++) {
+                double scale = reduce_norm_scale(h->job, offers[i]->group);
+
+                if (p.n && scale != norm->scale) {
+                        pieces_reduce(h, &p, offers[i - 1], norm);
+                        p.n = 0;
+                }
+                norm->scale = scale;
+                pieces_take(&p, h, offers[i]->group, offers[i], true, NULL);
+        }
+        pieces_reduce(h, &p, offers[n - 1], norm);
+        pieces_deinit(&p);
+}
+
+/* ---- accumulation ---- */
 
 /* For an offload thread.  Only the one task of a group touches accumulator.present of its tensors.
  */
@@ -96,7 +318,6 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
         accumulator_add(o->replica, o->group, o, o->final ? &o->norm : NULL);
 }
 
-/* None of the group's tensors has a gradient any more. */
 void accumulator_forget_present(struct replica *h, uint32_t group)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
@@ -175,7 +396,6 @@ static void offer_submit(struct offer *o)
                 offer_run(o);
 }
 
-/* Takes the norm, too, unless the group has its own. */
 void offer_settle(struct offer *o)
 {
         const struct replica *h = o->replica;
@@ -196,7 +416,60 @@ static void offer_take_end(struct offer *o, const struct list *queue)
         offer_free(next);
 }
 
-/* ---- completion and vote ---------------------------------------------------------- */
+/* Takes one group's norm on an offload thread. */
+struct measure {
+        struct offload_task task;
+        struct replica *replica;
+        uint32_t group;
+        uint64_t generation;
+        struct group_norm norm;
+};
+
+static void measure_run(struct offload_task *task, uint32_t worker)
+{
+        struct measure *m = CONTAINER_OF(task, struct measure, task);
+
+        accumulator_add(m->replica, m->group, NULL, &m->norm);
+}
+
+static void measure_done(struct offload_task *task)
+{
+        struct measure *m = CONTAINER_OF(task, struct measure, task);
+        struct replica *h = m->replica;
+        struct job *job = h->job;
+        struct accumulator_group *lg = &h->accumulator->groups[m->group];
+
+        lg->busy = false;
+        if (m->generation == h->accumulator->generation) {
+                lg->norm = m->norm;
+                accumulator_complete(h, m->group);
+        } else {
+                accumulator_forget_present(h, m->group);
+                accumulator_advance(h, m->group);
+        }
+        free(m);
+        job_unref(job);
+}
+
+static void accumulator_measure(struct replica *h, uint32_t group)
+{
+        struct measure *m = calloc(1, sizeof *m);
+
+        if (!m) {
+                h->job->reduce->lacking = true;
+                return;
+        }
+        m->replica = h;
+        job_ref(h->job);
+        m->group = group;
+        m->generation = h->accumulator->generation;
+        group_norm_init(&m->norm, h->job, group);
+        m->task.run = measure_run;
+        m->task.done = measure_done;
+        h->accumulator->groups[group].complete = true;
+        h->accumulator->groups[group].busy = true;
+        job_compute(h->job, OFFLOAD_STEP, &m->task);
+}
 
 /* Moves on to the next node in order that still contributes to the micro-batch; false if none is
  * left. */
@@ -215,7 +488,6 @@ static bool accumulator_turn(struct replica *h, uint32_t group)
         return false;
 }
 
-/* Moves a group on as far as possible. */
 void accumulator_advance(struct replica *h, uint32_t group)
 {
         const struct job *job = h->job;
@@ -251,180 +523,7 @@ void accumulator_advance(struct replica *h, uint32_t group)
                 accumulator_measure(h, group);
 }
 
-/* ---- offers ------------------------------------------------------------------------- */
-
-/* Whether the rules allow the offer in its attempt, which is the current one. */
-static bool offer_allowed(const struct offer *o, size_t present_bytes)
-{
-        const struct replica *h = o->replica;
-
-        return accumulator_has(h, o->group) &&
-               (o->empty ||
-                (present_bytes == (h->job->layout->groups[o->group].n_tensors + 7) / 8 &&
-                 accumulator_range(h, o->group).count)) &&
-               o->micro_batch >= h->accumulator->groups[o->group].offered[o->node] &&
-               o->micro_batch < MICRO_BATCHES_MAX;
-}
-
-/* False for an offer after one that a link has lost, and for an offer of a node that does not know
- * yet where its ranks are now. */
-static bool offer_counts(const struct offer *o)
-{
-        return accumulator_expects(o->replica, o->group, o->node) &&
-               o->micro_batch == o->replica->accumulator->groups[o->group].offered[o->node];
-}
-
-static int offer_queue(struct offer *o)
-{
-        struct accumulator_group *lg = &o->replica->accumulator->groups[o->group];
-
-        if (!offer_allowed(o, o->present_bytes)) {
-                offer_free(o);
-                return -EPROTO;
-        }
-        if (!offer_counts(o)) {
-                offer_free(o);
-                return 0;
-        }
-        lg->offered[o->node]++;
-        list_insert(&lg->queues[o->node], &o->link);
-        offer_pull(o, false);
-        return 0;
-}
-
-static struct offer *offer_new(struct replica *h, uint32_t node, const Zero__Offer *m,
-                               struct node_gradient *node_gradient)
-{
-        struct offer *o = calloc(1, sizeof *o);
-
-        if (!o)
-                return NULL;
-        o->present = malloc(m->present.len + 1);
-        if (!o->present) {
-                free(o);
-                return NULL;
-        }
-        if (m->present.len)
-                memcpy(o->present, m->present.data, m->present.len);
-        o->present_bytes = m->present.len;
-        list_init(&o->link);
-        o->replica = h;
-        job_ref(h->job);
-        o->node = node;
-        o->group = m->group;
-        o->micro_batch = m->micro_batch;
-        o->attempt = m->attempt;
-        o->announced = m->transfer;
-        o->last = m->last;
-        o->empty = m->empty;
-        o->node_gradient = node_gradient;
-        return o;
-}
-
-/* So high that no node is cut for being ahead, as far as the rules allow. */
-static uint64_t early_max(const struct job *job)
-{
-        return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
-}
-
-static enum owner_offer offer_stands(const struct job *job, uint64_t attempt)
-{
-        return owner_offer(job->attempt, job->started, attempt);
-}
-
-/* Whether the offer's owner belongs on this node.  If it is not here, it was lost and is being
- * filled. */
-static bool is_holder(const struct job *job, const Zero__Offer *m)
-{
-        const struct placement *placement = &job->placement;
-
-        return m->owner < placement->n_owners && m->copy < placement->copies &&
-               holder_node(placement, holder_of(placement, m->owner, m->copy)) ==
-                       job->x->cluster->self;
-}
-
-int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,
-                      struct node_gradient *node_gradient)
-{
-        struct replica *h = replica_of_copy(job, m->owner, m->copy);
-        struct accumulator *l = h ? h->accumulator : NULL;
-        enum owner_offer stands;
-        struct offer *o;
-        int r;
-
-        if (m->group >= job->layout->n_groups || !is_holder(job, m) ||
-            (m->transfer && !(m->transfer & BULK_ANNOUNCED)))
-                return -EPROTO;
-        stands = offer_stands(job, m->attempt);
-        if (!h || stands == OWNER_OFFER_OVER) {
-                offer_drop(job->x, node, m);
-                return 0;
-        }
-        if (stands == OWNER_OFFER_EARLY && l->n_early >= early_max(job))
-                return -EPROTO;
-        o = offer_new(h, node, m, node_gradient);
-        if (!o) {
-                offer_drop(job->x, node, m);
-                return -ENOMEM;
-        }
-        if (stands == OWNER_OFFER_EARLY) {
-                list_insert(&l->early, &o->link);
-                l->n_early++;
-                return 0;
-        }
-        r = offer_queue(o);
-        if (r == 0)
-                accumulator_advance(h, m->group);
-        return r;
-}
-
-/* ---- attempts ---------------------------------------------------------------------- */
-
-/* Queues offers whose attempt has begun; drops those whose attempt will never begin. */
-static void accumulator_take_early(struct replica *h)
-{
-        const struct job *job = h->job;
-        struct accumulator *l = h->accumulator;
-
-        list_for_each (&l->early, item) {
-                struct offer *o = CONTAINER_OF(item, struct offer, link);
-                enum owner_offer stands = offer_stands(job, o->attempt);
-                uint32_t node = o->node;
-
-                if (!job->dead && stands == OWNER_OFFER_EARLY)
-                        continue;
-                list_remove(&o->link);
-                l->n_early--;
-                if (job->dead || stands == OWNER_OFFER_OVER)
-                        offer_free(o);
-                else if (offer_queue(o))
-                        fabric_cut(job->x->fabric, node,
-                                   "its offer of a gradient does not fit the job's layout, owners "
-                                   "or order of micro-batches");
-        }
-}
-
-/* A lost link voids the attempts.  A node that has lost its state may begin others of the same
- * numbers. */
-static void accumulator_forget_node(struct replica *h, uint32_t node)
-{
-        struct accumulator *l = h->accumulator;
-
-        list_for_each (&l->early, item) {
-                struct offer *o = CONTAINER_OF(item, struct offer, link);
-
-                if (o->node != node)
-                        continue;
-                list_remove(&o->link);
-                l->n_early--;
-                offer_free(o);
-        }
-        /* announcements end with their link, and a new process numbers from the start */
-        for (uint32_t g = 0; g < l->n_groups; g++)
-                list_for_each (&l->groups[g].queues[node], item) {
-                        CONTAINER_OF(item, struct offer, link)->announced = 0;
-                }
-}
+/* ---- attempts ---- */
 
 /* The attempt is over, and no update takes the deferred sum.  A recorded vote may still be decided,
  * so its sum is written. */
@@ -562,7 +661,7 @@ void accumulator_refused(struct replica *h)
         shard_settled(h->job);
 }
 
-/* ---- names --------------------------------------------------------------------------- */
+/* ---- names ---- */
 
 uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t n)
 {
@@ -583,16 +682,6 @@ uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t 
                 return 1;
         }
         return 0;
-}
-
-/* ---- what the node goes through ---------------------------------------------------- */
-
-void accumulators_node_down(struct engine *x, uint32_t node, const char *why)
-{
-        list_for_each (&x->jobs, item) {
-                for_replicas (CONTAINER_OF(item, struct job, link), h)
-                        accumulator_forget_node(h, node);
-        }
 }
 
 const struct shard_observer reduce_observer = { .made = accumulator_new,

@@ -1,7 +1,6 @@
 /*
- * accumulator.h - shared by an owner's offers (offer.c, pulling.c, pool.c), its sums
- * (accumulator.c, adding.c), the sums that it leaves to the update (deferred.c), and what follows
- * when they are complete (complete.c).
+ * accumulator.h - shared by an owner's sums (accumulator.c), the offers that it takes for them
+ * (pulling.c), and what follows when they are complete (vote.c).
  */
 #pragma once
 
@@ -79,22 +78,32 @@ struct accumulator {
         uint64_t generation; /* a task of an older one has no effect */
 };
 
-/* offer.c */
+/* accumulator.c */
 /* Of the elements to pull: the wire dtype, or fp32 for a mirror. */
 enum zero_dtype accumulator_dtype(const struct replica *h);
 /* Whether this owner reduces the group.  Whether the node offers to the group: the node has ranks
  * of the group, or the sum that this mirror needs. */
 bool accumulator_has(const struct replica *h, uint32_t group);
 bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node);
-
 /* The elements to pull: of the group, or for a mirror of the sum. */
 struct range accumulator_range(const struct replica *h, uint32_t group);
 /* Whether, as far as this owner knows, only the offer's own node may add to the group after it. */
 bool offer_is_alone(const struct offer *o);
-/* Gets memory for the offer; false: not now.  its_turn: beyond the budget if need be. */
-bool offer_take_buffer(struct offer *o, bool its_turn);
-void offer_give_buffer(struct offer *o);
-void offer_free(struct offer *o);
+/* The norm of nothing. */
+void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
+/* The offer's tensors have a gradient from now on. */
+void offer_mark_present(const struct offer *o);
+/* Takes the norm of several groups' offers, at least one, in one pass.  For an offload thread. */
+void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
+                   struct group_norm *norm);
+/* Writes the sum of a deferred offer after all.  Takes the norm, too, unless the group has its own.
+ */
+void offer_settle(struct offer *o);
+/* Moves a group on as far as possible. */
+void accumulator_advance(struct replica *h, uint32_t group);
+/* None of the group's tensors has a gradient any more. */
+void accumulator_forget_present(struct replica *h, uint32_t group);
+void accumulator_forget_kept(struct accumulator *l);
 
 /* pulling.c */
 /* Begins to pull the offer if it has something to pull and is not being pulled. its_turn: beyond
@@ -102,38 +111,18 @@ void offer_free(struct offer *o);
 void offer_pull(struct offer *o, bool its_turn);
 /* Frees the offer, at once or with its last part. */
 void offer_void(struct offer *o);
+void offer_free(struct offer *o);
+/* Queues offers whose attempt has begun; drops those whose attempt will never begin. */
+void accumulator_take_early(struct replica *h);
+void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
 
-/* deferred.c.  On the loop thread. */
+/* vote.c */
 /* Whether the sum need not be written. */
 bool offer_defers(const struct offer *o);
 /* Whether that would be so if nothing followed.  Then the offer waits until that is known. */
 bool offer_waits(const struct offer *o);
 /* Keeps the offer, and what its ranks pushed, until the update takes it or the attempt is over. */
 void deferred_keep(struct offer *o);
-
-/* adding.c */
-/* The norm of nothing. */
-void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
-/* Adds an offer, or nothing if NULL, to the group's sum.  Then takes the sum's norm unless norm is
- * NULL.  For an offload thread. */
-void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
-                     struct group_norm *norm);
-/* The offer's tensors have a gradient from now on. */
-void offer_mark_present(const struct offer *o);
-/* Takes the norm of several groups' offers, at least one, in one pass.  For an offload thread. */
-void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
-                   struct group_norm *norm);
-
-/* complete.c.  Takes the norm of a complete group that has none, and votes once all groups have
- * theirs. */
-void accumulator_measure(struct replica *h, uint32_t group);
-/* The group is complete, and measured unless its sum is deferred. */
+/* The group is complete, and measured unless its sum is deferred.  Votes once all groups are. */
 void accumulator_complete(struct replica *h, uint32_t group);
 void accumulator_vote(struct replica *h);
-
-/* accumulator.c */
-void offer_settle(struct offer *o);
-void accumulators_node_down(struct engine *x, uint32_t node, const char *why);
-void accumulator_advance(struct replica *h, uint32_t group);
-void accumulator_forget_present(struct replica *h, uint32_t group);
-void accumulator_forget_kept(struct accumulator *l);

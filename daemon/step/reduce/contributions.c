@@ -45,7 +45,8 @@ static void spill_end(struct contribution *c)
                 c->job->reduce->spilled[c->rank] = false;
 }
 
-void contribution_answer(struct contribution *c, int status, const char *text)
+/* Acknowledges or refuses the push; does nothing the second time. */
+static void contribution_answer(struct contribution *c, int status, const char *text)
 {
         struct request *r = STEAL(c->request);
 

@@ -97,13 +97,10 @@ struct node_gradient {
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank);
 bool is_local(const struct job *job, uint32_t group, uint32_t rank);
 void contribution_free(struct contribution *c, int status, const char *text);
-/* Acknowledges or refuses the push; does nothing the second time. */
-void contribution_answer(struct contribution *c, int status, const char *text);
 /* Takes the contribution out of its rank's queue. */
 void contribution_take(struct contribution *c);
 /* Refuses the push and frees the contribution. */
 void contribution_abort(struct contribution *c, const struct job *job);
-
 /* Reduces every micro-batch of the group that all local ranks have pushed or left out. */
 void reduce_advance(struct job *job, uint32_t group);
 /* Copies a gradient aside if otherwise nobody could push. */

@@ -1,9 +1,16 @@
 /*
- * Pulls offers in parts of at most engine.part_bytes, a few at a time: one is sent while transfer
- * stages the next at its node, and the one before on this node.  What is staged takes less memory
- * than the receive buffers of the offers.
+ * Offers that an owner takes.
  *
- * An offer with an announced payload has one part, and needs no request.
+ * The owner pulls an offer into a receive buffer ahead of its turn while the budget lasts.  It can
+ * always pull the offer whose turn it is, so a full budget cannot stop the order.
+ *
+ * Offers come in parts of at most engine.part_bytes, a few at a time: one is sent while transfer
+ * stages the next at its node, and the one before on this node.  What is staged takes less memory
+ * than the receive buffers of the offers.  An offer with an announced payload has one part, and
+ * needs no request.
+ *
+ * Offers of the next attempt wait if they come before this owner has heard of the decision, or
+ * while the update still reads the group's old gradient.
  *
  * Invariant: an offer is OFFER_PULLING exactly while parts of it are in flight.  Parts that have
  * come stay when another part is refused, because a node sends nothing twice.  They go when the
@@ -12,7 +19,10 @@
 #include "daemon/step/reduce/accumulator.h"
 #include "daemon/step/reduce/node_gradient.h"
 
+#include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/floor/base/crash.h"
 #include "proto/cleanup.h"
@@ -28,6 +38,58 @@ struct offer_part {
         void *place; /* in the offer's buffer */
         size_t bytes;
 };
+
+/* ---- receive buffers ---- */
+
+static uint64_t offer_bytes(const struct replica *h, uint32_t group)
+{
+        return accumulator_range(h, group).count * dtype_size(accumulator_dtype(h));
+}
+
+static uint64_t largest_bytes(const struct replica *h)
+{
+        uint64_t largest = 0;
+
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                if (offer_bytes(h, g) > largest)
+                        largest = offer_bytes(h, g);
+        return largest;
+}
+
+/*
+ * The buffer lies where the owner's sum does, if there is free memory: what comes is added without
+ * a detour.  The offer whose turn it is gets a buffer even beyond the budget: in host memory,
+ * unless it is the only one.
+ */
+static bool offer_take_buffer(struct offer *o, bool its_turn)
+{
+        struct replica *h = o->replica;
+        struct pool *pool = &h->accumulator->pool;
+        uint64_t bytes = offer_bytes(h, o->group), largest = largest_bytes(h);
+        uint64_t budget = BLOCKS_KEPT * largest * h->job->x->cluster->n_nodes;
+        bool only = its_turn && pool->used == 0;
+
+        if (!state_in_file(h->state) && (only || pool_affords(pool, largest, budget)))
+                pool_take(pool, h->state->id.place, largest, largest, &o->buffer);
+        if (!o->buffer && (its_turn || pool_affords(pool, bytes, budget)))
+                o->buffer = pool_block_new(bytes);
+        if (o->buffer)
+                pool_charge(pool, o->buffer->bytes);
+        return o->buffer;
+}
+
+static void offer_give_buffer(struct offer *o)
+{
+        struct pool *pool = &o->replica->accumulator->pool;
+        struct pool_block *buffer = STEAL(o->buffer);
+
+        if (!buffer)
+                return;
+        pool_discharge(pool, buffer->bytes);
+        pool_give(pool, buffer);
+}
+
+/* ---- parts ---- */
 
 static void offer_forget_parts(struct offer *o)
 {
@@ -189,4 +251,203 @@ void offer_void(struct offer *o)
         for (uint32_t i = 0; i < o->n_parts; i++)
                 if (o->parts[i].phase == PART_ASKED)
                         ask_forget(&o->parts[i].ask);
+}
+
+/* ---- offers ---- */
+
+void offer_free(struct offer *o)
+{
+        assert(o->in_flight == 0);
+        if (o->announced)
+                fabric_forget(o->replica->job->x->fabric, o->node, o->announced);
+        offer_give_buffer(o);
+        list_remove(&o->link);
+        free(o->parts);
+        free(o->present);
+        job_unref(o->replica->job);
+        free(o);
+}
+
+void offer_drop(struct engine *x, uint32_t node, const Zero__Offer *m)
+{
+        if (m->transfer & BULK_ANNOUNCED)
+                fabric_forget(x->fabric, node, m->transfer);
+}
+
+/* Whether the rules allow the offer in its attempt, which is the current one. */
+static bool offer_allowed(const struct offer *o, size_t present_bytes)
+{
+        const struct replica *h = o->replica;
+
+        return accumulator_has(h, o->group) &&
+               (o->empty ||
+                (present_bytes == (h->job->layout->groups[o->group].n_tensors + 7) / 8 &&
+                 accumulator_range(h, o->group).count)) &&
+               o->micro_batch >= h->accumulator->groups[o->group].offered[o->node] &&
+               o->micro_batch < MICRO_BATCHES_MAX;
+}
+
+/* False for an offer after one that a link has lost, and for an offer of a node that does not know
+ * yet where its ranks are now. */
+static bool offer_counts(const struct offer *o)
+{
+        return accumulator_expects(o->replica, o->group, o->node) &&
+               o->micro_batch == o->replica->accumulator->groups[o->group].offered[o->node];
+}
+
+static int offer_queue(struct offer *o)
+{
+        struct accumulator_group *lg = &o->replica->accumulator->groups[o->group];
+
+        if (!offer_allowed(o, o->present_bytes)) {
+                offer_free(o);
+                return -EPROTO;
+        }
+        if (!offer_counts(o)) {
+                offer_free(o);
+                return 0;
+        }
+        lg->offered[o->node]++;
+        list_insert(&lg->queues[o->node], &o->link);
+        offer_pull(o, false);
+        return 0;
+}
+
+static struct offer *offer_new(struct replica *h, uint32_t node, const Zero__Offer *m,
+                               struct node_gradient *node_gradient)
+{
+        struct offer *o = calloc(1, sizeof *o);
+
+        if (!o)
+                return NULL;
+        o->present = malloc(m->present.len + 1);
+        if (!o->present) {
+                free(o);
+                return NULL;
+        }
+        if (m->present.len)
+                memcpy(o->present, m->present.data, m->present.len);
+        o->present_bytes = m->present.len;
+        list_init(&o->link);
+        o->replica = h;
+        job_ref(h->job);
+        o->node = node;
+        o->group = m->group;
+        o->micro_batch = m->micro_batch;
+        o->attempt = m->attempt;
+        o->announced = m->transfer;
+        o->last = m->last;
+        o->empty = m->empty;
+        o->node_gradient = node_gradient;
+        return o;
+}
+
+/* So high that no node is cut for being ahead, as far as the rules allow. */
+static uint64_t early_max(const struct job *job)
+{
+        return (uint64_t)job->x->cluster->n_nodes * (MICRO_BATCHES_MAX + job->layout->n_groups);
+}
+
+static enum owner_offer offer_stands(const struct job *job, uint64_t attempt)
+{
+        return owner_offer(job->attempt, job->started, attempt);
+}
+
+/* Whether the offer's owner belongs on this node.  If it is not here, it was lost and is being
+ * filled. */
+static bool is_holder(const struct job *job, const Zero__Offer *m)
+{
+        const struct placement *placement = &job->placement;
+
+        return m->owner < placement->n_owners && m->copy < placement->copies &&
+               holder_node(placement, holder_of(placement, m->owner, m->copy)) ==
+                       job->x->cluster->self;
+}
+
+int accumulator_offer(struct job *job, uint32_t node, const Zero__Offer *m,
+                      struct node_gradient *node_gradient)
+{
+        struct replica *h = replica_of_copy(job, m->owner, m->copy);
+        struct accumulator *l = h ? h->accumulator : NULL;
+        enum owner_offer stands;
+        struct offer *o;
+        int r;
+
+        if (m->group >= job->layout->n_groups || !is_holder(job, m) ||
+            (m->transfer && !(m->transfer & BULK_ANNOUNCED)))
+                return -EPROTO;
+        stands = offer_stands(job, m->attempt);
+        if (!h || stands == OWNER_OFFER_OVER) {
+                offer_drop(job->x, node, m);
+                return 0;
+        }
+        if (stands == OWNER_OFFER_EARLY && l->n_early >= early_max(job))
+                return -EPROTO;
+        o = offer_new(h, node, m, node_gradient);
+        if (!o) {
+                offer_drop(job->x, node, m);
+                return -ENOMEM;
+        }
+        if (stands == OWNER_OFFER_EARLY) {
+                list_insert(&l->early, &o->link);
+                l->n_early++;
+                return 0;
+        }
+        r = offer_queue(o);
+        if (r == 0)
+                accumulator_advance(h, m->group);
+        return r;
+}
+
+void accumulator_take_early(struct replica *h)
+{
+        const struct job *job = h->job;
+        struct accumulator *l = h->accumulator;
+
+        list_for_each (&l->early, item) {
+                struct offer *o = CONTAINER_OF(item, struct offer, link);
+                enum owner_offer stands = offer_stands(job, o->attempt);
+                uint32_t node = o->node;
+
+                if (!job->dead && stands == OWNER_OFFER_EARLY)
+                        continue;
+                list_remove(&o->link);
+                l->n_early--;
+                if (job->dead || stands == OWNER_OFFER_OVER)
+                        offer_free(o);
+                else if (offer_queue(o))
+                        fabric_cut(job->x->fabric, node,
+                                   "its offer of a gradient does not fit the job's layout, owners "
+                                   "or order of micro-batches");
+        }
+}
+
+/* A lost link voids the attempts.  A node that has lost its state may begin others of the same
+ * numbers. */
+static void accumulator_forget_node(struct replica *h, uint32_t node)
+{
+        struct accumulator *l = h->accumulator;
+
+        list_for_each (&l->early, item) {
+                struct offer *o = CONTAINER_OF(item, struct offer, link);
+
+                if (o->node != node)
+                        continue;
+                list_remove(&o->link);
+                l->n_early--;
+                offer_free(o);
+        }
+        /* announcements end with their link, and a new process numbers from the start */
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                list_for_each (&l->groups[g].queues[node], item) {
+                        CONTAINER_OF(item, struct offer, link)->announced = 0;
+                }
+}
+
+void accumulators_node_down(struct engine *x, uint32_t node, const char *why)
+{
+        list_for_each (&x->jobs, item) {
+                for_replicas (CONTAINER_OF(item, struct job, link), h)
+                        accumulator_forget_node(h, node);
+        }
 }
