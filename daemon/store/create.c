@@ -86,11 +86,8 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         struct file_header h = { .chunk_elements = plan->chunk_elements,
                                  .n_undo = n_undo,
                                  .n_tensors = l->n_tensors,
-                                 .uid = id->uid,
-                                 .world_size = id->world_size,
                                  .n_owners = id->n_owners,
                                  .owner = plan->owner,
-                                 .reduce_dtype = id->reduce_dtype,
                                  .copy = id->copy,
                                  .layout_bytes = packed->size };
         int r = state_map_file(s, places.bytes, fault);
@@ -98,7 +95,8 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
                 return r;
         if (s->in->planes)
                 planes_leave_hole(s, &places);
-        snprintf(h.job, sizeof(h.job), "%s", id->job);
+        JOB_SPEC_COPY(&h, &id->job);
+        snprintf(h.job, sizeof(h.job), "%s", id->job.name);
         file_plan_hash(plan, h.plan_hash);
         file_write(s->in->map, &places, &h, packed->data,
                    s->in->planes ? s->in->store->number : PLANES_HERE);
@@ -119,7 +117,7 @@ static int build_file(struct state *s, const struct state_identity *id, const la
                       struct fault *fault)
 {
         struct file_map places = file_map(plan, l->n_tensors, n_undo, packed->size);
-        int r = make_file(s, &places, id->job, fault);
+        int r = make_file(s, &places, id->job.name, fault);
 
         if (r == 0)
                 r = fill_file(s, id, l, plan, packed, n_undo, fault);
@@ -140,11 +138,11 @@ static int create_taken(struct store *store, const struct state_identity *id, co
         store_temporary_name(file, temporary);
         int r = state_new(store, temporary, &s);
         if (r)
-                return fault_errno(fault, r, id->job);
+                return fault_errno(fault, r, id->job.name);
         if (!place_is_host(id->place))
                 r = planes_new(id, &places, &s->in->planes, fault);
         if (r == 0)
-                r = state_make_serve(s, plan, id->job, fault);
+                r = state_make_serve(s, plan, id->job.name, fault);
         if (r)
                 return r;
         r = build_file(s, id, l, plan, packed, n_undo, fault);
@@ -160,11 +158,11 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
                 struct plan *plan, uint32_t n_undo, struct state **ret, struct fault *fault)
 {
         assert(n_undo >= 1 && n_undo <= FILE_UNDO_MAX && plan->owner < id->n_owners);
-        assert(strlen(id->job) <= ZERO_NAME_MAX && id->copy < FILE_COPIES);
+        assert(id->copy < FILE_COPIES);
         CLEANUP(packed_deinit) struct packed packed = { 0 };
         char what[ZERO_NAME_MAX + 8];
 
-        snprintf(what, sizeof(what), "job %s", id->job);
+        snprintf(what, sizeof(what), "job %s", id->job.name);
         int r = pack(l, &packed);
         if (r)
                 return fault_errno(fault, r, what);

@@ -33,11 +33,11 @@ int state_vacant(const struct store *store, const struct state_identity *id, uin
                                  "this node's state of job %s was lost with the GPU memory of an "
                                  "earlier process: restore a checkpoint, or delete %s/%s to give "
                                  "the job up",
-                                 id->job, store->path, file);
+                                 id->job.name, store->path, file);
         return fault_set(fault, ZERO_EBUSY,
                          "job %s has the state file %s/%s, which this node does not use: zeroctl "
                          "doctor says why",
-                         id->job, store->path, file);
+                         id->job.name, store->path, file);
 }
 
 bool state_was_lost(const struct store *store, const struct state_identity *id, uint32_t owner)
@@ -117,7 +117,7 @@ void state_discard(struct store *store, const struct state_identity *id, uint32_
 
 bool state_is_of(const char *file, const char *job)
 {
-        const struct state_identity id = { .job = job };
+        const struct state_identity id = { .job = job_spec_named(job) };
         char name[STORE_FILE_NAME];
 
         store_file_name(&id, 0, name);

@@ -15,7 +15,7 @@
 
 static void note_name(const char *kind, const char *job, char ret[static STORE_FILE_NAME])
 {
-        const struct state_identity id = { .job = job };
+        const struct state_identity id = { .job = job_spec_named(job) };
         char *ending;
 
         store_file_name(&id, 0, ret);

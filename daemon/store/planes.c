@@ -35,12 +35,13 @@ int planes_new(const struct state_identity *id, const struct file_map *places, s
         int r = 0;
 
         if (!p)
-                return fault_errno(fault, ENOMEM, id->job);
+                return fault_errno(fault, ENOMEM, id->job.name);
         list_init(&p->link);
         p->place = id->place;
         p->at = places->master;
         p->bytes = places->bytes - places->master;
-        snprintf(what, sizeof(what), "master weights, moments and gradients of job %s", id->job);
+        snprintf(what, sizeof(what), "master weights, moments and gradients of job %s",
+                 id->job.name);
         if (p->bytes)
                 r = place_alloc(p->place, p->bytes, what, &memory, fault);
         if (r)

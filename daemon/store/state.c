@@ -129,6 +129,17 @@ uint64_t state_serve_offset(const struct state *s, uint32_t group)
         return s->serve_segment.data ? shard->serve : (uint64_t)(master - (char *)s->in->map);
 }
 
+static struct state_identity identity(const struct file_header *h, const char *file)
+{
+        struct state_identity id = { .job = job_spec_named(h->job),
+                                     .n_owners = h->n_owners,
+                                     .copy = h->copy,
+                                     .epoch = store_file_epoch(file) };
+
+        JOB_SPEC_COPY(&id.job, h);
+        return id;
+}
+
 int state_bind_file(struct state *s, const struct file_map *places)
 {
         const struct file_header *h = s->in->map;
@@ -136,13 +147,7 @@ int state_bind_file(struct state *s, const struct file_map *places)
         file_bind(s, places);
         s->in->n_undo = h->n_undo;
         s->n_tensors = h->n_tensors;
-        s->id = (struct state_identity){ .job = h->job,
-                                         .uid = h->uid,
-                                         .world_size = h->world_size,
-                                         .n_owners = h->n_owners,
-                                         .reduce_dtype = h->reduce_dtype,
-                                         .copy = h->copy,
-                                         .epoch = store_file_epoch(s->in->file) };
+        s->id = identity(h, s->in->file);
         if (state_is_away(s))
                 planes_bind(s, places);
         int r = serve_file(s, places->master);
@@ -257,10 +262,8 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
                                  s->in->file, fault);
         if (r)
                 return r;
-        store_file_name(&(struct state_identity){ .job = h.job,
-                                                  .copy = h.copy,
-                                                  .epoch = store_file_epoch(s->in->file) },
-                        h.owner, name);
+        const struct state_identity id = identity(&h, s->in->file);
+        store_file_name(&id, h.owner, name);
         if (strcmp(name, s->in->file) != 0)
                 return file_damaged(fault, s->in->file, "it is the file of another job or owner");
         r = state_map_file(s, bytes, fault);
@@ -287,7 +290,7 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
 
 static int take_serve(struct state *s, struct fault *fault)
 {
-        int r = state_make_serve(s, s->plan, s->id.job, fault);
+        int r = state_make_serve(s, s->plan, s->id.job.name, fault);
 
         if (r == 0)
                 store_take_up(s->in->store, s->plan->serve_bytes);
@@ -334,12 +337,7 @@ int state_file_look(const struct store *store, const char *file, struct state_id
         if (!r)
                 r = file_read_header(fd, bytes, file, &h, fault);
         if (!r)
-                *ret = (struct state_identity){ .uid = h.uid,
-                                                .world_size = h.world_size,
-                                                .n_owners = h.n_owners,
-                                                .reduce_dtype = h.reduce_dtype,
-                                                .copy = h.copy,
-                                                .epoch = store_file_epoch(file) };
+                *ret = identity(&h, file);
         return r;
 }
 
@@ -418,7 +416,7 @@ int state_move(struct state *state, uint32_t place, struct fault *fault)
         r = planes_new(&id, &places, &state->in->planes, fault);
         if (r)
                 return r;
-        r = state_make_serve(state, state->plan, id.job, fault);
+        r = state_make_serve(state, state->plan, id.job.name, fault);
         if (r) {
                 planes_free(STEAL(state->in->planes));
                 return r;

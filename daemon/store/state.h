@@ -10,6 +10,7 @@
 #include "daemon/compute/device/place/place.h"
 #include "daemon/compute/device/segment/segment.h"
 #include "daemon/store/plan.h"
+#include "proto/job_spec.h"
 
 /* The highest tensor step that may be put, and the highest version of a state: 17 years at a
  * thousand steps a second. */
@@ -19,13 +20,11 @@
 #define STATE_PUTS_MAX ((UINT64_C(1) << 40) - 1)
 
 struct state_identity {
-        const char *job; /* in state.id: a pointer into the file's mapping */
-        uint32_t uid;    /* the user who owns the job */
-        uint32_t world_size, n_owners;
-        uint32_t reduce_dtype; /* enum zero_dtype */
-        uint32_t copy;         /* 0: the owner's own, 1: its mirror */
-        uint64_t epoch;        /* of the owner list that the shards were cut for */
-        uint32_t place;        /* of the planes (place.h) */
+        struct job_spec job; /* in state.id: without the layout */
+        uint32_t n_owners;
+        uint32_t copy;  /* 0: the owner's own, 1: its mirror */
+        uint64_t epoch; /* of the owner list that the shards were cut for */
+        uint32_t place; /* of the planes (place.h) */
 };
 
 /* How far an attempt is. */

@@ -51,7 +51,7 @@ void store_file_name(const struct state_identity *id, uint32_t owner,
                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
         uint8_t hash[HASH];
         char readable[READABLE + 1], hex[2 * HASH + 1], epoch[EPOCH] = "";
-        const char *job = id->job;
+        const char *job = id->job.name;
         size_t n = 0;
 
         for (; n < READABLE && job[n]; n++)

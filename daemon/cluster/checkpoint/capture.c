@@ -430,9 +430,7 @@ static int capture_describe(struct capture *t)
         if (r)
                 return r;
         h->n_owners = job->placement.n_owners;
-        h->uid = job->uid;
-        h->world_size = job->world_size;
-        h->reduce_dtype = job->reduce_dtype;
+        JOB_SPEC_COPY(h, job);
         h->version = state->record->version;
         h->attempt = state->record->decided_attempt;
         h->meta_bytes = meta_bytes;
@@ -464,7 +462,7 @@ static int capture_publish(struct capture *t, const Zero__Snapshot *s)
         struct fault fault;
 
         if (manifest_parse(s->manifest, strlen(s->manifest), &m, &fault) ||
-            s->layout.len != m.layout_bytes || strcmp(m.job, t->replica->job->name) != 0 ||
+            s->layout.len != m.layout_bytes || strcmp(m.job.name, t->replica->job->name) != 0 ||
             m.version != t->header.version)
                 return ZERO_EPROTO;
         t->text = strdup(s->manifest);

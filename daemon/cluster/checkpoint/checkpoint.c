@@ -94,10 +94,8 @@ static int make_manifest(struct operation *op, const struct job *job)
 
         if (r)
                 return r;
-        snprintf(m->job, sizeof m->job, "%s", job->name);
-        m->uid = job->uid;
-        m->world_size = job->world_size;
-        m->reduce_dtype = job->reduce_dtype;
+        m->job = job->spec;
+        m->job.layout = NULL;
         m->created_ms = milliseconds();
         m->parameters = job->layout->elements;
         optimizer_text(job->layout, m->optimizers, sizeof m->optimizers);

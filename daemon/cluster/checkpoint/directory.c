@@ -221,8 +221,9 @@ int snapshot_open_checkpoint(int dir, uint32_t uid, struct manifest *ret, uint8_
         if (size != ret->layout_bytes || memcmp(hash, ret->layout_hash, sizeof(hash)) != 0)
                 return fault_set(fault, ZERO_EIO, "%s cannot be used: its checksum is wrong",
                                  MANIFEST_LAYOUT_FILE);
-        if (uid != 0 && uid != ret->uid)
-                return fault_set(fault, ZERO_EPERM, "the checkpoint belongs to user %u", ret->uid);
+        if (uid != 0 && uid != ret->job.uid)
+                return fault_set(fault, ZERO_EPERM, "the checkpoint belongs to user %u",
+                                 ret->job.uid);
         *ret_layout = (uint8_t *)STEAL(packed);
         return 0;
 }
@@ -307,8 +308,8 @@ static int look(int dir, const char *name, const struct manifest *m, struct faul
 
         if (fd < 0 && errno == ENOENT)
                 return 0;
-        if (fd < 0 || read_manifest(fd, &there, NULL) || strcmp(there.job, m->job) != 0 ||
-            there.uid != m->uid)
+        if (fd < 0 || read_manifest(fd, &there, NULL) || strcmp(there.job.name, m->job.name) != 0 ||
+            there.job.uid != m->job.uid)
                 return -fault_set(
                         fault, ZERO_EBUSY,
                         "%s exists and is not a checkpoint of this user's job: move it away", name);
@@ -352,8 +353,8 @@ int snapshot_publish(int dir, const struct manifest *m, const char *text, const 
         char whole[DIR_NAME], partial[DIR_NAME];
         int there, r;
 
-        whole_name(m->job, m->version, whole);
-        partial_name(m->job, m->version, partial);
+        whole_name(m->job.name, m->version, whole);
+        partial_name(m->job.name, m->version, partial);
         there = look(dir, whole, m, fault);
         if (there < 0)
                 return -there;
@@ -393,11 +394,11 @@ static bool is_whole_of(int dir, const char *name, const struct manifest *m, str
         CLEANUP(cleanup_close) int fd = -1;
         struct manifest there;
 
-        if (!is_of_job(name, m->job, ""))
+        if (!is_of_job(name, m->job.name, ""))
                 return false;
         fd = open_ours(dir, name);
-        if (fd < 0 || read_manifest(fd, &there, NULL) || strcmp(there.job, m->job) != 0 ||
-            there.uid != m->uid)
+        if (fd < 0 || read_manifest(fd, &there, NULL) || strcmp(there.job.name, m->job.name) != 0 ||
+            there.job.uid != m->job.uid)
                 return false;
         snprintf(ret->name, sizeof(ret->name), "%s", name);
         /* the one just written is the newest, whatever the clocks say */
@@ -441,12 +442,12 @@ static bool list_one(int dir, const char *name, uint32_t uid, struct snapshot_li
                 snprintf(ret->flaw, sizeof(ret->flaw), "%.250s", fault.text);
                 return uid == 0 || uid == geteuid();
         }
-        snprintf(ret->job, sizeof(ret->job), "%s", m.job);
+        snprintf(ret->job, sizeof(ret->job), "%s", m.job.name);
         ret->version = m.version;
         ret->created_ms = m.created_ms;
         ret->n_shards = m.n_owners;
         look_at_shards(fd, &m, ret);
-        return uid == 0 || uid == m.uid;
+        return uid == 0 || uid == m.job.uid;
 }
 
 static int listed_newer_first(const void *a, const void *b)

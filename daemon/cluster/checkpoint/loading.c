@@ -16,11 +16,10 @@ struct loading {
         struct list link; /* checkpoints.loadings */
         struct engine *x;
         uint64_t id, call;
-        uint32_t node, uid;
-        char job[ZERO_NAME_MAX + 1];
+        uint32_t node;
+        struct job_spec job;
         char *directory, *text;
         struct manifest manifest;
-        layout *layout;
         struct blocking_work disk;
         bool busy, ended;
         int status; /* of the blocking work */
@@ -45,7 +44,7 @@ static void loading_free(struct loading *ld)
                 state_drop_later(ld->x, NULL, ld->drafts[i].state);
                 snapshot_loaded_deinit(&ld->drafts[i].loaded);
         }
-        layout_free(ld->layout);
+        layout_free(ld->job.layout);
         free(ld->directory);
         free(ld->text);
         free(ld);
@@ -74,17 +73,14 @@ static int make_draft(struct loading *ld, struct draft *d, struct fault *fault)
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         struct engine *x = ld->x;
         struct state_identity id = { .job = ld->job,
-                                     .uid = ld->uid,
-                                     .world_size = ld->manifest.world_size,
                                      .n_owners = x->placement.n_owners,
                                      .copy = d->copy,
-                                     .epoch = x->placement.epoch,
-                                     .reduce_dtype = ld->manifest.reduce_dtype };
-        int r = partition_new(ld->layout, x->placement.n_owners, &partition);
+                                     .epoch = x->placement.epoch };
+        int r = partition_new(ld->job.layout, x->placement.n_owners, &partition);
 
         if (r)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        return shards_make(x, &id, ld->layout, partition, d->owner, true, &d->state, fault);
+        return shards_make(x, &id, ld->job.layout, partition, d->owner, true, &d->state, fault);
 }
 
 static int load_draft(struct loading *ld, struct draft *d, int dir)
@@ -93,17 +89,17 @@ static int load_draft(struct loading *ld, struct draft *d, int dir)
         int r = make_draft(ld, d, fault);
 
         if (r == 0)
-                r = snapshot_load(dir, &ld->manifest, ld->layout, d->state, ld->x->ops,
+                r = snapshot_load(dir, &ld->manifest, ld->job.layout, d->state, ld->x->ops,
                                   &ld->progress, &d->loaded, fault);
-        for (uint32_t g = 0; r == 0 && g < ld->layout->n_groups; g++)
-                state_serve_group(d->state, ld->layout, g, ld->x->ops);
+        for (uint32_t g = 0; r == 0 && g < ld->job.layout->n_groups; g++)
+                state_serve_group(d->state, ld->job.layout, g, ld->x->ops);
         return r;
 }
 
 static void load_run(struct blocking_work *job)
 {
         struct loading *ld = CONTAINER_OF(job, struct loading, disk);
-        struct snapshot_place place = { ld->x->conf->checkpoint_dir, ld->directory, ld->uid };
+        struct snapshot_place place = { ld->x->conf->checkpoint_dir, ld->directory, ld->job.uid };
         CLEANUP(cleanup_close) int dir = -1;
         struct fault *fault = &ld->fault;
         int r = snapshot_place_open(&place, PLACE_READ, &dir, fault);
@@ -116,7 +112,7 @@ static void load_run(struct blocking_work *job)
 static void loading_tell(struct loading *ld)
 {
         Zero__Snapshotted s = ZERO__SNAPSHOTTED__INIT;
-        const struct job *job = job_find(ld->x, ld->job);
+        const struct job *job = job_find(ld->x, ld->job.name);
 
         s.attempt = job ? job->attempt : 0;
         snapshot_answer(ld->x, ld->node, ld->call, &s);
@@ -144,7 +140,7 @@ static void load_done(struct blocking_work *job)
  * lost on a GPU. */
 static int vacant_check(const struct engine *x, const char *name, struct fault *fault)
 {
-        struct state_identity id = { .job = name, .epoch = x->placement.epoch };
+        struct state_identity id = { .job = job_spec_named(name), .epoch = x->placement.epoch };
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < placement_holders(&x->placement); i++) {
@@ -191,7 +187,7 @@ int loadings_admit(struct engine *x, const char *name, uint32_t uid, uint64_t *n
         list_for_each (&x->checkpoints->loadings, item) {
                 const struct loading *ld = CONTAINER_OF(item, struct loading, link);
 
-                *n_jobs += ld->uid == uid && !ld->ended && !job_find(x, ld->job);
+                *n_jobs += ld->job.uid == uid && !ld->ended && !job_find(x, ld->job.name);
         }
         return 0;
 }
@@ -204,16 +200,17 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
         int r = manifest_parse(s->manifest, strlen(s->manifest), &ld->manifest, fault);
 
         if (r == 0)
-                r = snapshot_layout(s->layout.data, s->layout.len, &ld->layout, fault);
+                r = snapshot_layout(s->layout.data, s->layout.len, &ld->job.layout, fault);
         if (r)
                 return r;
-        layout_hash(ld->layout, model);
+        layout_hash(ld->job.layout, model);
         if (memcmp(model, ld->manifest.model_hash, sizeof model) != 0)
                 return fault_set(fault, ZERO_EIO,
                                  "the checkpoint's layout does not match its manifest");
-        snprintf(ld->job, sizeof ld->job, "%s", m->job);
-        ld->uid = job ? job->uid : s->uid ? s->uid : ld->manifest.uid;
-        if (!job && job_admit(ld->x, m->job, ld->uid, ld->layout, fault))
+        snprintf(ld->job.name, sizeof ld->job.name, "%s", m->job);
+        JOB_SPEC_COPY(&ld->job, &ld->manifest.job);
+        ld->job.uid = job ? job->uid : s->uid ? s->uid : ld->manifest.job.uid;
+        if (!job && job_admit(ld->x, m->job, ld->job.uid, ld->job.layout, fault))
                 return fault->status;
         ld->directory = strdup(s->directory);
         return ld->directory ? 0 : fault_set(fault, ZERO_ENOMEM, "out of memory");
@@ -259,8 +256,8 @@ void loading_begin(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
         ld->disk = (struct blocking_work){ .run = load_run,
                                            .done = load_done,
                                            .what = "to restore job",
-                                           .of = ld->job,
-                                           .uid = ld->uid };
+                                           .of = ld->job.name,
+                                           .uid = ld->job.uid };
         blocking_submit(x->blocking, LANE_CHECKPOINTS, &ld->disk);
 }
 
@@ -300,7 +297,7 @@ static int replace_state(struct loading *ld, struct draft *d, struct job *old)
         struct replica *was = old ? replica_of_copy(old, d->owner, d->copy) : NULL;
 
         if (!was && state_was_lost(ld->x->store, &d->state->id, d->owner)) {
-                log_warning("job %s: replaced the lost shards of owner %u", ld->job, d->owner);
+                log_warning("job %s: replaced the lost shards of owner %u", ld->job.name, d->owner);
                 state_discard(ld->x->store, &d->state->id, d->owner);
         }
         return state_replace(d->state, was ? was->state : NULL, &ld->fault);
@@ -346,14 +343,14 @@ static int settle_states(struct loading *ld, struct job *job, struct job *old, u
 static int swap(struct loading *ld, uint64_t attempt)
 {
         struct engine *x = ld->x;
-        struct job *old = job_find(x, ld->job), *job;
+        struct job *old = job_find(x, ld->job.name), *job;
         int r;
 
-        if (old && old->uid != ld->uid) /* created since the check */
+        if (old && old->uid != ld->job.uid) /* created since the check */
                 return fault_set(&ld->fault, ZERO_EPERM, "job '%s' belongs to user %u", old->name,
                                  old->uid);
-        job = job_new(x, ld->job, ld->uid, ld->manifest.world_size, ld->manifest.reduce_dtype,
-                      STEAL(ld->layout));
+        job = job_new(x, &ld->job);
+        ld->job.layout = NULL;
         if (!job)
                 return fault_set(&ld->fault, ZERO_ENOMEM, "out of memory");
         r = settle_states(ld, job, old, attempt);
@@ -362,7 +359,7 @@ static int swap(struct loading *ld, uint64_t attempt)
                 return r;
         }
         x->checkpoints->replaces = true;
-        job_name_dropped(x, ld->job);
+        job_name_dropped(x, ld->job.name);
         x->checkpoints->replaces = false;
         if (old) {
                 old->drop_state = true;
@@ -414,6 +411,6 @@ void loadings_tick(struct engine *x)
                 if (bytes == ld->told)
                         continue;
                 ld->told = bytes;
-                snapshot_send_progress(x, ld->job, ld->node, ld->id, 0, bytes);
+                snapshot_send_progress(x, ld->job.name, ld->node, ld->id, 0, bytes);
         }
 }

@@ -424,6 +424,7 @@ void coordinated_event(struct coordinated *c, struct coordinator_event e)
         e.up = c->x->up;
         coordinated_ref(c);
         coordinator_step(&c->state, &e, &c->actions);
+        c->world_size = c->state.step.world_size;
         while (c->acted < c->actions.n) {
                 const struct coordinator_action a = c->actions.items[c->acted++];
 

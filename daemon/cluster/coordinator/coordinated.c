@@ -85,19 +85,19 @@ static void layout_describe(const layout *l, struct coordinator_job *ret)
         }
 }
 
-bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t return_until_ms)
+bool coordinated_init(struct coordinated *c, uint64_t return_until_ms)
 {
         struct coordinator_job job = { .name = c->name,
                                        .nodes = c->names,
                                        .n_nodes = c->x->cluster->n_nodes,
-                                       .world_size = world_size,
+                                       .world_size = c->world_size,
                                        .return_until_ms = return_until_ms };
 
         for (uint32_t n = 0; n < job.n_nodes; n++)
                 c->names[n] = node_name(c->x, n);
         layout_describe(c->layout, &job);
         return coordinator_init(&c->state, &job, &c->x->placement) == 0 &&
-               coordinated_reserve(c, world_size) == 0;
+               coordinated_reserve(c, c->world_size) == 0;
 }
 
 const char *coordinated_untold(const struct coordinated *c)

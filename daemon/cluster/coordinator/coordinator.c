@@ -84,13 +84,12 @@ void coordinators_free(struct engine *x)
 /* An earlier process left the job: asks all nodes where it stands. */
 static void coordinator_resume(struct job *job)
 {
-        layout *l = NULL;
+        struct job_spec spec = job->spec;
 
         if (job->coordinator != job->x->cluster->self || coordinated_find(job->x, job->name))
                 return;
-        if (layout_copy(job->layout, &l) ||
-            !coordinated_new(job->x, job->name, job->uid, job->world_size, job->reduce_dtype, l,
-                             engine_now(job->x) + RETURN_MS))
+        if (layout_copy(job->layout, &spec.layout) ||
+            !coordinated_new(job->x, &spec, engine_now(job->x) + RETURN_MS))
                 log_error("job %s: out of memory: the job is taken up when a rank attaches",
                           job->name);
 }

@@ -27,11 +27,14 @@ struct coordinated {
         struct list link; /* engine.coordinators */
         struct engine *x;
         uint32_t references; /* of the list, and of calls in progress */
-        char name[ZERO_NAME_MAX + 1];
+        union {
+                struct job_spec spec;
+                struct {
+                        JOB_SPEC_FIELDS /* layout: of shared */
+                };
+        };
         const char *names[ZERO_NODE_MAX]; /* [node] */
-        uint32_t uid, reduce_dtype;
         struct shared_layout *shared;
-        const layout *layout; /* of shared */
         struct coordinator state;
         struct coordinator_actions actions;
         uint32_t acted;                 /* actions carried out so far */
@@ -51,8 +54,8 @@ struct coordinated {
 struct coordinated *coordinated_find(const struct engine *x, const char *name);
 void coordinated_ref(struct coordinated *c);
 void coordinated_unref(struct coordinated *c);
-/* name, x and layout must be set; false: out of memory. */
-bool coordinated_init(struct coordinated *c, uint32_t world_size, uint64_t return_until_ms);
+/* spec and x must be set; false: out of memory. */
+bool coordinated_init(struct coordinated *c, uint64_t return_until_ms);
 /* Allocates `handed` and its messages for that many ranks.  -ENOMEM. */
 int coordinated_reserve(struct coordinated *c, uint32_t world_size);
 /* What the job waits for from nodes that have not said what they have. */
@@ -76,9 +79,8 @@ void placing_take_back(struct coordinated *c, bool first);
 void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
 
 /* opening.c */
-/* Takes the layout over in any case; NULL: out of memory. */
-struct coordinated *coordinated_new(struct engine *x, const char *name, uint32_t uid,
-                                    uint32_t world_size, uint32_t reduce_dtype, layout *l,
+/* Takes the spec's layout over in any case; NULL: out of memory. */
+struct coordinated *coordinated_new(struct engine *x, const struct job_spec *spec,
                                     uint64_t return_until_ms);
 void opening_ask(struct coordinated *c, uint32_t node, bool create);
 /* Reads params and vote of the message; 0, or why they cannot be read. */

@@ -6,85 +6,64 @@
 
 #include "proto/cleanup.h"
 
-static int layouts_agree(const struct coordinated *c, uint32_t rank, const layout *l,
-                         struct fault *fault)
-{
-        const struct list *joins = &c->state.joins;
-        char text[300];
-
-        if (layout_equal(l, c->layout, text, sizeof text))
-                return 0;
-        if (!c->state.step.started && !list_empty(joins))
-                return fault_set(fault, ZERO_ELAYOUT,
-                                 "the layout of rank %u differs from that of rank %u, which came "
-                                 "to job '%s' before: %s",
-                                 rank, CONTAINER_OF(joins->next, struct join, link)->rank, c->name,
-                                 text);
-        return fault_set(fault, ZERO_ELAYOUT,
-                         "the layout of rank %u differs from job '%s' (zeroctl drop ends it): %s",
-                         rank, c->name, text);
-}
-
-/* A job takes only ranks that mean the same job. */
-static int job_check(const struct coordinated *c, const Zero__Join *join, const layout *l,
+/* A job takes only ranks that mean the same job, and root's. */
+static int job_check(const struct coordinated *c, uint32_t rank, const struct job_spec *spec,
                      struct fault *fault)
 {
-        if (c->uid != join->uid && join->uid != 0)
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", c->name, c->uid);
-        if (c->reduce_dtype != join->reduce_dtype)
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "the rank has reduce_dtype %s, but others have %s in job '%s'",
-                                 dtype_name(join->reduce_dtype), dtype_name(c->reduce_dtype),
-                                 c->name);
-        return layouts_agree(c, join->rank, l, fault);
+        const struct list *joins = &c->state.joins;
+        struct job_spec asked = *spec;
+        char text[300];
+        int r;
+
+        asked.uid = asked.uid ? asked.uid : c->uid;
+        r = job_spec_compare(&asked, &c->spec, fault);
+        if (r != ZERO_ELAYOUT || c->state.step.started || list_empty(joins))
+                return r;
+        layout_equal(spec->layout, c->layout, text, sizeof text);
+        return fault_set(fault, ZERO_ELAYOUT,
+                         "the layout of rank %u differs from that of rank %u, which came to job "
+                         "'%s' before: %s",
+                         rank, CONTAINER_OF(joins->next, struct join, link)->rank, c->name, text);
 }
 
 /* *ret is set even if the layouts differ. */
-static int job_of_join(struct engine *x, const char *name, const Zero__Join *join,
+static int job_of_join(struct engine *x, struct job_spec *spec, const Zero__Join *join,
                        struct coordinated **ret, struct fault *fault)
 {
-        layout *l = NULL;
         int r;
 
         /* the restore would replace the job, or the job that this join creates */
-        if (restore_runs(x, name))
+        if (restore_runs(x, spec->name))
                 return fault_set(fault, ZERO_EBUSY,
                                  "a restore of job '%s' is in progress: attach when it is done",
-                                 name);
-        r = optimizer_layout(join->layout, &l, fault);
+                                 spec->name);
+        r = optimizer_layout(join->layout, &spec->layout, fault);
         if (r)
                 return r;
-        *ret = coordinated_find(x, name);
-        r = *ret ? job_check(*ret, join, l, fault) : layouts_admit(x, join->uid, l, fault);
-        if (*ret || r) {
-                layout_free(l);
-        } else {
-                *ret = coordinated_new(x, name, join->uid, join->world_size, join->reduce_dtype, l,
-                                       0);
-        }
-        if (!r && (!*ret || coordinated_reserve(*ret, join->world_size)))
+        *ret = coordinated_find(x, spec->name);
+        r = *ret ? job_check(*ret, join->rank, spec, fault)
+                 : layouts_admit(x, spec->uid, spec->layout, fault);
+        if (*ret || r)
+                layout_free(spec->layout);
+        else
+                *ret = coordinated_new(x, spec, 0);
+        if (!r && (!*ret || coordinated_reserve(*ret, spec->world_size)))
                 r = fault_set(fault, ZERO_ENOMEM, "out of memory");
         return r;
-}
-
-static bool join_is_sane(const Zero__LinkMessage *m)
-{
-        const Zero__Join *join = m->join;
-
-        return job_name_valid(m->job) && join->world_size >= 1 &&
-               join->world_size <= ZERO_RANK_MAX && join->layout && dtype_valid(join->reduce_dtype);
 }
 
 void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
 {
         const Zero__Join *join = m->join;
+        struct job_spec spec = job_spec_named(m->job);
         struct coordinated *c;
         struct fault fault;
         struct join *j;
         bool clashes;
         int r;
 
-        if (!join_is_sane(m)) {
+        JOB_SPEC_COPY(&spec, join);
+        if (!job_name_valid(m->job) || !join->layout || job_spec_check(&spec, &fault)) {
                 answer(x, node, m, ZERO_EPROTO, "the request to join the job is malformed");
                 return;
         }
@@ -92,7 +71,7 @@ void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m
         if (c && join->rank == RANK_ABSENT) /* the node has memory for its state now */
                 coordinated_event(
                         c, (struct coordinator_event){ .kind = COORDINATOR_NODE_UP, .node = node });
-        r = job_of_join(x, m->job, join, &c, &fault);
+        r = job_of_join(x, &spec, join, &c, &fault);
         clashes = r == ZERO_ELAYOUT && c && join->rank != RANK_ABSENT && !join->resume;
         j = r && !clashes ? NULL : calloc(1, sizeof *j);
         if (!j) {

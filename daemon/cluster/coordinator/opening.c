@@ -21,11 +21,10 @@ struct opening {
 
 /* ---- a job that this node begins to coordinate --------------------------------------------- */
 
-struct coordinated *coordinated_new(struct engine *x, const char *name, uint32_t uid,
-                                    uint32_t world_size, uint32_t reduce_dtype, layout *l,
+struct coordinated *coordinated_new(struct engine *x, const struct job_spec *spec,
                                     uint64_t return_until_ms)
 {
-        struct shared_layout *shared = layouts_take(x, uid, l);
+        struct shared_layout *shared = layouts_take(x, spec->uid, spec->layout);
         struct coordinated *c = shared ? calloc(1, sizeof *c) : NULL;
 
         if (!c) {
@@ -35,11 +34,9 @@ struct coordinated *coordinated_new(struct engine *x, const char *name, uint32_t
         c->x = x;
         c->references = 1;
         c->shared = shared;
+        c->spec = *spec;
         c->layout = shared->layout;
-        c->uid = uid;
-        c->reduce_dtype = reduce_dtype;
-        snprintf(c->name, sizeof c->name, "%s", name);
-        if (!coordinated_init(c, world_size, return_until_ms)) {
+        if (!coordinated_init(c, return_until_ms)) {
                 coordinated_unref(c);
                 return NULL;
         }
@@ -217,9 +214,7 @@ void opening_ask(struct coordinated *c, uint32_t node, bool create)
 
         *o = (struct opening){ c, node, displaced_is_dropped(c) ? c->given : DROP_UNDER_WAY };
         coordinated_ref(c);
-        open.uid = c->uid;
-        open.world_size = c->state.step.world_size;
-        open.reduce_dtype = c->reduce_dtype;
+        JOB_SPEC_COPY(&open, c);
         open.layout = c->shared->message;
         open.create = create;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPEN;

@@ -82,10 +82,7 @@ void placing_fill(struct coordinated *c, const struct coordinator_action *action
 {
         struct coordinator_sources sources;
         Zero__Decision last;
-        struct fill_order order = { .job = c->name,
-                                    .uid = c->uid,
-                                    .world_size = c->state.step.world_size,
-                                    .reduce_dtype = c->reduce_dtype,
+        struct fill_order order = { .job = &c->spec,
                                     .layout = c->shared->message,
                                     .to = &c->state.step.placement,
                                     .holder = action->holder,

@@ -60,13 +60,10 @@ static int replica_make(struct replica *h, struct fault *fault)
 {
         struct job *job = h->job;
         struct engine *x = job->x;
-        struct state_identity id = { .job = job->name,
-                                     .uid = job->uid,
-                                     .world_size = job->world_size,
+        struct state_identity id = { .job = job->spec,
                                      .n_owners = job->placement.n_owners,
                                      .copy = h->copy,
-                                     .epoch = job->placement.epoch,
-                                     .reduce_dtype = job->reduce_dtype };
+                                     .epoch = job->placement.epoch };
         int r = shards_make(x, &id, job->layout, job->partition, h->owner, false, &h->state, fault);
 
         if (r)
@@ -163,26 +160,12 @@ static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMess
 }
 
 /* A job of that name on this node must be the same job. */
-static int open_check(const struct job *job, const Zero__Open *open, const layout *l,
-                      struct fault *fault)
+static int open_check(const struct job *job, const struct job_spec *spec, struct fault *fault)
 {
-        char text[300];
-
         if (job->opening)
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is being created: try again",
                                  job->name);
-        if (job->uid != open->uid)
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
-                                 job->uid);
-        if (job->reduce_dtype != open->reduce_dtype)
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "job '%s' has reduce_dtype %s (drop it to start again)", job->name,
-                                 dtype_name(job->reduce_dtype));
-        if (!layout_equal(l, job->layout, text, sizeof text))
-                return fault_set(fault, ZERO_ELAYOUT,
-                                 "job '%s' exists with another layout: %s (drop it to start again)",
-                                 job->name, text);
-        return 0;
+        return job_spec_compare(spec, &job->spec, fault);
 }
 
 /*
@@ -197,14 +180,15 @@ static bool gives_way(const struct job *job, uint32_t uid)
 }
 
 /* The node has a job of that name. */
-static void open_answer(struct job *job, uint32_t node, const Zero__LinkMessage *m, const layout *l)
+static void open_answer(struct job *job, uint32_t node, const Zero__LinkMessage *m,
+                        const struct job_spec *spec)
 {
         struct fault fault;
-        int r = open_check(job, m->open, l, &fault);
+        int r = open_check(job, spec, &fault);
 
         if (!r) {
                 opened_answer(job->x, node, m->call, job, false);
-        } else if (gives_way(job, m->open->uid)) {
+        } else if (gives_way(job, spec->uid)) {
                 log_warning("job %s: deleted here, where nobody has worked on it: %s", job->name,
                             fault.text);
                 unknown_answer(job->x, node, m, true);
@@ -251,19 +235,19 @@ static bool open_waits(const struct engine *x, uint32_t node, const Zero__Open *
 }
 
 /* Whether a job with that layout may be created. */
-static int open_new_check(struct engine *x, uint32_t node, const Zero__LinkMessage *m,
-                          const layout *l, struct fault *fault)
+static int open_new_check(struct engine *x, uint32_t node, const struct job_spec *spec,
+                          struct fault *fault)
 {
-        uint64_t bytes = job_layout_bytes(l);
+        uint64_t bytes = job_layout_bytes(spec->layout);
         char what[ZERO_NAME_MAX + 40];
-        int r = job_admit(x, m->job, m->open->uid, l, fault);
+        int r = job_admit(x, spec->name, spec->uid, spec->layout, fault);
 
         /* the change came behind the coordinator's first question: the ranks join again */
         if (r && membership_changing(x) && asks_again(x, node))
                 return fault->status = ZERO_EABORTED;
         if (r || !bytes)
                 return r;
-        snprintf(what, sizeof what, "the layout of job '%s'", m->job);
+        snprintf(what, sizeof what, "the layout of job '%s'", spec->name);
         return store_admit(x->store, bytes, bytes, what, fault);
 }
 
@@ -285,13 +269,13 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
 {
         const Zero__Open *open = m->open;
         struct job *job = job_find(x, m->job);
+        struct job_spec spec = job_spec_named(m->job);
         struct fault fault;
-        layout *l = NULL;
         bool waits = !job && open_waits(x, node, open);
         int r = 0;
 
-        if (!job_name_valid(m->job) || !open->layout || open->world_size < 1 ||
-            open->world_size > ZERO_RANK_MAX || !dtype_valid(open->reduce_dtype) ||
+        JOB_SPEC_COPY(&spec, open);
+        if (!job_name_valid(m->job) || !open->layout || job_spec_check(&spec, &fault) ||
             node != coordinator_of(x, m->job)) {
                 answer(x, node, m, ZERO_EPROTO,
                        "the request to create the job is malformed or not from the job's "
@@ -310,20 +294,20 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
                 return;
         }
         if (!r)
-                r = optimizer_layout(open->layout, &l, &fault);
+                r = optimizer_layout(open->layout, &spec.layout, &fault);
         if (!r && job) {
-                open_answer(job, node, m, l);
-                layout_free(l);
+                open_answer(job, node, m, &spec);
+                layout_free(spec.layout);
                 return;
         }
         if (!r)
-                r = open_new_check(x, node, m, l, &fault);
+                r = open_new_check(x, node, &spec, &fault);
         if (r) {
-                layout_free(l);
+                layout_free(spec.layout);
                 answer(x, node, m, r, fault.text);
                 return;
         }
-        job = job_new(x, m->job, open->uid, open->world_size, open->reduce_dtype, l);
+        job = job_new(x, &spec);
         if (!job || !replicas_new(job)) {
                 if (job)
                         job_unref(job);

@@ -42,7 +42,7 @@ static bool resume_check(struct engine *x, const struct state *state, const char
 {
         char why[400];
 
-        if (job_name_valid(state->id.job) && resume_use(x, state) != STATE_FOREIGN)
+        if (job_name_valid(state->id.job.name) && resume_use(x, state) != STATE_FOREIGN)
                 return true;
         snprintf(why, sizeof why,
                  "state file %s is whole, and of another owner list: of epoch %llu with %u owners, "
@@ -56,13 +56,13 @@ static bool resume_check(struct engine *x, const struct state *state, const char
 }
 
 /* Whether the state belongs to the same job as the others. */
-static bool resume_matches(const struct job *job, const struct state *state, const layout *l,
-                           const char *file)
+static bool resume_matches(const struct job *job, const struct state *state,
+                           const struct job_spec *spec, const char *file)
 {
-        char text[300], why[400];
+        struct fault fault;
+        char why[400];
 
-        if (job->uid == state->id.uid && job->reduce_dtype == state->id.reduce_dtype &&
-            layout_equal(l, job->layout, text, sizeof text) &&
+        if (!job_spec_compare(spec, &job->spec, &fault) &&
             !replica_of_epoch(job, state->id.epoch, state->plan->owner, state->id.copy))
                 return true;
         snprintf(why, sizeof why,
@@ -78,19 +78,22 @@ static bool resume_matches(const struct job *job, const struct state *state, con
 static struct job *resume_find(struct engine *x, const struct state *state, layout *l,
                                const char *file)
 {
-        struct job *job = job_find(x, state->id.job);
+        struct job_spec spec = state->id.job;
+        struct job *job = job_find(x, spec.name);
 
-        if (job && !resume_matches(job, state, l, file))
-                job = NULL;
-        else if (job)
-                ;
-        else if ((job = job_new(x, state->id.job, state->id.uid, state->id.world_size,
-                                state->id.reduce_dtype, STEAL(l)))) {
+        spec.layout = l;
+        if (job) {
+                job = resume_matches(job, state, &spec, file) ? job : NULL;
+                layout_free(l);
+                return job;
+        }
+        job = job_new(x, &spec);
+        if (job) {
                 job->opening = JOB_RESUMING;
                 list_insert(&x->jobs, &job->link);
-        } else
+        } else {
                 log_error("state file %s is not used: out of memory", file);
-        layout_free(l);
+        }
         return job;
 }
 
@@ -111,13 +114,14 @@ static void resume_lost(const struct engine *x, const struct state *state, const
 {
         bool old_placement = resume_use(x, state) != STATE_IN_FORCE;
 
-        log_error(
-                "job %s: this node's state of owner %u at version %llu was in GPU memory and is "
-                "lost with the process that held it (state file %s): %s",
-                state->id.job, state->plan->owner, (unsigned long long)state->record->version, file,
-                old_placement ? "other owners are in force; delete it when the job runs without it"
-                              : "the mirror fills the state, if there is one; else restore a "
-                                "checkpoint (zeroctl restore)");
+        log_error("job %s: this node's state of owner %u at version %llu was in GPU memory and is "
+                  "lost with the process that held it (state file %s): %s",
+                  state->id.job.name, state->plan->owner,
+                  (unsigned long long)state->record->version, file,
+                  old_placement
+                          ? "other owners are in force; delete it when the job runs without it"
+                          : "the mirror fills the state, if there is one; else restore a "
+                            "checkpoint (zeroctl restore)");
 }
 
 /* Moves a state of the placement in force to where this node keeps states. */
@@ -130,7 +134,7 @@ static void resume_place(const struct engine *x, struct state *state)
                 return;
         place = shards_place(x, state->plan->owner, state->id.copy);
         if (!place_is_host(place) && state_move(state, place, &fault))
-                log_warning("job %s: its state stays in host memory: %s", state->id.job,
+                log_warning("job %s: its state stays in host memory: %s", state->id.job.name,
                             fault.text);
 }
 
@@ -207,10 +211,8 @@ static void job_claim(struct job *job)
 
         if (layout_to_message(job->layout, &join.layout))
                 return; /* a rank that attaches resumes it */
-        join.uid = job->uid;
+        JOB_SPEC_COPY(&join, job);
         join.rank = RANK_ABSENT;
-        join.world_size = job->world_size;
-        join.reduce_dtype = job->reduce_dtype;
         join.resume = true;
         m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
         m.join = &join;

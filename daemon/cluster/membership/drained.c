@@ -75,7 +75,8 @@ static int add_rank(struct drained *d, const char *job, uint32_t rank, uint32_t 
 
 static int add_session(struct drained *d, const struct rank *rank)
 {
-        return add_rank(d, rank->job_name, rank->rank, rank->needs.pid, rank->needs.process_start);
+        return add_rank(d, rank->needs.job.name, rank->rank, rank->needs.pid,
+                        rank->needs.process_start);
 }
 
 static int add_sessions(struct drained *d)

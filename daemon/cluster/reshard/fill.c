@@ -78,9 +78,7 @@ static void fill_send(struct fill *f, const struct fill_order *o)
         placement_to_message(o->from, &from);
         placement_to_message(o->to, &to);
         fill.id = f->id;
-        fill.uid = o->uid;
-        fill.world_size = o->world_size;
-        fill.reduce_dtype = o->reduce_dtype;
+        JOB_SPEC_COPY(&fill, o->job);
         fill.layout = o->layout;
         fill.from = &from;
         fill.to = &to;
@@ -111,7 +109,7 @@ struct fill *fill_start(struct engine *x, const struct fill_order *order, fill_d
                             .heard_ms = engine_now(x),
                             .done = done,
                             .arg = arg };
-        snprintf(f->job, sizeof f->job, "%s", order->job);
+        snprintf(f->job, sizeof f->job, "%s", order->job->name);
         list_insert(&x->reshard->fills, &f->link);
         fill_send(f, order);
         return f;

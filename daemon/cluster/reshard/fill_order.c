@@ -58,7 +58,7 @@ static int read_record(struct state_record *r, const Zero__Fill *m, struct fault
         return 0;
 }
 
-int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **ret_layout,
+int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, struct job_spec *ret_spec,
                            struct fault *fault)
 {
         uint32_t n_nodes = f->x->cluster->n_nodes;
@@ -72,8 +72,9 @@ int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **
                 r = read_record(&f->record, m, fault);
         if (r)
                 return r;
+        JOB_SPEC_COPY(ret_spec, m);
         if (!holder_valid(&f->to, m->owner, m->copy) || m->puts > STATE_PUTS_MAX || !m->layout ||
-            m->world_size < 1 || m->world_size > ZERO_RANK_MAX || !dtype_valid(m->reduce_dtype))
+            job_spec_check(ret_spec, fault))
                 return fault_set(fault, ZERO_EPROTO,
                                  "the fill's owner, mirror, puts, world size, dtype or layout is "
                                  "out of range");
@@ -83,7 +84,7 @@ int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **
         if (holder_node(&f->to, fill_target_holder(f)) != f->x->cluster->self)
                 return fault_set(fault, ZERO_EPROTO,
                                  "the owner list puts these shards on another node");
-        r = optimizer_layout(m->layout, ret_layout, fault);
+        r = optimizer_layout(m->layout, &ret_spec->layout, fault);
         return r < 0 ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }
 
@@ -101,25 +102,21 @@ bool fill_target_of_job(const struct job *job)
 }
 
 /* A job of that name on this node must be the same job. */
-static int check_job(const struct job *job, const Zero__Fill *m, const layout *l,
-                     struct fault *fault)
+static int check_job(const struct fill_target *fill, const struct job *job,
+                     const struct job_spec *spec, struct fault *fault)
 {
-        char text[300];
+        int r;
 
         if (job->opening && !fill_target_of_job(job))
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is being created: try again",
                                  job->name);
-        if (job->uid != m->uid || job->reduce_dtype != m->reduce_dtype)
-                return fault_set(fault, ZERO_ECONFLICT,
-                                 "this node has a job '%s' of another user or reduce_dtype",
-                                 job->name);
-        if (!layout_equal(l, job->layout, text, sizeof text))
-                return fault_set(fault, ZERO_ELAYOUT, "job '%s' has another layout here: %s",
-                                 job->name, text);
+        r = job_spec_compare(spec, &job->spec, fault);
+        if (r)
+                return r;
         list_for_each (&job->x->reshard->fill_targets, item) {
                 const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
-                if (f->job == job && f->owner == m->owner && f->copy == m->copy)
+                if (f->job == job && f->owner == fill->owner && f->copy == fill->copy)
                         return fault_set(fault, ZERO_EBUSY,
                                          "another fill of the same shards has not ended");
         }
@@ -132,20 +129,20 @@ static bool is_in_force(const struct placement *a, const struct placement *b)
                memcmp(a->node, b->node, a->n_owners * sizeof a->node[0]) == 0;
 }
 
-int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fill *m, layout *l,
-                         struct fault *fault)
+int fill_target_join_job(struct fill_target *f, const struct job_spec *spec, struct fault *fault)
 {
-        struct job *job = job_find(f->x, name);
+        struct job *job = job_find(f->x, spec->name);
         int r = 0;
 
         if (!is_in_force(&f->to, job ? &job->placement : &f->x->placement))
                 r = fault_set(fault, ZERO_ECONFLICT, "another owner list is in force on this node");
         if (r == 0)
-                r = job ? check_job(job, m, l, fault) : job_admit(f->x, name, m->uid, l, fault);
+                r = job ? check_job(f, job, spec, fault)
+                        : job_admit(f->x, spec->name, spec->uid, spec->layout, fault);
         if (r || job) {
-                layout_free(l);
+                layout_free(spec->layout);
         } else {
-                job = job_new(f->x, name, m->uid, m->world_size, m->reduce_dtype, l);
+                job = job_new(f->x, spec);
                 if (job)
                         list_insert(&f->x->jobs, &job->link);
                 else

@@ -69,13 +69,13 @@ void fill_target_fail(struct fill_target *f, int status, const char *text)
 
 static struct state_identity identity(const struct fill_target *f)
 {
-        return (struct state_identity){ .job = f->job->name,
-                                        .uid = f->job->uid,
-                                        .world_size = f->record.world_size,
-                                        .n_owners = f->to.n_owners,
-                                        .copy = f->copy,
-                                        .epoch = f->to.epoch,
-                                        .reduce_dtype = f->job->reduce_dtype };
+        struct state_identity id = { .job = f->job->spec,
+                                     .n_owners = f->to.n_owners,
+                                     .copy = f->copy,
+                                     .epoch = f->to.epoch };
+
+        id.job.world_size = f->record.world_size;
+        return id;
 }
 
 static int cut_pieces(struct fill_target *f, const struct partition *from,
@@ -285,11 +285,11 @@ static bool told_again(struct fill_target *f)
 
 static int fill_target_begin(struct fill_target *f, const Zero__LinkMessage *m, struct fault *fault)
 {
-        layout *l = NULL;
-        int r = fill_target_read_order(f, m->fill, &l, fault);
+        struct job_spec spec = job_spec_named(m->job);
+        int r = fill_target_read_order(f, m->fill, &spec, fault);
 
         if (r == 0)
-                r = fill_target_join_job(f, m->job, m->fill, l, fault);
+                r = fill_target_join_job(f, &spec, fault);
         if (r)
                 return r;
         list_insert(&f->x->reshard->fill_targets, &f->link);

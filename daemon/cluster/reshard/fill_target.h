@@ -68,15 +68,15 @@ struct fill_target {
         uint64_t begun_ms, settle_until_ms; /* loop times */
 };
 
-/* fill_order.c.  Checks what can be checked without the job.  *ret_layout belongs to the caller. */
-int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, layout **ret_layout,
+/* fill_order.c.  Checks what can be checked without the job.  Fills in the spec, but for the job's
+ * name; the layout belongs to the caller. */
+int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, struct job_spec *ret_spec,
                            struct fault *fault);
 uint32_t fill_target_holder(const struct fill_target *f);
 /* Whether a fill of the job is in progress. */
 bool fill_target_of_job(const struct job *job);
 /* Joins the job on this node, or makes it; takes the layout over. */
-int fill_target_join_job(struct fill_target *f, const char *name, const Zero__Fill *m, layout *l,
-                         struct fault *fault);
+int fill_target_join_job(struct fill_target *f, const struct job_spec *spec, struct fault *fault);
 
 /* fill_pull.c */
 void fill_target_pull(struct fill_target *f);

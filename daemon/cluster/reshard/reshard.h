@@ -24,8 +24,7 @@
 enum { FILL_SILENCE_MS = 120000 };
 
 struct fill_order {
-        const char *job;
-        uint32_t uid, world_size, reduce_dtype;
+        const struct job_spec *job;
         Zero__Layout *layout;
         /* to: in force. from: the same if a holder lacks its state; an owner that no node knows of
          * has NO_NODE. */

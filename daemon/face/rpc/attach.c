@@ -196,7 +196,7 @@ static int attach_stash(const Zero__StashNeeds *m, struct rank_needs *needs, str
         if (m->where > ZERO_STASH_HOST)
                 return fault_set(fault, ZERO_EINVAL, "%u is no place for a stash", m->where);
         needs->fail_on_lost = needs->fail_on_lost || m->n_ranks > 1;
-        return stash_needs_new(needs->rank, needs->world_size, m->ranks, m->n_ranks, m->bytes,
+        return stash_needs_new(needs->rank, needs->job.world_size, m->ranks, m->n_ranks, m->bytes,
                                m->entry_bytes, m->where == ZERO_STASH_HOST ? 0 : needs->windows,
                                &needs->stash, fault);
 }
@@ -248,18 +248,16 @@ static int attach_rank(struct pending_call *call, const Zero__Attach *m, struct 
                 r = attach_stash(m->stash, needs, fault);
         if (r)
                 return r;
-        return rank_attach(s->rpc->x, s->job_name, m->layout, needs, &events, &call->request,
-                           &s->rank, fault);
+        return rank_attach(s->rpc->x, m->layout, needs, &events, &call->request, &s->rank, fault);
 }
 
 int handle_attach(struct pending_call *call, const Zero__Request *request, struct fault *fault)
 {
         const Zero__Attach *m = request->attach;
         struct session *s = call->session;
-        struct rank_needs needs = { .uid = s->uid,
+        struct rank_needs needs = { .job = job_spec_named(s->job_name),
                                     .pid = (uint32_t)s->pid,
                                     .rank = (uint32_t)s->rank_number,
-                                    .world_size = s->world_size,
                                     .local_world_size = s->local_world_size,
                                     .hold_groups = m->hold_groups,
                                     .push_groups = m->push_groups,
@@ -270,9 +268,11 @@ int handle_attach(struct pending_call *call, const Zero__Request *request, struc
                                     .resume = m->resume,
                                     .process_start = s->process_start,
                                     .timeout_ms = (uint32_t)s->timeout_ms,
-                                    .grad_dtype = (enum zero_dtype)m->grad_dtype,
-                                    .reduce_dtype = (enum zero_dtype)m->reduce_dtype };
+                                    .grad_dtype = (enum zero_dtype)m->grad_dtype };
 
+        needs.job.uid = s->uid;
+        needs.job.world_size = s->world_size;
+        needs.job.reduce_dtype = (enum zero_dtype)m->reduce_dtype;
         if (s->job_name[0] == '\0')
                 return fault_set(fault, ZERO_EINVAL,
                                  "the session names no job: give one at connect");

@@ -89,7 +89,7 @@ static void report_attaching(struct arena *arena, const struct engine *x, struct
 
                 if (!rank_attaching(rank, &line) || !(a = LIST_ADD(arena, &ret->attaching)))
                         continue;
-                a->job = arena_copy(arena, rank->job_name);
+                a->job = arena_copy(arena, rank->needs.job.name);
                 a->rank = rank->rank;
                 a->pid = rank->pid;
                 a->who = arena_copy(arena, line.who);

@@ -195,26 +195,21 @@ static bool job_alloc(struct job *job)
                modules_init(job);
 }
 
-struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,
-                    uint32_t reduce_dtype, layout *l)
+struct job *job_new(struct engine *x, const struct job_spec *spec)
 {
         struct job *job = calloc(1, sizeof *job);
 
         if (!job) {
-                layout_free(l);
+                layout_free(spec->layout);
                 return NULL;
         }
         job->x = x;
         job->references = 1;
         job->opening = JOB_OPENING;
-        snprintf(job->name, sizeof job->name, "%s", name);
-        job->uid = uid;
-        job->world_size = world_size;
-        job->reduce_dtype = (enum zero_dtype)reduce_dtype;
+        job->spec = *spec;
         job->last.loss_scale = 1;
-        job->coordinator = coordinator_of(x, name);
-        job->layout = l;
-        store_count(x->store, job_layout_bytes(l));
+        job->coordinator = coordinator_of(x, job->name);
+        store_count(x->store, job_layout_bytes(job->layout));
         job->placement = x->placement;
         list_init(&job->link);
         list_init(&job->replicas);

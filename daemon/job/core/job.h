@@ -9,6 +9,7 @@
 #include "daemon/job/core/core.h"
 #include "daemon/job/core/rank_state.h"
 #include "proto/dtype.h"
+#include "proto/job_spec.h"
 #include "proto/partition.h"
 
 struct job_reshard;
@@ -45,10 +46,13 @@ struct job {
         /* The node creates its state, or has found an earlier process's and not yet taken it up. */
         enum { JOB_OPEN, JOB_OPENING, JOB_RESUMING } opening;
         bool drop_state; /* delete the state files with the job */
-        char name[ZERO_NAME_MAX + 1];
-        uint32_t uid, world_size, coordinator; /* coordinator: node */
-        enum zero_dtype reduce_dtype;
-        layout *layout;
+        union {
+                struct job_spec spec;
+                struct {
+                        JOB_SPEC_FIELDS
+                };
+        };
+        uint32_t coordinator; /* node */
         struct placement placement;
         struct partition *partition;
         struct list replicas;     /* this node's; none where it holds no shards */
@@ -76,9 +80,8 @@ enum { BASE_JOBS = 64 }; /* jobs of a user on one base, which count as one */
 /* A message of a job, still without a body. */
 Zero__LinkMessage job_message(const char *job);
 struct job *job_find(struct engine *x, const char *name);
-/* Makes an empty job; takes the layout over in any case.  NULL: out of memory. */
-struct job *job_new(struct engine *x, const char *name, uint32_t uid, uint32_t world_size,
-                    uint32_t reduce_dtype, layout *l);
+/* Makes an empty job; takes the spec's layout over in any case.  NULL: out of memory. */
+struct job *job_new(struct engine *x, const struct job_spec *spec);
 /*
  * Memory that a job needs for its tensors and groups, beside what layouts.h keeps; 0: too little
  * for the quota to count.

@@ -94,7 +94,7 @@ int shut_uid(const struct engine *x, const char *job, uint32_t *ret, struct faul
         int r = state_file_look(x->store, (s ? s : shut_find(x, job, true))->file, &id, fault);
 
         if (!r)
-                *ret = id.uid;
+                *ret = id.job.uid;
         return r;
 }
 

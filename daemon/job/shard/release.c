@@ -43,11 +43,11 @@ void state_drop_later(struct engine *x, struct job *job, struct state *state)
                                          .done = release_done,
                                          .what = "to free states of job",
                                          .of = r->name,
-                                         .uid = state->id.uid },
+                                         .uid = state->id.job.uid },
                                .x = x,
                                .job = job,
                                .state = state };
-        snprintf(r->name, sizeof r->name, "%s", state->id.job);
+        snprintf(r->name, sizeof r->name, "%s", state->id.job.name);
         state_unlink(state);
         if (job)
                 job_ref(job);

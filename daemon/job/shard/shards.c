@@ -28,7 +28,8 @@ int shards_make(const struct engine *x, const struct state_identity *id, const l
 
         placed.place = shards_place(x, owner, id->copy);
         /* before the plan is made: its tables grow with the elements */
-        r = store_admit(x->store, bytes, place_is_host(placed.place) ? 0 : bytes, id->job, fault);
+        r = store_admit(x->store, bytes, place_is_host(placed.place) ? 0 : bytes, id->job.name,
+                        fault);
         if (r)
                 return r;
         if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))

@@ -39,7 +39,7 @@ static void rank_free(struct rank *rank)
 static void rank_part(const struct rank *rank, bool orderly)
 {
         struct engine *x = rank->x;
-        Zero__LinkMessage m = job_message(rank->job_name);
+        Zero__LinkMessage m = job_message(rank->needs.job.name);
         Zero__Part part = ZERO__PART__INIT;
 
         if (x->leaving) /* the end of the link will say so for all ranks */
@@ -51,7 +51,7 @@ static void rank_part(const struct rank *rank, bool orderly)
         part.finish = rank->finish;
         m.body_case = ZERO__LINK_MESSAGE__BODY_PART;
         m.part = &part;
-        fabric_send(x->fabric, coordinator_of(x, rank->job_name), &m);
+        fabric_send(x->fabric, coordinator_of(x, rank->needs.job.name), &m);
 }
 
 /* Ends the call that attaches, if it still waits. */
@@ -88,7 +88,7 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
 {
         const struct rank *rank = r->subject;
         struct engine *x = rank->x;
-        const struct job *job = job_find(x, rank->job_name);
+        const struct job *job = job_find(x, rank->needs.job.name);
         struct fault fault;
 
         if (rank->setup) {
@@ -101,7 +101,7 @@ static int attach_describe(const struct request *r, struct wait_line *ret)
                 if (wait_for_node(x, n, ret))
                         return ZERO_EDEADLINE;
         if (!job && rank->layout &&
-            job_admit(x, rank->job_name, rank->needs.uid, rank->layout->layout, &fault)) {
+            job_admit(x, rank->needs.job.name, rank->needs.job.uid, rank->layout->layout, &fault)) {
                 snprintf(ret->who, sizeof ret->who, "the job's creation");
                 snprintf(ret->what, sizeof ret->what, "%.199s", fault.text);
                 return ZERO_EDEADLINE;
@@ -154,7 +154,7 @@ static int rank_check(const struct rank *rank, const struct job *job, struct fau
 {
         const struct rank_needs *needs = &rank->needs;
 
-        if (!job || !job->started || job_find(rank->x, rank->job_name) != job)
+        if (!job || !job->started || job_find(rank->x, rank->needs.job.name) != job)
                 return fault_set(fault, ZERO_EABORTED, "the job ended while the rank attached");
         if (rank->rank >= job->world_size)
                 return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u",
@@ -285,7 +285,7 @@ static void rank_equipped(struct rank *rank, int status, const char *text)
 /* Lets the rank enter the job, or refuses it, perhaps before this returns. */
 static void rank_admitted(struct rank *rank)
 {
-        struct job *job = job_find(rank->x, rank->job_name);
+        struct job *job = job_find(rank->x, rank->needs.job.name);
         struct fault fault = { 0 };
         int status = rank_check(rank, job, &fault);
 
@@ -342,14 +342,12 @@ void ranks_admit(struct job *job)
 /* Without a deadline while the session lasts: its own calls have deadlines. */
 static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
 {
-        Zero__LinkMessage m = job_message(rank->job_name);
+        Zero__LinkMessage m = job_message(rank->needs.job.name);
         Zero__Join join = ZERO__JOIN__INIT;
 
-        join.uid = rank->needs.uid;
+        JOB_SPEC_COPY(&join, &rank->needs.job);
         join.rank = rank->rank;
         join.session = rank->session;
-        join.world_size = rank->needs.world_size;
-        join.reduce_dtype = rank->needs.reduce_dtype;
         join.layout = l;
         join.incarnation = rank->needs.incarnation;
         join.resume = resume;
@@ -358,7 +356,8 @@ static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
         m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;
         m.join = &join;
         rank->calling = true;
-        call_send(rank->x, coordinator_of(rank->x, rank->job_name), &m, JOIN_MS, rank_joined, rank);
+        call_send(rank->x, coordinator_of(rank->x, rank->needs.job.name), &m, JOIN_MS, rank_joined,
+                  rank);
 }
 
 static void rank_join(struct rank *rank)
@@ -394,7 +393,7 @@ static void ranks_up(struct engine *x, uint32_t node)
         list_for_each (&x->ranks->joining, item) {
                 struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
-                if (coordinator_of(x, rank->job_name) != node)
+                if (coordinator_of(x, rank->needs.job.name) != node)
                         continue;
                 if (rank->setup)
                         rank->rejoin =
@@ -451,13 +450,14 @@ void ranks_displace(struct job *job)
 }
 
 /* Whether the rank means this job: a rank that will be refused fences nobody. */
-static bool means_job(const struct job *job, const struct rank_needs *needs, const layout *l)
+static bool means_job(const struct job *job, const struct rank_needs *needs, layout *l)
 {
-        char text[300];
+        struct job_spec spec = needs->job;
+        struct fault fault;
 
-        return (needs->uid == 0 || needs->uid == job->uid) &&
-               needs->world_size == job->world_size && needs->reduce_dtype == job->reduce_dtype &&
-               layout_equal(l, job->layout, text, sizeof text);
+        spec.layout = l;
+        spec.uid = spec.uid ? spec.uid : job->uid; /* root may join */
+        return spec.world_size == job->world_size && !job_spec_compare(&spec, &job->spec, &fault);
 }
 
 /* A forked child may keep the session of a process that has ended. */
@@ -467,18 +467,19 @@ static bool makes_way(const struct rank *rank, const struct rank_needs *needs)
                process_life(rank->pid, rank->needs.process_start) == PROCESS_ENDED;
 }
 
-static bool is_earlier(const struct rank *rank, const char *name, const struct rank_needs *needs)
+static bool is_earlier(const struct rank *rank, const struct rank_needs *needs)
 {
-        return rank->rank == needs->rank && rank->needs.world_size == needs->world_size &&
-               (needs->uid == 0 || needs->uid == rank->needs.uid) && makes_way(rank, needs) &&
-               strcmp(rank->job_name, name) == 0;
+        const struct job_spec *here = &rank->needs.job, *job = &needs->job;
+
+        return rank->rank == needs->rank && here->world_size == job->world_size &&
+               (job->uid == 0 || job->uid == here->uid) && makes_way(rank, needs) &&
+               strcmp(here->name, job->name) == 0;
 }
 
 /* Earlier sessions of the rank on this node, attached or attaching, make way. */
-static void fence_earlier(struct engine *x, const char *name, const struct rank_needs *needs,
-                          const layout *l)
+static void fence_earlier(struct engine *x, const struct rank_needs *needs, layout *l)
 {
-        struct job *job = job_find(x, name);
+        struct job *job = job_find(x, needs->job.name);
         struct rank *rank =
                 job && needs->rank < job->world_size ? job->ranks[needs->rank].session : NULL;
 
@@ -486,14 +487,15 @@ static void fence_earlier(struct engine *x, const char *name, const struct rank_
                 rank_taken(rank);
         list_for_each (&x->ranks->joining, item) {
                 rank = CONTAINER_OF(item, struct rank, link);
-                if (is_earlier(rank, name, needs))
+                if (is_earlier(rank, needs))
                         rank_taken(rank);
         }
 }
 
-static int needs_check(struct engine *x, const char *job, const struct rank_needs *n,
-                       struct fault *fault)
+static int needs_check(struct engine *x, const struct rank_needs *n, struct fault *fault)
 {
+        const char *job = n->job.name;
+
         /* a job of an earlier release may have a longer name, and cannot be checkpointed */
         if (!job_name_valid(job) || (strlen(job) > ZERO_JOB_MAX && !job_find(x, job)))
                 return fault_set(
@@ -501,27 +503,25 @@ static int needs_check(struct engine *x, const char *job, const struct rank_need
                         "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "
                         "with a dot",
                         ZERO_JOB_MAX);
-        if (n->world_size < 1 || n->world_size > ZERO_RANK_MAX)
-                return fault_set(fault, ZERO_ERANK, "world size %u is not in 1..%d", n->world_size,
-                                 ZERO_RANK_MAX);
-        if (n->rank >= n->world_size)
+        if (job_spec_check(&n->job, fault))
+                return fault->status;
+        if (n->rank >= n->job.world_size)
                 return fault_set(fault, ZERO_ERANK, "rank %u is outside the world size %u", n->rank,
-                                 n->world_size);
-        if (n->local_world_size > n->world_size)
+                                 n->job.world_size);
+        if (n->local_world_size > n->job.world_size)
                 return fault_set(fault, ZERO_ERANK, "local world size %u exceeds the world size %u",
-                                 n->local_world_size, n->world_size);
-        if (!dtype_valid(n->grad_dtype) || !dtype_valid(n->reduce_dtype))
-                return fault_set(fault, ZERO_EINVAL,
-                                 "grad_dtype and reduce_dtype are fp32, bf16 or fp16");
+                                 n->local_world_size, n->job.world_size);
+        if (!dtype_valid(n->grad_dtype))
+                return fault_set(fault, ZERO_EINVAL, "grad_dtype is fp32, bf16 or fp16");
         if (n->hold_groups < 1 || n->push_groups < 1)
                 return fault_set(fault, ZERO_EINVAL, "hold_groups and push_groups are at least 1");
-        if (!place_is_host(n->windows) && setups_left(x, n->uid, n->windows) >= SETUPS_LEFT_MAX)
+        if (!place_is_host(n->windows) && setups_left(x, n->job.uid, n->windows) >= SETUPS_LEFT_MAX)
                 return fault_set(
                         fault, ZERO_EBUSY,
                         "%d ranks of user %u have left while they waited for the driver of this "
                         "GPU, which has not answered yet: attach again; if that lasts, the driver "
                         "hangs: zeroctl doctor tells for how long",
-                        SETUPS_LEFT_MAX, n->uid);
+                        SETUPS_LEFT_MAX, n->job.uid);
         return 0;
 }
 
@@ -538,19 +538,19 @@ static void events_opened(struct rank *rank, int status, const char *text)
                 rank_join(rank);
 }
 
-int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
-                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
-                struct rank **ret_rank, struct fault *fault)
+int rank_attach(struct engine *x, const Zero__Layout *message, const struct rank_needs *needs,
+                const struct rank_events *events, struct request *r, struct rank **ret_rank,
+                struct fault *fault)
 {
         struct shared_layout *shared = NULL;
         struct rank *rank;
         layout *l = NULL;
-        int status = needs_check(x, job, needs, fault);
+        int status = needs_check(x, needs, fault);
 
         if (!status)
                 status = optimizer_layout(message, &l, fault);
         if (!status)
-                status = layouts_add(x, needs->uid, l, &shared, fault);
+                status = layouts_add(x, needs->job.uid, l, &shared, fault);
         rank = status ? NULL : calloc(1, sizeof *rank);
         if (!rank) {
                 layouts_unref(shared);
@@ -558,10 +558,9 @@ int rank_attach(struct engine *x, const char *job, const Zero__Layout *message,
                 return status ? status : fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
         rank->layout = shared;
-        fence_earlier(x, job, needs, shared->layout);
+        fence_earlier(x, needs, shared->layout);
         rank->x = x;
         rank->events = *events;
-        snprintf(rank->job_name, sizeof rank->job_name, "%s", job);
         rank->needs = *needs;
         rank->needs.event_handles = NULL; /* it belongs to the caller */
         rank->rank = needs->rank;
@@ -664,7 +663,7 @@ static int ranks_replace(struct engine *x, const char *name, struct fault *fault
         list_for_each (&x->ranks->joining, item) {
                 const struct rank *rank = CONTAINER_OF(item, struct rank, link);
 
-                if (strcmp(rank->job_name, name) == 0)
+                if (strcmp(rank->needs.job.name, name) == 0)
                         return fault_set(fault, ZERO_EBUSY,
                                          "rank %u of job '%s' is attaching: end the trainers first",
                                          rank->rank, name);

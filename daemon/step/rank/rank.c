@@ -158,12 +158,12 @@ static void note_unpinned(struct rank *rank)
         if (rank->stash_unpinned || !rank->stash)
                 return;
         rank->stash_unpinned = true;
-        log_warning_for(rank->needs.uid,
+        log_warning_for(rank->needs.job.uid,
                         "job %s: rank %u (process %u of user %u) waits for its GPU at each copy to "
                         "its stash in host memory, which costs it time: CUDA does not pin that "
                         "memory (cudaHostRegister); raise the memory limit of the trainer's "
                         "container, if it has one, or keep the stash with the windows",
-                        rank->job_name, rank->rank, rank->pid, rank->needs.uid);
+                        rank->needs.job.name, rank->rank, rank->pid, rank->needs.job.uid);
 }
 
 static int stash_now(struct rank *rank, const Zero__Request *request, struct request *r,

@@ -19,10 +19,11 @@ struct ranks {
 };
 
 struct rank_needs {
-        uint32_t uid, pid, rank, world_size, local_world_size;
+        struct job_spec job; /* the layout: in struct rank */
+        uint32_t pid, rank, local_world_size;
         uint32_t hold_groups, push_groups, timeout_ms, incarnation;
         uint64_t process_start; /* of the pid (base/process.h) */
-        enum zero_dtype grad_dtype, reduce_dtype;
+        enum zero_dtype grad_dtype;
         bool fail_on_lost, resume, push_auto;
         bool keeps_slots;                                /* push_window.keeps_slots */
         uint32_t windows;                                /* the place of its windows */
@@ -48,7 +49,6 @@ enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
 struct rank {
         struct list link; /* ranks.joining */
         struct engine *x;
-        char job_name[ZERO_NAME_MAX + 1];
         struct job *job;              /* NULL until it has joined */
         struct shared_layout *layout; /* until it has joined */
         struct rank_needs needs;
@@ -86,9 +86,9 @@ struct rank {
  * Attaches a rank: sends its layout to the coordinator. r ends when the job has started. *ret_rank,
  * the session's handle, is set at once; rank_leave() gives it back.  Handles of events are copied.
  */
-int rank_attach(struct engine *x, const char *job, const Zero__Layout *layout,
-                const struct rank_needs *needs, const struct rank_events *events, struct request *r,
-                struct rank **ret_rank, struct fault *fault);
+int rank_attach(struct engine *x, const Zero__Layout *layout, const struct rank_needs *needs,
+                const struct rank_events *events, struct request *r, struct rank **ret_rank,
+                struct fault *fault);
 /* Whether the session waits in zero_attach(), and for what. */
 bool rank_attaching(const struct rank *rank, struct wait_line *ret);
 /* The rank has made a call of that name. */

@@ -72,7 +72,7 @@ uint32_t setups_left(const struct engine *x, uint32_t uid, uint32_t place)
         list_for_each (&x->ranks->setups, item) {
                 const struct rank_setup *m = CONTAINER_OF(item, struct rank_setup, link);
 
-                n += m->rank->left && m->rank->needs.uid == uid && m->place == place;
+                n += m->rank->left && m->rank->needs.job.uid == uid && m->place == place;
         }
         return n;
 }
@@ -111,10 +111,10 @@ static void tell_no_events(const struct rank *rank, bool named)
                         "and virtual machines; run the trainer outside of them, or see what the "
                         "driver supports (cudaDevAttrIpcEventSupport)";
 
-        log_warning_for(rank->needs.uid,
+        log_warning_for(rank->needs.job.uid,
                         "job %s: rank %u (process %u of user %u) waits for its GPU itself at each "
                         "release and push, which costs it time: %s",
-                        rank->job_name, rank->rank, rank->pid, rank->needs.uid, why);
+                        rank->needs.job.name, rank->rank, rank->pid, rank->needs.job.uid, why);
 }
 
 static void events_done(struct blocking_work *work)
@@ -139,8 +139,8 @@ int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE
         m->work = (struct blocking_work){ .run = events_run,
                                           .done = events_done,
                                           .what = "to open the events of a rank of job",
-                                          .of = rank->job_name,
-                                          .uid = rank->needs.uid };
+                                          .of = rank->needs.job.name,
+                                          .uid = rank->needs.job.uid };
         m->begun = true;
         blocking_submit(rank->x->blocking, LANE_DRIVERS, &m->work);
         return 0;

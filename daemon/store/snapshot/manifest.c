@@ -64,13 +64,13 @@ static json_t *manifest_json(const struct manifest *m)
 
         json_object_set_new(j, "format", number(MANIFEST_FORMAT));
         json_object_set_new(j, "zerod", json_string(ZEROD_VERSION));
-        json_object_set_new(j, "job", json_string(m->job));
-        json_object_set_new(j, "uid", number(m->uid));
+        json_object_set_new(j, "job", json_string(m->job.name));
+        json_object_set_new(j, "uid", number(m->job.uid));
         json_object_set_new(j, "version", number(m->version));
         json_object_set_new(j, "attempt", number(m->attempt));
         json_object_set_new(j, "created_ms", number(m->created_ms));
-        json_object_set_new(j, "world_size", number(m->world_size));
-        json_object_set_new(j, "reduce_dtype", json_string(dtype_name(m->reduce_dtype)));
+        json_object_set_new(j, "world_size", number(m->job.world_size));
+        json_object_set_new(j, "reduce_dtype", json_string(dtype_name(m->job.reduce_dtype)));
         json_object_set_new(j, "parameters", number(m->parameters));
         json_object_set_new(j, "optimizers", json_string(m->optimizers));
         json_object_set_new(j, "owners", number(m->n_owners));
@@ -214,13 +214,13 @@ static bool get_dtype(const json_t *j, const char *key, enum zero_dtype *ret)
 
 static bool get_manifest(const json_t *j, struct manifest *m)
 {
-        return get_text(j, "job", m->job, sizeof(m->job)) &&
-               get_number_32(j, "uid", 0, UINT32_MAX, &m->uid) &&
+        return get_text(j, "job", m->job.name, sizeof(m->job.name)) &&
+               get_number_32(j, "uid", 0, UINT32_MAX, &m->job.uid) &&
                get_number(j, "version", INT64_MAX, &m->version) &&
                get_number(j, "attempt", INT64_MAX, &m->attempt) &&
                get_number(j, "created_ms", INT64_MAX, &m->created_ms) &&
-               get_number_32(j, "world_size", 1, ZERO_RANK_MAX, &m->world_size) &&
-               get_dtype(j, "reduce_dtype", &m->reduce_dtype) &&
+               get_number_32(j, "world_size", 1, ZERO_RANK_MAX, &m->job.world_size) &&
+               get_dtype(j, "reduce_dtype", &m->job.reduce_dtype) &&
                get_number(j, "parameters", INT64_MAX, &m->parameters) &&
                get_number_32(j, "owners", 1, ZERO_NODE_MAX, &m->n_owners) &&
                get_hash(j, "model_hash", m->model_hash) &&

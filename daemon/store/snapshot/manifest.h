@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "proto/fault.h"
+#include "proto/job_spec.h"
 
 /* Raise MANIFEST_FORMAT with any change to the manifest or to a shard's file (snapshot.h). */
 enum { MANIFEST_FORMAT = 2, MANIFEST_HASH = 32, MANIFEST_NODE = 64, MANIFEST_FILE_NAME = 40 };
@@ -23,9 +23,7 @@ struct manifest_shard {
 };
 
 struct manifest {
-        char job[ZERO_NAME_MAX + 1];
-        uint32_t uid, world_size;
-        enum zero_dtype reduce_dtype;
+        struct job_spec job;       /* without the layout */
         uint64_t version, attempt; /* committed steps; the last decided attempt */
         uint64_t created_ms;       /* since 1970; tells which checkpoint of a job is the newest */
         uint64_t parameters;

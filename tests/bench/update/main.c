@@ -205,7 +205,7 @@ static int scene_layout(uint64_t elements, layout **ret, struct fault *fault)
 static int scene_state(struct scene *s, uint32_t chunk, struct fault *fault)
 {
         struct state_identity id = {
-                .job = "bench", .world_size = 1, .n_owners = 1, .reduce_dtype = ZERO_BF16
+                .job = { .name = "bench", .world_size = 1, .reduce_dtype = ZERO_BF16 }, .n_owners = 1
         };
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         struct plan *plan = NULL;

@@ -214,7 +214,7 @@ static bool failed(void *arg)
 static void a_restore_that_cannot_place_all_leaves_none(void)
 {
         struct training t = training_default();
-        struct state_identity id = { .job = "other" };
+        struct state_identity id = { .job.name = "other" };
         char directory[PATH_MAX], path[PATH_MAX], name[STORE_FILE_NAME];
         struct checksum before;
         struct ordered order;

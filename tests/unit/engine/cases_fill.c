@@ -193,10 +193,7 @@ static struct fill *fill_begin(struct scene *s, uint32_t holder, struct ending *
 {
         uint32_t coordinator = coordinator_of(node_of(s, 0), "zoo");
         const struct job *job = net_job(&s->s.net, coordinator, "zoo");
-        struct fill_order order = { .job = "zoo",
-                                    .uid = job->uid,
-                                    .world_size = job->world_size,
-                                    .reduce_dtype = job->reduce_dtype,
+        struct fill_order order = { .job = &job->spec,
                                     .layout = s->message,
                                     .from = &s->from,
                                     .to = &s->to,

@@ -66,7 +66,7 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
         drop_message(x, 0, &m);
         CHECK(x->releases == 1);
         CHECK(state_vacant(x->store,
-                           &(struct state_identity){ .job = "zoo", .epoch = x->placement.epoch }, 0,
+                           &(struct state_identity){ .job.name = "zoo", .epoch = x->placement.epoch }, 0,
                            NULL) == 0);
         net_wait(&s.net, released, x, "the memory");
         CHECK(store_used(x->store) == 0);

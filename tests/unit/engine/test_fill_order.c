@@ -86,13 +86,13 @@ static void order_init(struct order *o)
 
 static int read_order(const struct order *o, struct fill_target *ret, struct fault *fault)
 {
-        layout *l = NULL;
+        struct job_spec spec = { .layout = NULL };
         int r;
 
         *ret = (struct fill_target){ .x = &x };
-        r = fill_target_read_order(ret, &o->fill, &l, fault);
-        cr_assert_eq(r == 0, l != NULL);
-        layout_free(l);
+        r = fill_target_read_order(ret, &o->fill, &spec, fault);
+        cr_assert_eq(r == 0, spec.layout != NULL);
+        layout_free(spec.layout);
         return r;
 }
 

@@ -294,7 +294,7 @@ static void begin_attach(struct trainer *t, const struct op *op)
         free(t->views);
         t->views = calloc(t->layout->n_groups, sizeof *t->views);
         CHECK(t->views);
-        r = rank_attach(x, t->job_name, m, &t->needs, &events, &task->request, &t->rank, &fault);
+        r = rank_attach(x, m, &t->needs, &events, &task->request, &t->rank, &fault);
         zero__layout__free_unpacked(m, NULL);
         free(t->slots);
         t->slots = calloc(t->layout->n_groups + t->needs.push_groups + 1, 1);

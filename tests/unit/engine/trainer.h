@@ -33,7 +33,6 @@ struct trainer {
         struct net *net;
         uint32_t node;
         struct rank_needs needs;
-        const char *job_name;
         const layout *layout;
         uint64_t step;        /* number of the data that gradients depend on */
         trainer_heard *heard; /* NULL: everything must succeed */

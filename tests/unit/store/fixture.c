@@ -58,16 +58,16 @@ struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, ui
 static struct state *make(struct store *store, const char *job, const layout *l, uint32_t n_owners,
                           uint32_t owner, uint32_t n_undo, uint32_t place)
 {
-        struct state_identity id = { .job = job,
-                                     .uid = 1234,
-                                     .world_size = 6,
+        struct state_identity id = { .job = { .uid = 1234,
+                                              .world_size = 6,
+                                              .reduce_dtype = ZERO_BF16 },
                                      .n_owners = n_owners,
-                                     .reduce_dtype = ZERO_BF16,
                                      .place = place };
         struct plan *plan = fixture_plan(l, n_owners, owner, LAYOUT_ALIGN);
         struct state *state = NULL;
         struct fault fault = { 0 };
 
+        snprintf(id.job.name, sizeof id.job.name, "%s", job);
         if (state_create(store, &id, l, plan, n_undo, &state, &fault))
                 fprintf(stderr, "%s\n", fault.text);
         assert(state);

@@ -189,10 +189,10 @@ void scene_init(struct scene *s, layout *l, uint32_t n_owners)
 
         *s = (struct scene){ .l = l, .checkpoints = fixture_directory() };
         s->dir = open(s->checkpoints, O_RDONLY | O_DIRECTORY);
-        s->manifest = (struct manifest){ .job = "job",
-                                         .uid = 1234,
-                                         .world_size = 6,
-                                         .reduce_dtype = ZERO_BF16,
+        s->manifest = (struct manifest){ .job = { .name = "job",
+                                                  .uid = 1234,
+                                                  .world_size = 6,
+                                                  .reduce_dtype = ZERO_BF16 },
                                          .version = VERSION,
                                          .attempt = ATTEMPT,
                                          .created_ms = 1,

@@ -16,13 +16,13 @@ Test(checkpoints, the_newest_by_time_are_kept_of_one_job_and_user)
         scene_init(&s, fixture_layout(), 1); /* version 7 at time 1 */
         take_version(&s, 3, 5);
         take_version(&s, 9, 3);
-        strcpy(s.manifest.job, "job-1");
+        strcpy(s.manifest.job.name, "job-1");
         cr_assert_eq(mkdirat(s.dir, "job-10", 0700), 0); /* no checkpoint */
-        strcpy(s.manifest.job, "job");
-        s.manifest.uid++;
+        strcpy(s.manifest.job.name, "job");
+        s.manifest.job.uid++;
         snapshot_keep(s.dir, &s.manifest, 1);
         cr_assert(exists(&s, "job-7") && exists(&s, "job-3") && exists(&s, "job-9"));
-        s.manifest.uid--;
+        s.manifest.job.uid--;
         snapshot_keep(s.dir, &s.manifest, 2); /* 9 has just been written: the newest */
         cr_assert(!exists(&s, "job-7") && exists(&s, "job-3") && exists(&s, "job-9"));
         snapshot_keep(s.dir, &s.manifest, 0);
@@ -45,7 +45,7 @@ Test(checkpoints, one_of_the_same_version_is_replaced_and_one_that_is_done_stays
         cr_assert_eq(fstatat(s.dir, "job-7", &after, 0), 0);
         cr_assert_neq(before.st_ino, after.st_ino);
         cr_assert(!exists(&s, ".job-7.partial"));
-        s.manifest.uid++;
+        s.manifest.job.uid++;
         cr_assert_eq(publish(&s, &fault), ZERO_EBUSY);
         scene_deinit(&s);
 }

@@ -39,7 +39,7 @@ Test(draft, takes_the_place_of_a_state_and_is_found_again)
 /* Makes the job's state of that copy and epoch; a draft that is named. */
 static struct state *named(struct store *store, const layout *l, uint32_t copy, uint64_t epoch)
 {
-        struct state_identity id = { .job = "job", .n_owners = 2, .copy = copy, .epoch = epoch };
+        struct state_identity id = { .job.name = "job", .n_owners = 2, .copy = copy, .epoch = epoch };
         struct state *s = NULL;
         struct fault fault;
 

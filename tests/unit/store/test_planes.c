@@ -268,7 +268,7 @@ Test(planes, a_dropped_state_leaves_nothing)
 
 Test(planes, a_draft_takes_the_place_of_a_state)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1, .place = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1, .place = 1 };
         struct state *old = make(), *draft = NULL, *twin = make_twin();
         uint64_t used = gpu_used();
         layout *stored = NULL;
@@ -532,7 +532,7 @@ Test(planes, planes_that_cannot_be_written_are_reported)
 
 static void assert_lost(void)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1 };
         struct fault fault = { 0 };
         layout *stored = NULL;
         struct state *s = fixture_reopen(store, &stored);
@@ -552,7 +552,7 @@ static void assert_lost(void)
 Test(planes, after_a_disorderly_end_the_state_is_lost_and_its_file_left_alone)
 {
         struct state *s = make();
-        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1 };
 
         state_abort(s, 7);
         state_close(s);
@@ -591,7 +591,7 @@ Test(planes, a_lost_state_is_dropped_whole)
 
 Test(planes, a_parked_state_is_not_lost)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1 };
 
         state_close(make());
         cr_assert(!state_was_lost(store, &id, 0));
@@ -602,7 +602,7 @@ Test(planes, a_parked_state_is_not_lost)
 
 Test(planes, an_open_state_is_not_lost)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1 };
         struct state *made = make(), *moved = fixture_state(store, "k", l, 1, 0, 2);
         layout *stored = NULL;
 
@@ -619,7 +619,7 @@ Test(planes, an_open_state_is_not_lost)
 /* A trainer that maps the file may lock it. */
 Test(planes, no_lock_on_the_file_changes_where_its_planes_are)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1 };
         struct state *s = fixture_state(store, "j", l, 1, 0, 2);
         int fd = openat(store->dir, fixture_only_file(store), O_RDONLY);
         layout *stored = NULL;
@@ -640,7 +640,7 @@ Test(planes, no_lock_on_the_file_changes_where_its_planes_are)
 
 Test(planes, lost_states_of_earlier_owner_lists_are_swept)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1 };
 
         state_close(make());
         cr_assert_eq(store_sweep_lost(store, "j", 1), 0);
@@ -690,7 +690,7 @@ TestSuite(small, .init = begin_small, .fini = end);
 
 Test(small, a_state_that_the_gpu_has_no_room_for_is_refused_and_leaves_nothing)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1, .place = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1, .place = 1 };
         struct plan *plan = fixture_plan(l, 1, 0, LAYOUT_ALIGN);
         struct fault fault = { 0 };
         struct state *s = NULL;

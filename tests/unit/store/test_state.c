@@ -67,11 +67,11 @@ Test(state, a_file_gives_back_who_it_belongs_to_and_its_layout)
         state_close(fixture_state(store, "job.1", l, 1, 0, 3));
         struct state *s = fixture_reopen(store, &stored);
 
-        cr_assert_str_eq(s->id.job, "job.1");
-        cr_assert_eq(s->id.uid, 1234);
-        cr_assert_eq(s->id.world_size, 6);
+        cr_assert_str_eq(s->id.job.name, "job.1");
+        cr_assert_eq(s->id.job.uid, 1234);
+        cr_assert_eq(s->id.job.world_size, 6);
         cr_assert_eq(s->id.n_owners, 1);
-        cr_assert_eq(s->id.reduce_dtype, ZERO_BF16);
+        cr_assert_eq(s->id.job.reduce_dtype, ZERO_BF16);
         cr_assert_eq(s->plan->owner, 0);
         cr_assert_eq(s->plan->chunk_elements, LAYOUT_ALIGN);
         cr_assert_eq(s->in->n_undo, 3);
@@ -138,7 +138,7 @@ Test(state, a_trainable_tensor_without_a_set_in_the_step_is_found)
 
 Test(state, a_second_one_of_the_same_job_is_refused)
 {
-        struct state_identity id = { .job = "job.1", .n_owners = 2 };
+        struct state_identity id = { .job.name = "job.1", .n_owners = 2 };
         struct plan *plan = fixture_plan(l, 2, 0, LAYOUT_ALIGN);
         struct state *s = make(), *second = NULL;
         struct fault fault;

@@ -131,7 +131,7 @@ Test(store, file_names_stay_inside_the_directory)
         memset(longest, 'x', ZERO_NAME_MAX);
         longest[ZERO_NAME_MAX] = 0;
         for (int i = 0; i < 8; i++) {
-                store_file_name(&(struct state_identity){ .job = i < 7 ? jobs[i] : longest,
+                store_file_name(&(struct state_identity){ .job = job_spec_named(i < 7 ? jobs[i] : longest),
                                                           .copy = 1,
                                                           .epoch = UINT64_MAX },
                                 UINT32_MAX, name);
@@ -144,7 +144,7 @@ Test(store, file_names_stay_inside_the_directory)
 
 static void name_of(const char *job, uint32_t owner, char ret[static STORE_FILE_NAME])
 {
-        store_file_name(&(struct state_identity){ .job = job }, owner, ret);
+        store_file_name(&(struct state_identity){ .job = job_spec_named(job) }, owner, ret);
 }
 
 Test(store, different_jobs_and_owners_have_different_files)
@@ -198,7 +198,7 @@ static int count(const char *file, void *arg)
 
 static int create(struct store *store, const layout *l, struct fault *fault)
 {
-        struct state_identity id = { .job = "j", .n_owners = 1 };
+        struct state_identity id = { .job.name = "j", .n_owners = 1 };
         struct plan *plan = fixture_plan(l, 1, 0, LAYOUT_ALIGN);
         struct state *state = NULL;
         int r = state_create(store, &id, l, plan, 1, &state, fault);
