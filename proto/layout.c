@@ -369,6 +369,11 @@ size_t layout_group_served(const struct layout_group *g)
         return g->dtype == ZERO_FP32 && !g->eager ? 0 : dtype_size(g->dtype);
 }
 
+uint64_t layout_group_bytes(const struct layout_group *g, uint64_t elements)
+{
+        return elements * dtype_size(g->dtype);
+}
+
 bool layout_group_trainable(const layout *l, uint32_t group)
 {
         const struct layout_group *g = &l->groups[group];

@@ -30,7 +30,7 @@ static uint32_t slice_count(const struct layout_group *g, uint32_t n_owners)
         if (g->elements == 0)
                 return 0;
 
-        uint64_t n = g->elements * dtype_size(g->dtype) / PARTITION_SLICE_MIN;
+        uint64_t n = layout_group_bytes(g, g->elements) / PARTITION_SLICE_MIN;
         if (n < 1)
                 return 1;
         return n < n_owners ? (uint32_t)n : n_owners;
@@ -117,7 +117,7 @@ uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint3
         uint64_t slices = p->slices[group], units = l->groups[group].elements / LAYOUT_ALIGN;
         uint64_t largest = (units + slices - 1) / slices * LAYOUT_ALIGN;
 
-        return range_parts(largest, most / dtype_size(l->groups[group].dtype));
+        return range_parts(largest, most / layout_group_bytes(&l->groups[group], 1));
 }
 
 uint64_t partition_elements(const struct partition *p, uint32_t owner)

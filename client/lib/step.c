@@ -31,7 +31,7 @@ static int view_of(struct zero_client *c, uint32_t group, const Zero__FetchReply
         static const uint8_t nothing;
         const struct mapping *m = fetch->serve ? &c->serve : &c->gather;
         const struct layout_group *g = &c->layout->groups[group];
-        uint64_t bytes = g->elements * dtype_size(g->dtype);
+        uint64_t bytes = layout_group_bytes(g, g->elements);
 
         c->groups[group].served = fetch->serve;
         if (bytes == 0) {

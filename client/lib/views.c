@@ -22,7 +22,7 @@ static uint64_t lay_out(struct views *v, const layout *l)
         uint64_t page = page_bytes(), end = 0;
 
         for (uint32_t g = 0; g < l->n_groups; g++) {
-                uint64_t bytes = l->groups[g].elements * dtype_size(l->groups[g].dtype);
+                uint64_t bytes = layout_group_bytes(&l->groups[g], l->groups[g].elements);
 
                 v->places[g] = end;
                 end += (bytes + page - 1) / page * page;

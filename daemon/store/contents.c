@@ -86,12 +86,12 @@ void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
         const struct plan_shard *shard = &state->plan->shards[c.group];
-        enum zero_dtype dtype = l->groups[c.group].dtype;
+        const struct layout_group *g = &l->groups[c.group];
 
         if (shard->serve == UINT64_MAX)
                 return;
-        ops->serve(dtype,
+        ops->serve(g->dtype,
                    state->in->serve + shard->serve +
-                           (c.in_group - shard->range.first) * dtype_size(dtype),
+                           layout_group_bytes(g, c.in_group - shard->range.first),
                    state->in->master + c.master, c.n);
 }

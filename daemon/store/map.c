@@ -48,7 +48,7 @@ struct mapping state_map_shard(const struct state *state, const layout *l, uint3
         if (shard->serve == UINT64_MAX)
                 return map(state, state->in->master + shard->master + first);
         return map(state,
-                   state->in->serve + shard->serve + first * dtype_size(l->groups[group].dtype));
+                   state->in->serve + shard->serve + layout_group_bytes(&l->groups[group], first));
 }
 
 void state_unmap(struct mapping *m)

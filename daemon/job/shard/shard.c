@@ -63,12 +63,12 @@ static void pull_send(struct pull *p)
 {
         struct replica *h = p->replica;
         const struct job *job = h->job;
-        size_t size = dtype_size(job->layout->groups[p->group].dtype);
+        const struct layout_group *g = &job->layout->groups[p->group];
 
         p->sent = state_map_shard(h->state, job->layout, p->group, p->range);
         shard_pin(h, p->group);
         if (staged_payload(h->job, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at,
-                           p->range.count * size, false, pull_sent, p))
+                           layout_group_bytes(g, p->range.count), false, pull_sent, p))
                 pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 

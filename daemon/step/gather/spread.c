@@ -127,7 +127,7 @@ static struct spread *spread_new(struct gather *from, uint32_t group)
         s->group = group;
         s->slab = from->entries[group].slab;
         s->src = gather_slab(from, group);
-        s->bytes = l->elements * dtype_size(l->dtype);
+        s->bytes = layout_group_bytes(l, l->elements);
         return STEAL(s);
 }
 

@@ -105,6 +105,11 @@ enum zero_dtype accumulator_dtype(const struct replica *h)
         return h->copy ? ZERO_FP32 : h->job->reduce_dtype;
 }
 
+uint64_t accumulator_bytes(const struct replica *h, uint64_t elements)
+{
+        return h->copy ? elements * sizeof(float) : job_spec_sum_bytes(&h->job->spec, elements);
+}
+
 struct range accumulator_range(const struct replica *h, uint32_t group)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
@@ -161,7 +166,7 @@ static const void *pulled_at(const struct offer *o, const struct plan_segment *s
         const struct plan_shard *shard = &h->state->plan->shards[o->group];
         uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
 
-        return (const char *)o->buffer->memory + at * dtype_size(accumulator_dtype(h));
+        return (const char *)o->buffer->memory + accumulator_bytes(h, at);
 }
 
 /* Addresses of the tensor's contributions; returns their number. */

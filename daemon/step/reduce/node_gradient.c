@@ -50,7 +50,7 @@ static bool node_gradient_stays_away(const struct node_gradient *p)
 
 static uint64_t group_bytes(const struct job *job, uint32_t group)
 {
-        return job->layout->groups[group].elements * dtype_size(job->reduce_dtype);
+        return job_spec_sum_bytes(&job->spec, job->layout->groups[group].elements);
 }
 
 static uint64_t largest_bytes(const struct job *job)
@@ -135,7 +135,7 @@ static enum block_found blocks_take(struct node_gradient *p)
         struct parts_rule rule = { .partition = job->partition,
                                    .place_of_owner = owners,
                                    .sources = places_of_sources(p),
-                                   .size = dtype_size(job->reduce_dtype) };
+                                   .size = job_spec_sum_bytes(&job->spec, 1) };
         enum block_found found = BLOCK_TAKEN;
 
         p->parts = calloc(n + 1, sizeof *p->parts);
@@ -156,14 +156,12 @@ static enum block_found blocks_take(struct node_gradient *p)
 
 static void *sum_at(const struct node_gradient *p, const struct part *part, uint64_t element)
 {
-        size_t size = dtype_size(p->job->reduce_dtype);
-
         list_for_each ((struct list *)&p->blocks, item) {
                 const struct pool_block *block = CONTAINER_OF(item, struct pool_block, link);
 
                 if (block->place == part->place)
                         return (char *)block->memory + part->at +
-                               (element - part->range.first) * size;
+                               job_spec_sum_bytes(&p->job->spec, element - part->range.first);
         }
         assert(!"a part has its block");
         return NULL;
@@ -283,7 +281,7 @@ static void run_sum(const struct node_gradient *p, const struct pool_block *bloc
 
         if (!p->parts)
                 range_sum(p, tensor, run,
-                          (char *)block->memory + run.first * dtype_size(p->job->reduce_dtype),
+                          (char *)block->memory + job_spec_sum_bytes(&p->job->spec, run.first),
                           src);
         for (uint32_t i = 0; p->parts && i < n; i++) {
                 const struct part *part = &p->parts[i];
@@ -523,7 +521,7 @@ const void *node_gradient_data(const struct node_gradient *p, uint64_t first)
 
         if (p->parts)
                 return sum_at(p, parts_find(p->parts, n, first), first);
-        return (const char *)p->data + first * dtype_size(p->job->reduce_dtype);
+        return (const char *)p->data + job_spec_sum_bytes(&p->job->spec, first);
 }
 
 /* False: owners take the contributions themselves. */

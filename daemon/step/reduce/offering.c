@@ -68,7 +68,7 @@ static uint64_t node_gradient_announce(struct node_gradient *p, uint32_t owner)
 {
         struct job *job = p->job;
         struct range range = partition_range(job->partition, p->group, owner);
-        size_t n = range.count * dtype_size(job->reduce_dtype);
+        size_t n = job_spec_sum_bytes(&job->spec, range.count);
         struct delivery *d = NULL;
         uint64_t transfer = 0;
 
@@ -131,7 +131,7 @@ void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 return;
         }
         d = delivery_new(job, p, request->owner, range.count);
-        n = range.count * dtype_size(job->reduce_dtype);
+        n = job_spec_sum_bytes(&job->spec, range.count);
         if (!d) {
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
                 return;

@@ -43,7 +43,7 @@ struct offer_part {
 
 static uint64_t offer_bytes(const struct replica *h, uint32_t group)
 {
-        return accumulator_range(h, group).count * dtype_size(accumulator_dtype(h));
+        return accumulator_bytes(h, accumulator_range(h, group).count);
 }
 
 static uint64_t largest_bytes(const struct replica *h)
@@ -194,17 +194,18 @@ static void offer_ask(struct offer *o)
 
 static void offer_cut(struct offer *o)
 {
-        struct range all = accumulator_range(o->replica, o->group);
-        size_t size = dtype_size(accumulator_dtype(o->replica));
+        const struct replica *h = o->replica;
+        struct range all = accumulator_range(h, o->group);
 
         for (uint32_t i = 0; i < o->n_parts; i++) {
                 struct range range = range_part(all, i, o->n_parts);
 
-                o->parts[i] = (struct offer_part){ .offer = o,
-                                                   .range = range,
-                                                   .place = (char *)o->buffer->memory +
-                                                            (range.first - all.first) * size,
-                                                   .bytes = range.count * size };
+                o->parts[i] =
+                        (struct offer_part){ .offer = o,
+                                             .range = range,
+                                             .place = (char *)o->buffer->memory +
+                                                      accumulator_bytes(h, range.first - all.first),
+                                             .bytes = accumulator_bytes(h, range.count) };
         }
 }
 
@@ -212,7 +213,7 @@ static void offer_cut(struct offer *o)
 static bool offer_reserve(struct offer *o, bool its_turn)
 {
         struct replica *h = o->replica;
-        uint64_t most = h->job->x->part_bytes / dtype_size(accumulator_dtype(h));
+        uint64_t most = h->job->x->part_bytes / accumulator_bytes(h, 1);
 
         if (o->parts)
                 return true;

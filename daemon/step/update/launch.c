@@ -77,12 +77,12 @@ static void run_end(struct launch *l)
 {
         const struct job *job = l->replica->job;
         const struct plan_shard *shard = run_shard(l);
-        enum zero_dtype dtype = job->layout->groups[l->group].dtype;
+        const struct layout_group *g = &job->layout->groups[l->group];
         struct run r = l->run;
         struct update_piece update = { .rule = shard->optimizer->rule,
                                        .scalars = l->scalars[r.tensor],
                                        .n = run_elements(l),
-                                       .serve_dtype = dtype };
+                                       .serve_dtype = g->dtype };
 
         update.in[0] = update.out[0] = (float *)l->planes[0].at + (r.master - shard->master);
         for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
@@ -95,7 +95,7 @@ static void run_end(struct launch *l)
                 return;
         if (l->serve && shard->serve != UINT64_MAX)
                 update.serve =
-                        (char *)l->served.at + (r.master - shard->master) * dtype_size(dtype);
+                        (char *)l->served.at + layout_group_bytes(g, r.master - shard->master);
         if (l->n_pieces == PIECES)
                 pieces_end(l);
         l->pieces[l->n_pieces++] = update;
