@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds zerod and runs its tests.  Without an option: a release build, and of each suite that starts
-# daemons every fourth case; a quarter of an hour on two cores.
+# daemons every fifth case; a quarter of an hour on two cores.
 #
 #   tests/run.sh [--all] [--without-torch]
 #
@@ -22,7 +22,7 @@ set -uo pipefail
 at_once=$((jobs < 8 ? jobs + 1 : 8))
 build_nice=10 # of what is built beside tests
 linger_ms=5000 # until a process that outlives its test counts as left behind
-share=4        # without --all, one case of so many runs
+share=5        # without --all, one case of so many runs
 passed=0 failed=0 skipped=0
 work= builder= progress=
 
