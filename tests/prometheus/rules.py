@@ -75,7 +75,7 @@ def verdicts_are_alerts(rules):
     alerts = dict(re.findall(r"alert: (\w+)\n(?:.*\n)*?.*severity: (\w+)", rules))
     rows = dict(re.findall(r'\{ "(Zerod\w+)",\s+"(\w+)",', read("daemon/face/status/verdict.c")))
     assert rows and rows == {name: alerts[name].replace("critical", "error") for name in rows}, rows
-    unknown = re.search(r"Of (.*), which need", read("deploy/prometheus/README.md"))
+    unknown = re.search(r"Of ([^.]*),\s+which\s+need", read("deploy/prometheus/README.md"))
     assert set(re.findall(r"Zerod\w+", unknown.group(1))) == set(alerts) - set(rows), set(alerts) - set(rows)
 
 
