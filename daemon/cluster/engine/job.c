@@ -81,6 +81,7 @@ static void job_started(struct job *job, const Zero__Start *start)
                 job->node_of_rank[r] = start->node_of_rank[r];
                 job->ranks[r].here = true;
         }
+        reduce_placed(job);
         ranks_displace(job);
 }
 

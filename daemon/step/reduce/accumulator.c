@@ -91,13 +91,8 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
 {
         const struct job *job = h->job;
 
-        if (h->copy)
-                return node == job->placement.node[h->owner];
-        for (uint32_t r = 0; r < job->world_size; r++)
-                if (job->node_of_rank[r] == node &&
-                    layout_group_has_rank(&job->layout->groups[group], r))
-                        return true;
-        return false;
+        return h->copy ? node == job->placement.node[h->owner]
+                       : node_set_has(job->reduce->nodes[group], node);
 }
 
 enum zero_dtype accumulator_dtype(const struct replica *h)

@@ -50,6 +50,7 @@ struct reduce {
         struct job *job;
         enum zero_dtype grad_dtype;       /* of what local ranks push */
         struct reduce_group *groups;      /* [group] */
+        node_set *nodes;                  /* [group]: with ranks that have it */
         struct contributor *contributors; /* [group * world_size + rank] */
         struct list node_gradients;       /* all, oldest first */
         uint32_t *waiting;                /* [rank]: its slots that queued contributions use */

@@ -60,7 +60,8 @@ static int reduce_init(struct job *job)
         r->pool.came = reduce_feed;
         r->ready = group_offer;
         r->groups = calloc(job->layout->n_groups, sizeof *r->groups);
-        return r->groups && reduce_resize(job, job->world_size) == 0 ? 0 : -ENOMEM;
+        r->nodes = calloc(job->layout->n_groups, sizeof *r->nodes);
+        return r->groups && r->nodes && reduce_resize(job, job->world_size) == 0 ? 0 : -ENOMEM;
 }
 
 static void reduce_free(struct job *job)
@@ -72,9 +73,23 @@ static void reduce_free(struct job *job)
         assert(list_empty(&r->node_gradients));
         pool_deinit(&r->pool);
         free(r->groups);
+        free(r->nodes);
         free(r->contributors);
         free(r->waiting);
         free(r->spilled);
+}
+
+void reduce_placed(struct job *job)
+{
+        for (uint32_t g = 0; g < job->layout->n_groups; g++) {
+                node_set *nodes = &job->reduce->nodes[g];
+
+                *nodes = NODE_SET_NONE;
+                for (uint32_t r = 0; r < job->world_size; r++)
+                        if (job->node_of_rank[r] < job->x->cluster->n_nodes &&
+                            layout_group_has_rank(&job->layout->groups[g], r))
+                                node_set_add(nodes, job->node_of_rank[r]);
+        }
 }
 
 uint64_t reduce_elements_sent(const struct reduce *r)

@@ -34,6 +34,8 @@ void reduce_fail(struct job *job, int status, const char *text);
 void reduce_reset(struct job *job, bool decided);
 /* Changes the number of ranks, after reduce_reset().  -ENOMEM: nothing has changed. */
 int reduce_resize(struct job *job, uint32_t world_size);
+/* The ranks' nodes are known, or have changed. */
+void reduce_placed(struct job *job);
 uint32_t reduce_pushed(const struct job *job, uint32_t group, uint32_t rank);
 /* Whether a local rank's push waits unusually long for others. */
 bool reduce_push_waits(const struct job *job);
