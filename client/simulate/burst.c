@@ -89,7 +89,7 @@ static void offers_come(struct arrivals *a, uint32_t group, uint32_t slice, cons
 
 /* ---- parameters -------------------------------------------------------------------------- */
 
-/* The number of a node's slice in the order of the group, as slice_order() in gather/slices.c. */
+/* The number of a node's slice in the order of the group, as slice_order() in gather/gather.c. */
 static uint32_t own_slice(const struct description *d, uint32_t group, uint32_t node)
 {
         uint32_t n = d->partition->slices[group], last = d->owners * d->devices;

@@ -1,6 +1,6 @@
 /*
  * Counts the messages of gathers and gradients in a step, from the partition: who asks whom for
- * which slice, as gather/slices.c, reduce/offering.c, reduce/pulling.c and reduce/vote.c do.
+ * which slice, as gather/gather.c, reduce/offering.c, reduce/pulling.c and reduce/vote.c do.
  *
  * A payload that is asked for takes one Pull; its bytes take the bulk path and are no messages.
  * Every node has ranks of the job, and a node that holds a copy of a slice reads that.

@@ -1,6 +1,6 @@
 /*
- * entry.h - shared by a job's windows (entry.c), gathering (gather.c), the bytes of a slab
- * (slices.c, spread.c), and the admission of ranks (admission.c).
+ * entry.h - shared by a job's windows, to which ranks are admitted (admission.c), and gathering
+ * (gather.c).
  */
 #pragma once
 
@@ -43,9 +43,7 @@ struct gather {
 
 #define for_gathers(job, g) for (struct gather *g = gather_first(job); g; g = gather_next(job, g))
 
-/* entry.c */
-/* -ENOMEM. */
-int gather_new(struct job *job, uint32_t place);
+/* admission.c */
 void gather_drop_window(struct gather *g);
 void gathers_free(struct job *job);
 struct gather *gather_first(const struct job *job);
@@ -54,26 +52,5 @@ struct gather *gather_next(const struct job *job, const struct gather *g);
 bool slabless(const struct gather *g, uint32_t group);
 
 /* gather.c */
-/* Moves an entry on as far as possible. */
-void gather_advance(struct gather *g, uint32_t group);
-/* Gives free slabs to the entries that wait for one, in order. */
-void gather_feed(struct gather *g);
 /* Frees the window if it has no ranks and no uses. */
 void gather_vacate(struct gather *g);
-/* A use of the window begins or ends.  A window without ranks goes with its last use. */
-void gather_use(struct gather *g);
-void gather_unuse(struct gather *g);
-static inline void *gather_slab(const struct gather *g, uint32_t group)
-{
-        return (char *)g->segment.data + window_offset(&g->window, g->entries[group].slab);
-}
-
-/* slices.c */
-/* Number of parts that the group, which has elements, comes in, over all slices. */
-uint32_t gather_parts(const struct job *job, uint32_t group);
-/* Starts the k-th part; false if that is not possible now (shard not ready, node not up). */
-bool gather_part(struct gather *g, uint32_t group, uint32_t k);
-
-/* spread.c */
-/* Whether another window has the group, or will have it: the entry waits and gets it from there. */
-bool spread_to(struct gather *g, uint32_t group);

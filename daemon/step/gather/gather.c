@@ -6,27 +6,381 @@
  * during a gather wait for it; ranks that ask later hit the window.
  *
  * Each place that ranks name, host memory or a GPU, has a window.  A group travels from its owners
- * to the window whose ranks ask first, and from there to windows whose ranks ask while it is there
- * (spread.c).
+ * to the window whose ranks ask first, and from there to windows whose ranks ask while it is there.
  *
  * Invariants: at most one gather per group and window is in flight; a slab is pinned while it is
  * being filled; a request waits in exactly one entry; entries that wait for a slab are in
  * `starving`, in the order of the requests.  A fetch never sees a mix of versions: an entry is
  * READY only if all its slices were at `version`, and nobody writes to the slab while it is leased.
+ *
+ * Slices come in parts of at most engine.part_bytes: while one part travels, transfer stages the
+ * next at its owner and the one before on this node.
  */
 #include "daemon/job/core/progress.h"
 #include "daemon/step/gather/entry.h"
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 
 enum { PARTS_IN_FLIGHT = 8 };
 
+static void gather_advance(struct gather *g, uint32_t group);
 static void gather_advance_others(struct gather *g, uint32_t group);
+static void gather_feed(struct gather *g);
 
-/* ---- entries ------------------------------------------------------------------ */
+static void *gather_slab(const struct gather *g, uint32_t group)
+{
+        return (char *)g->segment.data + window_offset(&g->window, g->entries[group].slab);
+}
+
+/* ---- uses of a window ---- */
+
+/* The last rank has left, or the last use has ended. */
+void gather_vacate(struct gather *g)
+{
+        uint32_t n = g->job->layout->n_groups;
+
+        if (g->admitted || g->busy || !(g->has_window || g->planned))
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                if (!list_empty(&g->entries[i].waiting))
+                        return; /* the window stays for the next ranks */
+        for (uint32_t i = 0; i < n; i++) {
+                list_remove(&g->entries[i].starving);
+                g->entries[i].phase = ENTRY_EMPTY;
+                g->entries[i].slab = SLAB_NONE;
+        }
+        gather_drop_window(g);
+        for (uint32_t i = 0; i < n; i++)
+                gather_advance_others(g, i); /* they waited for what this window would bring */
+}
+
+/* A use of the window begins or ends.  A window without ranks goes with its last use. */
+static void gather_use(struct gather *g)
+{
+        g->busy++;
+}
+
+static void gather_unuse(struct gather *g)
+{
+        assert(g->busy > 0);
+        if (--g->busy == 0)
+                gather_vacate(g);
+}
+
+/* ---- slices ---- */
+
+/* A part of a slice that is being brought. */
+struct slice {
+        struct offload_task task;
+        struct ask ask;
+        struct gather *gather;
+        struct replica *replica; /* to copy from; NULL: on another node */
+        uint32_t group;
+        uint64_t version;
+        void *dst;
+        struct mapping src; /* of the replica */
+        size_t bytes;
+        uint64_t elements;
+};
+
+static void slice_end(struct slice *s, bool ok)
+{
+        struct gather *g = s->gather;
+        struct job *job = g->job;
+        struct entry *e = &g->entries[s->group];
+
+        e->in_flight--;
+        if (ok)
+                e->landed++;
+        else
+                e->again = true;
+        if (!job->dead)
+                gather_advance(g, s->group);
+        gather_unuse(g);
+        free(s);
+        job_unref(job);
+}
+
+static void slice_copy(struct offload_task *task, uint32_t worker)
+{
+        struct slice *s = CONTAINER_OF(task, struct slice, task);
+
+        s->gather->job->x->ops->copy(s->dst, s->src.at, s->bytes);
+}
+
+static void slice_copied(struct offload_task *task)
+{
+        struct slice *s = CONTAINER_OF(task, struct slice, task);
+
+        state_unmap(&s->src);
+        shard_unpin(s->replica, s->group);
+        slice_end(s, true);
+}
+
+static void slice_submit(struct slice *s)
+{
+        s->task.run = slice_copy;
+        s->task.done = slice_copied;
+        job_compute(s->gather->job, OFFLOAD_STEP, &s->task);
+}
+
+static void slice_landed(struct ask *ask, int status)
+{
+        struct slice *s = CONTAINER_OF(ask, struct slice, ask);
+        struct entry *e = &s->gather->entries[s->group];
+
+        if (status == 0)
+                s->gather->elements_received += s->elements;
+        if (ask->status == ZERO_ENOJOB)
+                e->stalled = true;
+        else if (ask->status &&
+                 s->version == e->version) /* otherwise a later version is wanted by now */
+                e->refused = ask->status;
+        slice_end(s, status == 0);
+}
+
+static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct range range)
+{
+        struct job *job = s->gather->job;
+        Zero__Pull pull = ZERO__PULL__INIT;
+
+        pull.kind = ZERO__PULL__KIND__PARAM;
+        pull.group = s->group;
+        pull.owner = owner;
+        pull.version = version;
+        pull.first = range.first;
+        pull.count = range.count;
+        s->ask.done = slice_landed;
+        return ask_send(&s->ask, job, job->placement.node[owner], TRAFFIC_GATHER, &pull, s->dst,
+                        s->bytes);
+}
+
+/* Number of parts of each slice of the group. */
+static uint32_t slice_parts(const struct job *job, uint32_t group)
+{
+        return partition_slice_parts(job->partition, job->layout, group, job->x->part_bytes);
+}
+
+/* Number of parts that the group, which has elements, comes in, over all slices. */
+static uint32_t gather_parts(const struct job *job, uint32_t group)
+{
+        return job->partition->slices[group] * slice_parts(job, group);
+}
+
+/*
+ * Each node begins behind its own slice, so that the nodes do not all ask one owner at once.  Its
+ * own slice, a mere copy, comes last.
+ */
+static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
+{
+        uint32_t n = job->partition->slices[group], own = job->x->cluster->self % n;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (job->placement.node[partition_owner(job->partition, group, i)] ==
+                    job->x->cluster->self)
+                        own = i;
+        return (own + 1 + k) % n;
+}
+
+/* Starts the k-th part; false if that is not possible now (shard not ready, node not up). */
+static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
+{
+        struct job *job = g->job;
+        struct entry *e = &g->entries[group];
+        uint32_t slices = job->partition->slices[group];
+        uint32_t owner =
+                partition_owner(job->partition, group, slice_order(job, group, k % slices));
+        struct range slice = partition_range(job->partition, group, owner);
+        struct range range = range_part(slice, k / slices, slice_parts(job, group));
+        size_t size = dtype_size(job->layout->groups[group].dtype);
+        struct replica *h = replica_find(job, owner);
+        struct slice *s;
+
+        if (h && h->shard_version[group] != e->version)
+                return false;
+        s = calloc(1, sizeof *s);
+        if (!s) {
+                g->lacking = true;
+                return false;
+        }
+        *s = (struct slice){ .gather = g,
+                             .replica = h,
+                             .group = group,
+                             .version = e->version,
+                             .dst = (char *)gather_slab(g, group) + range.first * size,
+                             .bytes = range.count * size,
+                             .elements = range.count };
+        if (!h && slice_ask(s, owner, e->version, range)) {
+                g->lacking = true;
+                free(s);
+                return false;
+        }
+        job_ref(job);
+        gather_use(g);
+        e->in_flight++;
+        if (h) {
+                shard_pin(h, group);
+                s->src = state_map_shard(h->state, job->layout, group, range);
+                slice_submit(s);
+        }
+        return true;
+}
+
+/*
+ * ---- from one window to others ----
+ *
+ * Copies a group from one window of the node to all others that wait for it.
+ *
+ * The entry that has begun to gather from the owners leads; entries of other windows wait for it.
+ * An entry that waits has not begun and leads nobody, so no two wait for each other.  If the leader
+ * fails, has to fill again, or wants another version by now, the waiting entries decide anew. While
+ * a slab is copied from (slab.readers), nobody takes or fills it.  If it becomes dirty meanwhile,
+ * the entries that it is copied to notice: they are filling, and fill again.
+ */
+
+struct spread {
+        struct offload_task task;
+        struct gather *from;
+        uint32_t group, slab; /* slab: in from */
+        const void *src;
+        size_t bytes;
+        uint32_t n;
+        void **dst; /* behind to[] */
+        struct gather *to[];
+};
+
+static bool has_it(const struct gather *g, uint32_t group, uint64_t version)
+{
+        const struct entry *e = &g->entries[group];
+
+        return e->phase == ENTRY_READY && e->version == version;
+}
+
+static bool leads(const struct gather *g, uint32_t group, uint64_t version)
+{
+        const struct entry *e = &g->entries[group];
+
+        return e->phase == ENTRY_FILLING && e->begun && e->version == version && !e->again &&
+               !e->refused;
+}
+
+static bool wants_it(const struct gather *g, uint32_t group, uint64_t version)
+{
+        const struct entry *e = &g->entries[group];
+
+        return e->phase == ENTRY_FILLING && !e->begun && e->version == version && !e->again &&
+               !e->refused && g->window.slabs[e->slab].readers == 0;
+}
+
+static void spread_run(struct offload_task *task, uint32_t worker)
+{
+        struct spread *s = CONTAINER_OF(task, struct spread, task);
+
+        place_spread(s->dst, s->n, s->src, s->bytes);
+}
+
+static void spread_landed(struct gather *g, uint32_t group)
+{
+        struct entry *e = &g->entries[group];
+
+        e->in_flight--;
+        e->landed = gather_parts(g->job, group);
+        g->spread++;
+        if (!g->job->dead)
+                gather_advance(g, group);
+        gather_unuse(g);
+}
+
+static void spread_done(struct offload_task *task)
+{
+        struct spread *s = CONTAINER_OF(task, struct spread, task);
+        struct gather *from = s->from;
+        struct job *job = from->job;
+
+        from->window.slabs[s->slab].readers--;
+        for (uint32_t i = 0; i < s->n; i++)
+                spread_landed(s->to[i], s->group);
+        if (!job->dead) {
+                gather_advance(from, s->group);
+                gather_feed(from);
+        }
+        gather_unuse(from);
+        free(s);
+        job_unref(job);
+}
+
+static void spread_add(struct spread *s, struct gather *g)
+{
+        struct entry *e = &g->entries[s->group];
+
+        e->begun = true;
+        e->in_flight++;
+        e->next_part = gather_parts(g->job, s->group); /* nothing else has to come */
+        gather_use(g);
+        s->to[s->n] = g;
+        s->dst[s->n++] = gather_slab(g, s->group);
+}
+
+static struct spread *spread_new(struct gather *from, uint32_t group)
+{
+        const struct layout_group *l = &from->job->layout->groups[group];
+        struct spread *s;
+        uint32_t n = 0;
+
+        for_gathers (from->job, g)
+                n++;
+        s = calloc(1, sizeof *s + n * (sizeof *s->to + sizeof *s->dst));
+        if (!s)
+                return NULL;
+        s->dst = (void **)(s->to + n);
+        s->from = from;
+        s->group = group;
+        s->slab = from->entries[group].slab;
+        s->src = gather_slab(from, group);
+        s->bytes = l->elements * dtype_size(l->dtype);
+        return s;
+}
+
+/* Copies to all windows that wait for the group; false: out of memory. */
+static bool spread_start(struct gather *from, uint32_t group)
+{
+        uint64_t version = from->entries[group].version;
+        struct spread *s = spread_new(from, group);
+
+        if (!s)
+                return false;
+        for_gathers (from->job, g)
+                if (wants_it(g, group, version))
+                        spread_add(s, g);
+        from->window.slabs[s->slab].readers++;
+        gather_use(from);
+        job_ref(from->job);
+        s->task.run = spread_run;
+        s->task.done = spread_done;
+        job_compute(from->job, OFFLOAD_STEP, &s->task);
+        return true;
+}
+
+/* Whether another window has the group, or will have it: the entry waits and gets it from there. */
+static bool spread_to(struct gather *g, uint32_t group)
+{
+        uint64_t version = g->entries[group].version;
+
+        for_gathers (g->job, other)
+                if (other != g && has_it(other, group, version))
+                        return spread_start(other, group);
+        for_gathers (g->job, other)
+                if (other != g && leads(other, group, version))
+                        return true;
+        return false;
+}
+
+/* ---- entries ---- */
 
 static void entry_answer(struct gather *g, uint32_t group)
 {
@@ -42,7 +396,8 @@ static void entry_answer(struct gather *g, uint32_t group)
         }
 }
 
-void gather_feed(struct gather *g)
+/* Gives free slabs to the entries that wait for one, in order. */
+static void gather_feed(struct gather *g)
 {
         if (g->feeding) /* the entry just fed has failed: the next one takes its slab */
                 return;
@@ -150,7 +505,8 @@ static void entry_fill(struct gather *g, uint32_t group)
                 entry_ready(g, group);
 }
 
-void gather_advance(struct gather *g, uint32_t group)
+/* Moves an entry on as far as possible. */
+static void gather_advance(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
 
@@ -177,41 +533,7 @@ static void gather_advance_others(struct gather *g, uint32_t group)
                         gather_advance(other, group);
 }
 
-/* ---- uses of a window ----------------------------------------------------------- */
-
-/* The last rank has left, or the last use has ended. */
-void gather_vacate(struct gather *g)
-{
-        uint32_t n = g->job->layout->n_groups;
-
-        if (g->admitted || g->busy || !(g->has_window || g->planned))
-                return;
-        for (uint32_t i = 0; i < n; i++)
-                if (!list_empty(&g->entries[i].waiting))
-                        return; /* the window stays for the next ranks */
-        for (uint32_t i = 0; i < n; i++) {
-                list_remove(&g->entries[i].starving);
-                g->entries[i].phase = ENTRY_EMPTY;
-                g->entries[i].slab = SLAB_NONE;
-        }
-        gather_drop_window(g);
-        for (uint32_t i = 0; i < n; i++)
-                gather_advance_others(g, i); /* they waited for what this window would bring */
-}
-
-void gather_use(struct gather *g)
-{
-        g->busy++;
-}
-
-void gather_unuse(struct gather *g)
-{
-        assert(g->busy > 0);
-        if (--g->busy == 0)
-                gather_vacate(g);
-}
-
-/* ---- asking -------------------------------------------------------------------- */
+/* ---- asking ---- */
 
 /* Begins to bring the group at that version, unless it is here or on its way. */
 static void gather_want(struct gather *g, uint32_t group, uint64_t version)
@@ -361,7 +683,7 @@ void gather_fail(struct job *job, int status, const char *text)
                         requests_end_all(&g->entries[i].waiting, status, text);
 }
 
-/* ---- what the node goes through ---------------------------------------------------- */
+/* ---- what the node goes through ---- */
 
 static void gathers_node_up(struct engine *x, uint32_t node)
 {
