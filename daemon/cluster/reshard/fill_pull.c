@@ -49,27 +49,13 @@ static void transfer_end(struct fill_target_transfer *t, bool ok)
         fill_target_part_ended(f);
 }
 
-static void copy_run(struct offload_task *task, uint32_t worker)
-{
-        struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, task);
-
-        t->f->x->ops->copy(t->to.at, t->from.at, t->bytes);
-}
-
 static void copy_done(struct offload_task *task)
 {
-        struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, task);
+        struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, copy.task);
 
         state_unmap(&t->from);
         shard_unpin(t->source, t->group);
         transfer_end(t, true);
-}
-
-static void copy_submit(struct fill_target_transfer *t)
-{
-        t->task.run = copy_run;
-        t->task.done = copy_done;
-        job_compute(t->f->job, OFFLOAD_STEP, &t->task);
 }
 
 static void transfer_landed(struct ask *ask, int status)
@@ -109,7 +95,7 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
         }
         t->source = h;
         shard_pin(h, piece->group);
-        copy_submit(t);
+        job_copy(t->f->job, &t->copy, t->to.at, t->from.at, t->bytes, copy_done);
         return 0;
 }
 

@@ -31,7 +31,7 @@ enum fill_target_phase {
 /* One plane of a piece. */
 struct fill_target_transfer {
         struct ask ask;
-        struct offload_task task;
+        struct copy copy;
         struct fill_target *f;
         bool busy, remote;
         struct replica *source; /* a pinned replica on this node; NULL: remote */

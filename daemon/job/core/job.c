@@ -65,6 +65,20 @@ void job_compute(const struct job *job, enum offload_lane lane, struct offload_t
         offload_submit(job->x->offload, lane, job->uid, task);
 }
 
+static void copy_run(struct offload_task *task, uint32_t worker)
+{
+        const struct copy *copy = CONTAINER_OF(task, struct copy, task);
+
+        copy->ops->copy(copy->to, copy->from, copy->bytes);
+}
+
+void job_copy(const struct job *job, struct copy *copy, void *to, const void *from, size_t bytes,
+              void (*done)(struct offload_task *task))
+{
+        *copy = (struct copy){ { .run = copy_run, .done = done }, job->x->ops, to, from, bytes };
+        job_compute(job, OFFLOAD_STEP, &copy->task);
+}
+
 void job_ref(struct job *job)
 {
         job->references++;

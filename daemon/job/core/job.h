@@ -100,6 +100,17 @@ bool jobs_full(const struct engine *x, uint32_t uid, const layout *l, bool lasti
 bool job_end_makes_place(const struct job *job, const layout *l);
 /* Submits work of the job's user to the compute threads. */
 void job_compute(const struct job *job, enum offload_lane lane, struct offload_task *task);
+/* Copies bytes, from and to any place, on a compute thread for which a step waits; done() gets
+ * &copy->task. */
+struct copy {
+        struct offload_task task;
+        const struct device_ops *ops;
+        void *to;
+        const void *from;
+        size_t bytes;
+};
+void job_copy(const struct job *job, struct copy *copy, void *to, const void *from, size_t bytes,
+              void (*done)(struct offload_task *task));
 void job_ref(struct job *job);
 void job_unref(struct job *job);
 /* References that need no state: a client that stays does not keep the memory of a dropped job. */

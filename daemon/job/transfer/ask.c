@@ -23,16 +23,9 @@ static void ask_end(struct ask *ask, int status)
         ask->done(ask, status);
 }
 
-static void ask_copy(struct offload_task *task, uint32_t worker)
-{
-        const struct ask *ask = CONTAINER_OF(task, struct ask, task);
-
-        ask->x->ops->copy(ask->p, ask->transit, ask->n);
-}
-
 static void ask_copied(struct offload_task *task)
 {
-        ask_end(CONTAINER_OF(task, struct ask, task), 0);
+        ask_end(CONTAINER_OF(task, struct ask, copy.task), 0);
 }
 
 static void ask_landed(void *arg, int status)
@@ -44,9 +37,7 @@ static void ask_landed(void *arg, int status)
                 ask_end(ask, status);
                 return;
         }
-        ask->task.run = ask_copy;
-        ask->task.done = ask_copied;
-        job_compute(ask->job, OFFLOAD_STEP, &ask->task);
+        job_copy(ask->job, &ask->copy, ask->p, ask->transit, ask->n, ask_copied);
 }
 
 int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic kind,

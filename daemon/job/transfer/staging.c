@@ -14,7 +14,7 @@
 
 struct staged {
         struct list link; /* transfer.staged */
-        struct offload_task task;
+        struct copy copy;
         struct job *job;
         uint32_t node;
         uint64_t transfer;
@@ -48,13 +48,6 @@ static void staged_sent(void *arg, int status)
         staged_end(arg, status);
 }
 
-static void staged_copy(struct offload_task *task, uint32_t worker)
-{
-        struct staged *s = CONTAINER_OF(task, struct staged, task);
-
-        s->job->x->ops->copy(s->buffer, s->p, s->n);
-}
-
 /* As fabric_payload(); tells the node where memory is lacking. */
 static int payload_send(struct job *job, uint32_t node, uint64_t transfer, enum traffic kind,
                         const void *p, size_t n, bulk_done *done, void *arg)
@@ -68,7 +61,7 @@ static int payload_send(struct job *job, uint32_t node, uint64_t transfer, enum 
 
 static void staged_copied(struct offload_task *task)
 {
-        struct staged *s = CONTAINER_OF(task, struct staged, task);
+        struct staged *s = CONTAINER_OF(task, struct staged, copy.task);
 
         /* the node is gone, and its request with it, or the request was refused */
         if (s->gone ||
@@ -90,9 +83,7 @@ static bool staged_begin(struct engine *x, struct staged *s)
                 return false; /* staged_end() has begun the next one */
         }
         x->transfer->staging_bytes += s->n;
-        s->task.run = staged_copy;
-        s->task.done = staged_copied;
-        job_compute(s->job, OFFLOAD_STEP, &s->task);
+        job_copy(s->job, &s->copy, s->buffer, s->p, s->n, staged_copied);
         return true;
 }
 
@@ -120,7 +111,7 @@ static int copied_payload(struct staged *s)
         memcpy(s->buffer, s->p, s->n);
         transfer->staging_bytes += s->n;
         list_insert(&transfer->staged, &s->link);
-        staged_copied(&s->task);
+        staged_copied(&s->copy.task);
         return 0;
 }
 

@@ -11,7 +11,7 @@
 /* Embedded in what waits for the payload; valid until `done` is called. */
 struct ask {
         struct list link; /* transfer.asks */
-        struct offload_task task;
+        struct copy copy;
         struct engine *x;
         const struct job *job;
         uint32_t node;

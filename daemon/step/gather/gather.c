@@ -76,7 +76,7 @@ static void gather_unuse(struct gather *g)
 
 /* A part of a slice that is being brought. */
 struct slice {
-        struct offload_task task;
+        struct copy copy;
         struct ask ask;
         struct gather *gather;
         struct replica *replica; /* to copy from; NULL: on another node */
@@ -106,27 +106,13 @@ static void slice_end(struct slice *s, bool ok)
         job_unref(job);
 }
 
-static void slice_copy(struct offload_task *task, uint32_t worker)
-{
-        struct slice *s = CONTAINER_OF(task, struct slice, task);
-
-        s->gather->job->x->ops->copy(s->dst, s->src.at, s->bytes);
-}
-
 static void slice_copied(struct offload_task *task)
 {
-        struct slice *s = CONTAINER_OF(task, struct slice, task);
+        struct slice *s = CONTAINER_OF(task, struct slice, copy.task);
 
         state_unmap(&s->src);
         shard_unpin(s->replica, s->group);
         slice_end(s, true);
-}
-
-static void slice_submit(struct slice *s)
-{
-        s->task.run = slice_copy;
-        s->task.done = slice_copied;
-        job_compute(s->gather->job, OFFLOAD_STEP, &s->task);
 }
 
 static void slice_landed(struct ask *ask, int status)
@@ -226,7 +212,7 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         if (h) {
                 shard_pin(h, group);
                 s->src = state_map_shard(h->state, job->layout, group, range);
-                slice_submit(s);
+                job_copy(job, &s->copy, s->dst, s->src.at, s->bytes, slice_copied);
         }
         return true;
 }

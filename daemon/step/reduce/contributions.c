@@ -87,16 +87,9 @@ void contribution_abort(struct contribution *c, const struct job *job)
 
 /* ---- copies ---- */
 
-static void spill_copy(struct offload_task *task, uint32_t worker)
-{
-        struct contribution *c = CONTAINER_OF(task, struct contribution, task);
-
-        c->job->x->ops->copy(c->copy, c->data, c->copy_bytes);
-}
-
 static void spill_copied(struct offload_task *task)
 {
-        struct contribution *c = CONTAINER_OF(task, struct contribution, task);
+        struct contribution *c = CONTAINER_OF(task, struct contribution, task.task);
         struct job *job = c->job;
 
         c->copying = false;
@@ -150,20 +143,18 @@ static struct contribution *spill_choose(const struct job *job, uint32_t rank)
 static void spill_start(struct contribution *c)
 {
         struct job *job = c->job;
+        uint64_t elements = job->layout->groups[c->group].elements;
+        size_t bytes = elements * dtype_size(job->reduce->grad_dtype);
 
-        c->copy_bytes =
-                job->layout->groups[c->group].elements * dtype_size(job->reduce->grad_dtype);
-        c->copy = buffer_new(c->copy_bytes);
+        c->copy = buffer_new(bytes);
         if (!c->copy) {
                 job->reduce->lacking = true;
                 return;
         }
         job->reduce->spilled[c->rank] = true;
         c->copying = true;
-        c->task.run = spill_copy;
-        c->task.done = spill_copied;
         job_ref(job);
-        job_compute(job, OFFLOAD_STEP, &c->task);
+        job_copy(job, &c->task, c->copy, c->data, bytes, spill_copied);
 }
 
 void spill_check(struct job *job)

@@ -17,9 +17,8 @@ struct contribution {
         const void *data;           /* NULL: the rank has no gradient */
         bool queued;                /* otherwise in a node gradient */
         bool counted;               /* in reduce.waiting */
-        struct offload_task task;   /* copies the data */
+        struct copy task;           /* copies the data */
         void *copy;
-        size_t copy_bytes;
         bool copying, freed;     /* freed: the end of the copy frees it */
         struct request *request; /* to acknowledge; NULL if the session is gone */
         uint8_t *present;        /* [tensor of the group]; NULL: all */

@@ -20,7 +20,7 @@ enum { PIECES_IN_FLIGHT = 8, PULLS_WAITING = 4096, EARLY_MOST = 4096, AHEAD_LOOK
 
 struct piece {
         struct list link; /* stash_entry.pieces */
-        struct offload_task task;
+        struct copy copy;
         struct ask ask;
         struct stash_entry *entry;
         void *dst;
@@ -104,16 +104,9 @@ static void piece_landed(struct ask *ask, int status)
         piece_end(CONTAINER_OF(ask, struct piece, ask), status);
 }
 
-static void piece_copy(struct offload_task *task, uint32_t worker)
-{
-        struct piece *p = CONTAINER_OF(task, struct piece, task);
-
-        p->entry->stash->job->x->ops->copy(p->dst, p->src, p->bytes);
-}
-
 static void piece_copied(struct offload_task *task)
 {
-        piece_end(CONTAINER_OF(task, struct piece, task), 0);
+        piece_end(CONTAINER_OF(task, struct piece, copy.task), 0);
 }
 
 static int piece_ask(struct piece *p, uint32_t member, uint64_t first)
@@ -152,9 +145,7 @@ static bool piece_begin(struct stash_entry *e, uint64_t bytes)
         p->member = m;
         if (s->here[m]) {
                 p->src = (char *)e->own_at + part_own(e, m) + e->brought;
-                p->task.run = piece_copy;
-                p->task.done = piece_copied;
-                job_compute(s->job, OFFLOAD_STEP, &p->task);
+                job_copy(s->job, &p->copy, p->dst, p->src, p->bytes, piece_copied);
         } else if (piece_ask(p, m, e->brought)) {
                 free(p);
                 return false;
