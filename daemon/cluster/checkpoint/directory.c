@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/floor/base/crash.h"
+#include "daemon/floor/base/small_file.h"
 #include "daemon/store/snapshot/snapshot.h"
 #include "proto/cleanup.h"
 
@@ -146,43 +147,27 @@ void snapshot_partial_remove(int dir, const char *job, uint64_t version)
 
 /* ---- reading ---- */
 
-/* Reads a file of at most `most` bytes and appends a zero; follows no link, opens no pipe. */
+/* Appends a zero. */
 static int read_file(int dir, const char *name, uint64_t most, char **ret, size_t *ret_size,
                      struct fault *fault)
 {
-        CLEANUP(cleanup_close)
-        int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
         CLEANUP(cleanup_free) char *data = NULL;
         struct stat st;
-        size_t size;
+        int r = small_file_read(dir, name, most, &st, &data);
 
-        if (fd < 0 && errno == ENOENT)
+        if (r == -ENOENT)
                 return fault_set(fault, ZERO_EIO, "there is no %s: this is not a whole checkpoint",
                                  name);
-        if (fd < 0 || fstat(fd, &st) < 0)
-                return fault_errno(fault, errno, name);
-        if (!S_ISREG(st.st_mode) || !is_ours(fd) || st.st_nlink != 1)
+        if (r == -EPERM || (r == 0 && st.st_nlink != 1))
                 return fault_set(fault, ZERO_EIO,
                                  "%s cannot be used: users other than zerod's can write to it",
                                  name);
-        if ((uint64_t)st.st_size > most)
+        if (r == -EFBIG)
                 return fault_set(fault, ZERO_EIO, "%s cannot be used: it is too long", name);
-        size = (size_t)st.st_size;
-        data = malloc(size + 1);
-        if (!data)
-                return fault_errno(fault, ENOMEM, name);
-        for (size_t at = 0; at < size;) {
-                ssize_t n = pread(fd, data + at, size - at, (off_t)at);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n <= 0)
-                        return fault_errno(fault, n ? errno : EIO, name);
-                at += (size_t)n;
-        }
-        data[size] = 0;
+        if (r)
+                return fault_errno(fault, -r, name);
         *ret = STEAL(data);
-        *ret_size = size;
+        *ret_size = (size_t)st.st_size;
         return 0;
 }
 
@@ -267,30 +252,11 @@ int snapshot_check_next(int dir, uint32_t uid, struct snapshot_check *at, struct
 
 /* ---- publishing ---- */
 
-static int write_all(int fd, const char *data, size_t size)
-{
-        while (size > 0) {
-                ssize_t n = write(fd, data, size);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n <= 0)
-                        return -1;
-                data += n;
-                size -= (size_t)n;
-        }
-        return fsync(fd);
-}
-
 static int write_file(int dir, const char *name, const void *data, size_t size, struct fault *fault)
 {
-        CLEANUP(cleanup_close) int fd = -1;
+        int r = small_file_write(dir, name, data, size);
 
-        unlinkat(dir, name, 0);
-        fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (fd < 0 || write_all(fd, data, size) < 0)
-                return fault_errno(fault, errno, name);
-        return 0;
+        return r ? fault_errno(fault, -r, name) : 0;
 }
 
 static bool same_manifest(const struct manifest *a, const struct manifest *b)

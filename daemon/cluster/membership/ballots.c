@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/floor/base/small_file.h"
 #include "proto/cleanup.h"
 
 /* Raise BALLOTS_FORMAT with any change of struct ballots_file. */
@@ -42,7 +43,7 @@ _Static_assert(sizeof(struct ballots_file) == 8 + 8 + BALLOTS_CLUSTER + 16 +
 
 struct ballots {
         int dir;
-        char name[NAME_SIZE], temporary[NAME_SIZE];
+        char name[NAME_SIZE];
         uint8_t cluster[BALLOTS_CLUSTER];
 };
 DEFINE_CLEANUP(struct ballots *, ballots_close)
@@ -182,49 +183,23 @@ static bool never_voted(const struct ballots_record *r)
         return !r->promised && !r->accepted && !r->chosen.epoch;
 }
 
-/* Reads up to `size` bytes.  Callers ask for one byte more than the file may have, so that they
- * notice a longer file. */
-static int read_whole(int fd, void *to, size_t size, size_t *ret)
-{
-        size_t at = 0;
-
-        while (at < size) {
-                ssize_t n = pread(fd, (uint8_t *)to + at, size - at, (off_t)at);
-
-                if (n < 0 && errno == EINTR)
-                        continue;
-                if (n < 0)
-                        return -errno;
-                if (n == 0)
-                        break;
-                at += (size_t)n;
-        }
-        *ret = at;
-        return 0;
-}
-
 static int read_file(const struct ballots *b, const char *directory, struct ballots_file *ret,
                      bool *ret_found, struct fault *fault)
 {
-        uint8_t bytes[sizeof *ret + 1];
+        CLEANUP(cleanup_free) char *bytes = NULL;
         struct stat st;
-        size_t n = 0;
-        CLEANUP(cleanup_close)
-        int fd = openat(b->dir, b->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        int r = small_file_read(b->dir, b->name, sizeof *ret, &st, &bytes);
 
-        *ret_found = fd >= 0 || errno != ENOENT;
+        *ret_found = r != -ENOENT;
         if (!*ret_found)
                 return 0;
-        if (fd < 0 || fstat(fd, &st) < 0)
-                return fault_errno(fault, errno, b->name);
-        if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_mode & 022)
+        if (r == -EPERM)
                 return refuse(fault, directory, b->name,
                               "users other than zerod's can write to it");
-        int r = read_whole(fd, bytes, sizeof bytes, &n);
+        if (r == -EFBIG || (r == 0 && st.st_size != sizeof *ret))
+                return refuse(fault, directory, b->name, "its length is wrong");
         if (r)
                 return fault_errno(fault, -r, b->name);
-        if (n != sizeof *ret)
-                return refuse(fault, directory, b->name, "its length is wrong");
         memcpy(ret, bytes, sizeof *ret);
         return 0;
 }
@@ -264,7 +239,6 @@ int ballots_open(const struct ballots_place *place, struct ballots **ret,
         b->dir = -1;
         memcpy(b->cluster, place->clusters[0], sizeof b->cluster);
         snprintf(b->name, sizeof b->name, "%s.votes", place->node);
-        snprintf(b->temporary, sizeof b->temporary, ".%s.votes.new", place->node);
         r = open_directory(place->directory, &b->dir, fault);
         if (r == 0)
                 r = load(b, place, &record, &found, fault);
@@ -279,34 +253,6 @@ int ballots_open(const struct ballots_place *place, struct ballots **ret,
 
 /* ---- writing ---- */
 
-static int write_whole(int fd, const void *from, size_t size)
-{
-        size_t at = 0;
-
-        while (at < size) {
-                ssize_t n = write(fd, (const uint8_t *)from + at, size - at);
-
-                if (n < 0 && errno != EINTR)
-                        return -errno;
-                if (n > 0)
-                        at += (size_t)n;
-        }
-        return 0;
-}
-
-static int write_temporary(const struct ballots *b, const struct ballots_file *f)
-{
-        CLEANUP(cleanup_close)
-        int fd = openat(b->dir, b->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
-                        0600);
-        int r;
-
-        if (fd < 0)
-                return -errno;
-        r = write_whole(fd, f, sizeof *f);
-        return r ? r : fsync(fd) < 0 ? -errno : 0;
-}
-
 int ballots_write(struct ballots *b, const struct ballots_record *record)
 {
         struct ballots_file f = { .format = BALLOTS_FORMAT,
@@ -320,10 +266,6 @@ int ballots_write(struct ballots *b, const struct ballots_record *record)
         placement_to_file(&record->chosen, &f.chosen);
         placement_to_file(&record->value, &f.value);
         file_hash(&f, f.hash);
-        r = write_temporary(b, &f);
-        if (r)
-                return r;
-        if (renameat(b->dir, b->temporary, b->dir, b->name) < 0 || fsync(b->dir) < 0)
-                return -errno;
-        return 0;
+        r = small_file_replace(b->dir, b->name, &f, sizeof f);
+        return r ? r : fsync(b->dir) < 0 ? -errno : 0;
 }

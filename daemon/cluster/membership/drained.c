@@ -20,6 +20,7 @@
 #include "daemon/cluster/membership/membership.h"
 #include "daemon/floor/base/log.h"
 #include "daemon/floor/base/process.h"
+#include "daemon/floor/base/small_file.h"
 #include "daemon/step/rank/rank.h"
 #include "proto/cleanup.h"
 
@@ -32,6 +33,7 @@ struct drained {
         bool on;
         uint64_t since; /* when the drain began, as process_start() counts */
         char boot[37];  /* the running boot's id; "": unknown */
+        char file[NAME_MAX + 1];
         uint32_t n;
         struct drained_rank *ranks;
         struct blocking_work disk;
@@ -122,19 +124,6 @@ int drained_ranks(const struct engine *x, const struct drained_rank **ret, uint3
 
 /* ---- the file ---- */
 
-static void name_file(const struct engine *x, const char *end, char *ret, size_t size)
-{
-        snprintf(ret, size, "%s/%s.drained%s", x->conf->membership_dir,
-                 node_name(x, x->cluster->self), end);
-}
-
-static int sync_directory(const char *path)
-{
-        CLEANUP(cleanup_close) int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-        return fd < 0 || fsync(fd) ? errno : 0;
-}
-
 /* Makes the file's text: another thread writes it while ranks come. */
 static int make_text(struct drained *d)
 {
@@ -156,38 +145,21 @@ static int make_text(struct drained *d)
         return -ENOMEM;
 }
 
-static int write_file(const struct drained *d, const char *path)
-{
-        FILE *out = fopen(path, "we");
-        int error = 0;
-
-        if (!out)
-                return errno;
-        if (fwrite(d->text, 1, d->bytes, out) != d->bytes || fflush(out) || fsync(fileno(out)))
-                error = errno;
-        if (fclose(out) && !error)
-                error = errno;
-        return error;
-}
-
 static void disk_run(struct blocking_work *work)
 {
         struct drained *d = CONTAINER_OF(work, struct drained, disk);
-        char path[PATH_MAX], fresh[PATH_MAX];
+        const char *path = d->x->conf->membership_dir;
+        CLEANUP(cleanup_close) int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-        name_file(d->x, "", path, sizeof path);
-        name_file(d->x, ".new", fresh, sizeof fresh);
-        if (d->wanted)
-                d->error = write_file(d, fresh);
-        else
-                d->error = unlink(path) && errno != ENOENT ? errno : 0;
-        if (!d->error && d->wanted && rename(fresh, path))
+        if (dir < 0)
                 d->error = errno;
-        d->changed = !d->error;
-        if (d->changed)
-                d->error = sync_directory(d->x->conf->membership_dir);
         else if (d->wanted)
-                unlink(fresh);
+                d->error = -small_file_replace(dir, d->file, d->text, d->bytes);
+        else
+                d->error = unlinkat(dir, d->file, 0) && errno != ENOENT ? errno : 0;
+        d->changed = !d->error;
+        if (d->changed && fsync(dir))
+                d->error = errno;
 }
 
 static void disk_done(struct blocking_work *work);
@@ -333,7 +305,8 @@ int drained_start(struct engine *x, struct fault *fault)
         read_boot(d);
         if (!x->membership->ballots)
                 return 0;
-        name_file(x, "", path, sizeof path);
+        snprintf(d->file, sizeof d->file, "%s.drained", node_name(x, x->cluster->self));
+        snprintf(path, sizeof path, "%s/%s", x->conf->membership_dir, d->file);
         in = fopen(path, "re");
         if (!in)
                 return errno == ENOENT ? 0 : fault_errno(fault, errno, path);

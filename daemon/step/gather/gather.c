@@ -183,7 +183,7 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                 partition_owner(job->partition, group, slice_order(job, group, k % slices));
         struct range slice = partition_range(job->partition, group, owner);
         struct range range = range_part(slice, k / slices, slice_parts(job, group));
-        size_t size = dtype_size(job->layout->groups[group].dtype);
+        const struct layout_group *of = &job->layout->groups[group];
         struct replica *h = replica_find(job, owner);
         struct slice *s;
 
@@ -198,8 +198,9 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                              .replica = h,
                              .group = group,
                              .version = e->version,
-                             .dst = (char *)gather_slab(g, group) + range.first * size,
-                             .bytes = range.count * size,
+                             .dst = (char *)gather_slab(g, group) +
+                                    layout_group_bytes(of, range.first),
+                             .bytes = layout_group_bytes(of, range.count),
                              .elements = range.count };
         if (!h && slice_ask(s, owner, e->version, range)) {
                 g->lacking = true;
@@ -328,7 +329,7 @@ static struct spread *spread_new(struct gather *from, uint32_t group)
         s->group = group;
         s->slab = from->entries[group].slab;
         s->src = gather_slab(from, group);
-        s->bytes = l->elements * dtype_size(l->dtype);
+        s->bytes = layout_group_bytes(l, l->elements);
         return s;
 }
 
