@@ -42,13 +42,12 @@ static int accumulator_new(struct replica *h)
         for (uint32_t g = 0; g < n; g++) {
                 struct accumulator_group *lg = &l->groups[g];
 
-                lg->queues = malloc(nodes * sizeof *lg->queues);
-                lg->offered = calloc(nodes, sizeof *lg->offered);
-                lg->finished = calloc(nodes, sizeof *lg->finished);
-                for (uint32_t i = 0; lg->queues && i < nodes; i++)
-                        list_init(&lg->queues[i]);
-                if (!lg->queues || !lg->offered || !lg->finished)
+                lg->replica = h;
+                lg->nodes = calloc(nodes, sizeof *lg->nodes);
+                if (!lg->nodes)
                         return -ENOMEM;
+                for (uint32_t i = 0; i < nodes; i++)
+                        list_init(&lg->nodes[i].queue);
         }
         return 0;
 }
@@ -61,9 +60,7 @@ static void accumulator_free(struct replica *h)
                 return;
         for (uint32_t g = 0; l->groups && g < l->n_groups; g++) {
                 assert(!l->groups[g].deferred); /* the offer has the job */
-                free(l->groups[g].queues);
-                free(l->groups[g].offered);
-                free(l->groups[g].finished);
+                free(l->groups[g].nodes);
         }
         free(l->groups);
         free(l->present);
@@ -118,7 +115,7 @@ bool offer_is_alone(const struct offer *o)
         const struct accumulator_group *lg = &h->accumulator->groups[o->group];
 
         for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
-                if (node != o->node && !lg->finished[node] &&
+                if (node != o->node && !lg->nodes[node].finished &&
                     accumulator_expects(h, o->group, node))
                         return false;
         return true;
@@ -358,7 +355,7 @@ static void offer_accumulated(struct offload_task *task)
                 accumulator_vote(h);
                 shard_settled(job);
         } else {
-                lg->finished[o->node] = o->last;
+                lg->nodes[o->node].finished = o->last;
                 lg->cursor++;
                 lg->normed = o->final;
                 lg->norm = o->norm;
@@ -416,59 +413,44 @@ static void offer_take_end(struct offer *o, const struct list *queue)
         offer_free(next);
 }
 
-/* Takes one group's norm on an offload thread. */
-struct measure {
-        struct offload_task task;
-        struct replica *replica;
-        uint32_t group;
-        uint64_t generation;
-        struct group_norm norm;
-};
-
 static void measure_run(struct offload_task *task, uint32_t worker)
 {
-        struct measure *m = CONTAINER_OF(task, struct measure, task);
+        struct accumulator_group *lg = CONTAINER_OF(task, struct accumulator_group, task);
+        const struct replica *h = lg->replica;
 
-        accumulator_add(m->replica, m->group, NULL, &m->norm);
+        accumulator_add(h, (uint32_t)(lg - h->accumulator->groups), NULL, &lg->norm);
 }
 
 static void measure_done(struct offload_task *task)
 {
-        struct measure *m = CONTAINER_OF(task, struct measure, task);
-        struct replica *h = m->replica;
+        struct accumulator_group *lg = CONTAINER_OF(task, struct accumulator_group, task);
+        struct replica *h = lg->replica;
         struct job *job = h->job;
-        struct accumulator_group *lg = &h->accumulator->groups[m->group];
+        uint32_t group = (uint32_t)(lg - h->accumulator->groups);
 
         lg->busy = false;
-        if (m->generation == h->accumulator->generation) {
-                lg->norm = m->norm;
-                accumulator_complete(h, m->group);
+        if (lg->generation == h->accumulator->generation) {
+                accumulator_complete(h, group);
         } else {
-                accumulator_forget_present(h, m->group);
-                accumulator_advance(h, m->group);
+                accumulator_forget_present(h, group);
+                accumulator_advance(h, group);
         }
-        free(m);
         job_unref(job);
 }
 
+/* Takes the norm of a complete group that has none. */
 static void accumulator_measure(struct replica *h, uint32_t group)
 {
-        struct measure *m = calloc(1, sizeof *m);
+        struct accumulator_group *lg = &h->accumulator->groups[group];
 
-        if (!m) {
-                h->job->reduce->lacking = true;
-                return;
-        }
-        m->replica = h;
         job_ref(h->job);
-        m->group = group;
-        m->generation = h->accumulator->generation;
-        group_norm_init(&m->norm, h->job, group);
-        m->task.run = measure_run;
-        m->task.done = measure_done;
-        h->accumulator->groups[group].complete = true;
-        h->accumulator->groups[group].busy = true;
-        job_compute(h->job, OFFLOAD_STEP, &m->task);
+        lg->generation = h->accumulator->generation;
+        group_norm_init(&lg->norm, h->job, group);
+        lg->complete = true;
+        lg->busy = true;
+        lg->task.run = measure_run;
+        lg->task.done = measure_done;
+        job_compute(h->job, OFFLOAD_STEP, &lg->task);
 }
 
 /* Moves on to the next node in order that still contributes to the micro-batch; false if none is
@@ -480,7 +462,8 @@ static bool accumulator_turn(struct replica *h, uint32_t group)
 
         for (uint32_t tries = 0; tries <= nodes; tries++) {
                 for (; lg->cursor < nodes; lg->cursor++)
-                        if (!lg->finished[lg->cursor] && accumulator_expects(h, group, lg->cursor))
+                        if (!lg->nodes[lg->cursor].finished &&
+                            accumulator_expects(h, group, lg->cursor))
                                 return true;
                 lg->cursor = 0;
                 lg->micro_batch++;
@@ -497,14 +480,14 @@ void accumulator_advance(struct replica *h, uint32_t group)
             !accumulator_has(h, group) || h->unread[group])
                 return;
         while (accumulator_turn(h, group)) {
-                struct list *queue = &lg->queues[lg->cursor];
+                struct list *queue = &lg->nodes[lg->cursor].queue;
                 struct offer *o;
 
                 if (list_empty(queue))
                         return;
                 o = CONTAINER_OF(queue->next, struct offer, link);
                 if (o->empty) {
-                        lg->finished[o->node] = o->last;
+                        lg->nodes[o->node].finished = o->last;
                         lg->cursor++;
                         offer_free(o);
                         continue;
@@ -553,12 +536,14 @@ void accumulator_left(struct replica *h)
 
 static void accumulator_reset_group(struct accumulator_group *lg, uint32_t nodes)
 {
+        for (uint32_t n = 0; n < nodes; n++) {
+                struct accumulator_node *node = &lg->nodes[n];
 
-        for (uint32_t n = 0; n < nodes; n++)
-                while (!list_empty(&lg->queues[n]))
-                        offer_void(CONTAINER_OF(lg->queues[n].next, struct offer, link));
-        memset(lg->offered, 0, nodes * sizeof *lg->offered);
-        memset(lg->finished, 0, nodes * sizeof *lg->finished);
+                while (!list_empty(&node->queue))
+                        offer_void(CONTAINER_OF(node->queue.next, struct offer, link));
+                node->offered = 0;
+                node->finished = false;
+        }
         lg->micro_batch = lg->cursor = 0;
         lg->complete = lg->normed = lg->measured = false;
 }
@@ -582,11 +567,6 @@ void accumulator_reset(struct replica *h)
         shard_settled(job);
 }
 
-void accumulator_group_free(struct replica *h, uint32_t group)
-{
-        accumulator_advance(h, group);
-}
-
 void accumulator_updated(struct replica *h)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
@@ -598,7 +578,7 @@ bool accumulator_begun(const struct replica *h)
 {
         for (uint32_t g = 0; g < h->accumulator->n_groups; g++)
                 for (uint32_t n = 0; n < h->job->x->cluster->n_nodes; n++)
-                        if (h->accumulator->groups[g].offered[n])
+                        if (h->accumulator->groups[g].nodes[n].offered)
                                 return true;
         return false;
 }

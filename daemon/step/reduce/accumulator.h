@@ -23,7 +23,7 @@ enum offer_way {
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 
 struct offer {
-        struct list link; /* accumulator_group.queues[node], or accumulator.early */
+        struct list link; /* accumulator_node.queue, or accumulator.early */
         struct offload_task task;
         struct replica *replica;
         enum offer_phase phase;
@@ -46,14 +46,22 @@ struct offer {
         struct group_norm norm;
 };
 
+/* What a node offers to a group. */
+struct accumulator_node {
+        struct list queue;
+        uint32_t offered; /* number of micro-batches */
+        bool finished;    /* its last offer was added */
+};
+
 struct accumulator_group {
-        struct list *queues;          /* [node] */
-        uint32_t *offered;            /* [node]: number of micro-batches offered */
-        bool *finished;               /* [node]: its last offer was added */
-        uint32_t micro_batch, cursor; /* whose turn it is */
-        bool busy;                    /* a task adds, or takes the norm, perhaps of others too */
-        uint32_t readers;             /* payloads of the sum to the mirror */
-        bool normed;                  /* the last addition also took the norm */
+        struct offload_task task;       /* takes the norm of the whole */
+        struct replica *replica;        /* whose it is */
+        uint64_t generation;            /* of the accumulator, when the task began */
+        struct accumulator_node *nodes; /* [node] */
+        uint32_t micro_batch, cursor;   /* whose turn it is */
+        bool busy;                      /* a task adds, or takes the norm, perhaps of others too */
+        uint32_t readers;               /* payloads of the sum to the mirror */
+        bool normed;                    /* the last addition also took the norm */
         bool complete, measured;
         struct group_norm norm;
         struct offer *deferred; /* instead of the sum: the update adds up this offer */
@@ -100,8 +108,6 @@ void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_
 /* Writes the sum of a deferred offer after all.  Takes the norm, too, unless the group has its own.
  */
 void offer_settle(struct offer *o);
-/* Moves a group on as far as possible. */
-void accumulator_advance(struct replica *h, uint32_t group);
 /* None of the group's tensors has a gradient any more. */
 void accumulator_forget_present(struct replica *h, uint32_t group);
 void accumulator_forget_kept(struct accumulator *l);

@@ -284,7 +284,7 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
                (o->empty ||
                 (present_bytes == (h->job->layout->groups[o->group].n_tensors + 7) / 8 &&
                  accumulator_range(h, o->group).count)) &&
-               o->micro_batch >= h->accumulator->groups[o->group].offered[o->node] &&
+               o->micro_batch >= h->accumulator->groups[o->group].nodes[o->node].offered &&
                o->micro_batch < MICRO_BATCHES_MAX;
 }
 
@@ -293,7 +293,7 @@ static bool offer_allowed(const struct offer *o, size_t present_bytes)
 static bool offer_counts(const struct offer *o)
 {
         return accumulator_expects(o->replica, o->group, o->node) &&
-               o->micro_batch == o->replica->accumulator->groups[o->group].offered[o->node];
+               o->micro_batch == o->replica->accumulator->groups[o->group].nodes[o->node].offered;
 }
 
 static int offer_queue(struct offer *o)
@@ -308,8 +308,8 @@ static int offer_queue(struct offer *o)
                 offer_free(o);
                 return 0;
         }
-        lg->offered[o->node]++;
-        list_insert(&lg->queues[o->node], &o->link);
+        lg->nodes[o->node].offered++;
+        list_insert(&lg->nodes[o->node].queue, &o->link);
         offer_pull(o, false);
         return 0;
 }
@@ -440,7 +440,7 @@ static void accumulator_forget_node(struct replica *h, uint32_t node)
         }
         /* announcements end with their link, and a new process numbers from the start */
         for (uint32_t g = 0; g < l->n_groups; g++)
-                list_for_each (&l->groups[g].queues[node], item) {
+                list_for_each (&l->groups[g].nodes[node].queue, item) {
                         CONTAINER_OF(item, struct offer, link)->announced = 0;
                 }
 }

@@ -75,8 +75,9 @@ void accumulator_prepare(struct replica *h, const Zero__Prepare *m,
 void accumulator_reset(struct replica *h);
 /* A rank of this node has left: its pushes are not kept. */
 void accumulator_left(struct replica *h);
-/* The group's update has ended: its gradient may be overwritten. */
-void accumulator_group_free(struct replica *h, uint32_t group);
+/* Moves a group on as far as possible.  Its update may have ended, and its gradient be overwritten.
+ */
+void accumulator_advance(struct replica *h, uint32_t group);
 /* The whole update has ended. */
 void accumulator_updated(struct replica *h);
 /* Whether the group's sum is complete and finite; ret_present [tensor of the job] gets which of the

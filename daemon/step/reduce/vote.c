@@ -157,26 +157,18 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
  * settled.  States away from the host end with their process.
  */
 
-static bool group_is_empty(const struct replica *h, uint32_t group)
-{
-        const struct layout_group *g = &h->job->layout->groups[group];
-
-        for (uint32_t t = 0; t < g->n_tensors; t++)
-                if (h->accumulator->present[g->first_tensor + t])
-                        return false;
-        return true;
-}
-
 /* Whether the sum need not be written if nothing follows.  A mirror would need the sum, and so
  * would an update ahead of the decision. */
 static bool offer_may_stay(const struct offer *o)
 {
         const struct replica *h = o->replica;
+        const struct layout_group *g = &h->job->layout->groups[o->group];
 
-        return !h->accumulator->left && !h->job->layout->groups[o->group].eager &&
-               o->node_gradient && !state_in_file(h->state) && h->job->placement.copies == 1 &&
+        return !h->accumulator->left && !g->eager && o->node_gradient && !state_in_file(h->state) &&
+               h->job->placement.copies == 1 &&
                node_gradient_may_stay(o->node_gradient, h->state->id.place) &&
-               group_is_empty(h, o->group) && offer_is_alone(o);
+               !memchr(h->accumulator->present + g->first_tensor, 1, g->n_tensors) &&
+               offer_is_alone(o);
 }
 
 bool offer_defers(const struct offer *o)
@@ -199,7 +191,7 @@ void deferred_keep(struct offer *o)
         offer_mark_present(o);
         node_gradient_keep(o->node_gradient);
         o->replica->job->reduce->deferred++;
-        lg->finished[o->node] = true;
+        lg->nodes[o->node].finished = true;
         lg->cursor++;
         lg->deferred = o;
 }

@@ -331,7 +331,7 @@ static void group_finish(struct replica *h, uint32_t group)
         if (last)
                 all_finish(h);
         else
-                accumulator_group_free(h, group);
+                accumulator_advance(h, group);
         if (saved)
                 save_end(h);
 }
@@ -349,7 +349,7 @@ static void group_again(struct replica *h, uint32_t group)
         if (h->update->aim != AIM_UNDO)
                 return;
         h->unread[group] = false;
-        accumulator_group_free(h, group);
+        accumulator_advance(h, group);
 }
 
 static void update_done(struct offload_task *task)
