@@ -9,7 +9,6 @@
 
 #include "proto/layout.h"
 
-/* A job's record has these fields by their names, and all of them as `spec`. */
 #define JOB_SPEC_FIELDS                                                         \
         char name[ZERO_NAME_MAX + 1];                                           \
         uint32_t uid;                                                           \
@@ -20,6 +19,15 @@
 struct job_spec {
         JOB_SPEC_FIELDS
 };
+
+/* In a job's record: the fields by their names, and all of them as `spec`. */
+#define JOB_SPEC                        \
+        union {                         \
+                struct job_spec spec;   \
+                struct {                \
+                        JOB_SPEC_FIELDS \
+                };                      \
+        }
 
 /* All but name and layout. */
 #define JOB_SPEC_COPY(to, from)                                          \

@@ -18,7 +18,7 @@ struct loading {
         uint64_t id, call;
         uint32_t node;
         struct job_spec job;
-        char *directory, *text;
+        char *directory;
         struct manifest manifest;
         struct blocking_work disk;
         bool busy, ended;
@@ -46,7 +46,6 @@ static void loading_free(struct loading *ld)
         }
         layout_free(ld->job.layout);
         free(ld->directory);
-        free(ld->text);
         free(ld);
 }
 
@@ -72,15 +71,12 @@ static int make_draft(struct loading *ld, struct draft *d, struct fault *fault)
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         struct engine *x = ld->x;
-        struct state_identity id = { .job = ld->job,
-                                     .n_owners = x->placement.n_owners,
-                                     .copy = d->copy,
-                                     .epoch = x->placement.epoch };
         int r = partition_new(ld->job.layout, x->placement.n_owners, &partition);
 
         if (r)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        return shards_make(x, &id, ld->job.layout, partition, d->owner, true, &d->state, fault);
+        return shards_make(x, &ld->job, &x->placement, partition, d->owner, d->copy, true,
+                           &d->state, fault);
 }
 
 static int load_draft(struct loading *ld, struct draft *d, int dir)

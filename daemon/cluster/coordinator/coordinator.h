@@ -26,13 +26,8 @@ struct report {
 struct coordinated {
         struct list link; /* engine.coordinators */
         struct engine *x;
-        uint32_t references; /* of the list, and of calls in progress */
-        union {
-                struct job_spec spec;
-                struct {
-                        JOB_SPEC_FIELDS /* layout: of shared */
-                };
-        };
+        uint32_t references;              /* of the list, and of calls in progress */
+        JOB_SPEC;                         /* layout: of shared */
         const char *names[ZERO_NODE_MAX]; /* [node] */
         struct shared_layout *shared;
         struct coordinator state;

@@ -60,11 +60,8 @@ static int replica_make(struct replica *h, struct fault *fault)
 {
         struct job *job = h->job;
         struct engine *x = job->x;
-        struct state_identity id = { .job = job->spec,
-                                     .n_owners = job->placement.n_owners,
-                                     .copy = h->copy,
-                                     .epoch = job->placement.epoch };
-        int r = shards_make(x, &id, job->layout, job->partition, h->owner, false, &h->state, fault);
+        int r = shards_make(x, &job->spec, &job->placement, job->partition, h->owner, h->copy,
+                            false, &h->state, fault);
 
         if (r)
                 return r;
@@ -99,11 +96,10 @@ static void make_done(struct offload_task *task)
         struct make *make = CONTAINER_OF(task, struct make, task);
         struct job *job = make->job;
         struct engine *x = job->x;
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(job->name);
 
         job->opening = JOB_OPEN;
         m.call = make->call;
-        m.job = job->name;
         if (job->dead) {
                 job->drop_state = true;
                 answer(x, make->node, &m, ZERO_ENOJOB,
@@ -148,10 +144,9 @@ static void job_make(struct job *job, uint32_t node, uint64_t call)
 static void unknown_answer(struct engine *x, uint32_t node, const Zero__LinkMessage *open,
                            bool later)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(open->job);
         Zero__Opened opened = ZERO__OPENED__INIT;
 
-        m.job = open->job;
         m.answer = open->call;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPENED;
         m.opened = &opened;

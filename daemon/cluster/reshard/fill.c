@@ -70,7 +70,7 @@ static size_t sources_fill(const struct fill_order *o, Zero__FillSource *sources
 
 static void fill_send(struct fill *f, const struct fill_order *o)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(f->job);
         Zero__Fill fill = ZERO__FILL__INIT;
         Zero__Placement from, to;
         Zero__FillSource sources[HOLDER_MAX], *pointers[HOLDER_MAX];
@@ -90,7 +90,6 @@ static void fill_send(struct fill *f, const struct fill_order *o)
         fill.puts = o->puts;
         fill.n_sources = sources_fill(o, sources, pointers);
         fill.sources = pointers;
-        m.job = f->job;
         m.body_case = ZERO__LINK_MESSAGE__BODY_FILL;
         m.fill = &fill;
         call_send(f->x, f->node, &m, FILL_CALL_MS, fill_called, f);
@@ -117,12 +116,11 @@ struct fill *fill_start(struct engine *x, const struct fill_order *order, fill_d
 
 void fill_cancel(struct fill *f)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(f->job);
         Zero__Fill fill = ZERO__FILL__INIT;
 
         fill.id = f->id;
         fill.cancel = true;
-        m.job = f->job;
         m.body_case = ZERO__LINK_MESSAGE__BODY_FILL;
         m.fill = &fill;
         fabric_send(f->x->fabric, f->node, &m);

@@ -52,12 +52,11 @@ static void fill_target_end(struct fill_target *f)
 
 void fill_target_fail(struct fill_target *f, int status, const char *text)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(f->job->name);
 
         if (f->phase == FILL_TARGET_ENDED)
                 return;
         m.call = f->call;
-        m.job = f->job->name;
         log_warning("job %s: cannot fill the shards of owner %u: %s", f->job->name, f->owner, text);
         answer(f->x, f->node, &m, status, text);
         f->busy++;
@@ -66,17 +65,6 @@ void fill_target_fail(struct fill_target *f, int status, const char *text)
 }
 
 /* ---- the draft ----------------------------------------------------------------------------- */
-
-static struct state_identity identity(const struct fill_target *f)
-{
-        struct state_identity id = { .job = f->job->spec,
-                                     .n_owners = f->to.n_owners,
-                                     .copy = f->copy,
-                                     .epoch = f->to.epoch };
-
-        id.job.world_size = f->record.world_size;
-        return id;
-}
 
 static int cut_pieces(struct fill_target *f, const struct partition *from,
                       const struct partition *to)
@@ -96,17 +84,17 @@ static void draft_run(struct offload_task *task, uint32_t worker)
         struct fill_target *f = CONTAINER_OF(task, struct fill_target, task);
         CLEANUP(cleanup_partition_free) struct partition *from = NULL, *to = NULL;
         CLEANUP(cleanup_partition_free) struct partition *second = NULL;
-        const struct state_identity id = identity(f);
-        const layout *l = f->job->layout;
+        struct job_spec job = f->job->spec;
 
-        if (partition_new(l, f->from.n_owners, &from) ||
-            partition_new(l, f->to.n_owners, &second)) {
+        job.world_size = f->record.world_size;
+        if (partition_new(job.layout, f->from.n_owners, &from) ||
+            partition_new(job.layout, f->to.n_owners, &second)) {
                 fault_set(&f->fault, ZERO_ENOMEM, "out of memory");
                 return;
         }
         to = STEAL(second);
         if (cut_pieces(f, from, to) == 0)
-                shards_make(f->x, &id, l, to, f->owner, true, &f->state, &f->fault);
+                shards_make(f->x, &job, &f->to, to, f->owner, f->copy, true, &f->state, &f->fault);
 }
 
 static void draft_done(struct offload_task *task)
@@ -153,12 +141,12 @@ static bool replica_read(const struct replica *h)
 /* From here on the draft is the state. */
 static int name_draft(struct fill_target *f, struct state *old, struct fault *fault)
 {
-        const struct state_identity id = identity(f);
+        const struct state_identity *id = &f->state->id;
 
-        if (!old && state_vacant(f->x->store, &id, f->owner, NULL)) {
+        if (!old && state_vacant(f->x->store, id, f->owner, NULL)) {
                 log_warning("job %s: replaces an unused state file of owner %u", f->job->name,
                             f->owner);
-                state_discard(f->x->store, &id, f->owner);
+                state_discard(f->x->store, id, f->owner);
         }
         state_set_puts(f->state, f->puts);
         state_restore(f->state, &f->record);

@@ -46,12 +46,7 @@ struct job {
         /* The node creates its state, or has found an earlier process's and not yet taken it up. */
         enum { JOB_OPEN, JOB_OPENING, JOB_RESUMING } opening;
         bool drop_state; /* delete the state files with the job */
-        union {
-                struct job_spec spec;
-                struct {
-                        JOB_SPEC_FIELDS
-                };
-        };
+        JOB_SPEC;
         uint32_t coordinator; /* node */
         struct placement placement;
         struct partition *partition;

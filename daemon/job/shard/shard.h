@@ -131,11 +131,11 @@ void shard_settled(struct job *job);
 void state_drop_later(struct engine *x, struct job *job, struct state *state);
 /* Where this node puts states under the owner list in force (state_identity.place). */
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);
-/* Makes an owner's empty shards under the owner list in force, in their place: a state or a draft;
- * p is over id->n_owners.  For a thread that may block. */
-int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
-                const struct partition *p, uint32_t owner, bool draft, struct state **ret,
-                struct fault *fault);
+/* Makes an owner's empty shards under an owner list, which p is over, in their place: a state or a
+ * draft.  For a thread that may block. */
+int shards_make(const struct engine *x, const struct job_spec *job, const struct placement *under,
+                const struct partition *p, uint32_t owner, uint32_t copy, bool draft,
+                struct state **ret, struct fault *fault);
 bool job_fresh(const struct job *job); /* all of its states here are as they were created */
 
 /* The message that says where a state stands; what it points to belongs to the caller. */

@@ -17,24 +17,26 @@ uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy)
                        : 0;
 }
 
-int shards_make(const struct engine *x, const struct state_identity *id, const layout *l,
-                const struct partition *p, uint32_t owner, bool draft, struct state **ret,
-                struct fault *fault)
+int shards_make(const struct engine *x, const struct job_spec *job, const struct placement *under,
+                const struct partition *p, uint32_t owner, uint32_t copy, bool draft,
+                struct state **ret, struct fault *fault)
 {
         struct plan *plan = NULL;
-        struct state_identity placed = *id;
+        const struct state_identity id = { .job = *job,
+                                           .n_owners = under->n_owners,
+                                           .copy = copy,
+                                           .epoch = under->epoch,
+                                           .place = shards_place(x, owner, copy) };
         uint64_t bytes = partition_elements(p, owner) * 4 * sizeof(float);
         int r;
 
-        placed.place = shards_place(x, owner, id->copy);
         /* before the plan is made: its tables grow with the elements */
-        r = store_admit(x->store, bytes, place_is_host(placed.place) ? 0 : bytes, id->job.name,
-                        fault);
+        r = store_admit(x->store, bytes, place_is_host(id.place) ? 0 : bytes, job->name, fault);
         if (r)
                 return r;
-        if (plan_new(l, p, owner, (uint32_t)x->conf->chunk, &plan))
+        if (plan_new(job->layout, p, owner, (uint32_t)x->conf->chunk, &plan))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = (draft ? state_draft : state_create)(x->store, &placed, l, plan, UNDO_SLOTS, ret,
+        r = (draft ? state_draft : state_create)(x->store, &id, job->layout, plan, UNDO_SLOTS, ret,
                                                  fault);
         if (r)
                 plan_free(plan);

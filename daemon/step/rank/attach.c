@@ -219,7 +219,7 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
 static void windows_give(struct rank *rank)
 {
         if (rank->gather)
-                gather_leave(STEAL(rank->gather), rank->hold_groups);
+                gather_leave(STEAL(rank->gather), rank->needs.hold_groups);
         stash_leave(STEAL(rank->stash), rank->rank, false);
         rank->stash_reserved = false;
         push_window_unref(STEAL(rank->window));
@@ -566,8 +566,6 @@ int rank_attach(struct engine *x, const Zero__Layout *message, const struct rank
         rank->rank = needs->rank;
         rank->session = ++x->ranks->last_session;
         rank->pid = needs->pid;
-        rank->hold_groups = needs->hold_groups;
-        rank->grad_dtype = needs->grad_dtype;
         list_init(&rank->ordered);
         list_init(&rank->link);
         if (!place_is_host(needs->windows) &&
@@ -610,7 +608,7 @@ void rank_leave(struct rank *rank, bool orderly)
         }
         rank_release_all(rank);
         job->n_attached--;
-        gather_leave(rank->gather, rank->hold_groups);
+        gather_leave(rank->gather, rank->needs.hold_groups);
         stash_leave(STEAL(rank->stash), rank->rank, true);
         if (job->n_attached == 0)
                 reduce_vacate(job);

@@ -91,7 +91,7 @@ int rank_fetch(struct rank *rank, const Zero__Request *m, struct request *r, str
         if (rank->holds[group] != HOLD_NONE)
                 return fault_set(fault, ZERO_EBUSY, "group '%s' is held already",
                                  job->layout->groups[group].name);
-        if (rank->held >= rank->hold_groups)
+        if (rank->held >= rank->needs.hold_groups)
                 return fault_set(fault, ZERO_EHELD,
                                  "%u groups are held, as many as hold_groups allows: release one "
                                  "first, or attach with more",

@@ -63,16 +63,15 @@ struct rank {
         bool unaware;     /* it has not heard of an abort: some holds may be PAST */
         uint64_t session; /* unique on this node */
         uint32_t rank, pid;
-        uint32_t hold_groups, held; /* held: holds other than NONE */
-        enum hold *holds;           /* [group] */
+        uint32_t held;    /* holds other than NONE */
+        enum hold *holds; /* [group] */
         struct push_window *window;
         struct gather *gather;               /* the window that it maps; set together with job */
         struct stash *stash;                 /* NULL: it declared none; set together with job */
         bool stash_reserved, stash_unpinned; /* its memory is taken; copies wait for the GPU */
         struct list ordered;                 /* messages that wait for the GPU (stream_order.c) */
-        enum zero_dtype grad_dtype;
-        struct request *attaching; /* waits in zero_attach() */
-        struct request *closing;   /* waits for other ranks, in the call that `waits` names */
+        struct request *attaching;           /* waits in zero_attach() */
+        struct request *closing; /* waits for other ranks, in the call that `waits` names */
         enum { WAITS_STEP, WAITS_NORM, WAITS_REDUCED, WAITS_NORMS } waits;
         uint64_t n_closing;    /* such calls so far */
         struct norms *norms;   /* of gradients, on their way; or NULL */
