@@ -52,11 +52,10 @@ int step_params_given(const Zero__StepParams *m, struct step_params *ret, struct
 /* Checks that owners may update before a step ends with these parameters: the update must not
  * depend on the norm or on an overflow.  ZERO_EINVAL: the fault says what stands in the way. */
 int step_params_ahead(const struct step_params *params, struct fault *fault);
-/* Parameters as a message, with the memory that the message points into. */
+/* The parameters as a message, which the parameters must outlive. */
 struct step_params_message {
         Zero__StepParams message;
         Zero__HyperSet sets[ZERO_SET_MAX];
-        struct hyper_set values[ZERO_SET_MAX];
         Zero__HyperSet *pointers[ZERO_SET_MAX];
 };
 Zero__StepParams *step_params_to_message(const struct step_params *params,

@@ -138,10 +138,13 @@ int shards_make(const struct engine *x, const struct job_spec *job, const struct
                 struct state **ret, struct fault *fault);
 bool job_fresh(const struct job *job); /* all of its states here are as they were created */
 
+/* Records what a vote's step is to be; standing_fill() tells it. */
+void record_params(struct state_record *r, const struct step_params *params);
 /* The message that says where a state stands; what it points to belongs to the caller. */
 struct standing_message {
         Zero__Standing standing;
         Zero__Decision decision;
+        struct step_params given;
         struct step_params_message params;
         int64_t norm[EXACT_SUM_BINS];
 };

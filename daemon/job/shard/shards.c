@@ -78,6 +78,15 @@ static void record_decision(const struct state_record *r, Zero__Decision *d)
         d->skipped = r->skipped;
 }
 
+void record_params(struct state_record *r, const struct step_params *params)
+{
+        r->n_sets = params->n_sets;
+        memcpy(r->sets, params->sets, params->n_sets * sizeof *params->sets);
+        r->clip_norm = params->clip_norm;
+        r->step_loss_scale = params->loss_scale;
+        r->growth_interval = params->growth_interval;
+}
+
 static struct step_params recorded_params(const struct state_record *r)
 {
         struct step_params p = { .n_sets = r->n_sets,
@@ -94,7 +103,6 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
         const struct state_record *r = state->record;
         const struct owner_record facts = record_facts(r);
         const struct owner_stand stand = owner_stand(&facts);
-        struct step_params params = recorded_params(r);
         Zero__Standing *s = &ret->standing;
 
         zero__standing__init(s);
@@ -119,6 +127,7 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
         memcpy(ret->norm, r->norm.bin, sizeof ret->norm);
         s->n_norm = EXACT_SUM_BINS;
         s->norm = ret->norm;
-        s->params = step_params_to_message(&params, &ret->params);
+        ret->given = recorded_params(r);
+        s->params = step_params_to_message(&ret->given, &ret->params);
         return s;
 }

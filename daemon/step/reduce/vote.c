@@ -353,7 +353,6 @@ static int accumulator_keep(struct replica *h, struct fault *fault)
 static void accumulator_record(struct replica *h, const struct owner_record *to,
                                const struct exact_sum *sum, bool finite, struct fault *fault)
 {
-        const struct step_params *params = &h->accumulator->params;
         const struct job *job = h->job;
         struct state_record record;
 
@@ -366,12 +365,8 @@ static void accumulator_record(struct replica *h, const struct owner_record *to,
         crash_point(CRASH_VOTE_KEPT);
         record.finite = finite;
         record.norm = *sum;
-        record.clip_norm = params->clip_norm;
-        record.step_loss_scale = params->loss_scale;
-        record.growth_interval = params->growth_interval;
         record.world_size = job->world_size;
-        record.n_sets = params->n_sets;
-        memcpy(record.sets, params->sets, params->n_sets * sizeof *params->sets);
+        record_params(&record, &h->accumulator->params);
         state_prepare(h->state, &record);
         assert(record_stands(h, to));
         crash_point(CRASH_VOTE_RECORDED);
