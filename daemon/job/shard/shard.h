@@ -83,8 +83,7 @@ void shard_pin(struct replica *h, uint32_t group);
 void shard_unpin(struct replica *h, uint32_t group);
 /* The shard has reached a version: pulls and gathers that wait for it go on. */
 void shard_ready(struct replica *h, uint32_t group, uint64_t version);
-/* A rank, here or elsewhere, uses the group at that version.  Updates take groups in the order of
- * use. */
+/* A rank of any node uses the group at that version.  Updates take groups in the order of use. */
 void shard_use(struct replica *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);
 
@@ -122,7 +121,6 @@ struct shard_observer {
         for (const struct shard_observer *const *o##_at = (x)->observers, *o; (o = *o##_at); \
              o##_at++)
 
-/* Tells observers that an update or a copy of planes has ended, or that a vote is decided. */
 void shard_settled(struct job *job);
 
 /* ---- states ---------------------------------------------------------------- */
@@ -131,8 +129,7 @@ void shard_settled(struct job *job);
 void state_drop_later(struct engine *x, struct job *job, struct state *state);
 /* Where this node puts states under the owner list in force (state_identity.place). */
 uint32_t shards_place(const struct engine *x, uint32_t owner, uint32_t copy);
-/* Makes an owner's empty shards under an owner list, which p is over, in their place: a state or a
- * draft.  For a thread that may block. */
+/* Makes an owner's empty shards, a state or a draft.  p is over `under`.  May block. */
 int shards_make(const struct engine *x, const struct job_spec *job, const struct placement *under,
                 const struct partition *p, uint32_t owner, uint32_t copy, bool draft,
                 struct state **ret, struct fault *fault);
