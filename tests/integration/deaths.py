@@ -473,7 +473,7 @@ def a_child_of_a_rank_does_not_keep_its_place(what):
             expect(a.finish(), "ELOSTRANK", "rank 1")
             heir = c.rank("job", LAYOUT, placement, 1, **needs)
             finish_all([heir] * 3)
-            a.refused("EABORTED", "step", sets=SETS)
+            until(lambda: a.ask("step", sets=SETS)["status"] == "EABORTED", what="the next attempt")
             step_all([a, heir], sets=SETS)
         finally:
             os.kill(child, signal.SIGKILL)
