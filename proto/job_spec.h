@@ -11,8 +11,7 @@
 
 #define JOB_SPEC_FIELDS                                                         \
         char name[ZERO_NAME_MAX + 1];                                           \
-        uint32_t uid;                                                           \
-        uint32_t world_size;          /* of the last start */                   \
+        uint32_t uid, world_size;     /* world_size: of the last start */       \
         enum zero_dtype reduce_dtype; /* of sums of gradients, between nodes */ \
         layout *layout;               /* NULL: it is elsewhere */
 
@@ -38,8 +37,7 @@ struct job_spec {
 struct job_spec job_spec_named(const char *name);
 /* Whether a job may have that world size and dtype: ZERO_ERANK or ZERO_EINVAL. */
 int job_spec_check(const struct job_spec *spec, struct fault *fault);
-/* Whether both mean one job; its world size may change.  Else ZERO_EPERM, ZERO_ECONFLICT or
- * ZERO_ELAYOUT. */
+/* Whether both mean one job, of any world size: ZERO_EPERM, ZERO_ECONFLICT or ZERO_ELAYOUT. */
 int job_spec_compare(const struct job_spec *asked, const struct job_spec *job, struct fault *fault);
 /* Bytes that so many elements of a node's sum of gradients take, in memory and between nodes. */
 uint64_t job_spec_sum_bytes(const struct job_spec *spec, uint64_t elements);

@@ -100,8 +100,7 @@ bool layout_has_part(const layout *whole, const layout *part, uint32_t rank, cha
 bool layout_group_has_rank(const struct layout_group *g, uint32_t rank);
 double layout_group_divisor(const struct layout_group *g, uint32_t world_size);
 bool layout_group_trainable(const layout *l, uint32_t group);
-/* Bytes of so many elements of the group in a gather window, and between nodes on their way there.
- */
+/* Bytes of so many elements of the group, in gather windows and on their way there. */
 uint64_t layout_group_bytes(const struct layout_group *g, uint64_t elements);
 /* Bytes of an element as owners serve it beside the master weights; 0: they serve those. */
 size_t layout_group_served(const struct layout_group *g);

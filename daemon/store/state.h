@@ -20,11 +20,10 @@
 #define STATE_PUTS_MAX ((UINT64_C(1) << 40) - 1)
 
 struct state_identity {
-        struct job_spec job; /* in state.id: without the layout */
-        uint32_t n_owners;
-        uint32_t copy;  /* 0: the owner's own, 1: its mirror */
-        uint64_t epoch; /* of the owner list that the shards were cut for */
-        uint32_t place; /* of the planes (place.h) */
+        struct job_spec job;     /* in state.id: without the layout */
+        uint32_t n_owners, copy; /* copy 0: the owner's own, 1: its mirror */
+        uint64_t epoch;          /* of the owner list that the shards were cut for */
+        uint32_t place;          /* of the planes (place.h) */
 };
 
 /* How far an attempt is. */

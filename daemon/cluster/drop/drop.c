@@ -146,7 +146,7 @@ static void tell_answered(void *arg, int status, const char *text, const Zero__L
 
 static void drop_tell(struct drop *d, uint32_t node)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(d->job);
         Zero__Drop drop = ZERO__DROP__INIT;
         struct tell *t = malloc(sizeof *t);
 
@@ -154,7 +154,6 @@ static void drop_tell(struct drop *d, uint32_t node)
                 return; /* tried again at the next tick */
         *t = (struct tell){ d, node };
         node_set_add(&d->asked, node);
-        m.job = d->job;
         m.body_case = ZERO__LINK_MESSAGE__BODY_DROP;
         m.drop = &drop;
         call_send(d->x, node, &m, CALL_MS, tell_answered, t);
@@ -201,10 +200,9 @@ static void wait_add(struct engine *x, const char *job, uint32_t node, uint64_t 
 
 static void wait_end(struct engine *x, struct drop_wait *w, const struct drop *d)
 {
-        Zero__LinkMessage m = ZERO__LINK_MESSAGE__INIT;
+        Zero__LinkMessage m = job_message(w->job);
 
         list_remove(&w->link);
-        m.job = w->job;
         m.call = w->call;
         if (w->told)
                 w->told(x, w->node, w->call, d != NULL, d ? d->untold : NODE_SET_NONE);

@@ -469,11 +469,9 @@ static bool makes_way(const struct rank *rank, const struct rank_needs *needs)
 
 static bool is_earlier(const struct rank *rank, const struct rank_needs *needs)
 {
-        const struct job_spec *here = &rank->needs.job, *job = &needs->job;
-
-        return rank->rank == needs->rank && here->world_size == job->world_size &&
-               (job->uid == 0 || job->uid == here->uid) && makes_way(rank, needs) &&
-               strcmp(here->name, job->name) == 0;
+        return rank->rank == needs->rank && rank->needs.job.world_size == needs->job.world_size &&
+               (needs->job.uid == 0 || needs->job.uid == rank->needs.job.uid) &&
+               makes_way(rank, needs) && strcmp(rank->needs.job.name, needs->job.name) == 0;
 }
 
 /* Earlier sessions of the rank on this node, attached or attaching, make way. */
@@ -494,10 +492,9 @@ static void fence_earlier(struct engine *x, const struct rank_needs *needs, layo
 
 static int needs_check(struct engine *x, const struct rank_needs *n, struct fault *fault)
 {
-        const char *job = n->job.name;
-
         /* a job of an earlier release may have a longer name, and cannot be checkpointed */
-        if (!job_name_valid(job) || (strlen(job) > ZERO_JOB_MAX && !job_find(x, job)))
+        if (!job_name_valid(n->job.name) ||
+            (strlen(n->job.name) > ZERO_JOB_MAX && !job_find(x, n->job.name)))
                 return fault_set(
                         fault, ZERO_EINVAL,
                         "a job's name has 1 to %d characters of [A-Za-z0-9._-] and does not begin "

@@ -92,11 +92,6 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
                        : node_set_has(job->reduce->nodes[group], node);
 }
 
-enum zero_dtype accumulator_dtype(const struct replica *h)
-{
-        return h->copy ? ZERO_FP32 : h->job->reduce_dtype;
-}
-
 uint64_t accumulator_bytes(const struct replica *h, uint64_t elements)
 {
         return h->copy ? elements * sizeof(float) : job_spec_sum_bytes(&h->job->spec, elements);
@@ -215,7 +210,7 @@ static void pieces_reduce(const struct replica *h, const struct pieces *p, const
                           struct group_norm *norm)
 {
         const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
-        enum zero_dtype wire = accumulator_dtype(h),
+        enum zero_dtype wire = h->copy ? ZERO_FP32 : h->job->reduce_dtype,
                         from = node_gradient ? node_gradient_dtype(node_gradient) : wire;
 
         h->job->x->ops->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,

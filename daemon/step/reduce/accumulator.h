@@ -87,8 +87,7 @@ struct accumulator {
 };
 
 /* accumulator.c */
-/* Of the elements to pull: the wire dtype, or fp32 for a mirror. */
-enum zero_dtype accumulator_dtype(const struct replica *h);
+/* Of so many elements to pull; a mirror pulls fp32. */
 uint64_t accumulator_bytes(const struct replica *h, uint64_t elements);
 /* Whether this owner reduces the group.  Whether the node offers to the group: the node has ranks
  * of the group, or the sum that this mirror needs. */
