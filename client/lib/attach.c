@@ -433,7 +433,6 @@ int client_join(struct zero_client *c, const layout *l, const struct zero_needs 
         ProtobufCBinaryData events[ZERO_GPU_EVENTS];
         Zero__StashNeeds stash = ZERO__STASH_NEEDS__INIT;
         Zero__Attach attach = ZERO__ATTACH__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r = make_message(c, l, needs, &stash, &attach);
 
@@ -447,10 +446,8 @@ int client_join(struct zero_client *c, const layout *l, const struct zero_needs 
         attach.resume = resume;
         attach.slurm_job = origin("SLURM_JOB_ID");
         attach.pod = origin("POD_NAME");
-        request.body_case = ZERO__REQUEST__BODY_ATTACH;
-        request.attach = &attach;
         wire_expect_fds(&c->wire, true);
-        r = client_ask(c, &request, &reply);
+        r = client_ask(c, REQUEST(ATTACH, attach, &attach), &reply);
         if (attach.layout)
                 zero__layout__free_unpacked(attach.layout, NULL);
         if (r == 0)

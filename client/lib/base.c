@@ -194,7 +194,6 @@ static int ask(struct zero_client *c, const struct base_call *b, bool filled, co
                int *ret_fd, const Zero__BaseReply **ret_reply)
 {
         Zero__Base base = ZERO__BASE__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r;
 
@@ -203,11 +202,9 @@ static int ask(struct zero_client *c, const struct base_call *b, bool filled, co
         base.filled = filled;
         if (gpu)
                 base.gpu = (ProtobufCBinaryData){ ZERO_GPU_UUID, (uint8_t *)gpu->uuid };
-        request.body_case = ZERO__REQUEST__BODY_OPEN_BASE;
-        request.open_base = &base;
         c->began_ms = wire_now(); /* reading files took time that is not the daemon's */
         wire_expect_fds(&c->wire, true);
-        r = client_ask(c, &request, &reply);
+        r = client_ask(c, REQUEST(OPEN_BASE, open_base, &base), &reply);
         if (r == 0) {
                 *ret_fd = wire_take_fd(&c->wire, 0);
                 *ret_reply = reply->opened_base;

@@ -212,8 +212,13 @@ int client_open(struct zero_client *c);
 int client_poll(struct zero_client *c);
 /* Waits for some reply, and takes in all that have come. */
 int client_pump(struct zero_client *c, int64_t deadline_ms);
-/* Sends a request whose body is set.  Does not wait for the reply and does not report a loss. slot:
- * of a push, otherwise PUSH_NONE. */
+/* A request with the message of its kind, which stands under `member`. */
+#define REQUEST(kind, member, message)                                                  \
+        (&(Zero__Request){ .base = PROTOBUF_C_MESSAGE_INIT(&zero__request__descriptor), \
+                           .body_case = ZERO__REQUEST__BODY_##kind,                     \
+                           .member = (message) })
+/* Sends a request.  Does not wait for the reply and does not report a loss.  slot: of a push,
+ * otherwise PUSH_NONE. */
 int client_send(struct zero_client *c, Zero__Request *request, uint32_t slot);
 /* Waits until a request of client_send() is answered, or was; 0: none.  A refusal is deferred. */
 int client_await(struct zero_client *c, uint64_t seq);

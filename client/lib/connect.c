@@ -171,7 +171,6 @@ static int complete(struct zero_options *o)
 static int greet(struct zero_client *c)
 {
         Zero__Hello hello = ZERO__HELLO__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r;
 
@@ -182,9 +181,7 @@ static int greet(struct zero_client *c)
         hello.world_size = c->world_size;
         hello.local_world_size = c->local_world_size;
         hello.timeout_ms = c->patient ? 0 : c->timeout_ms;
-        request.body_case = ZERO__REQUEST__BODY_HELLO;
-        request.hello = &hello;
-        r = client_ask(c, &request, &reply);
+        r = client_ask(c, REQUEST(HELLO, hello, &hello), &reply);
         if (r)
                 return r;
         if (reply->hello->protocol < ZERO__HELLO__PROTOCOL__OLDEST ||

@@ -330,16 +330,13 @@ static int compose(struct zero_client *c, void *call)
 {
         struct composing *k = call;
         Zero__Compose compose = ZERO__COMPOSE__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         struct fault fault = { 0 };
         const Zero__Reply *reply;
         int r;
 
         compose.part = k->part;
         compose.stage = k->stage;
-        request.body_case = ZERO__REQUEST__BODY_COMPOSE;
-        request.compose = &compose;
-        r = client_ask(c, &request, &reply);
+        r = client_ask(c, REQUEST(COMPOSE, compose, &compose), &reply);
         if (r)
                 return r;
         if (!reply->composed->layout)

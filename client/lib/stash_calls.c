@@ -37,17 +37,15 @@ static int begin(struct zero_client *c)
         return r;
 }
 
-static void request_init(const struct zero_client *c, Zero__Stash__Op op, uint64_t key,
-                         Zero__Stash *stash, Zero__Request *request)
+static Zero__Stash stash_message(const struct zero_client *c, Zero__Stash__Op op, uint64_t key)
 {
-        zero__stash__init(stash);
-        zero__request__init(request);
-        stash->op = op;
-        stash->key = key;
-        stash->attempt = c->attempt;
-        stash->unpinned = stash_waits(c->stash);
-        request->body_case = ZERO__REQUEST__BODY_STASH;
-        request->stash = stash;
+        Zero__Stash stash = ZERO__STASH__INIT;
+
+        stash.op = op;
+        stash.key = key;
+        stash.attempt = c->attempt;
+        stash.unpinned = stash_waits(c->stash);
+        return stash;
 }
 
 /* The reply's bytes as extents, which the caller frees; they are where zerod says, and complete. */
@@ -118,7 +116,6 @@ int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, 
 {
         struct zero_sync done = { 0 };
         const Zero__Reply *reply;
-        Zero__Request request;
         Zero__Stash stash;
         int r = client_given(client, begin(client), src);
 
@@ -128,21 +125,21 @@ int zero_stash_write(struct zero_client *client, uint64_t key, const void *src, 
                 return client_fail(client, ZERO_EINVAL,
                                    "entry %llu of a stash has 1 to 2^50 bytes, not %llu",
                                    (unsigned long long)key, (unsigned long long)bytes);
-        request_init(client, ZERO__STASH__OP__WRITE, key, &stash, &request);
+        stash = stash_message(client, ZERO__STASH__OP__WRITE, key);
         stash.bytes = bytes;
         sync = sync ? sync : &done;
         r = hash_of(client, src, bytes, sync, &stash.hash);
         if (r == 0 || (r = client_go_on(client, r)) == 0) /* lost: it is not compared */
-                r = client_call(client, &request, &reply);
+                r = client_call(client, REQUEST(STASH, stash, &stash), &reply);
         if (r)
                 return r;
         client->stash->used = true;
         r = write_part(client, reply->stash, src, bytes, sync->stream);
         if (r)
                 return r;
-        request_init(client, ZERO__STASH__OP__WRITTEN, key, &stash, &request);
+        stash = stash_message(client, ZERO__STASH__OP__WRITTEN, key);
         r = record(client, sync, key, &stash.event);
-        return r ? r : client_send(client, &request, PUSH_NONE);
+        return r ? r : client_send(client, REQUEST(STASH, stash, &stash), PUSH_NONE);
 }
 
 int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_view,
@@ -150,7 +147,6 @@ int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_v
 {
         struct extent *extents = NULL;
         const Zero__Reply *reply;
-        Zero__Request request;
         Zero__Stash stash;
         void *view;
         uint32_t n;
@@ -160,8 +156,8 @@ int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_v
         r = client_given(client, r, ret_bytes);
         if (r)
                 return r;
-        request_init(client, ZERO__STASH__OP__READ, key, &stash, &request);
-        r = client_call(client, &request, &reply);
+        stash = stash_message(client, ZERO__STASH__OP__READ, key);
+        r = client_call(client, REQUEST(STASH, stash, &stash), &reply);
         if (r == 0)
                 r = take_extents(client, reply->stash, false, &extents, &n);
         if (r)
@@ -177,7 +173,6 @@ int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_v
 
 int zero_stash_release(struct zero_client *client, uint64_t key, bool last, struct zero_sync *sync)
 {
-        Zero__Request request;
         Zero__Stash stash;
         int r = client_begin_aborted(client);
 
@@ -185,7 +180,7 @@ int zero_stash_release(struct zero_client *client, uint64_t key, bool last, stru
                 r = client_check_group(client, 0);
         if (r)
                 return r;
-        request_init(client, ZERO__STASH__OP__RELEASE, key, &stash, &request);
+        stash = stash_message(client, ZERO__STASH__OP__RELEASE, key);
         stash.last = last;
         r = record(client, sync, key, &stash.event);
         if (r)
@@ -193,5 +188,5 @@ int zero_stash_release(struct zero_client *client, uint64_t key, bool last, stru
         if (!client->stash || (!stash_unview(client->stash, key) && !last))
                 return client_fail(client, ZERO_ENOTHELD, "entry %llu of the stash is not read",
                                    (unsigned long long)key);
-        return client_send(client, &request, PUSH_NONE);
+        return client_send(client, REQUEST(STASH, stash, &stash), PUSH_NONE);
 }

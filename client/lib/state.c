@@ -181,7 +181,6 @@ static int read_piece(struct zero_client *c, const struct access *piece, struct 
 static int put_piece(struct zero_client *c, struct slots_in_use *use, const struct access *piece,
                      struct source *from)
 {
-        Zero__Request request = ZERO__REQUEST__INIT;
         Zero__Access put = message_of(piece);
         uint32_t slot = use->next++ % CLIENT_SLOTS;
         int r = client_await(c, use->seq[slot]);
@@ -197,9 +196,7 @@ static int put_piece(struct zero_client *c, struct slots_in_use *use, const stru
         }
         if (r)
                 return r;
-        request.body_case = ZERO__REQUEST__BODY_PUT;
-        request.put = &put;
-        r = client_send(c, &request, PUSH_NONE);
+        r = client_send(c, REQUEST(PUT, put, &put), PUSH_NONE);
         use->seq[slot] = c->last_seq;
         return r;
 }
@@ -413,13 +410,10 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
                 r = check_access(client, &left, false);
         while (r == 0 && left.count > 0) {
                 struct access piece = next_piece(&left, client->transfer_bytes);
-                Zero__Request request = ZERO__REQUEST__INIT;
                 Zero__Access get = message_of(&piece);
                 const Zero__Reply *reply;
 
-                request.body_case = ZERO__REQUEST__BODY_GET;
-                request.get = &get;
-                r = client_call(client, &request, &reply);
+                r = client_call(client, REQUEST(GET, get, &get), &reply);
                 if (r)
                         return r;
                 memcpy(to, client->session.base, piece.count * piece.element);
@@ -433,7 +427,6 @@ int zero_get(struct zero_client *client, uint32_t tensor, enum zero_plane plane,
 int zero_query(struct zero_client *client, const char *what, const char *argument, char **ret_json)
 {
         Zero__Query query = ZERO__QUERY__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         char *json;
         int r = client_open(client);
@@ -446,9 +439,7 @@ int zero_query(struct zero_client *client, const char *what, const char *argumen
                 return r;
         query.what = (char *)what;
         query.argument = (char *)(argument ? argument : "");
-        request.body_case = ZERO__REQUEST__BODY_QUERY;
-        request.query = &query;
-        r = client_call(client, &request, &reply);
+        r = client_call(client, REQUEST(QUERY, query, &query), &reply);
         if (r)
                 return r;
         json = strdup(reply->query->json);

@@ -49,16 +49,13 @@ static int view_of(struct zero_client *c, uint32_t group, const Zero__FetchReply
 static int ask_fetch(struct zero_client *c, uint32_t group, const void **ret_view)
 {
         Zero__Fetch fetch = ZERO__FETCH__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r;
 
         fetch.group = group;
         fetch.version = c->version;
         fetch.attempt = c->attempt;
-        request.body_case = ZERO__REQUEST__BODY_FETCH;
-        request.fetch = &fetch;
-        r = client_call(c, &request, &reply);
+        r = client_call(c, REQUEST(FETCH, fetch, &fetch), &reply);
         return r ? r : view_of(c, group, reply->fetch, ret_view);
 }
 
@@ -85,7 +82,6 @@ int zero_fetch(struct zero_client *client, uint32_t group, const void **ret_view
 int zero_prefetch(struct zero_client *client, uint32_t group)
 {
         Zero__Prefetch prefetch = ZERO__PREFETCH__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         int r = client_begin_aborted(client);
 
         if (r == 0)
@@ -94,9 +90,7 @@ int zero_prefetch(struct zero_client *client, uint32_t group)
                 return r;
         prefetch.group = group;
         prefetch.version = client->version;
-        request.body_case = ZERO__REQUEST__BODY_PREFETCH;
-        request.prefetch = &prefetch;
-        return client_send(client, &request, PUSH_NONE);
+        return client_send(client, REQUEST(PREFETCH, prefetch, &prefetch), PUSH_NONE);
 }
 
 /* For requests that do not wait: if the daemon is lost there is nothing to order. */
@@ -114,7 +108,6 @@ static int record(struct zero_client *c, const struct zero_sync *sync, const cha
 int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *sync)
 {
         Zero__Release release = ZERO__RELEASE__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         int r = client_begin_aborted(client);
 
         if (r == 0)
@@ -137,9 +130,7 @@ int zero_release(struct zero_client *client, uint32_t group, struct zero_sync *s
                 return r;
         release.group = group;
         release.attempt = client->attempt;
-        request.body_case = ZERO__REQUEST__BODY_RELEASE;
-        request.release = &release;
-        return client_send(client, &request, PUSH_NONE);
+        return client_send(client, REQUEST(RELEASE, release, &release), PUSH_NONE);
 }
 
 /* ---- gradients --------------------------------------------------------- */
@@ -171,16 +162,13 @@ static int check_pushes(struct zero_client *c, uint32_t group)
 static int reclaim(struct zero_client *c, uint32_t group)
 {
         Zero__Reclaim reclaim = ZERO__RECLAIM__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
 
         if (!c->gpu || c->protocol < KEEPS_SLOTS || !c->push.slots->whole || !c->push.busy[group] ||
             c->groups[group].micro_batches == 0)
                 return 0;
         reclaim.group = group;
         reclaim.attempt = c->attempt;
-        request.body_case = ZERO__REQUEST__BODY_RECLAIM;
-        request.reclaim = &reclaim;
-        return client_send(c, &request, PUSH_NONE);
+        return client_send(c, REQUEST(RECLAIM, reclaim, &reclaim), PUSH_NONE);
 }
 
 static int wait_for_slot(struct zero_client *c, uint32_t group, uint32_t *ret_slot)
@@ -265,7 +253,6 @@ static bool skip_accepted(struct zero_client *c, uint32_t group, bool last)
 
 static int send_push(struct zero_client *c, uint32_t group, Zero__Push *push)
 {
-        Zero__Request request = ZERO__REQUEST__INIT;
         struct group_use *use = &c->groups[group];
         uint32_t slot = PUSH_NONE;
 
@@ -277,9 +264,7 @@ static int send_push(struct zero_client *c, uint32_t group, Zero__Push *push)
                 push_drop(&c->push, group);
         else
                 slot = push->slot = push_send(&c->push, group);
-        request.body_case = ZERO__REQUEST__BODY_PUSH;
-        request.push = push;
-        return client_send(c, &request, slot);
+        return client_send(c, REQUEST(PUSH, push, push), slot);
 }
 
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
@@ -334,7 +319,6 @@ static int check_pushed(struct zero_client *c)
 int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
 {
         Zero__Norm norm = ZERO__NORM__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r = begin_step(client);
 
@@ -345,9 +329,7 @@ int zero_norm(struct zero_client *client, double *ret_norm, bool *ret_finite)
         if (r)
                 return r;
         norm.attempt = client->attempt;
-        request.body_case = ZERO__REQUEST__BODY_NORM;
-        request.norm = &norm;
-        r = client_call(client, &request, &reply);
+        r = client_call(client, REQUEST(NORM, norm, &norm), &reply);
         if (r)
                 return r;
         *ret_norm = reply->norm->norm;
@@ -370,13 +352,10 @@ static int check_norms(struct zero_client *c, uint32_t first, uint32_t count)
 
 static int ask_norms(struct zero_client *c, Zero__Norms *of, double *norms, uint64_t *ret_version)
 {
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r;
 
-        request.body_case = ZERO__REQUEST__BODY_NORMS;
-        request.norms = of;
-        r = client_call(c, &request, &reply);
+        r = client_call(c, REQUEST(NORMS, norms, of), &reply);
         if (r)
                 return r;
         if (reply->norms->n_norms != of->count)
@@ -445,7 +424,6 @@ int zero_all_reduce(struct zero_client *client, const char *name, enum zero_redu
                     uint32_t n, const double *values, double *ret_values)
 {
         Zero__AllReduce message = ZERO__ALL_REDUCE__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r = begin_step(client);
 
@@ -465,9 +443,7 @@ int zero_all_reduce(struct zero_client *client, const char *name, enum zero_redu
         message.op = (uint32_t)op;
         message.n_values = n;
         message.values = (double *)values;
-        request.body_case = ZERO__REQUEST__BODY_ALL_REDUCE;
-        request.all_reduce = &message;
-        r = client_call(client, &request, &reply);
+        r = client_call(client, REQUEST(ALL_REDUCE, all_reduce, &message), &reply);
         if (r)
                 return r;
         if (reply->all_reduce->n_values != n)
@@ -521,7 +497,6 @@ int zero_ahead(struct zero_client *client, const struct zero_step_options *step)
 {
         struct params_message params;
         Zero__Ahead ahead = ZERO__AHEAD__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         const Zero__Reply *reply;
         int r = client_given(client, begin_step(client), step);
 
@@ -533,9 +508,7 @@ int zero_ahead(struct zero_client *client, const struct zero_step_options *step)
                 return r;
         ahead.attempt = client->attempt;
         ahead.params = &params.params;
-        request.body_case = ZERO__REQUEST__BODY_AHEAD;
-        request.ahead = &ahead;
-        return client_call(client, &request, &reply);
+        return client_call(client, REQUEST(AHEAD, ahead, &ahead), &reply);
 }
 
 /* A daemon that was lost and found meanwhile knows of no held group, so it gets no event. */
@@ -544,7 +517,6 @@ static int ask_step(struct zero_client *c, const struct zero_step_options *step,
 {
         struct params_message params;
         Zero__Step message = ZERO__STEP__INIT;
-        Zero__Request request = ZERO__REQUEST__INIT;
         int r = params_message(c, step, &params);
 
         r = r ? r
@@ -556,9 +528,7 @@ static int ask_step(struct zero_client *c, const struct zero_step_options *step,
         message.params = &params.params;
         if (step->blob)
                 message.blob = (ProtobufCBinaryData){ step->blob_bytes, (uint8_t *)step->blob };
-        request.body_case = ZERO__REQUEST__BODY_STEP;
-        request.step = &message;
-        return client_call(c, &request, ret_reply);
+        return client_call(c, REQUEST(STEP, step, &message), ret_reply);
 }
 
 /* The blob may be the one that zero_blob() gave out. */

@@ -3,7 +3,7 @@
  * files that outlive the process.
  *
  * A state is one owner's part of a job.  Planes, chunk table, undo slots and record are in a file
- * (state.h, map.h); the serve plane is in a sealed memfd that dies with the process.  A process
+ * (state.h, map.h).  The serve plane is in a sealed memfd that dies with the process.  A process
  * killed at any instruction leaves each chunk restorable.
  *
  * A state may instead lie on a GPU.  Then its planes, serve included, are in the GPU's memory,

@@ -2,17 +2,17 @@
  * Crash-consistent in-place update of a chunk at cache cost.
  *
  * Each updating thread owns one undo slot in the state file, small enough to stay in L1.  The
- * thread marks the slot as held by the chunk.  Then it goes on a few elements at a time: it stores
+ * thread marks the slot as held by the chunk.  Then it goes on a few elements at a time.  It stores
  * their old values to the slot, raises the slot's mark to cover them, and stores the new values to
  * the planes (device_ops.update).  At the end it raises the chunk's version and frees the slot.
  *
- * If the process dies at any instruction, the chunk is at its new version, or the slot has the old
+ * The process may die at any instruction: the chunk is at its new version, or the slot has the old
  * values of all that may have changed.  In the second case the old values are put back and the
  * chunk is updated again.
  *
  * The slot keeps old values so that an update walks over memory once, as an update without a slot
  * does.  Slots with new values, copied to the planes afterwards, left memory nearly idle during
- * each copy, and an update took 1.2 to 1.3 times as long.
+ * each copy.  An update then took 1.2 to 1.3 times as long.
  *
  * An eager group is updated before its step is decided.  Before a thread raises the chunk's
  * version, it also copies the slot's old values to the chunk's place for them (plan.h), where they

@@ -260,7 +260,7 @@ static void say_prelude(int fd, enum prelude prelude)
 
 static void make_current(Zero__Request *m, const struct job *job)
 {
-        ProtobufCMessage *body = &m->hello->base; /* whichever it is */
+        ProtobufCMessage *body = (ProtobufCMessage *)m->hello; /* whichever it is */
         const ProtobufCFieldDescriptor *f =
                 body ? protobuf_c_message_descriptor_get_field_by_name(body->descriptor, "attempt")
                      : NULL;

@@ -291,7 +291,7 @@ def forms(_rank):
     model.register_buffer("passing", torch.eye(2).to_sparse(), persistent=False)
     zt.shard(model)
     said, = told.about("are not kept")
-    assert "of 24 bytes" in said and "'sparse', 'tagged';" in said, said
+    assert "of 24 bytes" in said and "'sparse', 'tagged'." in said, said
 
 
 class Tagged(torch.Tensor):
@@ -347,7 +347,7 @@ def differs(rank, name):
         model.register_buffer("wide", torch.full((3,), torch.finfo(torch.float64).min, dtype=torch.float64))
         values = getattr(model, name)
         values[rank] = -values[rank] if name == "wide" else values[rank] + 1
-    error = raises(zerod.LayoutMismatch, [f"'{name}'", "torch.manual_seed()", "after shard(), where model.sharded.steps_made is 0"], zt.shard, model)
+    error = raises(zerod.LayoutMismatch, [f"'{name}'", "torch.manual_seed()", "after shard(), if model.sharded.steps_made is 0"], zt.shard, model)
     assert "'at'" not in str(error)
 
 

@@ -1,11 +1,10 @@
 /*
  * The host's implementations and what they share.  Internal to daemon/compute/device.
  *
- * Agreement: for the same arguments every implementation gives the same bits as the
- * scalar one, -0, subnormals and infinities included, for any n and any
- * element-aligned address.  A NaN stays a NaN, quiet where a dtype changes; its sign
- * and payload are not promised (they depend on the order of a commutative
- * instruction's operands).  A copy to the same dtype keeps every bit.
+ * Agreement: for the same arguments every implementation gives the same bits as the scalar one.
+ * That includes -0, subnormals and infinities, any n and any element-aligned address.  A NaN stays
+ * a NaN, quiet where a dtype changes.  Its sign and payload are not promised: they depend on the
+ * order of a commutative instruction's operands.  A copy to the same dtype keeps every bit.
  */
 #pragma once
 

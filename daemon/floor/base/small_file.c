@@ -50,9 +50,11 @@ int small_file_write(int dir, const char *name, const void *data, size_t bytes)
         for (size_t at = 0; fd >= 0 && at < bytes;) {
                 ssize_t n = write(fd, (const char *)data + at, bytes - at);
 
-                if (n < 0 && errno != EINTR)
-                        return -errno;
-                at += n > 0 ? (size_t)n : 0;
+                if (n < 0 && errno == EINTR)
+                        continue;
+                if (n <= 0)
+                        return n ? -errno : -EIO;
+                at += (size_t)n;
         }
         return fd < 0 || fsync(fd) < 0 ? -errno : 0;
 }

@@ -102,7 +102,7 @@ int step_params_ahead(const struct step_params *params, struct fault *fault)
 {
         if (params->n_sets == 0)
                 return fault_set(fault, ZERO_EINVAL,
-                                 "zero_ahead() needs hyperparameter sets: a step without sets "
+                                 "zero_ahead() got no hyperparameter sets: a step without sets "
                                  "updates nothing");
         if (params->clip_norm > 0)
                 return fault_set(fault, ZERO_EINVAL,

@@ -72,21 +72,6 @@ void gathers_free(struct job *job)
         list_init(&job->gathers);
 }
 
-static struct gather *gather_at(const struct job *job, struct list *item)
-{
-        return item == &job->gathers ? NULL : CONTAINER_OF(item, struct gather, link);
-}
-
-struct gather *gather_first(const struct job *job)
-{
-        return gather_at(job, job->gathers.next);
-}
-
-struct gather *gather_next(const struct job *job, const struct gather *g)
-{
-        return gather_at(job, g->link.next);
-}
-
 bool slabless(const struct gather *g, uint32_t group)
 {
         return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0;

@@ -6,6 +6,7 @@
 
 #include "daemon/step/gather/gather.h"
 #include "daemon/step/gather/window.h"
+#include "proto/cleanup.h"
 
 enum entry_phase { ENTRY_EMPTY, ENTRY_STARVING, ENTRY_FILLING, ENTRY_READY };
 
@@ -41,13 +42,17 @@ struct gather {
         uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */
 };
 
-#define for_gathers(job, g) for (struct gather *g = gather_first(job); g; g = gather_next(job, g))
+static inline struct gather *gather_at(const struct job *job, struct list *item)
+{
+        return item == &job->gathers ? NULL : CONTAINER_OF(item, struct gather, link);
+}
+#define for_gathers(job, g)                                             \
+        for (struct gather *g = gather_at(job, (job)->gathers.next); g; \
+             g = gather_at(job, g->link.next))
 
 /* admission.c */
 void gather_drop_window(struct gather *g);
 void gathers_free(struct job *job);
-struct gather *gather_first(const struct job *job);
-struct gather *gather_next(const struct job *job, const struct gather *g);
 /* Whether the group needs no slab. */
 bool slabless(const struct gather *g, uint32_t group);
 

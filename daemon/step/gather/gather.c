@@ -218,9 +218,9 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         return true;
 }
 
+/* ---- from one window to others ---- */
+
 /*
- * ---- from one window to others ----
- *
  * Copies a group from one window of the node to all others that wait for it.
  *
  * The entry that has begun to gather from the owners leads; entries of other windows wait for it.

@@ -116,9 +116,9 @@ bool offer_is_alone(const struct offer *o)
         return true;
 }
 
+/* ---- tasks ---- */
+
 /*
- * ---- tasks ----
- *
  * A task on a group's sum adds an offer, or takes the norm of the whole, or does both in one pass
  * over memory.  Or one task on several groups takes the norm of their offers and adds none.
  *
@@ -307,7 +307,9 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
 {
         struct offer *o = CONTAINER_OF(task, struct offer, task);
 
-        accumulator_add(o->replica, o->group, o, o->final ? &o->norm : NULL);
+        struct accumulator_group *lg = &o->replica->accumulator->groups[o->group];
+
+        accumulator_add(o->replica, o->group, o, o->final ? &lg->norm : NULL);
 }
 
 void accumulator_forget_present(struct replica *h, uint32_t group)
@@ -344,8 +346,6 @@ static void offer_accumulated(struct offload_task *task)
                 offer_end(o);
         } else if (o->way == OFFER_SETTLED) {
                 lg->measured = true;
-                if (o->final)
-                        lg->norm = o->norm;
                 offer_end(o);
                 accumulator_vote(h);
                 shard_settled(job);
@@ -353,7 +353,6 @@ static void offer_accumulated(struct offload_task *task)
                 lg->nodes[o->node].finished = o->last;
                 lg->cursor++;
                 lg->normed = o->final;
-                lg->norm = o->norm;
                 offer_end(o);
         }
         accumulator_advance(h, group);
@@ -362,9 +361,12 @@ static void offer_accumulated(struct offload_task *task)
 
 static void offer_run(struct offer *o)
 {
-        struct replica *h = o->replica;
+        const struct replica *h = o->replica;
+        struct accumulator_group *lg = &h->accumulator->groups[o->group];
 
-        h->accumulator->groups[o->group].busy = true;
+        if (o->final)
+                group_norm_init(&lg->norm, h->job, o->group);
+        lg->busy = true;
         o->task.run = offer_accumulate;
         o->task.done = offer_accumulated;
         job_compute(h->job, OFFLOAD_STEP, &o->task);
@@ -377,7 +379,6 @@ static void offer_submit(struct offer *o)
 
         o->final = o->last && offer_is_alone(o);
         o->way = defers ? OFFER_DEFERRED : OFFER_ADDED;
-        group_norm_init(&o->norm, h->job, o->group);
         o->generation = h->accumulator->generation;
         list_remove(&o->link);
         if (o->node_gradient)

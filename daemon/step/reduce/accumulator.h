@@ -43,7 +43,6 @@ struct offer {
         bool failed; /* a part failed; nothing more is asked for until the others have ended */
         bool cut;    /* the link went down meanwhile */
         bool final;  /* the group's norm is taken with this offer */
-        struct group_norm norm;
 };
 
 /* What a node offers to a group. */

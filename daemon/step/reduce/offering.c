@@ -100,13 +100,14 @@ void node_gradient_withdraw(struct node_gradient *p)
         }
 }
 
-static struct node_gradient *node_gradient_find(struct job *job, const Zero__Pull *request)
+/* Of the attempt that runs. */
+static struct node_gradient *node_gradient_find(struct job *job, uint32_t group,
+                                                uint32_t micro_batch)
 {
         list_for_each (&job->reduce->node_gradients, item) {
                 struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
 
-                if (p->offered && !p->void_ && p->group == request->group &&
-                    p->attempt == request->attempt && p->micro_batch == request->micro_batch)
+                if (!p->void_ && p->group == group && p->micro_batch == micro_batch)
                         return p;
         }
         return NULL;
@@ -114,12 +115,13 @@ static struct node_gradient *node_gradient_find(struct job *job, const Zero__Pul
 
 void reduce_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
 {
-        struct node_gradient *p = node_gradient_find(job, request);
+        struct node_gradient *p = node_gradient_find(job, request->group, request->micro_batch);
         struct range range = { request->first, request->count };
         struct delivery *d;
         size_t n;
 
-        if (!p || request->owner >= job->placement.n_owners ||
+        if (!p || !p->offered || p->attempt != request->attempt ||
+            request->owner >= job->placement.n_owners ||
             job->placement.node[request->owner] != node) {
                 ask_refuse(job, node, request->transfer, ZERO_EABORTED,
                            "the gradient is not on offer: its attempt may be over");
@@ -221,18 +223,6 @@ static bool node_gradient_offer(struct node_gradient *p)
         return offer_all(job, p->group, p->micro_batch, p->last, p);
 }
 
-static struct node_gradient *node_gradient_ready(struct job *job, uint32_t group,
-                                                 uint32_t micro_batch)
-{
-        list_for_each (&job->reduce->node_gradients, item) {
-                struct node_gradient *p = CONTAINER_OF(item, struct node_gradient, link);
-
-                if (p->ready && !p->void_ && p->group == group && p->micro_batch == micro_batch)
-                        return p;
-        }
-        return NULL;
-}
-
 void group_offer(struct job *job, uint32_t group)
 {
         struct reduce_group *g = &job->reduce->groups[group];
@@ -241,7 +231,8 @@ void group_offer(struct job *job, uint32_t group)
         if (g->offering)
                 return;
         g->offering = true;
-        while ((p = node_gradient_ready(job, group, g->offered)) && node_gradient_offer(p))
+        while ((p = node_gradient_find(job, group, g->offered)) && p->ready &&
+               node_gradient_offer(p))
                 g->offered++;
         if (!p && g->ends_empty && g->offered >= g->micro_batch)
                 g->ends_empty = !offer_all(job, group, g->micro_batch, true, NULL);

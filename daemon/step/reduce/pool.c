@@ -44,11 +44,6 @@ bool pool_affords(const struct pool *p, uint64_t bytes, uint64_t default_budget)
         return p->used + bytes <= (budget ? budget : default_budget);
 }
 
-void pool_charge(struct pool *p, uint64_t bytes)
-{
-        p->used += bytes;
-}
-
 void pool_discharge(struct pool *p, uint64_t bytes)
 {
         p->used -= bytes;

@@ -2,9 +2,10 @@
  * pool.h - memory for gradients in transit, in any place, within a budget.  Loop thread.
  *
  * Host memory is there at once.  It may take time to allocate memory in other places, so another
- * thread does that; who needs it waits, or goes without.  Blocks there are large enough for
- * whatever needs one, so that any block fits.  Blocks that are given back are kept for the next
- * ones, as long as this node's ranks push or it has none.
+ * thread does that: who needs it waits, or takes host memory.  Blocks in other places are large
+ * enough for whatever their users need, so that any block fits.  They are kept for the next use
+ * while a rank is attached to this node.  On a node without ranks they are kept until nobody has
+ * used one for a while.
  */
 #pragma once
 
@@ -35,8 +36,7 @@ void pool_init(struct pool *p, struct job *job);
 void pool_deinit(struct pool *p);
 /* Whether the budget has so many bytes more; default_budget: without a configured one. */
 bool pool_affords(const struct pool *p, uint64_t bytes, uint64_t default_budget);
-void pool_charge(struct pool *p, uint64_t bytes);
-/* Each place may be asked again. */
+/* So many bytes fewer are used; each place may be asked again. */
 void pool_discharge(struct pool *p, uint64_t bytes);
 /*
  * Takes a block of at least `bytes` away from the host.  BLOCK_ASKED: there is none yet, another

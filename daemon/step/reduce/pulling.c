@@ -74,7 +74,7 @@ static bool offer_take_buffer(struct offer *o, bool its_turn)
         if (!o->buffer && (its_turn || pool_affords(pool, bytes, budget)))
                 o->buffer = pool_block_new(bytes);
         if (o->buffer)
-                pool_charge(pool, o->buffer->bytes);
+                pool->used += o->buffer->bytes;
         return o->buffer;
 }
 

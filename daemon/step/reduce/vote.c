@@ -137,9 +137,9 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 crash_point(CRASH_MIRROR_SENDING);
 }
 
+/* ---- sums that nobody writes ---- */
+
 /*
- * ---- sums that nobody writes ----
- *
  * If all contributions to a group lie where the states do, away from the host, and may stay there,
  * the owner takes only the norm of the sum, and the update adds the contributions up.  That saves
  * writing and reading the sum, and costs a second reading of the contributions.

@@ -126,6 +126,32 @@ static void receive_buffers_on_a_gpu_are_kept_while_there_are_ranks(void)
         session_close(&s);
 }
 
+static void sums_without_room_on_a_gpu_are_made_on_the_host(void)
+{
+        struct training t = training_default();
+        struct outcome expected = training_run(&t);
+        struct session s;
+        uint64_t total;
+
+        stream_gpus_open(1);
+        total = stream_gpus_left();
+        t.net.gpu_states = true;
+        t.gpu_nodes = BOTH;
+        open_listening(&s, &t);
+        session_attach(&s);
+        leave_little(total);
+        for (uint32_t step = 1; step <= t.steps; step++) {
+                session_program(&s, step);
+                session_run(&s);
+        }
+        for (uint32_t i = 0; i < 2; i++)
+                CHECK(list_empty(&net_job(&s.net, i, "zoo")->reduce->pool.kept));
+        unsetenv("FAKE_GPU_BYTES");
+        s.outcome.sum = net_checksum(&s.net, "zoo");
+        CHECK(memcmp(&s.outcome.sum, &expected.sum, sizeof expected.sum) == 0);
+        session_close(&s);
+}
+
 static bool receive_buffers_are_gone(void *arg)
 {
         return list_empty(&accumulator_on(arg, 1)->pool.kept);
@@ -351,6 +377,8 @@ const struct test_case part_cases[] = {
         { "parts-that-land-on-gpus", parts_that_land_on_gpus },
         { "receive-buffers-on-a-gpu-are-kept-while-there-are-ranks",
           receive_buffers_on_a_gpu_are_kept_while_there_are_ranks },
+        { "sums-without-room-on-a-gpu-are-made-on-the-host",
+          sums_without_room_on_a_gpu_are_made_on_the_host },
         { "receive-buffers-where-no-ranks-are-are-kept-for-a-while",
           receive_buffers_where_no_ranks_are_are_kept_for_a_while },
         { "nothing-is-left-of-parts-in-flight", nothing_is_left_of_parts_in_flight },

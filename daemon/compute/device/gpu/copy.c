@@ -73,8 +73,8 @@ static bool has_peer(const struct peer *peers, uint32_t n, int gpu)
         return false;
 }
 
-/* The first of dst on each GPU that has none yet come to the peers, the others to the front of dst;
- * returns how many these are. */
+/* Adds a peer for each GPU that has none yet: the first of dst there.  Moves the others to the
+ * front of dst, and returns their number. */
 static uint32_t take_peers(struct peer *peers, uint32_t *n_peers, void **dst, uint32_t n_dst)
 {
         uint32_t others = 0;

@@ -4,7 +4,7 @@
  *
  * gpu_ops() computes on memory of either kind.  If an argument is on a GPU, the GPU computes on a
  * stream of the calling thread, which then waits; otherwise the host computes.  If only some
- * operands are on a GPU, those in host memory pass through pinned buffers in chunks: one chunk is
+ * operands are on a GPU, those in host memory pass through pinned buffers in chunks.  One chunk is
  * copied while the last one is computed.  If operands are on several GPUs, the GPU of the first
  * computes, and the others are copied to it.
  *

@@ -1,7 +1,7 @@
 /*
  * A thread has LANES lanes for each GPU that it has used.  It makes them at the first use and frees
- * them when it ends, or with the last use of GPUs, because threads of libuv's pool live as long as
- * the process.  So a thread waits only for its own work, and takes a lock only for its first lane.
+ * them when it ends.  Threads of libuv's pool live as long as the process, so the last use of GPUs
+ * frees lanes too.  A thread waits only for its own work, and takes a lock only for its first lane.
  */
 #include "daemon/compute/device/gpu/core.h"
 

@@ -5,8 +5,8 @@
  * is done, buffers are ordinary memory.  Pinned memory is kept for the next buffer, until
  * gpus_close().
  *
- * gpu_ops() asks for every operand in host memory whether it is pinned, from any thread, without a
- * lock: a place of the table is written once.
+ * gpu_ops() asks of every operand in host memory if it is pinned, from any thread and without a
+ * lock.  So a place of the table is written once.
  */
 #include "daemon/compute/device/gpu/core.h"
 

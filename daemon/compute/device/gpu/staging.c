@@ -8,7 +8,7 @@
  * empties the other's.
  *
  * With several GPUs, the GPU of the first operand on one computes.  Operands on other GPUs pass
- * through the lane's memory on that GPU, where a chunk of all of them arrives at once, from GPU to
+ * through the lane's memory on that GPU.  A chunk of all of them arrives there at once, from GPU to
  * GPU.
  *
  * Elements are computed one by one, so the cuts change no bit.
