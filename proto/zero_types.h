@@ -16,8 +16,8 @@ extern "C" {
 #endif
 
 /*
- * X(name, code, text).  Codes are positive; 0 is success.  Every function of
- * libzero returns one of them, and every refusal on the wire has one, with a
+ * X(name, code, text).  Codes are positive; 0 is success.  A function of libzero
+ * that can fail returns one of them.  Every refusal on the wire has one, with a
  * sentence that says what to do.
  */
 #define ZERO_STATUS_MAP(X)                                                     \
@@ -63,9 +63,9 @@ enum zero_status {
         X(FP16, 3, 2, "fp16")
 
 /*
- * X(name, code, text): types of frozen tensors that the service keeps and serves as bytes, whatever
- * they say (quantised weights).  A shape counts bytes.  Wherever elements of such a tensor or group
- * are counted, an element is a word of four bytes; zeros fill a tensor's last word.
+ * X(name, code, text): types of frozen tensors that the service keeps and serves as bytes without a
+ * look at their values (quantised weights).  A shape counts bytes.  Everywhere else an element of such
+ * a tensor or group is a word of four bytes.  Zeros fill a tensor's last word.
  */
 #define ZERO_BYTES_MAP(X)                                                      \
         X(INT8, 4, "int8")                                                     \
@@ -85,11 +85,11 @@ enum zero_dtype {
 
 /*
  * One array over a job's parameters (ZeRO, arXiv 1910.02054, section 3.1).
- * MASTER and the moments, as many as the group's optimizer has, are fp32.  SERVE is
- * the parameter in the group's dtype.  Of a group of bytes MASTER and SERVE are its words.  STEP and SET have one element for each
- * tensor: how often the tensor was updated, and which hyperparameter set of a
- * step applies to it.  GRAD is the accumulator, which clients cannot read or
- * write.
+ * MASTER and the moments are fp32; the group's optimizer says how many moments there
+ * are.  SERVE is the parameter in the group's dtype.  In a group of bytes MASTER and SERVE are its words.
+ * STEP and SET have one element for each tensor: the number of its updates, and the
+ * hyperparameter set of a step that applies to it.  GRAD is the accumulator, which
+ * clients cannot read or write.
  */
 #define ZERO_PLANE_MAP(X)                                                      \
         X(MASTER, 1, "master")                                                 \
@@ -117,19 +117,19 @@ enum zero_init {
         ZERO_INIT_PUT = 3,      /* zeros until zero_put() */
 };
 
-/* What happens to a step when a rank's session ends without leave. */
+/* The end of a step in which a rank's session ends without zero_close(). */
 enum zero_on_lost {
         ZERO_LOST_WAIT = 0, /* the others wait for the rank's successor; ZERO_EDEADLINE if none comes */
-        ZERO_LOST_FAIL = 1, /* the others are told at once: ZERO_ELOSTRANK */
+        ZERO_LOST_FAIL = 1, /* calls of the others return ZERO_ELOSTRANK at once */
 };
 
-/* Where a rank's stash is kept (zero_stash.where). */
+/* The place of a rank's stash (zero_stash.where). */
 enum zero_stash_where {
-        ZERO_STASH_WINDOWS = 0, /* as views and gradients are: on the rank's GPU, if it has one */
+        ZERO_STASH_WINDOWS = 0, /* beside views and gradients: on the rank's GPU, if it has one */
         ZERO_STASH_HOST = 1,    /* in host memory */
 };
 
-/* How zero_all_reduce() makes one number of the ranks' numbers. */
+/* The ways in which zero_all_reduce() makes one number of the ranks' numbers. */
 enum zero_reduction {
         ZERO_REDUCE_SUM = 0, /* added in the order of ranks */
         ZERO_REDUCE_MAX = 1, /* NaN if any is NaN, as with MIN */

@@ -73,7 +73,7 @@ class Prepared(accelerate.Accelerator):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Keeps gradients in this process, with accumulate_in="trainer", with one rank, too."""
+        """Keeps gradients in this process, if accumulate_in is "trainer", with one rank, too."""
         with model.no_sync() if is_sharded(model) and self.accumulate_in == "trainer" else nullcontext():
             yield
 
