@@ -52,29 +52,26 @@ static __device__ inline void sgd_momentum(const update_scalars &scalars, float 
         x[0] -= s.lr * (d * s.g_part + x[1] * s.b_part);
 }
 
-template <update_rule RULE> struct planes_of;
-#define X(rule, function, planes, has_ema)            \
-        template <> struct planes_of<UPDATE_##rule> { \
-                static constexpr unsigned n = planes; \
-                static constexpr bool ema = has_ema;  \
-        };
+/* Master and moments. */
+template <update_rule RULE> static constexpr unsigned OWN = 0;
+#define X(rule, function, planes) template <> constexpr unsigned OWN<UPDATE_##rule> = planes;
 UPDATE_RULE_MAP(X)
 #undef X
 
-template <update_rule RULE>
+template <update_rule RULE, bool EMA>
 static __device__ inline void update_element(const update_scalars &s, float grad,
                                              float (&x)[UPDATE_PLANES])
 {
-        constexpr unsigned last = planes_of<RULE>::n - 1;
+        constexpr unsigned e = OWN<RULE>;
         float g = grad * s.grad_scale;
 
-#define X(rule, function, planes, ema)       \
+#define X(rule, function, planes)            \
         if constexpr (RULE == UPDATE_##rule) \
                 function(s, g, x);
         UPDATE_RULE_MAP(X)
 #undef X
-        if constexpr (planes_of<RULE>::ema)
-                x[last] += (x[0] - x[last]) * s.ema_rate;
+        if constexpr (EMA)
+                x[e] += (x[0] - x[e]) * s.ema_rate;
 }
 
 /* The sum of the contributions, as reduce() would write it to an accumulator. */
@@ -105,10 +102,10 @@ struct update_table {
         table_piece piece[ZERO_CUDA_PIECES];
 };
 
-template <update_rule RULE>
+template <update_rule RULE, bool EMA>
 static __device__ inline void update_tile(const table_piece &piece, size_t tile)
 {
-        constexpr unsigned planes = planes_of<RULE>::n;
+        constexpr unsigned planes = OWN<RULE> + EMA;
         const update_piece &a = piece.a;
 
         with_tile(tile, a.n, piece.aligned, [&](auto span, size_t i) {
@@ -125,7 +122,7 @@ static __device__ inline void update_tile(const table_piece &piece, size_t tile)
 #pragma unroll
                         for (unsigned k = 0; k < planes; k++)
                                 x[k] = values[k][e];
-                        update_element<RULE>(a.scalars, grad[e], x);
+                        update_element<RULE, EMA>(a.scalars, grad[e], x);
 #pragma unroll
                         for (unsigned k = 0; k < planes; k++)
                                 values[k][e] = x[k];
@@ -139,14 +136,15 @@ static __device__ inline void update_tile(const table_piece &piece, size_t tile)
 }
 
 /* Thread blocks of a multiprocessor: left to itself nvcc takes registers for one less. */
-template <update_rule RULE> static constexpr unsigned RESIDENT = planes_of<RULE>::n > 3 ? 3 : 4;
+template <unsigned PLANES> static constexpr unsigned RESIDENT = PLANES > 3 ? 3 : 4;
 
-template <update_rule RULE>
-static __global__ void __launch_bounds__(THREADS, RESIDENT<RULE>)
+template <update_rule RULE, bool EMA>
+static __global__ void __launch_bounds__(THREADS, RESIDENT<OWN<RULE> + EMA>)
         update_kernel(const __grid_constant__ update_table t)
 {
-        each_tile(t.tiles, blockIdx.x, gridDim.x,
-                  [&](unsigned piece, size_t tile) { update_tile<RULE>(t.piece[piece], tile); });
+        each_tile(t.tiles, blockIdx.x, gridDim.x, [&](unsigned piece, size_t tile) {
+                update_tile<RULE, EMA>(t.piece[piece], tile);
+        });
 }
 
 static void table_add(update_table &t, const update_piece &a)
@@ -154,7 +152,7 @@ static void table_add(update_table &t, const update_piece &a)
         /* NULL counts as aligned */
         bool aligned = all_aligned(static_cast<const float *>(a.serve));
 
-        for (unsigned k = 0; k < update_planes(a.rule); k++)
+        for (unsigned k = 0; k < update_planes(a.rule, &a.scalars); k++)
                 aligned = aligned && all_aligned(a.in[k], a.out[k]);
         if (a.n == 0)
                 return;
@@ -165,18 +163,28 @@ static void table_add(update_table &t, const update_piece &a)
         deal_add(t.tiles, tiles(a.n));
 }
 
-static bool is_valid(const update_piece &a, update_rule rule)
+static bool is_valid(const update_piece &a, const update_piece &first)
 {
-        return a.rule == rule && update_planes(rule) > 0 && (!a.serve || is_dtype(a.serve_dtype)) &&
-               is_dtype(a.from) && is_dtype(a.wire) && a.k >= 1 && a.k <= UPDATE_SOURCES;
+        return a.rule == first.rule && rule_planes(a.rule) > 0 &&
+               update_has_ema(&a.scalars) == update_has_ema(&first.scalars) &&
+               (!a.serve || is_dtype(a.serve_dtype)) && is_dtype(a.from) && is_dtype(a.wire) &&
+               a.k >= 1 && a.k <= UPDATE_SOURCES;
 }
 
-static int launch_rule(update_rule rule, const update_table &t, void *stream)
+template <update_rule RULE> static int launch_rule(bool ema, const update_table &t, void *stream)
 {
-        switch (rule) {
-#define X(rule, function, planes, ema) \
-        case UPDATE_##rule:            \
-                return launch(update_kernel<UPDATE_##rule>, deal_tiles(t.tiles), stream, t);
+        size_t n = deal_tiles(t.tiles);
+
+        return ema ? launch(update_kernel<RULE, true>, n, stream, t)
+                   : launch(update_kernel<RULE, false>, n, stream, t);
+}
+
+static int launch_update(const update_piece &first, const update_table &t, void *stream)
+{
+        switch (first.rule) {
+#define X(rule, function, planes) \
+        case UPDATE_##rule:       \
+                return launch_rule<UPDATE_##rule>(update_has_ema(&first.scalars), t, stream);
                 UPDATE_RULE_MAP(X)
 #undef X
         case UPDATE_RULES:
@@ -191,13 +199,13 @@ int cuda_update(const update_piece *pieces, size_t n, void *stream)
         int r = 0;
 
         for (size_t i = 0; i < n; i++)
-                if (!is_valid(pieces[i], pieces[0].rule))
+                if (!is_valid(pieces[i], pieces[0]))
                         return -EINVAL;
         for (size_t i = 0; i < n && r == 0;) {
                 t.tiles.pieces = 0;
                 while (i < n && t.tiles.pieces < ZERO_CUDA_PIECES)
                         table_add(t, pieces[i++]);
-                r = launch_rule(pieces[0].rule, t, stream);
+                r = launch_update(pieces[0], t, stream);
         }
         return r;
 }

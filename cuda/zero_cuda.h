@@ -25,7 +25,7 @@
 #include "daemon/compute/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 9
+#define ZERO_CUDA_ABI_VERSION 10
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 

@@ -215,20 +215,52 @@ int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const u
         return 0;
 }
 
+static int find_group(const layout *l, uint32_t group, struct fault *fault)
+{
+        return group < l->n_groups
+                       ? 0
+                       : fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
+                                   group, l->n_groups);
+}
+
+static const char ema_suffix[] = "-ema";
+
+struct layout_optimizer layout_optimizer(const struct layout_group *g)
+{
+        struct layout_optimizer ret;
+
+        snprintf(ret.text, sizeof(ret.text), "%s%s", g->optimizer, g->ema ? ema_suffix : "");
+        return ret;
+}
+
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault)
 {
-        if (group >= l->n_groups)
-                return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
-                                 group, l->n_groups);
+        int r = find_group(l, group, fault);
+        if (r)
+                return r;
         struct layout_group *g = &l->groups[group];
-        if (!name || strnlen(name, sizeof(g->optimizer)) == sizeof(g->optimizer) ||
-            !text_printable(name))
+        size_t suffix = sizeof(ema_suffix) - 1;
+        size_t n = name ? strnlen(name, sizeof(struct layout_optimizer)) : SIZE_MAX;
+        bool ema = name && n >= suffix && strcmp(name + n - suffix, ema_suffix) == 0;
+
+        n -= ema ? suffix : 0;
+        if (n > ZERO_OPTIMIZER_MAX || !text_printable(name))
                 return fault_set(
                         fault, ZERO_EINVAL,
                         "group %s: an optimizer's name is printable and has at most %d bytes",
                         text_quote(g->name).text, ZERO_OPTIMIZER_MAX);
-        snprintf(g->optimizer, sizeof(g->optimizer), "%s", name);
+        snprintf(g->optimizer, sizeof(g->optimizer), "%.*s", (int)n, name);
+        g->ema = g->ema || ema;
         return 0;
+}
+
+int layout_set_ema(layout *l, uint32_t group, struct fault *fault)
+{
+        int r = find_group(l, group, fault);
+
+        if (r == 0)
+                l->groups[group].ema = true;
+        return r;
 }
 
 void layout_set_base(layout *l, const uint8_t hash[static LAYOUT_HASH])
@@ -239,9 +271,9 @@ void layout_set_base(layout *l, const uint8_t hash[static LAYOUT_HASH])
 
 int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault)
 {
-        if (group >= l->n_groups)
-                return fault_set(fault, ZERO_ENOGROUP, "there is no group %u: the layout has %u",
-                                 group, l->n_groups);
+        int r = find_group(l, group, fault);
+        if (r)
+                return r;
         if (eager && dtype_is_bytes(l->groups[group].dtype))
                 return fault_set(fault, ZERO_EINVAL,
                                  "group %s has bytes, which are never updated: it cannot be eager",
@@ -317,7 +349,7 @@ static int copy_group(layout *to, const layout *from, uint32_t group)
                                  NULL);
 
         if (r == 0)
-                r = layout_set_optimizer(to, index, g->optimizer, NULL);
+                r = layout_set_optimizer(to, index, layout_optimizer(g).text, NULL);
         if (r == 0)
                 r = layout_set_eager(to, index, g->eager, NULL);
         for (uint32_t t = 0; r == 0 && t < g->n_tensors; t++)

@@ -38,6 +38,7 @@ struct layout_group {
         uint32_t n_ranks;
         double divisor;                         /* 0: number of ranks */
         char optimizer[ZERO_OPTIMIZER_MAX + 1]; /* by name; "": the daemon's first */
+        bool ema;                               /* owners keep the average of the weights, too */
         bool eager; /* owners update the group as soon as its gradient is complete */
         uint32_t first_tensor, n_tensors; /* consecutive in layout.tensors */
         uint64_t elements; /* of the flat array, a multiple of LAYOUT_ALIGN; may be 0 */
@@ -60,7 +61,9 @@ void layout_free(layout *l);
 /* Tensors of a group must be added before the next group is begun. */
 int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const uint32_t *ranks,
                      uint32_t n_ranks, double divisor, uint32_t *ret_group, struct fault *fault);
+/* A name "...-ema" sets `ema`, too: messages and files have it so (layout_optimizer()). */
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault);
+int layout_set_ema(layout *l, uint32_t group, struct fault *fault);
 void layout_set_base(layout *l, const uint8_t hash[static LAYOUT_HASH]);
 int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault);
 int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
@@ -95,6 +98,13 @@ int layout_compose(const struct layout_part *parts /* [world_size] */, uint32_t 
 /* Whether these are the groups of the rank; else `text` says how they differ. */
 bool layout_has_part(const layout *whole, const layout *part, uint32_t rank, char *text,
                      size_t size);
+
+/* The optimizer in messages and hashes: "-ema" behind its name says that the group keeps averages.
+ */
+struct layout_optimizer {
+        char text[ZERO_OPTIMIZER_MAX + sizeof("-ema")];
+};
+struct layout_optimizer layout_optimizer(const struct layout_group *g);
 
 /* Whether a rank pushes gradients of the group; the group's divisor in effect. */
 bool layout_group_has_rank(const struct layout_group *g, uint32_t rank);

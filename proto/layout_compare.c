@@ -78,8 +78,9 @@ static bool group_differs(const struct layout_group *a, const struct layout_grou
                          dtype_name(b->dtype));
         else if (!same_bits(a->divisor, b->divisor))
                 snprintf(text, size, "divisor %.17g here, %.17g there", a->divisor, b->divisor);
-        else if (strcmp(a->optimizer, b->optimizer) != 0)
-                snprintf(text, size, "optimizer %s here, %s there", a->optimizer, b->optimizer);
+        else if (strcmp(a->optimizer, b->optimizer) != 0 || a->ema != b->ema)
+                snprintf(text, size, "optimizer %s here, %s there", layout_optimizer(a).text,
+                         layout_optimizer(b).text);
         else if (a->eager != b->eager)
                 snprintf(text, size, "%s here, %s there", a->eager ? "eager" : "not eager",
                          b->eager ? "eager" : "not eager");
@@ -263,7 +264,7 @@ static void add_group(crypto_generichash_state *state, const layout *l,
 {
         add_name(state, g->name);
         add_number(state, g->dtype);
-        add_name(state, g->optimizer);
+        add_name(state, layout_optimizer(g).text);
         add_number(state, g->eager);
         add_number(state, g->n_ranks);
         for (uint32_t i = 0; i < g->n_ranks; i++)

@@ -176,7 +176,7 @@ static int add_found(const struct composition *c, const struct found *f, layout 
                                  all ? 0 : f->n_ranks, from->divisor, &group, fault);
 
         if (r == 0)
-                r = layout_set_optimizer(whole, group, from->optimizer, fault);
+                r = layout_set_optimizer(whole, group, layout_optimizer(from).text, fault);
         if (r == 0)
                 r = layout_set_eager(whole, group, from->eager, fault);
         for (uint32_t t = 0; t < from->n_tensors && r == 0; t++) {

@@ -132,7 +132,7 @@ static int write_group(const layout *l, const struct layout_group *g, Zero__Grou
         m->divisor = g->divisor;
         m->eager = g->eager;
         m->name = strdup(g->name);
-        m->optimizer = strdup(g->optimizer);
+        m->optimizer = strdup(layout_optimizer(g).text);
         m->tensors = calloc((size_t)g->n_tensors + 1, sizeof(*m->tensors));
         if (!m->name || !m->optimizer || !m->tensors)
                 return -ENOMEM;

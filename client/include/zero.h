@@ -110,13 +110,19 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
 
 /*
  * Chooses a group's optimizer: "adamw", as it is without this call, "adam", "lion", "sgd"
- * or "sgd-momentum", or one of these with "-ema" behind its name, as "adamw-ema": that keeps the average of the
- * weights too (ema_decay below); NULL: "adamw".  The optimizer says which planes the group's tensors have beside
+ * or "sgd-momentum"; NULL: "adamw".  The optimizer says which planes the group's tensors have beside
  * the master weights, and which member of struct zero_set applies.  All ranks choose the same.  A job's
  * state and its checkpoints go on under the same optimizer only: zero_attach() refuses another one
  * (ZERO_ELAYOUT) and names it.
  */
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
+
+/*
+ * Has a group keep the average of its weights (ZERO_PLANE_EMA), beside any optimizer.  Each update averages the weights
+ * in the same pass, by the ema_decay of its struct zero_set.  All ranks choose the same, and a job's state and its
+ * checkpoints go on under the same choice only.
+ */
+int zero_layout_ema(struct zero_layout *layout, uint32_t group);
 
 /*
  * Makes a group eager: its owners update their shards as soon as its gradient is complete, while ranks still compute
@@ -150,6 +156,7 @@ uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t g
 const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
 bool zero_layout_group_eager(const struct zero_layout *layout, uint32_t group);
+bool zero_layout_group_ema(const struct zero_layout *layout, uint32_t group);
 /*
  * Returns the optimizer that updates a group, or the divisor that zero_layout_group() took.
  * A divisor of 0 stands for the number of ranks.
@@ -479,8 +486,7 @@ struct zero_adamw {
         double lr, beta1, beta2;
         double eps; /* > 0 as an fp32 number */
         double weight_decay;
-        double maximize;  /* 0 or 1 */
-        double ema_decay; /* of adamw-ema and adam-ema alone */
+        double maximize; /* 0 or 1 */
 };
 #define ZERO_PLANE_EXP_AVG ZERO_PLANE_MOMENT1
 #define ZERO_PLANE_EXP_AVG_SQ ZERO_PLANE_MOMENT2
@@ -493,8 +499,7 @@ struct zero_adamw {
  */
 struct zero_lion {
         double lr, beta1, beta2, weight_decay;
-        double maximize;  /* 0 or 1 */
-        double ema_decay; /* of lion-ema alone */
+        double maximize; /* 0 or 1 */
 };
 
 /*
@@ -509,25 +514,23 @@ struct zero_sgd {
         double lr;
         double momentum, dampening; /* of sgd-momentum alone */
         double weight_decay;
-        double nesterov;  /* 0 or 1, of sgd-momentum alone */
-        double maximize;  /* 0 or 1 */
-        double ema_decay; /* of sgd-ema and sgd-momentum-ema alone */
+        double nesterov; /* 0 or 1, of sgd-momentum alone */
+        double maximize; /* 0 or 1 */
 };
 #define ZERO_PLANE_MOMENTUM_BUFFER ZERO_PLANE_MOMENT1
 
 /*
- * An optimizer "...-ema" does what the one without "-ema" does, and in the same pass averages the weights, as
- * torch.optim.swa_utils.AveragedModel does with get_ema_multi_avg_fn(ema_decay).  The average e is its last
- * moment: ZERO_PLANE_MOMENT3 of adamw-ema and adam-ema, MOMENT2 of lion-ema and sgd-momentum-ema, MOMENT1 of
- * sgd-ema.  With the new p, and ema_decay in [0, 1), which a step may change as it may lr:
+ * Hyperparameters of the tensors of one set.  All their groups have this optimizer.
+ *
+ * A group of zero_layout_ema() averages its weights as torch.optim.swa_utils.AveragedModel does with
+ * get_ema_multi_avg_fn(ema_decay).  With the new p, and ema_decay in [0, 1), which a step may change as it may lr:
  *
  *   e = ema_decay e + (1 - ema_decay) p, but p at a tensor's first update
  *
  * Where a step changes no weight, as a skipped step or a tensor without a gradient, e stays as it is.  Until a
- * tensor's first update e is the tensor's first values, and a write to MASTER writes e too.
+ * tensor's first update e is the tensor's first values, and a write to MASTER writes e too.  The average e is
+ * ZERO_PLANE_EMA of zero_get() and zero_put(); zero_tensor_norms() knows it as the moment behind the optimizer's own.
  */
-
-/* Hyperparameters of the tensors of one set.  All their groups have this optimizer. */
 struct zero_set {
         const char *optimizer; /* as in zero_layout_optimizer(); NULL: "adamw" */
         union {
@@ -535,11 +538,11 @@ struct zero_set {
                 struct zero_lion lion;
                 struct zero_sgd sgd;
         };
+        double ema_decay; /* groups that keep no average do not look at it */
 };
 
 /*
- * Sets with the papers' values, as initialisers; members may be changed afterwards, as optimizer and ema_decay
- * for an optimizer "...-ema".  The papers leave open the weight
+ * Sets with the papers' values, as initialisers; members may be changed afterwards.  The papers leave open the weight
  * decay: 0.01 of AdamW is torch.optim.AdamW's, the others have none.  A set that is only zeroed is refused: with eps 0
  * a gradient of 0 would make NaN of a weight.  C++17 has no designators, so all numbers go through the union's first
  * member.
@@ -547,11 +550,11 @@ struct zero_set {
  *   struct zero_set set = ZERO_ADAMW(1e-3);
  *   set.adamw.weight_decay = 0.1;
  */
-#define ZERO_ADAMW(lr) { "adamw", { { (lr), 0.9, 0.999, 1e-8, 0.01, 0, 0 } } }
-#define ZERO_ADAM(lr) { "adam", { { (lr), 0.9, 0.999, 1e-8, 0, 0, 0 } } }
-#define ZERO_LION(lr) { "lion", { { (lr), 0.9, 0.99, 0, 0, 0, 0 } } }
-#define ZERO_SGD(lr) { "sgd", { { (lr), 0, 0, 0, 0, 0, 0 } } }
-#define ZERO_SGD_MOMENTUM(lr, momentum) { "sgd-momentum", { { (lr), (momentum), 0, 0, 0, 0, 0 } } }
+#define ZERO_ADAMW(lr) { "adamw", { { (lr), 0.9, 0.999, 1e-8, 0.01, 0 } }, 0 }
+#define ZERO_ADAM(lr) { "adam", { { (lr), 0.9, 0.999, 1e-8, 0, 0 } }, 0 }
+#define ZERO_LION(lr) { "lion", { { (lr), 0.9, 0.99, 0, 0, 0 } }, 0 }
+#define ZERO_SGD(lr) { "sgd", { { (lr), 0, 0, 0, 0, 0 } }, 0 }
+#define ZERO_SGD_MOMENTUM(lr, momentum) { "sgd-momentum", { { (lr), (momentum), 0, 0, 0, 0 } }, 0 }
 
 struct zero_step_options {
         const struct zero_set *sets;   /* indexed by ZERO_PLANE_SET */

@@ -68,6 +68,16 @@ int zero_layout_optimizer(struct zero_layout *l, uint32_t group, const char *opt
         return settle(l, r, &fault);
 }
 
+int zero_layout_ema(struct zero_layout *l, uint32_t group)
+{
+        struct fault fault = { 0 };
+        int r = given(0, l);
+
+        if (r == 0)
+                r = layout_set_ema(l, group, &fault);
+        return settle(l, r, &fault);
+}
+
 int zero_layout_eager(struct zero_layout *l, uint32_t group)
 {
         struct fault fault = { 0 };
@@ -168,6 +178,13 @@ double zero_layout_group_divisor(const struct zero_layout *l, uint32_t group)
         const struct layout_group *g = group_at(l, group);
 
         return g ? g->divisor : 0;
+}
+
+bool zero_layout_group_ema(const struct zero_layout *l, uint32_t group)
+{
+        const struct layout_group *g = group_at(l, group);
+
+        return g && g->ema;
 }
 
 bool zero_layout_group_eager(const struct zero_layout *l, uint32_t group)

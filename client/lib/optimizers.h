@@ -3,9 +3,17 @@
 
 #include "zero.h"
 
-#include "proto/client.pb-c.h"
+#include "proto/layout.h"
 
 /* The optimizer of a group that names none. */
 const char *optimizer_default(void);
-/* The message refers to the set.  ZERO_EINVAL: there is no such optimizer. */
-int optimizer_message(const struct zero_set *set, Zero__HyperSet *ret);
+/* A set as a message, which points to the values. */
+struct optimizer_values {
+        Zero__HyperSet message;
+        double values[sizeof(struct zero_set) / sizeof(double)];
+};
+
+/* ZERO_EINVAL: there is no such optimizer. */
+int optimizer_message(const struct zero_set *set, struct optimizer_values *ret);
+/* The plane that the daemon has for a plane of the group: EMA is a moment there. */
+enum zero_plane optimizer_plane(const struct layout_group *g, enum zero_plane plane);

@@ -8,6 +8,7 @@
  */
 #include "client.h"
 #include "file_reader.h"
+#include "optimizers.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -67,6 +68,10 @@ static int plane_shape(struct zero_client *c, struct access *a, bool write, uint
                 a->element = sizeof(uint64_t);
                 *ret_elements = 1;
                 return 0;
+        case ZERO_PLANE_EMA:
+                return client_fail(c, ZERO_EINVAL,
+                                   "group '%s' keeps no average: see zero_layout_ema()",
+                                   c->layout->groups[t->group].name);
         default:
                 return client_fail(c, ZERO_EINVAL, "plane %s (%d) cannot be read or written",
                                    a->plane == ZERO_PLANE_GRAD ? "grad" : "unknown", (int)a->plane);
@@ -83,6 +88,8 @@ static int check_access(struct zero_client *c, struct access *a, bool write)
         if (a->tensor >= c->layout->n_tensors)
                 return client_fail(c, ZERO_ENOGROUP, "no tensor %u: the layout has %u",
                                    (unsigned)a->tensor, (unsigned)c->layout->n_tensors);
+        a->plane =
+                optimizer_plane(&c->layout->groups[c->layout->tensors[a->tensor].group], a->plane);
         r = plane_shape(c, a, write, &elements);
         if (r)
                 return r;

@@ -469,7 +469,8 @@ static int check_step(struct zero_client *c, const struct zero_step_options *ste
 }
 
 struct params_message {
-        Zero__HyperSet sets[ZERO_SET_MAX], *list[ZERO_SET_MAX];
+        struct optimizer_values sets[ZERO_SET_MAX];
+        Zero__HyperSet *list[ZERO_SET_MAX];
         Zero__StepParams params;
 };
 
@@ -482,7 +483,7 @@ static int params_message(struct zero_client *c, const struct zero_step_options 
                 if (r)
                         return client_fail(c, r, "set %u: this libzero has no optimizer '%s'",
                                            (unsigned)i, step->sets[i].optimizer);
-                ret->list[i] = &ret->sets[i];
+                ret->list[i] = &ret->sets[i].message;
         }
         ret->params = (Zero__StepParams)ZERO__STEP_PARAMS__INIT;
         ret->params.n_sets = step->n_sets;

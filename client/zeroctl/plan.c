@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool paper, mirror, measure, eager;
+static bool paper, mirror, measure, eager, ema;
 static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *states = "host";
 static const char *stash, *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
 static long layers, hidden, vocab, seq = 1024, batch;
@@ -41,6 +41,8 @@ const struct command_option plan_options[] = {
           .flag = &mirror },
         { "eager", NULL, "owners update ahead of decisions, as of zerod.torch.shard(eager=True)",
           .flag = &eager },
+        { "ema", NULL, "groups keep an average of their weights, as of zerod.torch.shard(ema=True)",
+          .flag = &ema },
         { "stage", "1|2|3", "ZeRO stage of the trainers (default: 3)", .count = &stage },
         { "hold", "N",
           "groups that a rank holds at once at stage 3 (default, as zerod.torch.shard(): 4, or all "
@@ -67,8 +69,7 @@ const struct command_option plan_options[] = {
         { "reduce-dtype", "DTYPE", "of gradients between nodes (default: the gradients')",
           .text = &reduce_dtype },
         { "optimizer", "NAME",
-          "adamw, adam, lion, sgd or sgd-momentum, or one of these with -ema (default: the job's, "
-          "or adamw)",
+          "adamw, adam, lion, sgd or sgd-momentum (default: the job's, or adamw)",
           .text = &optimizer },
         { "host-memory", "SIZE", "memory of each node: bytes, or with a suffix K, M, G, T",
           .text = &host_memory },
@@ -312,6 +313,7 @@ struct plan_cluster plan_cluster_asked(void)
         cluster.seq = seq;
         cluster.mirror = mirror;
         cluster.eager = eager;
+        cluster.ema = ema;
         cluster.link *= 1e9;
         cluster.update *= 1e9;
         cluster.copy *= 1e9;

@@ -27,11 +27,10 @@ const char *plan_optimizer_names(void);
 
 struct plan_model {
         const struct zero_layout *layout;
-        struct zero_layout *own;                  /* the layout, unless a client owns it */
-        const struct plan_optimizer **optimizers; /* [group]; NULL: adamw */
-        const struct plan_family *family;         /* NULL: not made from sizes */
-        int64_t sizes[PLAN_FAMILY_SIZES];         /* of the family */
-        int64_t tensors_left_out;                 /* of types that are never trained */
+        struct zero_layout *own;          /* the layout, unless a client owns it */
+        const struct plan_family *family; /* NULL: not made from sizes */
+        int64_t sizes[PLAN_FAMILY_SIZES]; /* of the family */
+        int64_t tensors_left_out;         /* of types that are never trained */
 };
 
 void plan_model_free(struct plan_model *m);
@@ -63,7 +62,7 @@ struct plan_cluster {
         int64_t stash;           /* bytes of a rank's checkpoints; 0: none; -1: one a layer */
         int64_t tensor_parallel; /* ranks that stash the same bytes; a divisor or multiple of ranks
                                   */
-        bool mirror, states_on_gpu, eager;               /* eager: all groups are */
+        bool mirror, states_on_gpu, eager, ema;          /* eager, ema: all groups are */
         enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */
         const struct plan_optimizer *optimizer;          /* NULL: as the model has it */
         int64_t host_memory, gpu_memory;                 /* bytes; 0: not given */

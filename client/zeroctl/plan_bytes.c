@@ -111,11 +111,19 @@ static int64_t reduce_size(const struct work *w)
         return w->c->reduce_dtype ? (int64_t)zero_dtype_size(w->c->reduce_dtype) : grad_size(w);
 }
 
-static const struct plan_optimizer *group_optimizer(const struct work *w, uint32_t group)
+/* NULL: the group has no moment i. */
+static const char *moment_name(const struct work *w, uint32_t group, int i)
 {
-        if (w->c->optimizer)
-                return w->c->optimizer;
-        return w->m->optimizers ? w->m->optimizers[group] : plan_optimizer("adamw");
+        const struct plan_optimizer *o = w->c->optimizer;
+        int own = 0;
+
+        if (!o)
+                o = plan_optimizer(zero_layout_group_optimizer(w->m->layout, group));
+        while (own < PLAN_MOMENTS && o->moments[own])
+                own++;
+        if (i == own && (w->c->ema || zero_layout_group_ema(w->m->layout, group)))
+                return "ema";
+        return o->moments[i];
 }
 
 /* Elements of a part of the group that are trained, with the gaps behind their tensors. */
@@ -195,7 +203,6 @@ static bool sums(const struct work *w, int64_t ranks)
 
 static void add_shard(struct work *w, uint32_t group, struct owner *o, int64_t first, int64_t count)
 {
-        const struct plan_optimizer *optimizer = group_optimizer(w, group);
         int64_t trained = trainable(w, group, first, count), size = group_size(w, group);
         int64_t planes = 1; /* that an update changes */
 
@@ -203,7 +210,7 @@ static void add_shard(struct work *w, uint32_t group, struct owner *o, int64_t f
                 o->planes[MASTER] = up(o->planes[MASTER], PAGE);
         add(w, &o->planes[MASTER], count, sizeof(float));
         add(w, &o->planes[GRAD], trained, sizeof(float));
-        for (int i = 0; i < PLAN_MOMENTS && optimizer->moments[i]; i++, planes++)
+        for (int i = 0; i < PLAN_MOMENTS && moment_name(w, group, i); i++, planes++)
                 add(w, &o->planes[MOMENT + i], trained, sizeof(float));
         if (served(w, group))
                 add(w, &o->planes[SERVE], up(count * size, PAGE), 1);
@@ -510,16 +517,14 @@ static void count(struct work *w)
         for (uint32_t t = 0; t < zero_layout_tensors(l); t++)
                 add(w, &p->parameters, (int64_t)zero_layout_tensor_elements(l, t), 1);
         for (uint32_t g = 0; g < p->groups; g++) {
-                const struct plan_optimizer *optimizer = group_optimizer(w, g);
-
                 add(w, &p->elements, elements(w, g), 1);
                 add(w, &p->trainable, trainable(w, g, 0, elements(w, g)), 1);
                 p->eager |= eager(w, g);
                 if (elements(w, g) > p->largest_group)
                         p->largest_group = elements(w, g);
                 for (int i = 0; i < PLAN_MOMENTS; i++)
-                        p->moments[i] =
-                                optimizer->moments[i] ? optimizer->moments[i] : p->moments[i];
+                        if (moment_name(w, g, i))
+                                p->moments[i] = moment_name(w, g, i);
         }
         for (uint32_t g = 0; g < p->groups; g++) {
                 const uint32_t *ranks;

@@ -17,11 +17,6 @@ static const struct plan_optimizer optimizers[] = {
         { "lion", { "exp_avg" } },
         { "sgd", { NULL } },
         { "sgd-momentum", { "momentum_buffer" } },
-        { "adamw-ema", { "exp_avg", "exp_avg_sq", "ema" } },
-        { "adam-ema", { "exp_avg", "exp_avg_sq", "ema" } },
-        { "lion-ema", { "exp_avg", "ema" } },
-        { "sgd-ema", { "ema" } },
-        { "sgd-momentum-ema", { "momentum_buffer", "ema" } },
 };
 
 const struct plan_optimizer *plan_optimizer(const char *name)
@@ -34,13 +29,12 @@ const struct plan_optimizer *plan_optimizer(const char *name)
 
 const char *plan_optimizer_names(void)
 {
-        return "adamw, adam, lion, sgd or sgd-momentum, or one of these with -ema";
+        return "adamw, adam, lion, sgd or sgd-momentum";
 }
 
 void plan_model_free(struct plan_model *m)
 {
         zero_layout_free(m->own);
-        free(m->optimizers);
 }
 
 int plan_model_init(struct plan_model *m)
@@ -62,34 +56,23 @@ int plan_model_flaw(const struct plan_model *m)
 
 int plan_model_job(struct ctl *ctl, struct plan_model *ret)
 {
-        json_t *answer = NULL, *groups;
         int r = ctl_attach(ctl);
 
         *ret = (struct plan_model){ 0 };
-        if (r == CTL_OK)
-                r = ctl_ask(ctl, "shards", &answer);
         if (r != CTL_OK)
                 return r;
         ret->layout = zero_client_layout(ctl->client);
-        ret->optimizers = calloc(zero_layout_groups(ret->layout), sizeof(*ret->optimizers));
-        if (!ret->optimizers) {
-                ctl_error("out of memory");
-                r = CTL_FAILED;
-        }
-        groups = json_object_get(json_array_get(json_object_get(answer, "jobs"), 0), "groups");
-        for (uint32_t g = 0; r == CTL_OK && g < zero_layout_groups(ret->layout); g++) {
-                const char *name = field_text(json_array_get(groups, g), "optimizer");
+        for (uint32_t g = 0; g < zero_layout_groups(ret->layout); g++) {
+                const char *name = zero_layout_group_optimizer(ret->layout, g);
 
-                ret->optimizers[g] = plan_optimizer(name);
-                if (ret->optimizers[g])
+                if (plan_optimizer(name))
                         continue;
                 ctl_error("job %s: this zeroctl does not know the optimizer '%.20s': use the one "
                           "that came with the daemon",
                           ctl->argument, name);
-                r = CTL_FAILED;
+                return CTL_FAILED;
         }
-        json_decref(answer);
-        return r;
+        return CTL_OK;
 }
 
 /* ---- safetensors ----------------------------------------------------------------- */

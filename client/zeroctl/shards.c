@@ -25,7 +25,8 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
         table_add(t, PAINT_NONE, "%.0f", field_number(group, "index"));
         table_add(t, PAINT_NONE, "%s", field_text(group, "group"));
         table_add(t, PAINT_NONE, "%s", field_text(group, "dtype"));
-        table_add(t, PAINT_NONE, "%s", field_text(group, "optimizer"));
+        table_add(t, PAINT_NONE, "%s%s", field_text(group, "optimizer"),
+                  json_is_true(json_object_get(group, "ema")) ? " (ema)" : "");
         if (device > 0)
                 table_add(t, PAINT_NONE, "%s/%.0f", field_text(shard, "owner"), device);
         else

@@ -43,7 +43,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
 {
         const struct plan_shard *shard = &state->plan->shards[group];
         const struct plan_segment *segment = state->plan->segments + shard->first_segment;
-        uint32_t ema = optimizer_moments(shard->optimizer) - 1;
+        uint32_t ema = shard->n_moments - 1;
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < shard->n_segments; i++, segment++) {
@@ -55,7 +55,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
                         r = fill_in_pieces(dst, t, first, segment->count, ops);
                 else
                         init_fill(dst, t, first, segment->count);
-                if (r == 0 && !t->frozen && update_has_ema(shard->optimizer->rule))
+                if (r == 0 && !t->frozen && shard->ema)
                         ops->copy(state->in->moments[ema] +
                                           plan_moment(shard, ema, segment->moment),
                                   dst, segment->count * sizeof(*dst));
@@ -63,7 +63,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
         if (r)
                 return r;
         if (shard->moment_count && !state->in->planes) {
-                for (uint32_t k = 0; k < optimizer_moments(shard->optimizer); k++)
+                for (uint32_t k = 0; k < shard->n_moments; k++)
                         prefault(state->in->moments[k], shard->moments[k], shard->moment_count);
                 prefault(state->in->grad, shard->moment, shard->moment_count);
         }

@@ -145,7 +145,6 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
 {
         struct plan_shard *shard = &p->shards[group];
         uint64_t served = layout_group_served(&l->groups[group]);
-        uint32_t n_planes;
 
         if (sole)
                 p->master_elements = align_up(p->master_elements, SERVE_ALIGN / sizeof(float));
@@ -154,6 +153,8 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
                 .master = p->master_elements,
                 .moment = p->moment_elements,
                 .optimizer = optimizer_of(l, group),
+                .ema = l->groups[group].ema,
+                .n_moments = optimizer_moments(l, group),
                 .serve = served ? p->serve_bytes : UINT64_MAX,
                 .old = l->groups[group].eager ? p->old_elements : UINT64_MAX,
                 .first_segment = p->n_segments,
@@ -162,13 +163,12 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
         memcpy(shard->moments, p->moments, sizeof(shard->moments));
         walk_segments(p, l, group, range);
         shard->moment_count = p->moment_elements - shard->moment;
-        for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+        for (uint32_t i = 0; i < shard->n_moments; i++)
                 p->moments[i] += shard->moment_count;
-        n_planes = update_planes(shard->optimizer->rule);
-        if (n_planes > p->n_planes)
-                p->n_planes = n_planes;
+        if (1 + shard->n_moments > p->n_planes)
+                p->n_planes = 1 + shard->n_moments;
         if (shard->old != UINT64_MAX)
-                p->old_elements += n_planes * shard->moment_count;
+                p->old_elements += (1 + shard->n_moments) * shard->moment_count;
         shard->n_segments = p->n_segments - shard->first_segment;
         shard->n_chunks = p->n_chunks - shard->first_chunk;
         p->serve_bytes += align_up(range.count * served, SERVE_ALIGN);
@@ -235,6 +235,7 @@ uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
                 return p->serve_bytes;
         case ZERO_PLANE_STEP:
         case ZERO_PLANE_SET:
+        case ZERO_PLANE_EMA: /* is one of the moments */
                 break;
         }
         return 0;
@@ -276,7 +277,7 @@ struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t gro
 bool plan_has(const struct plan *p, uint32_t group, uint32_t plane)
 {
         return plane >= ZERO_PLANE_MASTER &&
-               plane - ZERO_PLANE_MASTER < update_planes(p->shards[group].optimizer->rule);
+               plane - ZERO_PLANE_MASTER <= p->shards[group].n_moments;
 }
 
 uint64_t plan_state_bytes(const struct plan *p)
@@ -315,8 +316,7 @@ uint64_t plan_owner_bytes(const layout *l, const struct partition *p, uint32_t o
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 struct range range = partition_range(p, g, owner);
 
-                elements += range.count +
-                            optimizer_moments(optimizer_of(l, g)) * plan_trainable(l, g, range);
+                elements += range.count + optimizer_moments(l, g) * plan_trainable(l, g, range);
         }
         return elements * sizeof(float);
 }

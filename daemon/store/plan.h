@@ -37,6 +37,8 @@ struct plan_shard {
         uint64_t master;    /* first element in the master plane */
         uint64_t moment;    /* first element in grad */
         const struct optimizer *optimizer;
+        bool ema; /* the last moment is the average of the weights */
+        uint32_t n_moments;
         uint64_t moments[OPTIMIZER_MOMENTS]; /* first element in each plane of moments it has */
         uint64_t moment_count;               /* trainable elements of the shard */
         uint64_t serve; /* byte offset in the serve plane; UINT64_MAX: master is served */

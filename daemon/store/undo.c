@@ -62,7 +62,7 @@ static uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
                              float *ret[static UPDATE_PLANES])
 {
         const struct plan_shard *shard = &s->plan->shards[c->group];
-        uint32_t n = update_planes(shard->optimizer->rule);
+        uint32_t n = 1 + shard->n_moments;
 
         ret[0] = s->in->master + c->master;
         for (uint32_t k = 1; k < n; k++)
@@ -159,8 +159,7 @@ static struct undo_values update_chunk(struct state *state, uint32_t slot, uint3
         assert(state_chunk_version(state, chunk) == version - 1);
         crash_point(CRASH_UPDATE_VALID);
         update(state, &c, present, ops, scalars, undo);
-        for (uint32_t k = 0;
-             ahead && k < update_planes(state->plan->shards[c.group].optimizer->rule); k++)
+        for (uint32_t k = 0; ahead && k <= state->plan->shards[c.group].n_moments; k++)
                 memcpy(old_at(state, &c, k), undo.old[k], c.n * sizeof(float));
         tables_set_chunk_version(state, chunk, version);
         crash_point(ahead ? CRASH_AHEAD_KEPT : CRASH_UPDATE_COPIED);

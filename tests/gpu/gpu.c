@@ -136,7 +136,7 @@ struct twin twin_new(const struct gpu *gpu, enum zero_dtype dtype, size_t n, siz
 
 void update_in_place(struct update_piece *update, const struct twin *t)
 {
-        for (uint32_t i = 0; i < update_planes(update->rule); i++)
+        for (uint32_t i = 0; i < update_planes(update->rule, &update->scalars); i++)
                 update->in[i] = update->out[i] = t[i].gpu;
 }
 

@@ -5,7 +5,7 @@ plugin_mirror.py holds it against the C compiler, and runs a step by it where th
 import ctypes
 from ctypes import POINTER, c_float, c_int, c_size_t, c_uint32, c_void_p
 
-ABI = 9
+ABI = 10
 FP32, BF16 = 1, 2
 ADAMW = 0  # of enum update_rule
 PLANES, SOURCES = 4, 3

@@ -16,20 +16,18 @@ from harness import case, cases_of, main  # noqa: E402
 
 SETS = {"lion": ["lion", 1e-3, 0.9, 0.99, 0.1], "sgd": ["sgd", 0.1, 0, 0, 0.01],
         "sgd-momentum": ["sgd-momentum", 0.1, 0.9, 0.1, 0.01], "adam": ["adam", 1e-3, 0.9, 0.999, 1e-8, 0.1],
-        "adamw-ema": ["adamw-ema", 1e-3, 0.9, 0.999, 1e-8, 0.1, 0, 0.9],
-        "sgd-momentum-ema": ["sgd-momentum-ema", 0.1, 0.9, 0.1, 0.01, 0, 0, 0.9]}
+        "adamw-ema": ["adamw", 1e-3, 0.9, 0.999, 1e-8, 0.1], "sgd-momentum-ema": ["sgd-momentum", 0.1, 0.9, 0.1, 0.01]}
 NAMES = list(SETS)
-TRAIN = {"sets": [*cluster.SETS, *SETS.values()], "clip": 0.5, "seed": 3, "pull": 0, "patient": True}
+TRAIN = {"sets": [*cluster.SETS, *SETS.values()], "ema_decay": 0.9, "clip": 0.5, "seed": 3, "pull": 0, "patient": True}
 MOMENTS = {"adamw": {"exp_avg", "exp_avg_sq"}, "adam": {"exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd": set(),
-           "sgd-momentum": {"momentum_buffer"}, "adamw-ema": {"exp_avg", "exp_avg_sq", "ema"},
-           "sgd-momentum-ema": {"momentum_buffer", "ema"}}
+           "sgd-momentum": {"momentum_buffer"}}
 
 
 def mixed(optimizers):
     """A block for each of these optimizers, between two groups of AdamW."""
     layout = small_layout(blocks=len(optimizers), width=90)
     for g, name in zip(layout[1:], optimizers):
-        g["optimizer"] = name
+        g["optimizer"], g["ema"] = name.removesuffix("-ema"), name.endswith("-ema")
         for t in g["tensors"]:
             t["set"] = len(cluster.SETS) + NAMES.index(name)
     return layout
@@ -61,13 +59,14 @@ def each_group_has_the_planes_of_its_optimizer():
         train(c, ranks, 2)
         shards = c[0].ctl("shards", "job")["jobs"][0]
         for given, g in zip(LAYOUT, shards["groups"]):
-            name = given.get("optimizer", "adamw")
-            assert g["optimizer"] == name, g
+            name, ema = given.get("optimizer", "adamw"), given.get("ema", False)
+            assert (g["optimizer"], g["ema"]) == (name, ema), g
             for shard in g["shards"]:
-                assert set(shard["bytes"]) - {"master", "grad", "serve"} == MOMENTS[name], shard
+                assert set(shard["bytes"]) - {"master", "grad", "serve"} == MOMENTS[name] | ({"ema"} if ema else set()), shard
         first = len(LAYOUT[0]["tensors"])  # the first block's matrix
         assert any(ranks[0].do("get", tensor=first, plane="exp_avg", count=50)["values"])
         ranks[0].refused("EINVAL", "get", "no plane moment2", tensor=first, plane="exp_avg_sq", count=50)
+        ranks[0].refused("EINVAL", "get", "block0", "zero_layout_ema", tensor=first, plane="ema", count=50)
         c[0].ctl("export", "job", f"{d}/a.safetensors")
         with open(f"{d}/a.safetensors", "rb") as f:
             header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
@@ -119,16 +118,16 @@ def an_average_begins_as_the_first_weights(place):
         return [rank.do("get", tensor=tensor, plane=p, count=500)["values"] for p in names]
     with Cluster(2, per_node={} if place == "host" else {0: options, 1: options}) as c:
         ranks = attached(c)
-        begin, average = planes(ranks[1], "master", "moment3")
-        assert begin == average and any(begin), begin
+        begin, average, moment = planes(ranks[1], "master", "ema", "moment3")
+        assert begin == average == moment and any(begin), begin
         ranks[0].do("put", tensor=tensor, plane="master", first=100, values=[0.5] * 300)
-        master, average = planes(ranks[1], "master", "moment3")
+        master, average = planes(ranks[1], "master", "ema")
         assert master == average == begin[:100] + [0.5] * 300 + begin[400:], average
         ranks[0].do("put", tensor=tensor, plane="master", first=100, values=begin[100:400])
         assert train(c, ranks, 4) == undisturbed(4)
-        before, = planes(ranks[1], "moment3")
+        before, = planes(ranks[1], "ema")
         ranks[0].do("put", tensor=tensor, plane="master", first=100, values=[0.5] * 300)
-        assert planes(ranks[1], "moment3") == [before], "a write after the first update changed the average"
+        assert planes(ranks[1], "ema") == [before], "a write after the first update changed the average"
 
 
 @case
@@ -145,6 +144,8 @@ def another_optimizer_is_refused():
         b.do("connect", job="job", rank=0, world=1)
         b.do("layout", groups=small_layout(blocks=len(SETS), width=90))
         b.refused("ELAYOUT", "attach", "block0", "adamw", NAMES[0], hold=2, push=2)
+        b.do("layout", groups=[{**g, "ema": False} for g in LAYOUT])
+        b.refused("ELAYOUT", "attach", "optimizer adamw here, adamw-ema there", hold=2, push=2)
 
 
 if __name__ == "__main__":

@@ -86,9 +86,9 @@ CLUSTERS = {
     "lion_reduces_bf16": {"nodes": 2, "stage": 3, "dtype": "fp32", "reduce": "bf16", "optimizer": "lion"},
     "a_group_larger_than_the_others": {"nodes": 2, "stage": 3, "dtype": "bf16", "ranks": 2,
                                        "model": [group("embed", tensor("wte", 7000, 192), dtype="bf16")] + model("bf16", blocks=8)[1:]},
-    "average": {"nodes": 2, "stage": 3, "dtype": "bf16", "mirror": True, "optimizer": "adamw-ema"},
+    "average": {"nodes": 2, "stage": 3, "dtype": "bf16", "mirror": True, "ema": True},
 }
-OTHERS = {"lion": [["lion", 1e-4, 0.9, 0.99, 0.1]], "adamw-ema": [["adamw-ema", 1e-3, 0.9, 0.99, 1e-8, 0.1, 0, 0.9]]}
+OTHERS = {"lion": [["lion", 1e-4, 0.9, 0.99, 0.1]]}
 
 
 def counted(daemon):
@@ -128,7 +128,7 @@ def check_node(planned, daemon, before, after, each_rank, gathers):
 def counts(name):
     what = CLUSTERS[name]
     nodes, stage, devices, ranks = what["nodes"], what["stage"], what.get("devices", 1), what.get("ranks", 1)
-    more = {k: what[k] for k in ("optimizer", "eager") if k in what}
+    more = {k: what[k] for k in ("optimizer", "ema", "eager") if k in what}
     hold = -1 if stage < 3 else 3
     placement = [n for n in range(nodes) for _ in range(ranks)]
     names = [f"n{i}" for i in range(what.get("owners", nodes))]
@@ -139,7 +139,7 @@ def counts(name):
         def steps(n):
             for a in actors:
                 a.start("train", steps=n, stage=stage, micro_batches=what.get("micro_batches", 1),
-                        own=True, sets=OTHERS.get(what.get("optimizer"), SETS))
+                        own=True, sets=OTHERS.get(what.get("optimizer"), SETS), ema_decay=0.9)
             finish_all(actors)
             until(lambda: [counted(d) for d in c.daemons] == [counted(d) for d in c.daemons], what="the step's end")
         steps(1)

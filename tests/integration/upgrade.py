@@ -12,9 +12,10 @@ import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 sys.path.insert(0, os.path.join(ROOT, "tests/support"))
-from cluster import SLOW, Cluster, Tools, end_process, until  # noqa: E402
+from checkpointing import Place  # noqa: E402
+from cluster import SLOW, Cluster, Tools, end_process, finish_all, until  # noqa: E402
 from harness import case, main  # noqa: E402
-from moments import LAYOUT, NEEDS, Endless, as_undisturbed  # noqa: E402
+from moments import LAYOUT, NEEDS, TRAIN, Endless, as_undisturbed  # noqa: E402
 
 PLACEMENT = [0, 1, 2]
 OLD_MESSAGES, NEW_MESSAGES = 9, 10
@@ -135,6 +136,58 @@ def node_by_node_under_training():
         for d in c.daemons:
             age = d.job("job")["step_age_s"]
             assert 0 <= age <= time.time() - told[c.daemons.index(d)] + 1, age
+
+
+def train_averaged(c, ranks, steps):
+    """Ranks of the release before ("o"), which has optimizers "...-ema", and of the new one ("n"), a rank a node; the checksum."""
+    actors, values = [], [1e-3, 0.9, 0.999, 1e-8, 0.1, 0]
+    says = {"o": ({"optimizer": "adamw-ema"}, {"sets": [["adamw-ema", *values, 0.9]] * 2}),
+            "n": ({"ema": True}, {"sets": [["adamw", *values]] * 2, "ema_decay": 0.9})}
+    for rank, of in enumerate(ranks):
+        with release_before() if of == "o" else contextlib.nullcontext():
+            layout = [{**g, **says[of][0]} for g in LAYOUT]
+            actors.append(c.caller("job", layout, range(len(ranks)), rank, 60000 * SLOW, 0))
+    for a in actors:
+        finish_all([a]), finish_all([a])
+        a.start("attach", **NEEDS)
+    finish_all(actors)
+    for a, of in zip(actors, ranks):
+        a.start("train", steps=steps, **{**TRAIN, **says[of][1]})
+    finish_all(actors)
+    for a in actors:
+        a.start("close")
+    finish_all(actors)
+    for a in actors:
+        c.dismiss(a)
+    return c.checksum("job")["planes"]
+
+
+@case
+def averages_of_both_releases_are_the_same():
+    """Between ranks, nodes, states and checkpoints of either release."""
+    with Cluster(2) as c:
+        expected = {steps: train_averaged(c, "nn", 2) for steps in (2, 4, 6, 8)}
+    assert "ema" in expected[2], expected[2]
+    with release_before():
+        cluster = Cluster(2)
+    with Place() as d:
+        with cluster as c:
+            train_averaged(c, "oo", 2)
+            with release_before():
+                place = c[0].ctl("checkpoint", "job", d)["path"]
+            stop(c, c[0])
+            c[0].start()
+            c.wait_up()
+            assert train_averaged(c, "oo", 2) == expected[4]
+            assert train_averaged(c, "nn", 2) == expected[6]
+            stop(c, c[1])
+            c[1].start()
+            c.wait_up()
+            assert train_averaged(c, "on", 2) == expected[8]
+        with Cluster(2) as c:
+            c[0].ctl("restore", "job", place)
+            assert c.checksum("job")["planes"] == expected[2]
+            assert train_averaged(c, "no", 2) == expected[4]
 
 
 @case

@@ -14,7 +14,7 @@ MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
            "zero_set": _library.Set, "zero_step_options": _library.Step, "zero_result": _library.Result,
            "zero_sync": _library.Sync, "zero_stash": _library.Stash, "zero_values": _library.Values}
-STRUCT_OF = {"adamw-ema": "zero_adamw", "lion-ema": "zero_lion", "sgd-momentum-ema": "zero_sgd"}
+STRUCT_OF = {"adamw": "zero_adamw", "lion": "zero_lion", "sgd-momentum": "zero_sgd"}
 for optimizer, struct in STRUCT_OF.items():
     STRUCTS[struct] = type(optimizer, (ctypes.Structure,),
                            {"_fields_": [(n, ctypes.c_double) for n in _library.HYPERPARAMETERS[optimizer]]})

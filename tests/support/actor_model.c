@@ -55,6 +55,8 @@ static int add_group(struct zero_layout *l, const json_t *g)
                               &group);
         if (!r && field_text(g, "optimizer"))
                 r = zero_layout_optimizer(l, group, field_text(g, "optimizer"));
+        if (!r && json_is_true(json_object_get(g, "ema")))
+                r = zero_layout_ema(l, group);
         if (!r && json_is_true(json_object_get(g, "eager")))
                 r = zero_layout_eager(l, group);
         for (i = 0; !r && i < json_array_size(tensors); i++)

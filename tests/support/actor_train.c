@@ -71,7 +71,8 @@ void step_params(const json_t *command, struct zero_set *sets, struct zero_step_
                 const char *optimizer = json_string_value(json_array_get(item, 0));
                 size_t named = optimizer ? 1 : 0; /* else AdamW's numbers alone */
 
-                *set = (struct zero_set){ .optimizer = optimizer };
+                *set = (struct zero_set){ .optimizer = optimizer,
+                                          .ema_decay = field_number(command, "ema_decay", 0) };
                 for (size_t k = 0; k < sizeof(set->adamw) / sizeof(double); k++)
                         value[k] = json_number_value(json_array_get(item, named + k));
         }

@@ -15,7 +15,7 @@ static void update(const struct update_piece *u)
         if (!grad)
                 abort();
         host_scalar_ops.reduce(&sum, 1, u->wire, u->from, 0, NULL, NULL);
-        for (uint32_t k = 0; k < update_planes(u->rule); k++)
+        for (uint32_t k = 0; k < update_planes(u->rule, &u->scalars); k++)
                 memmove(u->out[k], u->in[k], u->n * sizeof(float));
         host_scalar_ops.update(u->rule, &u->scalars, u->n, u->out, grad, NULL);
         if (u->serve)

@@ -176,7 +176,7 @@ static void update_inside(const struct stream *s, struct update_piece *u)
 
         if (u->n == 0)
                 return;
-        for (uint32_t k = 0; k < update_planes(u->rule); k++) {
+        for (uint32_t k = 0; k < update_planes(u->rule, &u->scalars); k++) {
                 u->in[k] = inside(s, u->in[k], bytes);
                 u->out[k] = inside(s, u->out[k], bytes);
         }

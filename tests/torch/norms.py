@@ -131,7 +131,7 @@ def frozen_unused_and_left_out_parameters():
 @case
 def what_is_refused():
     def run(_):
-        zt, model = zero(make(), optimizer="adamw-ema")
+        zt, model = zero(make(), ema=True)
         optimizer = zt.AdamW(model, lr=1e-2, ema_decay=0.9)
         raises(TypeError, "not sharded", zt.grad_norms, make())
         raises(zt.GradientsAreElsewhere, "after backward()", zt.grad_norms, model)

@@ -62,7 +62,7 @@ def survive(rank, options, moment=None, directory=None, target=None, how=signal.
     for name, p in model.named_parameters():
         p.requires_grad_(base is None or ".up." in name)
     zt.shard(model, stage, client=zerod.connect(timeout=LONG_S), stash=1 << 20 if stash else None, eager=eager,
-             base=[base] if base else None, optimizer="adamw" if ema is None else "adamw-ema")
+             base=[base] if base else None, ema=ema is not None)
     if stash and not layerwise:
         zt.checkpoint_blocks(model, model.blocks)
     optimizer = zt.AdamW(model, lr=1e-2, ema_decay=ema)

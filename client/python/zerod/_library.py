@@ -42,7 +42,7 @@ FILE_MAX = 1024
 DTYPES = {"fp32": 1, "bf16": 2, "fp16": 3}
 BYTES = {"int8": 4, "uint8": 5, "fp8-e4m3": 6, "fp8-e5m2": 7, "bool": 8}  # kept in words of four
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, **dict.fromkeys(BYTES, 4)}
-PLANES = {"master": 1, "moment1": 2, "moment2": 3, "moment3": 4, "serve": 5, "grad": 6, "step": 7, "set": 8,
+PLANES = {"master": 1, "moment1": 2, "moment2": 3, "moment3": 4, "serve": 5, "grad": 6, "step": 7, "set": 8, "ema": 9,
           "exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 ON_LOST = {"wait": 0, "fail": 1}
@@ -144,10 +144,6 @@ HYPERPARAMETERS = {
     "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     "sgd-momentum": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
 }
-HYPERPARAMETERS |= {f"{name}-ema": (*values, "ema_decay") for name, values in HYPERPARAMETERS.items()}
-# The plane of the average: the last of the optimizer's moments.
-EMA_PLANES = {"adamw-ema": "moment3", "adam-ema": "moment3", "lion-ema": "moment2", "sgd-ema": "moment1",
-              "sgd-momentum-ema": "moment2"}
 
 
 class Set(Structure):
@@ -156,6 +152,7 @@ class Set(Structure):
     _fields_ = [
         ("optimizer", c_char_p),
         ("values", c_double * max(map(len, HYPERPARAMETERS.values()))),
+        ("ema_decay", c_double),
     ]
 
 
@@ -232,6 +229,7 @@ PROTOTYPES = {
     "zero_layout_group_divisor": (c_double, _layout, c_uint32),
     "zero_layout_group_dtype": (c_int, _layout, c_uint32),
     "zero_layout_group_eager": (c_bool, _layout, c_uint32),
+    "zero_layout_group_ema": (c_bool, _layout, c_uint32),
     "zero_layout_group_elements": (c_uint64, _layout, c_uint32),
     "zero_layout_group_name": (c_char_p, _layout, c_uint32),
     "zero_layout_group_optimizer": (c_char_p, _layout, c_uint32),
@@ -251,6 +249,7 @@ PROTOTYPES = {
     "zero_library_version": (c_uint32,),
     "zero_loss_scale": (c_double, _client),
     "zero_layout_eager": (c_int, _layout, c_uint32),
+    "zero_layout_ema": (c_int, _layout, c_uint32),
     "zero_all_reduce": (c_int, _client, c_char_p, c_int, c_uint32, POINTER(c_double), POINTER(c_double)),
     "zero_ahead": (c_int, _client, POINTER(Step)),
     "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),

@@ -25,13 +25,9 @@ from .layout import Layout, code_of, name_of, number, real
 LOST_S = 60.0  # the timeout for a lost daemon, if connect() was given none
 
 
-def _averaged(optimizer, ema_decay):
-    return optimizer if ema_decay is None else f"{optimizer}-ema"
-
-
 class AdamWSet(NamedTuple):
-    """One hyperparameter set of AdamW, as torch.optim.AdamW has them.  With ema_decay it is of
-    "adamw-ema", which also averages the weights; so it is with the other sets."""
+    """One hyperparameter set of AdamW, as torch.optim.AdamW has them.  ema_decay: of groups that keep averages of
+    their weights (Layout.group()); so it is with the other sets."""
 
     lr: float
     beta1: float = 0.9
@@ -39,11 +35,11 @@ class AdamWSet(NamedTuple):
     eps: float = 1e-8
     weight_decay: float = 0.01
     maximize: bool = False
-    ema_decay: float | None = None
+    ema_decay: float = 0.0
 
     @property
     def optimizer(self) -> str:
-        return _averaged("adamw", self.ema_decay)
+        return "adamw"
 
 
 class FileValues(NamedTuple):
@@ -68,11 +64,11 @@ class AdamSet(NamedTuple):
     eps: float = 1e-8
     weight_decay: float = 0.0
     maximize: bool = False
-    ema_decay: float | None = None
+    ema_decay: float = 0.0
 
     @property
     def optimizer(self) -> str:
-        return _averaged("adam", self.ema_decay)
+        return "adam"
 
 
 class LionSet(NamedTuple):
@@ -83,11 +79,11 @@ class LionSet(NamedTuple):
     beta2: float = 0.99
     weight_decay: float = 0.0
     maximize: bool = False
-    ema_decay: float | None = None
+    ema_decay: float = 0.0
 
     @property
     def optimizer(self) -> str:
-        return _averaged("lion", self.ema_decay)
+        return "lion"
 
 
 class SGDSet(NamedTuple):
@@ -100,11 +96,11 @@ class SGDSet(NamedTuple):
     weight_decay: float = 0.0
     nesterov: bool = False
     maximize: bool = False
-    ema_decay: float | None = None
+    ema_decay: float = 0.0
 
     @property
     def optimizer(self) -> str:
-        return _averaged("sgd-momentum" if self.momentum else "sgd", self.ema_decay)
+        return "sgd-momentum" if self.momentum else "sgd"
 
 
 class Stash(NamedTuple):
@@ -581,8 +577,8 @@ class Client(Conversation):
     def get(self, tensor: int, plane: str, first: int, count: int, address: int | Any) -> None:
         """Copies count elements of a tensor's plane, starting at element first, to memory.
 
-        "master" and the moments of the optimizer ("exp_avg", "exp_avg_sq") are fp32.  The average of the weights is
-        the last moment, such as "moment3" of adamw-ema.  "serve" has the group's dtype.  In a group of bytes both
+        "master", the moments of the optimizer ("exp_avg", "exp_avg_sq") and "ema", the average of the weights, are
+        fp32.  "serve" has the group's dtype.  In a group of bytes both
         "master" and "serve" are words of four bytes.  "step" (the number of the tensor's updates) and "set" (its
         hyperparameter set) are one uint64.
 
@@ -768,6 +764,7 @@ def _set_of(given):
     values = [real(x, name) for x, name in zip(given, lib.HYPERPARAMETERS[given.optimizer])]
     result = lib.Set(given.optimizer.encode())
     result.values[: len(values)] = values
+    result.ema_decay = real(given.ema_decay, "ema_decay")
     return result
 
 

@@ -128,6 +128,7 @@ class Layout:
         divisor: float = 0.0,
         optimizer: str = "adamw",
         eager: bool = False,
+        ema: bool = False,
     ) -> int:
         """Appends a group, and returns its index.
 
@@ -137,7 +138,8 @@ class Layout:
         divided by divisor; a divisor of 0 stands for their number.
         optimizer: updates the group; the step's sets of its tensors are of that optimizer.
         eager: owners update the group as soon as its gradient is complete, if Client.ahead() has said how the step will
-        end.  Its master weights and moments take twice the memory.  Raises Invalid.
+        end.  Its master weights and moments take twice the memory.
+        ema: the group also keeps the average of its weights, by the ema_decay of the step's sets.  Raises Invalid.
         """
         array, n = None, 0
         if ranks is not None:
@@ -157,6 +159,8 @@ class Layout:
             status = self._library.zero_layout_optimizer(
                 self._handle, index, name_of(optimizer, "optimizer")
             )
+            if not status and ema:
+                status = self._library.zero_layout_ema(self._handle, index)
             if not status and eager:
                 status = self._library.zero_layout_eager(self._handle, index)
             self._raise(

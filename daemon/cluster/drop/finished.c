@@ -12,7 +12,7 @@ uint64_t layout_state_bytes(const layout *l)
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 const struct layout_group *group = &l->groups[g];
                 struct range all = { 0, group->elements };
-                uint64_t changed = 1 + optimizer_moments(optimizer_of(l, g));
+                uint64_t changed = 1 + optimizer_moments(l, g);
 
                 bytes += group->elements * (sizeof(float) + layout_group_served(group)) +
                          plan_trainable(l, g, all) * changed * (1 + group->eager) * sizeof(float);

@@ -80,11 +80,11 @@ ALWAYS_INLINE struct lanes sgd_momentum_lanes(struct update_scalars scalars, v16
         return x;
 }
 
-ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, struct update_scalars s, v16 g,
-                                      struct lanes x)
+ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, bool has_e, struct update_scalars s,
+                                      v16 g, struct lanes x)
 {
         switch (rule) {
-#define X(rule, function, planes, ema)         \
+#define X(rule, function, planes)              \
         case UPDATE_##rule:                    \
                 x = function##_lanes(s, g, x); \
                 break;
@@ -93,19 +93,18 @@ ALWAYS_INLINE struct lanes rule_lanes(enum update_rule rule, struct update_scala
         case UPDATE_RULES:
                 break;
         }
-        if (update_has_ema(rule))
+        if (has_e)
                 x.e = v16_add(x.e, v16_mul(v16_sub(x.p, x.e), v16_set(s.ema_rate)));
         return x;
 }
 
-/* The rule is constant, so what it does not need folds away.  The scalars are passed by value, so
- * no store can change them. */
-ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, size_t n,
-                                float *const *planes, const float *grad,
+/* rule and has_e are constant, so what they do not need folds away.  The scalars are passed by
+ * value, so no store can change them. */
+ALWAYS_INLINE void update_lanes(enum update_rule rule, bool has_e, struct update_scalars s,
+                                size_t n, float *const *planes, const float *grad,
                                 const struct update_undo *undo)
 {
-        bool has_e = update_has_ema(rule);
-        uint32_t last = update_planes(rule) - 1, moments = last - has_e;
+        uint32_t moments = rule_planes(rule) - 1, last = moments + has_e;
         bool has_m = moments > 0, has_v = moments > 1;
         float *p = planes[0], *m = has_m ? planes[1] : p, *v = has_v ? planes[2] : p;
         float *e = has_e ? planes[last] : p;
@@ -117,7 +116,7 @@ ALWAYS_INLINE void update_lanes(enum update_rule rule, struct update_scalars s, 
                 old.m = has_m ? v16_load(m + i) : old.p;
                 old.v = has_v ? v16_load(v + i) : old.p;
                 old.e = has_e ? v16_load(e + i) : old.p;
-                struct lanes x = rule_lanes(rule, s, g, old);
+                struct lanes x = rule_lanes(rule, has_e, s, g, old);
 
                 if (undo) {
                         v16_store(undo->old[0] + i, old.p);
@@ -157,23 +156,23 @@ static __attribute__((noinline)) void update_rest(enum update_rule rule,
         size_t i = n - n % 16;
         struct update_undo behind;
 
-        for (uint32_t k = 0; k < update_planes(rule); k++)
+        for (uint32_t k = 0; k < update_planes(rule, s); k++)
                 rest[k] = planes[k] + i;
         if (undo)
                 behind = undo_behind(*undo, (uint32_t)i);
         host_scalar_ops.update(rule, s, n - i, rest, grad + i, undo ? &behind : NULL);
 }
 
-ALWAYS_INLINE void update_by(enum update_rule rule, const struct update_scalars *s, size_t n,
-                             float *const *planes, const float *grad,
+ALWAYS_INLINE void update_by(enum update_rule rule, bool has_e, const struct update_scalars *s,
+                             size_t n, float *const *planes, const float *grad,
                              const struct update_undo *undo)
 {
         if (undo) {
                 struct update_undo copy = *undo; /* no store can change it */
 
-                update_lanes(rule, *s, n, planes, grad, &copy);
+                update_lanes(rule, has_e, *s, n, planes, grad, &copy);
         } else {
-                update_lanes(rule, *s, n, planes, grad, NULL);
+                update_lanes(rule, has_e, *s, n, planes, grad, NULL);
         }
         if (n % 16 > 0)
                 update_rest(rule, s, n, planes, grad, undo);
@@ -183,9 +182,12 @@ static void vector_update(enum update_rule rule, const struct update_scalars *s,
                           float *const *planes, const float *grad, const struct update_undo *undo)
 {
         switch (rule) {
-#define X(rule, function, n_planes, ema)                            \
-        case UPDATE_##rule:                                         \
-                update_by(UPDATE_##rule, s, n, planes, grad, undo); \
+#define X(rule, function, n_planes)                                                \
+        case UPDATE_##rule:                                                        \
+                if (update_has_ema(s))                                             \
+                        update_by(UPDATE_##rule, true, s, n, planes, grad, undo);  \
+                else                                                               \
+                        update_by(UPDATE_##rule, false, s, n, planes, grad, undo); \
                 break;
                 UPDATE_RULE_MAP(X)
 #undef X

@@ -23,7 +23,8 @@
  *          b = b * momentum + d * one_minus_dampening
  *          p = p - lr * (d * g_part + b * b_part)
  *
- *   ..._EMA  the rule before _EMA, then, with the new p:
+ * Where ema_rate is not 0, an average e follows any rule, as the last plane, with the new p:
+ *
  *          e = e + (p - e) * ema_rate
  *
  * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to
@@ -34,27 +35,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* X(rule, function, planes: master and moments, whether the last plane is the average e) */
-#define UPDATE_RULE_MAP(X)                         \
-        X(ADAMW, adamw, 3, false)                  \
-        X(LION, lion, 2, false)                    \
-        X(SGD, sgd, 1, false)                      \
-        X(SGD_MOMENTUM, sgd_momentum, 2, false)    \
-        X(ADAM, adam, 3, false)                    \
-        X(ADAMW_EMA, adamw, 4, true)               \
-        X(LION_EMA, lion, 3, true)                 \
-        X(SGD_EMA, sgd, 2, true)                   \
-        X(SGD_MOMENTUM_EMA, sgd_momentum, 3, true) \
-        X(ADAM_EMA, adam, 4, true)
+/* X(rule, function, planes: master and moments) */
+#define UPDATE_RULE_MAP(X)               \
+        X(ADAMW, adamw, 3)               \
+        X(LION, lion, 2)                 \
+        X(SGD, sgd, 1)                   \
+        X(SGD_MOMENTUM, sgd_momentum, 2) \
+        X(ADAM, adam, 3)
 
 enum update_rule {
-#define X(rule, function, planes, ema) UPDATE_##rule,
+#define X(rule, function, planes) UPDATE_##rule,
         UPDATE_RULE_MAP(X)
 #undef X
                 UPDATE_RULES,
 };
 
-enum { UPDATE_PLANES = 4 }; /* of any rule: master, then the moments */
+enum { UPDATE_PLANES = 4 }; /* of any update: master, the moments, the average */
 
 struct adam_scalars {
         float decay; /* ADAMW: 1 - lr * weight_decay; ADAM: weight_decay */
@@ -80,7 +76,7 @@ struct sgd_scalars {
 
 struct update_scalars {
         float grad_scale; /* clip factor / (divisor * loss scale); negative: ascend */
-        float ema_rate;   /* 1 - decay; 1 at a tensor's first update */
+        float ema_rate;   /* 0: no average; 1 - decay; 1 at a tensor's first update */
         union {
                 struct adam_scalars adam;
                 struct lion_scalars lion;
@@ -88,11 +84,12 @@ struct update_scalars {
         };
 };
 
-static inline uint32_t update_planes(enum update_rule rule)
+/* Master and moments of a rule. */
+static inline uint32_t rule_planes(enum update_rule rule)
 {
         switch (rule) {
-#define X(rule, function, planes, ema) \
-        case UPDATE_##rule:            \
+#define X(rule, function, planes) \
+        case UPDATE_##rule:       \
                 return planes;
                 UPDATE_RULE_MAP(X)
 #undef X
@@ -102,16 +99,13 @@ static inline uint32_t update_planes(enum update_rule rule)
         return 0;
 }
 
-static inline bool update_has_ema(enum update_rule rule)
+static inline bool update_has_ema(const struct update_scalars *s)
 {
-        switch (rule) {
-#define X(rule, function, planes, ema) \
-        case UPDATE_##rule:            \
-                return ema;
-                UPDATE_RULE_MAP(X)
-#undef X
-        case UPDATE_RULES:
-                break;
-        }
-        return false;
+        return s->ema_rate > 0;
+}
+
+/* The planes that an update reads and writes. */
+static inline uint32_t update_planes(enum update_rule rule, const struct update_scalars *s)
+{
+        return rule_planes(rule) + update_has_ema(s);
 }

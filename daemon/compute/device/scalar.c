@@ -59,12 +59,12 @@ static void scalar_update(enum update_rule rule, const struct update_scalars *s,
                           float *const *planes, const float *grad, const struct update_undo *undo)
 {
         static rule_fn *const rules[UPDATE_RULES] = {
-#define X(rule, function, planes, ema) [UPDATE_##rule] = function,
+#define X(rule, function, planes) [UPDATE_##rule] = function,
                 UPDATE_RULE_MAP(X)
 #undef X
         };
-        uint32_t n_planes = update_planes(rule);
-        bool has_ema = update_has_ema(rule);
+        uint32_t n_planes = update_planes(rule, s);
+        bool has_ema = update_has_ema(s);
 
         for (size_t i = 0; i < n; i++) {
                 float x[UPDATE_PLANES];

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE, EMA_DECAY };
+enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, MAXIMIZE };
 
 /* base^n by squaring.  pow() may differ by an ulp between C libraries and CPUs, and owners on
  * different machines must agree to the bit. */
@@ -26,7 +26,6 @@ static struct update_scalars scalars(const double *x, uint64_t t, double grad_sc
 {
         return (struct update_scalars){
                 .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
-                .ema_rate = optimizer_ema_rate(x[EMA_DECAY], t),
                 .adam = { .decay = (float)decay,
                           .one_minus_beta1 = (float)(1.0 - x[BETA1]),
                           .beta2 = (float)x[BETA2],
@@ -47,21 +46,17 @@ static struct update_scalars adamw_scalars(const double *x, uint64_t t, double g
         return scalars(x, t, grad_scale, 1.0 - x[LR] * x[WEIGHT_DECAY]);
 }
 
-#define ADAM(row, label, of, function, bound, plane, plane_bound)                                \
-        const struct optimizer row = { .name = label,                                            \
-                                       .rule = of,                                               \
-                                       .moments = { "exp_avg", "exp_avg_sq", plane },            \
-                                       .values = { [LR] = { "lr", HYPER_FP32 },                  \
-                                                   [BETA1] = { "beta1", HYPER_UNIT },            \
-                                                   [BETA2] = { "beta2", HYPER_UNIT },            \
-                                                   [EPS] = { "eps", HYPER_DIVISOR },             \
-                                                   [WEIGHT_DECAY] = { "weight_decay", bound },   \
-                                                   [MAXIMIZE] = { "maximize", HYPER_FLAG },      \
-                                                   [EMA_DECAY] = { "ema_decay", plane_bound } }, \
+#define ADAM(row, label, of, function, bound)                                                  \
+        const struct optimizer row = { .name = label,                                          \
+                                       .rule = of,                                             \
+                                       .moments = { "exp_avg", "exp_avg_sq" },                 \
+                                       .values = { [LR] = { "lr", HYPER_FP32 },                \
+                                                   [BETA1] = { "beta1", HYPER_UNIT },          \
+                                                   [BETA2] = { "beta2", HYPER_UNIT },          \
+                                                   [EPS] = { "eps", HYPER_DIVISOR },           \
+                                                   [WEIGHT_DECAY] = { "weight_decay", bound }, \
+                                                   [MAXIMIZE] = { "maximize", HYPER_FLAG } },  \
                                        .scalars = function }
 
-ADAM(optimizer_adam, "adam", UPDATE_ADAM, adam_scalars, HYPER_FP32, NULL, HYPER_NONE);
-ADAM(optimizer_adam_ema, "adam-ema", UPDATE_ADAM_EMA, adam_scalars, HYPER_FP32, "ema", HYPER_UNIT);
-ADAM(optimizer_adamw, "adamw", UPDATE_ADAMW, adamw_scalars, HYPER_DECAY, NULL, HYPER_NONE);
-ADAM(optimizer_adamw_ema, "adamw-ema", UPDATE_ADAMW_EMA, adamw_scalars, HYPER_DECAY, "ema",
-     HYPER_UNIT);
+ADAM(optimizer_adam, "adam", UPDATE_ADAM, adam_scalars, HYPER_FP32);
+ADAM(optimizer_adamw, "adamw", UPDATE_ADAMW, adamw_scalars, HYPER_DECAY);

@@ -1,13 +1,12 @@
 /* Lion (Chen and others, arXiv 2302.06675, algorithm 2). */
 #include "daemon/compute/optimizer/optimizer.h"
 
-enum { LR, BETA1, BETA2, WEIGHT_DECAY, MAXIMIZE, EMA_DECAY };
+enum { LR, BETA1, BETA2, WEIGHT_DECAY, MAXIMIZE };
 
 static struct update_scalars lion_scalars(const double *x, uint64_t t, double grad_scale)
 {
         return (struct update_scalars){
                 .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
-                .ema_rate = optimizer_ema_rate(x[EMA_DECAY], t),
                 .lion = { .decay = (float)(1.0 - x[LR] * x[WEIGHT_DECAY]),
                           .lr = (float)x[LR],
                           .beta1 = (float)x[BETA1],
@@ -17,18 +16,14 @@ static struct update_scalars lion_scalars(const double *x, uint64_t t, double gr
         };
 }
 
-#define LION(row, label, of, plane, plane_bound)                                                 \
-        const struct optimizer row = { .name = label,                                            \
-                                       .rule = of,                                               \
-                                       .moments = { "exp_avg", plane },                          \
-                                       .values = { [LR] = { "lr", HYPER_FP32 },                  \
-                                                   [BETA1] = { "beta1", HYPER_UNIT },            \
-                                                   [BETA2] = { "beta2", HYPER_UNIT },            \
-                                                   [WEIGHT_DECAY] = { "weight_decay",            \
-                                                                      HYPER_DECAY },             \
-                                                   [MAXIMIZE] = { "maximize", HYPER_FLAG },      \
-                                                   [EMA_DECAY] = { "ema_decay", plane_bound } }, \
-                                       .scalars = lion_scalars }
-
-LION(optimizer_lion, "lion", UPDATE_LION, NULL, HYPER_NONE);
-LION(optimizer_lion_ema, "lion-ema", UPDATE_LION_EMA, "ema", HYPER_UNIT);
+const struct optimizer optimizer_lion = {
+        .name = "lion",
+        .rule = UPDATE_LION,
+        .moments = { "exp_avg" },
+        .values = { [LR] = { "lr", HYPER_FP32 },
+                    [BETA1] = { "beta1", HYPER_UNIT },
+                    [BETA2] = { "beta2", HYPER_UNIT },
+                    [WEIGHT_DECAY] = { "weight_decay", HYPER_DECAY },
+                    [MAXIMIZE] = { "maximize", HYPER_FLAG } },
+        .scalars = lion_scalars,
+};

@@ -11,28 +11,60 @@
 
 DEFINE_CLEANUP(layout *, layout_free)
 
-/* Append only: state files hold the numbers.  A layout that names no optimizer gets the first. */
-static const struct optimizer *const table[] = {
-        &optimizer_adamw,        &optimizer_lion,    &optimizer_sgd,
-        &optimizer_sgd_momentum, &optimizer_adam,    &optimizer_adamw_ema,
-        &optimizer_lion_ema,     &optimizer_sgd_ema, &optimizer_sgd_momentum_ema,
-        &optimizer_adam_ema
+/*
+ * Append only: state files hold the numbers, messages the names.  A layout that names no optimizer
+ * gets the first.  A set that averages weights has a name "...-ema" of the five optimizers that an
+ * earlier release had so.
+ */
+static const struct {
+        const char *name;
+        const struct optimizer *row;
+} table[] = {
+        { "adamw", &optimizer_adamw },
+        { "lion", &optimizer_lion },
+        { "sgd", &optimizer_sgd },
+        { "sgd-momentum", &optimizer_sgd_momentum },
+        { "adam", &optimizer_adam },
+        { "adamw-ema", &optimizer_adamw },
+        { "lion-ema", &optimizer_lion },
+        { "sgd-ema", &optimizer_sgd },
+        { "sgd-momentum-ema", &optimizer_sgd_momentum },
+        { "adam-ema", &optimizer_adam },
 };
 enum { N_OPTIMIZERS = sizeof(table) / sizeof(table[0]) };
 
+/* N_OPTIMIZERS: there is none of that name. */
+static uint32_t find(const char *name)
+{
+        uint32_t i = 0;
+
+        while (*name && i < N_OPTIMIZERS && strcmp(table[i].name, name) != 0)
+                i++;
+        return i;
+}
+
 const struct optimizer *optimizer_find(const char *name)
 {
-        if (*name == '\0')
-                return table[0];
-        for (uint32_t i = 0; i < N_OPTIMIZERS; i++)
-                if (strcmp(table[i]->name, name) == 0)
-                        return table[i];
-        return NULL;
+        uint32_t i = find(name);
+
+        return i < N_OPTIMIZERS ? table[i].row : NULL;
 }
 
 const struct optimizer *optimizer_of(const layout *l, uint32_t group)
 {
         return optimizer_find(l->groups[group].optimizer);
+}
+
+uint32_t optimizer_moments(const layout *l, uint32_t group)
+{
+        return rule_planes(optimizer_of(l, group)->rule) - 1 + l->groups[group].ema;
+}
+
+const char *optimizer_moment(const layout *l, uint32_t group, uint32_t i)
+{
+        const char *own = optimizer_of(l, group)->moments[i];
+
+        return own || i + 1 != optimizer_moments(l, group) ? own : "ema";
 }
 
 /* Appends a word to a list. */
@@ -48,7 +80,8 @@ static int unknown(const char *name, const char *who, struct fault *fault)
         char known[128] = "";
 
         for (uint32_t i = 0; i < N_OPTIMIZERS; i++)
-                list_word(known, sizeof(known), ", ", table[i]->name);
+                if (strcmp(table[i].name, table[i].row->name) == 0)
+                        list_word(known, sizeof(known), ", ", table[i].name);
         return fault_set(fault, ZERO_EINVAL, "%s: there is no optimizer %s, only %s", who,
                          text_quote(name).text, known);
 }
@@ -91,7 +124,7 @@ const char *optimizer_plane_name(const layout *l, uint32_t plane)
         if (plane < ZERO_PLANE_MOMENT1 || plane >= ZERO_PLANE_MOMENT1 + OPTIMIZER_MOMENTS)
                 return plane_name(plane);
         for (uint32_t g = 0; g < l->n_groups; g++) {
-                const char *own = optimizer_of(l, g)->moments[plane - ZERO_PLANE_MOMENT1];
+                const char *own = optimizer_moment(l, g, plane - ZERO_PLANE_MOMENT1);
 
                 if (name && own && strcmp(name, own) != 0)
                         return plane_name(plane);
@@ -103,19 +136,15 @@ const char *optimizer_plane_name(const layout *l, uint32_t plane)
 void optimizer_text(const layout *l, char *text, size_t size)
 {
         *text = '\0';
-        for (uint32_t o = 0; o < N_OPTIMIZERS; o++) {
-                char planes[96] = "master";
-                bool used = false;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                char one[128];
 
-                for (uint32_t g = 0; g < l->n_groups; g++)
-                        used = used || optimizer_of(l, g) == table[o];
-                if (!used)
-                        continue;
-                for (uint32_t i = 0; table[o]->moments[i]; i++)
-                        list_word(planes, sizeof(planes), ", ", table[o]->moments[i]);
-                list_word(text, size, "; ", table[o]->name);
-                list_word(text, size, " (", planes);
-                list_word(text, size, ")", "");
+                snprintf(one, sizeof(one), "%s (master", layout_optimizer(&l->groups[g]).text);
+                for (uint32_t i = 0; i < optimizer_moments(l, g); i++)
+                        list_word(one, sizeof(one), ", ", optimizer_moment(l, g, i));
+                list_word(one, sizeof(one), ")", "");
+                if (!strstr(text, one))
+                        list_word(text, size, "; ", one);
         }
 }
 
@@ -152,32 +181,39 @@ static uint32_t count_values(const struct optimizer *o)
 
         while (o->values[n].name)
                 n++;
-        return n;
+        return n + 1; /* ema_decay */
+}
+
+static const struct hyper *hyper_at(const struct optimizer *o, uint32_t i)
+{
+        static const struct hyper ema_decay = { "ema_decay", HYPER_UNIT };
+
+        return i + 1 == count_values(o) ? &ema_decay : &o->values[i];
 }
 
 int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set *ret,
                        struct fault *fault)
 {
-        const struct optimizer *o = optimizer_find(m->optimizer);
-        struct hyper_set set = { 0 };
+        struct hyper_set set = { .optimizer = find(m->optimizer) };
+        const struct optimizer *o;
         char who[32];
 
         snprintf(who, sizeof(who), "set %zu", number);
-        if (!o)
+        if (!hyper_known(&set))
                 return unknown(m->optimizer, who, fault);
+        o = table[set.optimizer].row;
         if (m->n_values != count_values(o))
                 return fault_set(fault, ZERO_EINVAL,
                                  "set %zu: %s has %u hyperparameters, not %zu: the client comes "
                                  "from another version of zerod",
                                  number, o->name, count_values(o), m->n_values);
-        while (table[set.optimizer] != o)
-                set.optimizer++;
         for (uint32_t i = 0; i < m->n_values; i++) {
-                const char *flaw = value_flaw(o->values[i].bound, m->values[0], m->values[i]);
+                const struct hyper *h = hyper_at(o, i);
+                const char *flaw = value_flaw(h->bound, m->values[0], m->values[i]);
 
                 if (flaw)
-                        return fault_set(fault, ZERO_EINVAL, "set %zu: %s %g %s", number,
-                                         o->values[i].name, m->values[i], flaw);
+                        return fault_set(fault, ZERO_EINVAL, "set %zu: %s %g %s", number, h->name,
+                                         m->values[i], flaw);
                 set.value[i] = m->values[i] + 0.0; /* turns -0 into 0 */
         }
         *ret = set;
@@ -186,8 +222,10 @@ int hyper_from_message(const Zero__HyperSet *m, size_t number, struct hyper_set 
 
 int hyper_given(const struct hyper_set *set, size_t number, struct fault *fault)
 {
-        for (const struct hyper *h = table[set->optimizer]->values; h->name; h++) {
-                double x = set->value[h - table[set->optimizer]->values];
+        const struct hyper *values = table[set->optimizer].row->values;
+
+        for (const struct hyper *h = values; h->name; h++) {
+                double x = set->value[h - values];
 
                 if (h->bound == HYPER_DIVISOR && (float)x == 0)
                         return fault_set(fault, ZERO_EINVAL,
@@ -200,11 +238,9 @@ int hyper_given(const struct hyper_set *set, size_t number, struct fault *fault)
 
 void hyper_to_message(const struct hyper_set *set, Zero__HyperSet *ret)
 {
-        const struct optimizer *o = table[set->optimizer];
-
         zero__hyper_set__init(ret);
-        ret->optimizer = (char *)o->name;
-        ret->n_values = count_values(o);
+        ret->optimizer = (char *)table[set->optimizer].name;
+        ret->n_values = count_values(table[set->optimizer].row);
         ret->values = (double *)set->value;
 }
 
@@ -215,33 +251,40 @@ bool hyper_known(const struct hyper_set *set)
 
 bool hyper_fits(const struct hyper_set *set, const struct optimizer *o)
 {
-        return table[set->optimizer] == o;
+        return table[set->optimizer].row == o;
 }
 
 const char *hyper_optimizer(const struct hyper_set *set)
 {
-        return table[set->optimizer]->name;
+        return table[set->optimizer].row->name;
 }
 
 bool hyper_equal(const struct hyper_set *a, const struct hyper_set *b, char *text, size_t size)
 {
-        const struct hyper *values = table[a->optimizer]->values;
+        const struct optimizer *o = table[a->optimizer].row;
 
-        if (a->optimizer != b->optimizer) {
+        if (!hyper_fits(b, o)) {
                 snprintf(text, size, "optimizer %s and %s", hyper_optimizer(a), hyper_optimizer(b));
                 return false;
         }
-        for (uint32_t i = 0; values[i].name; i++) {
+        for (uint32_t i = 0; i < count_values(o); i++) {
                 if (memcmp(&a->value[i], &b->value[i], sizeof(double)) == 0)
                         continue;
-                snprintf(text, size, "%s %.17g and %.17g", values[i].name, a->value[i],
+                snprintf(text, size, "%s %.17g and %.17g", hyper_at(o, i)->name, a->value[i],
                          b->value[i]);
                 return false;
         }
         return true;
 }
 
-struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, double grad_scale)
+/* The average begins as the first weights of training, as torch's AveragedModel does. */
+struct update_scalars hyper_scalars(const struct hyper_set *set, bool ema, uint64_t t,
+                                    double grad_scale)
 {
-        return table[set->optimizer]->scalars(set->value, t, grad_scale);
+        const struct optimizer *o = table[set->optimizer].row;
+        struct update_scalars s = o->scalars(set->value, t, grad_scale);
+
+        if (ema)
+                s.ema_rate = t == 1 ? 1 : (float)(1.0 - set->value[count_values(o) - 1]);
+        return s;
 }

@@ -3,10 +3,11 @@
  * scalars of its update.  Pure.
  *
  * An optimizer is a row (struct optimizer) in a file of its own, listed in optimizer.c.  A group of
- * the layout names its optimizer.  All other code asks the row how many moments a group has, what
+ * the layout names its optimizer, and says whether it keeps an average of its weights (ema), which
+ * goes with any optimizer (rules.h).  All other code asks here how many moments a group has, what
  * their names are, and whether a set of hyperparameters is valid.  Moment i of every group lies in
- * plane ZERO_PLANE_MOMENT1 + i; groups whose optimizer has fewer moments have no part in the later
- * planes.  The last moment of an optimizer "...-ema" is the average of its weights (rules.h).
+ * plane ZERO_PLANE_MOMENT1 + i; groups that have fewer moments have no part in the later planes.
+ * The average lies behind the optimizer's own moments, as the group's last one.
  *
  * To add one: a file here and its line in optimizer.c, a rule in daemon/compute/device/rules.h with its
  * kernels, its struct in zero.h and its row in client/lib/optimizers.c.
@@ -16,6 +17,7 @@
 #include "daemon/compute/device/device.h"
 #include "proto/layout.h"
 
+/* OPTIMIZER_MOMENTS: with the average.  OPTIMIZER_VALUES: with its decay. */
 enum { OPTIMIZER_MOMENTS = UPDATE_PLANES - 1, OPTIMIZER_VALUES = 8 };
 
 /* What a hyperparameter may be. */
@@ -32,12 +34,12 @@ struct optimizer {
         const char *name; /* in layouts, messages and checkpoints */
         enum update_rule rule;
         /* names of its planes beside master; ends with NULL */
-        const char *moments[OPTIMIZER_MOMENTS + 1];
+        const char *moments[OPTIMIZER_MOMENTS];
         struct hyper {
                 const char *name;
                 enum hyper_bound bound;
-        } values[OPTIMIZER_VALUES + 1]; /* the first is lr; ends with name NULL */
-        /* t counts a tensor's updates from 1. */
+        } values[OPTIMIZER_VALUES]; /* the first is lr; ends with name NULL */
+        /* t counts a tensor's updates from 1.  Leaves ema_rate 0. */
         struct update_scalars (*scalars)(const double *value, uint64_t t, double grad_scale);
 };
 
@@ -46,22 +48,16 @@ struct optimizer {
 struct hyper_set {
         uint32_t optimizer; /* its number in the table */
         uint32_t unused;
-        double value[OPTIMIZER_VALUES]; /* 0 behind the optimizer's own */
+        double value[OPTIMIZER_VALUES]; /* the optimizer's own, then ema_decay, then 0 */
 };
 
 /* "" names the first one.  NULL: there is no optimizer of that name. */
 const struct optimizer *optimizer_find(const char *name);
 const struct optimizer *optimizer_of(const layout *l, uint32_t group);
-/* Planes besides master. */
-static inline uint32_t optimizer_moments(const struct optimizer *o)
-{
-        return update_planes(o->rule) - 1;
-}
-/* The average begins as the first weights of training, as torch's AveragedModel does. */
-static inline float optimizer_ema_rate(double decay, uint64_t t)
-{
-        return t == 1 ? 1 : (float)(1.0 - decay);
-}
+/* Planes of a group besides master: the optimizer's moments and the average. */
+uint32_t optimizer_moments(const layout *l, uint32_t group);
+/* NULL: the group has no moment i. */
+const char *optimizer_moment(const layout *l, uint32_t group, uint32_t i);
 /* layout_from_message(), with a check of the optimizers.  ZERO_EINVAL names an unknown optimizer
  * and those that exist. */
 int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault);
@@ -88,8 +84,9 @@ bool hyper_fits(const struct hyper_set *set, const struct optimizer *o);
 const char *hyper_optimizer(const struct hyper_set *set);
 /* If the sets differ, text names the first difference ("lr 0.1 and 0.2"). */
 bool hyper_equal(const struct hyper_set *a, const struct hyper_set *b, char *text, size_t size);
-struct update_scalars hyper_scalars(const struct hyper_set *set, uint64_t t, double grad_scale);
+/* ema: of a group that keeps an average. */
+struct update_scalars hyper_scalars(const struct hyper_set *set, bool ema, uint64_t t,
+                                    double grad_scale);
 
 extern const struct optimizer optimizer_adam, optimizer_adamw, optimizer_lion, optimizer_sgd,
-        optimizer_sgd_momentum, optimizer_adam_ema, optimizer_adamw_ema, optimizer_lion_ema,
-        optimizer_sgd_ema, optimizer_sgd_momentum_ema;
+        optimizer_sgd_momentum;

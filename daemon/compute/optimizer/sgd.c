@@ -2,7 +2,7 @@
  * momentum, Nesterov's or ordinary (Sutskever and others, ICML 2013). */
 #include "daemon/compute/optimizer/optimizer.h"
 
-enum { LR, MOMENTUM, DAMPENING, WEIGHT_DECAY, NESTEROV, MAXIMIZE, EMA_DECAY };
+enum { LR, MOMENTUM, DAMPENING, WEIGHT_DECAY, NESTEROV, MAXIMIZE };
 
 /* The first gradient becomes the momentum, without dampening. */
 static struct update_scalars sgd_scalars(const double *x, uint64_t t, double grad_scale)
@@ -11,7 +11,6 @@ static struct update_scalars sgd_scalars(const double *x, uint64_t t, double gra
 
         return (struct update_scalars){
                 .grad_scale = (float)(x[MAXIMIZE] != 0 ? -grad_scale : grad_scale),
-                .ema_rate = optimizer_ema_rate(x[EMA_DECAY], t),
                 .sgd = { .weight_decay = (float)x[WEIGHT_DECAY],
                          .lr = (float)x[LR],
                          .momentum = first ? 0 : (float)x[MOMENTUM],
@@ -22,23 +21,19 @@ static struct update_scalars sgd_scalars(const double *x, uint64_t t, double gra
 }
 
 /* Without momentum its hyperparameters are 0. */
-#define SGD(row, label, of, number, flag, moment1, moment2, plane_bound)                         \
-        const struct optimizer row = { .name = label,                                            \
-                                       .rule = of,                                               \
-                                       .moments = { moment1, moment2 },                          \
-                                       .values = { [LR] = { "lr", HYPER_FP32 },                  \
-                                                   [MOMENTUM] = { "momentum", number },          \
-                                                   [DAMPENING] = { "dampening", number },        \
-                                                   [WEIGHT_DECAY] = { "weight_decay",            \
-                                                                      HYPER_FP32 },              \
-                                                   [NESTEROV] = { "nesterov", flag },            \
-                                                   [MAXIMIZE] = { "maximize", HYPER_FLAG },      \
-                                                   [EMA_DECAY] = { "ema_decay", plane_bound } }, \
+#define SGD(row, label, of, number, flag, moment)                                             \
+        const struct optimizer row = { .name = label,                                         \
+                                       .rule = of,                                            \
+                                       .moments = { moment },                                 \
+                                       .values = { [LR] = { "lr", HYPER_FP32 },               \
+                                                   [MOMENTUM] = { "momentum", number },       \
+                                                   [DAMPENING] = { "dampening", number },     \
+                                                   [WEIGHT_DECAY] = { "weight_decay",         \
+                                                                      HYPER_FP32 },           \
+                                                   [NESTEROV] = { "nesterov", flag },         \
+                                                   [MAXIMIZE] = { "maximize", HYPER_FLAG } }, \
                                        .scalars = sgd_scalars }
 
-SGD(optimizer_sgd, "sgd", UPDATE_SGD, HYPER_NONE, HYPER_NONE, NULL, NULL, HYPER_NONE);
-SGD(optimizer_sgd_ema, "sgd-ema", UPDATE_SGD_EMA, HYPER_NONE, HYPER_NONE, "ema", NULL, HYPER_UNIT);
+SGD(optimizer_sgd, "sgd", UPDATE_SGD, HYPER_NONE, HYPER_NONE, NULL);
 SGD(optimizer_sgd_momentum, "sgd-momentum", UPDATE_SGD_MOMENTUM, HYPER_FP32, HYPER_FLAG,
-    "momentum_buffer", NULL, HYPER_NONE);
-SGD(optimizer_sgd_momentum_ema, "sgd-momentum-ema", UPDATE_SGD_MOMENTUM_EMA, HYPER_FP32, HYPER_FLAG,
-    "momentum_buffer", "ema", HYPER_UNIT);
+    "momentum_buffer");

@@ -325,6 +325,7 @@
         F(number, elements, "of its tensors, gaps between them included")                          \
         F(text, dtype, "dtype that trainers fetch")                                                \
         F(text, optimizer, "optimizer that updates the group")                                     \
+        F(flag, ema, "the group keeps an average of its weights")                                  \
         R(list, status_shard, shards, "shards in the order of their elements")
 
 #define STATUS_JOB_SHARDS(F, R)                                                                    \

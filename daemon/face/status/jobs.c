@@ -186,8 +186,7 @@ static void report_formula(const struct job *job, struct status_job *ret)
 
         for (uint32_t g = 0; g < l->n_groups; g++)
                 bytes += l->groups[g].elements *
-                         (2 * sizeof(uint16_t) +
-                          update_planes(optimizer_of(l, g)->rule) * sizeof(float));
+                         (2 * sizeof(uint16_t) + (1 + optimizer_moments(l, g)) * sizeof(float));
         ret->zero_formula.bytes_per_parameter = bytes / (l->elements ? l->elements : 1);
         ret->zero_formula.stage3_bytes = bytes / job->placement.n_owners;
 }

@@ -43,7 +43,7 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
                          const struct status_replica *told, struct status_shard *ret)
 {
         struct range range = partition_range(job->partition, group, owner);
-        const struct optimizer *optimizer = optimizer_of(job->layout, group);
+        uint32_t moments = optimizer_moments(job->layout, group);
         uint64_t trainable = plan_trainable(job->layout, group, range) * sizeof(float);
         const struct layout_group *g = &job->layout->groups[group];
 
@@ -52,13 +52,12 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
         ret->first = range.first;
         ret->count = range.count;
         counts_add(arena, &ret->bytes, "master", range.count * sizeof(float));
-        for (uint32_t i = 0; optimizer->moments[i]; i++)
-                counts_add(arena, &ret->bytes, optimizer->moments[i], trainable);
+        for (uint32_t i = 0; i < moments; i++)
+                counts_add(arena, &ret->bytes, optimizer_moment(job->layout, group, i), trainable);
         counts_add(arena, &ret->bytes, "grad", trainable);
         counts_add(arena, &ret->bytes, "serve", range.count * layout_group_served(g));
         if (g->eager)
-                counts_add(arena, &ret->bytes, "old",
-                           trainable * (1 + optimizer_moments(optimizer)));
+                counts_add(arena, &ret->bytes, "old", trainable * (1 + moments));
         ret->version = told ? number_of(&told->versions, group) : RECORD_NULL;
         ret->last_updated = told ? number_of(&told->updates, group) : RECORD_NULL;
         ret->place = told ? told->place : NULL;
@@ -74,6 +73,7 @@ static void report_group(struct arena *arena, const struct job *job, uint32_t gr
         ret->elements = g->elements;
         ret->dtype = dtype_name(g->dtype);
         ret->optimizer = optimizer_of(job->layout, group)->name;
+        ret->ema = g->ema;
         for (uint32_t i = 0; i < job->partition->slices[group]; i++) {
                 uint32_t owner = partition_owner(job->partition, group, i);
                 struct status_shard *shard = LIST_ADD(arena, &ret->shards);

@@ -390,10 +390,11 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         if (!tensor_has(job, t, m->plane))
                 return fault_set(
                         fault, ZERO_EINVAL,
-                        "tensor '%s' has no plane %s: the optimizer of its group, %s, keeps "
-                        "%u beside the master weights",
+                        "tensor '%s' has no plane %s: its group, of %s%s, keeps %u beside the "
+                        "master weights",
                         t->name, plane_name(m->plane), optimizer_of(job->layout, t->group)->name,
-                        optimizer_moments(optimizer_of(job->layout, t->group)));
+                        job->layout->groups[t->group].ema ? " with averages" : "",
+                        optimizer_moments(job->layout, t->group));
         if (plane_is_single((enum zero_plane)m->plane)
                     ? m->first != 0 || m->count != 1
                     : m->first > t->elements || m->count > t->elements - m->first)

@@ -75,7 +75,7 @@ static uint64_t summing_count(const struct summing *c, const struct plan_segment
 
         if (c->plane > 0 && c->work.job->layout->tensors[s->tensor].frozen)
                 return 0;
-        if (c->plane < CHECKSUM_STEP && c->plane > optimizer_moments(shard->optimizer))
+        if (c->plane < CHECKSUM_STEP && c->plane > shard->n_moments)
                 return 0;
         return s->count;
 }

@@ -26,7 +26,7 @@ bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t p
         if (plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET)
                 return !t->frozen;
         return !t->frozen && plane >= ZERO_PLANE_MOMENT1 &&
-               plane - ZERO_PLANE_MOMENT1 < optimizer_moments(optimizer_of(job->layout, t->group));
+               plane - ZERO_PLANE_MOMENT1 < optimizer_moments(job->layout, t->group);
 }
 
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
@@ -108,21 +108,22 @@ static void put_copy(const struct work *w, void *plane, void *serve)
 static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
-        enum update_rule rule = optimizer_of(job->layout, w->group)->rule;
+        const layout *l = job->layout;
         bool master = w->put && w->plane == ZERO_PLANE_MASTER;
         struct mapping plane = work_map(w, w->plane), serve = { NULL }, ema = { NULL };
         size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         const struct device_ops *ops = w->job->x->ops;
 
-        if (master && layout_group_served(&job->layout->groups[w->group]))
+        if (master && layout_group_served(&l->groups[w->group]))
                 serve = work_map(w, ZERO_PLANE_SERVE);
         if (w->put)
                 put_copy(w, plane.at, serve.at);
         else
                 ops->copy(w->buffer, plane.at, bytes);
-        if (master && !job->layout->tensors[w->tensor].frozen && update_has_ema(rule) &&
+        if (master && !l->tensors[w->tensor].frozen && l->groups[w->group].ema &&
             w->replica->state->tensor_step[w->tensor] == 0) {
-                ema = work_map(w, (enum zero_plane)(ZERO_PLANE_MASTER + update_planes(rule) - 1));
+                ema = work_map(
+                        w, (enum zero_plane)(ZERO_PLANE_MASTER + optimizer_moments(l, w->group)));
                 ops->copy(ema.at, plane.at, bytes);
         }
         state_unmap(&ema);

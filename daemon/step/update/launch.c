@@ -85,7 +85,7 @@ static void run_end(struct launch *l)
                                        .serve_dtype = g->dtype };
 
         update.in[0] = update.out[0] = (float *)l->planes[0].at + (r.master - shard->master);
-        for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+        for (uint32_t i = 0; i < shard->n_moments; i++)
                 update.in[1 + i] = update.out[1 + i] =
                         (float *)l->planes[1 + i].at + (r.moment - shard->moment);
         if (update.n && l->present[r.tensor])
@@ -147,7 +147,7 @@ static void shard_map(struct launch *l)
 
         l->planes[0] = state_map(s, ZERO_PLANE_MASTER,
                                  (struct range){ shard->master, shard->range.count });
-        for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+        for (uint32_t i = 0; i < shard->n_moments; i++)
                 l->planes[1 + i] = state_map(s, (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
                                              (struct range){ shard->moments[i], n });
         l->grad = state_map(s, ZERO_PLANE_GRAD, (struct range){ shard->moment, n });

@@ -437,8 +437,9 @@ static void update_scalars(struct replica *h, const struct hyper_set *sets, doub
 
                 if (s->moment == UINT64_MAX)
                         continue;
-                h->update->scalars[s->tensor] = hyper_scalars(
-                        &sets[set], state->tensor_step[s->tensor] + 1, grad_scale / divisor);
+                h->update->scalars[s->tensor] =
+                        hyper_scalars(&sets[set], state->plan->shards[s->group].ema,
+                                      state->tensor_step[s->tensor] + 1, grad_scale / divisor);
         }
 }
 

@@ -233,7 +233,7 @@ static int take_group(struct loader *ld, uint32_t group)
         uint64_t at = group_at(ld, group) + from->range.count * sizeof(float);
         int r = take_master(ld, group);
 
-        for (uint32_t i = 0; r == 0 && i < optimizer_moments(from->optimizer); i++) {
+        for (uint32_t i = 0; r == 0 && i < from->n_moments; i++) {
                 r = take_moment(ld, group, at, i);
                 at += from->moment_count * sizeof(float);
         }

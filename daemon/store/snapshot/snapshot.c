@@ -74,7 +74,7 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
                 const struct plan_shard *shard = &plan->shards[g];
 
                 map_add_master(&map, plan, g);
-                for (uint32_t i = 0; i < optimizer_moments(shard->optimizer); i++)
+                for (uint32_t i = 0; i < shard->n_moments; i++)
                         map_add(&map,
                                 (struct snapshot_extent){
                                         .plane = (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
@@ -134,7 +134,7 @@ void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan
         const struct plan_chunk c = plan_chunk(plan, chunk);
         const struct plan_shard *shard = &plan->shards[c.group];
         uint64_t moment_bytes = shard->moment_count * sizeof(float);
-        uint32_t n = optimizer_moments(shard->optimizer);
+        uint32_t n = shard->n_moments;
         uint64_t moments = map->group_end[c.group] - n * moment_bytes;
         uint64_t master = moments - shard->range.count * sizeof(float);
 

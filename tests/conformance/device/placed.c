@@ -142,7 +142,7 @@ static void placed_update(enum update_rule rule, const struct update_scalars *s,
         size_t bytes = n * sizeof(float);
 
         begin();
-        for (uint32_t k = 0; k < update_planes(rule); k++)
+        for (uint32_t k = 0; k < update_planes(rule, s); k++)
                 placed[k] = place(planes[k], bytes);
         grad = place(grad, bytes);
         gpu_ops()->update(rule, s, n, placed, grad, undo);

@@ -63,10 +63,11 @@ def compile_one(nvcc, source, arguments):
 
 def name_of(mangled):
     """The kernel's name, and the type or the rule that its template has."""
-    name, argument = re.match(r"_Z\d+(\w+?)_kernelI(?:L?\d+)?(\w+?)E", mangled).groups()
+    name, argument, more = re.match(r"_Z\d+(\w+?)_kernelI(?:L?\d+)?(\w+?)E(\w*)", mangled).groups()
     if argument.startswith("update_rule"):
         with open(RULES, encoding="ascii") as file:
             argument = re.findall(r"X\((\w+), \w+, \d", file.read())[int(argument[len("update_rule"):])].lower()
+        argument += "_ema" if more.startswith("Lb1E") else ""
     return f"{name} {'fp32' if argument == 'f' else argument}"
 
 

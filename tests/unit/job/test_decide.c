@@ -268,9 +268,9 @@ Test(params, a_hyperparameter_of_adam_out_of_range_is_refused)
         static const struct {
                 double value;
                 const char *name;
-        } flaws[] = { { -1, "lr" },        { 1, "beta1" },           { 1, "beta2" },
-                      { -1, "eps" },       { 1e39, "weight_decay" }, { 0.5, "maximize" },
-                      { 0.5, "ema_decay" } };
+        } flaws[] = { { -1, "lr" },      { 1, "beta1" },           { 1, "beta2" },
+                      { -1, "eps" },     { 1e39, "weight_decay" }, { 0.5, "maximize" },
+                      { 1, "ema_decay" } };
         struct step_params p;
         struct message m;
 
@@ -281,15 +281,43 @@ Test(params, a_hyperparameter_of_adam_out_of_range_is_refused)
                 cr_assert(refused(&m, flaws[i].name), "%s", flaws[i].name);
         }
         message_init(&m);
-        m.set.optimizer = "adam-ema";
-        m.values[6] = 1;
-        cr_assert(refused(&m, "ema_decay"));
-        m.values[6] = 0.5;
-        cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
-        message_init(&m);
         m.set.optimizer = "adam";
         m.values[0] = m.values[4] = 1e30; /* no product with lr: the decay is not AdamW's */
         cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
+}
+
+/* As the release before has it, on links and disks: another name and number, and the same set. */
+Test(params, a_set_that_averages_weights_keeps_its_name)
+{
+        static struct step_params_message again;
+        struct step_params p, plain;
+        struct message m;
+        char text[160];
+
+        message_init(&m);
+        m.set.optimizer = "adam-ema";
+        m.values[6] = 0.5;
+        cr_assert_eq(step_params_from_message(&m.params, &p, NULL), 0);
+        cr_assert_eq(p.sets[0].optimizer, 9);
+        cr_assert(hyper_fits(&p.sets[0], &optimizer_adam));
+        step_params_to_message(&p, &again);
+        cr_assert_str_eq(again.message.sets[0]->optimizer, "adam-ema");
+        cr_assert_eq(again.message.sets[0]->n_values, 7);
+        m.set.optimizer = "adam";
+        cr_assert_eq(step_params_from_message(&m.params, &plain, NULL), 0);
+        cr_assert(step_params_equal(&p, &plain, text, sizeof text));
+        plain.sets[0].value[6] = 0.25;
+        cr_assert_not(step_params_equal(&p, &plain, text, sizeof text));
+        cr_assert_str_eq(text, "set 0: ema_decay 0.5 and 0.25");
+}
+
+Test(params, an_average_begins_as_the_first_weights)
+{
+        struct hyper_set set = { .value = { 1e-3, 0.9, 0.999, 1e-8, 0, 0, 0.75 } };
+
+        cr_assert_eq(hyper_scalars(&set, true, 1, 1).ema_rate, 1);
+        cr_assert_eq(hyper_scalars(&set, true, 2, 1).ema_rate, 0.25);
+        cr_assert_eq(hyper_scalars(&set, false, 2, 1).ema_rate, 0);
 }
 
 Test(params, an_eps_that_is_0_in_fp32_is_refused)

@@ -113,12 +113,12 @@ struct state *fixture_reopen(struct store *store, layout **ret_layout)
         return state;
 }
 
-/* The first of toy_sets for that optimizer. */
-static uint32_t set_of(const char *optimizer)
+/* The first of toy_sets for that group; the last one has an average's decay. */
+static uint32_t set_of(const struct layout_group *g)
 {
-        uint32_t set = 0;
+        uint32_t set = g->ema ? TOY_SETS - 1 : 0;
 
-        while (!hyper_fits(&toy_sets[set], optimizer_find(optimizer)))
+        while (!hyper_fits(&toy_sets[set], optimizer_find(g->optimizer)))
                 set++;
         return set;
 }
@@ -132,7 +132,7 @@ static void add(layout *l, uint64_t part, const char *name, uint64_t elements, b
                                    .ndim = 1,
                                    .shape = { (elements + part - 1) / part },
                                    .frozen = frozen,
-                                   .set = set_of(l->groups[l->n_groups - 1].optimizer),
+                                   .set = set_of(&l->groups[l->n_groups - 1]),
                                    .init = ZERO_INIT_NORMAL,
                                    .init_value = 0.5,
                                    .init_seed = l->n_tensors };

@@ -42,7 +42,7 @@ static void each_value(struct state *s, void (*each)(float *at, float expected))
                         each(&s->in->master[g->master + k], value(0, g->group, g->in_group + k));
                         if (g->moment == UINT64_MAX)
                                 continue;
-                        for (uint32_t m = 0; m < optimizer_moments(shard->optimizer); m++)
+                        for (uint32_t m = 0; m < shard->n_moments; m++)
                                 each(&s->in->moments[m][plan_moment(shard, m, g->moment + k)],
                                      value(1 + m, g->group, g->in_group + k));
                 }

@@ -31,7 +31,7 @@ const struct hyper_set toy_sets[TOY_SETS] = {
         { .optimizer = 2, .value = { 0.1, 0, 0, 0.1 } },                     /* sgd */
         { .optimizer = 3, .value = { 0.1, 0.9, 0, 0.1, 1 } },                /* sgd-momentum */
         { .optimizer = 4, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1 } },         /* adam */
-        { .optimizer = 5, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1, 0, 0.9 } }, /* adamw-ema */
+        { .optimizer = 5, .value = { 0.01, 0.9, 0.99, 1e-8, 0.1, 0, 0.9 } }, /* adamw, ema */
 };
 
 void toy_push(struct state *s, const layout *l)
@@ -68,11 +68,13 @@ static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk, bool ah
 {
         const struct device_ops *ops = toy_ops ? toy_ops : device_host(NULL);
         uint64_t version = s->record->version + 1;
+        uint32_t group = plan_chunk(s->plan, chunk).group;
         struct update_scalars scalars[16];
 
         assert(s->n_tensors <= 16);
         for (uint32_t t = 0; t < s->n_tensors; t++)
-                scalars[t] = hyper_scalars(&toy_sets[s->tensor_set[t]], 3, 0.5);
+                scalars[t] = hyper_scalars(&toy_sets[s->tensor_set[t]], s->plan->shards[group].ema,
+                                           3, 0.5);
         if (ahead)
                 undo_update_ahead(s, slot, chunk, version, s->present, ops, scalars);
         else

@@ -56,12 +56,12 @@ def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     return float(betas[0]), float(betas[1])
 
 
-def _ema_decay(group: Mapping[str, Any], averages: bool) -> float | None:
+def _ema_decay(group: Mapping[str, Any], averages: bool) -> float:
     if not averages:
         if group.get("ema_decay") is not None:
             raise ValueError("ema_decay of a param group: give it to the optimizer, too, for a model of "
-                             "shard(model, optimizer='...-ema')")
-        return None
+                             "shard(model, ema=True)")
+        return 0.0
     decay = _number(group, "ema_decay")
     if decay >= 1.0:
         raise ValueError(f"ema_decay {decay} is not in [0, 1)")
@@ -88,8 +88,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
     Hyperparameters are numbers, read at each step; lr and others that are one number may be a tensor of one
     element, which goes into files as a number.
     ema_decay: the service averages the weights, as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn()
-    does that is updated after each step; :func:`ema_params` reads the averages.  The optimizer is then "adamw-ema"
-    or the like, and the model is sharded for that.  A number in [0, 1), read at each step.  A step that is skipped
+    does that is updated after each step; :func:`ema_params` reads the averages.  The model is of shard(ema=True).
+    A number in [0, 1), read at each step.  A step that is skipped
     leaves the averages as they are, and so does one without a gradient for that parameter.  None: no averages.
     how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
     differentiable are False, else a ValueError.
@@ -126,13 +126,14 @@ class ServiceOptimizer(torch.optim.Optimizer):
         if defaults["ema_decay"] is None:
             del defaults["ema_decay"]
         else:
-            self.name, self.planes = f"{self.name}-ema", (*self.planes, "ema")
+            self.planes = (*self.planes, "ema")
         self.averages = "ema_decay" in defaults
         self.set_of(defaults)
-        self.sharded = sharded_or_marked(model, self.name)
-        if self.sharded.optimizer_name != self.name:
-            raise ValueError(f"{kind} is '{self.name}', and the model was sharded for "
-                             f"'{self.sharded.optimizer_name}': shard(model, optimizer='{self.name}')")
+        self.sharded = sharded_or_marked(model, self.name, self.averages)
+        needs, has = (f"shard(model, optimizer='{name}', ema={ema})" for name, ema in (
+            (self.name, self.averages), (self.sharded.optimizer_name, self.sharded.ema)))
+        if needs != has:
+            raise ValueError(f"this {kind} is for {needs}, and the model is of {has}")
         self.grad_norm, self.skipped = math.nan, False
         self.version = self.sharded.client.version
         self.loss_scale = self.sharded.client.loss_scale
@@ -497,7 +498,7 @@ class _WithMomentum(zerod.SGDSet):
 
     @property
     def optimizer(self) -> str:
-        return "sgd-momentum" if self.ema_decay is None else "sgd-momentum-ema"
+        return "sgd-momentum"
 
 
 class SGD(ServiceOptimizer):

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import zerod
-from zerod._library import EMA_PLANES
 from zerod.environment import incarnation
 
 from .parameter import WrittenInPlace, WrittenToBase
@@ -49,6 +48,7 @@ class Sharded:
     params are in the layout's order; units in the order of the model's tree, the root last.
     optimizer: the newest one, weakly.  optimized: the parameters that it updates; None: all.
     optimizer_name: of the optimizer in the service that the model was sharded for.
+    ema: the service averages the weights, too.
     goes_on: the job had its values when this rank attached, so loading others is left out.
     keep: the job stays when all ranks have completed it; None: it stays if somebody chose its name.
     hold_groups: most groups that this rank may hold at once, or zerod.ALL.
@@ -60,7 +60,7 @@ class Sharded:
     """
 
     def __init__(self, model: nn.Module, stage: int, prefetch: int, place: "Host | Gpu",
-                 optimizer_name: str):
+                 optimizer_name: str, ema: bool):
         self.model, self.stage, self.prefetch, self.place = model, stage, prefetch, place
         self.turn = Turn(self)
         self.client: zerod.Client
@@ -75,7 +75,7 @@ class Sharded:
         self.optimized: set[ShardedParam] | None = None
         self.pending = Pending()
         self.activations: Activations
-        self.optimizer_name = optimizer_name
+        self.optimizer_name, self.ema = optimizer_name, ema
         self.goes_on = False
         self.hold_groups = 0
         self.keep: bool | None = None
@@ -143,9 +143,8 @@ class Sharded:
     def read(self, param: ShardedParam, plane: str = "master", first: int = 0,
              count: int | None = None) -> torch.Tensor:
         """A part of a parameter's plane: flat, fp32; "serve", and of bytes "master": the parameter's dtype;
-        "step" and "set": int64 of one element, the most steps of any part; "ema": the average of the weights, of an
-        optimizer "...-ema".  Blocks; not collective."""
-        plane = self._name_of(plane)
+        "step" and "set": int64 of one element, the most steps of any part; "ema": the average of the weights, of
+        shard(ema=True).  Blocks; not collective."""
         if plane in STEPS_OF_STATE:
             first, count = 0, 1
         elif count is None:
@@ -197,7 +196,6 @@ class Sharded:
 
         One rank writes at a time, at a step boundary; see zero_put().
         """
-        plane = self._name_of(plane)
         values = values.detach().to("cpu", dtype_of(param, plane)).contiguous()
         if plane in STEPS_OF_STATE:
             for index in param.parts:
@@ -219,11 +217,7 @@ class Sharded:
         if param.split is not None or word is None:
             return None
         count = -(-param.numel // WORD) if dtype in BYTES else param.numel
-        return zerod.FileValues(param.index, self._name_of(plane), word, 0, count, at)
-
-    def _name_of(self, plane: str) -> str:
-        """Returns the client's name of a plane."""
-        return EMA_PLANES.get(self.optimizer_name, plane) if plane == "ema" else plane
+        return zerod.FileValues(param.index, plane, word, 0, count, at)
 
     def barrier(self, before: Callable[[], None] = lambda: None) -> None:
         """Meets all ranks; gradients pushed before it are dropped.  before: called once in each attempt."""

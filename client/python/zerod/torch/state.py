@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import zerod
-from zerod._library import EMA_PLANES
 
 from .files import Source, pieces
 from .parameter import GradientsAreElsewhere
@@ -212,14 +211,13 @@ def ema_params(module: nn.Module) -> Iterator[None]:
     ``state_dict()`` and ``copy.deepcopy(model)`` take the averages; zerod.torch.full_params(write=True) and
     save_checkpoint() raise.  Any rank may use it alone, and reads one parameter at a time.
 
-    Errors: ValueError if the model was sharded for an optimizer without averages, RuntimeError within
+    Errors: ValueError if the model was sharded without ema=True, RuntimeError within
     full_params(), and those of full_params().
     """
     model = _model_of(module)
     sharded = model.sharded
-    if sharded.optimizer_name not in EMA_PLANES:
-        raise ValueError(f"'{sharded.optimizer_name}' keeps no averages: shard(model, optimizer="
-                         f"'{sharded.optimizer_name}-ema') and an optimizer with ema_decay do")
+    if not sharded.ema:
+        raise ValueError("the model keeps no averages: shard(model, ema=True) and an optimizer with ema_decay do")
     params = model.params_in(module)
     if any(p in model.full and p not in sharded.averaged for p in params):
         raise RuntimeError("ema_params() within full_params(): leave the context first")

@@ -48,8 +48,7 @@ log = logging.getLogger("zerod")
 
 _of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
 
-OPTIMIZERS = ("adamw", "adam", "lion", "sgd", "sgd-momentum",
-              "adamw-ema", "adam-ema", "lion-ema", "sgd-ema", "sgd-momentum-ema")
+OPTIMIZERS = ("adamw", "adam", "lion", "sgd", "sgd-momentum")
 
 
 class ZeroModule(nn.Module):
@@ -163,7 +162,8 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
                 suffix = split.suffix(part) if split else ""
                 index = layout.group(name + suffix, (DTYPES | BYTES)[params[0].dtype],
                                      split.ranks[part] if split and not stage else None, divisor,
-                                     optimizer=sharded.optimizer_name, eager=sharded.eager and params[0].trainable)
+                                     optimizer=sharded.optimizer_name, eager=sharded.eager and params[0].trainable,
+                                     ema=sharded.ema)
                 for p in params:
                     layout.tensor(index, p.name + suffix, tuple(p.split.shape(part) if split else p.shape),
                                   frozen=not p.trainable)
@@ -304,7 +304,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
           push_groups: int = zerod.AUTO, on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
-          keep: bool | None = None, optimizer: str = "adamw", eager: bool = False,
+          keep: bool | None = None, optimizer: str = "adamw", ema: bool = False, eager: bool = False,
           stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
           data: Iterable[str] | None = None, pipeline: str | None = None,
           tied: Iterable[Iterable[str]] = (),
@@ -351,8 +351,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     True: the job stays.  None: a job whose name torchrun made up (:func:`zerod.connect`) is dropped when all processes
     have ended with status 0, completed or not.  Other jobs stay.
     optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
-    "sgd", or "sgd-momentum" for :class:`SGD` with momentum; with "-ema" behind it, as "adamw-ema", also the average
-    of the weights (:func:`ema_params`), for an optimizer that is given ema_decay.  A job is continued under its own optimizer alone.
+    "sgd", or "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
+    ema: the service also keeps the average of the weights (:func:`ema_params`), for an optimizer that is given
+    ema_decay.  A job is continued with the same choice alone.
     eager: owners update a block as soon as its gradient is complete, while others still come.  This is L2L's eager
     parameter server.  :class:`LayerByLayer` says which gradient is the last.  The bits are the same.  Master weights and
     moments take twice the memory in the service, so a step that is skipped or aborted can be undone.  No clipping, no
@@ -429,7 +430,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
                          f"{reduce_dtype}")
     initialize.prepare(model, init_fn)
     place = place_of(device, (p.value for p in params))
-    sharded = Sharded(model, stage, prefetch, place, optimizer)
+    sharded = Sharded(model, stage, prefetch, place, optimizer, bool(ema))
     sharded.pipeline, sharded.eager, sharded.base = cut, bool(eager), apart
     layout = _lay_out(sharded, planned)
     sharded.client = client or zerod.connect(job, timeout=timeout)
@@ -543,9 +544,9 @@ def _unmark(modules: list[nn.Module]) -> None:
             module.forward = forward
 
 
-def sharded_or_marked(model: nn.Module, optimizer: str) -> Sharded:
+def sharded_or_marked(model: nn.Module, optimizer: str, ema: bool) -> Sharded:
     """Returns the model's Sharded.  Shards a model that fully_shard() has marked, for that optimizer."""
     if "_zerod_sharded" not in model.__dict__ and any("_zerod_mark" in m.__dict__
                                                       for m in model.modules()):
-        shard(model, optimizer=optimizer)
+        shard(model, optimizer=optimizer, ema=ema)
     return sharded_of(model)

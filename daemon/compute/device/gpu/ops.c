@@ -12,7 +12,7 @@
 
 static int update_device(const struct staged *s, void *const *at, size_t n, void *stream)
 {
-        uint32_t planes = update_planes(s->rule);
+        uint32_t planes = update_planes(s->rule, s->scalars);
         struct update_piece update = { .rule = s->rule,
                                        .scalars = *s->scalars,
                                        .n = n,
@@ -29,10 +29,11 @@ static int update_device(const struct staged *s, void *const *at, size_t n, void
 static void update_host(const struct staged *s, void *const *at, size_t n)
 {
         float *planes[UPDATE_PLANES] = { NULL };
+        uint32_t n_planes = update_planes(s->rule, s->scalars);
 
-        for (uint32_t k = 0; k < update_planes(s->rule); k++)
+        for (uint32_t k = 0; k < n_planes; k++)
                 planes[k] = at[k];
-        gpu_host->update(s->rule, s->scalars, n, planes, at[update_planes(s->rule)], NULL);
+        gpu_host->update(s->rule, s->scalars, n, planes, at[n_planes], NULL);
 }
 
 static void update(enum update_rule rule, const struct update_scalars *scalars, size_t n,
@@ -50,7 +51,7 @@ static void update(enum update_rule rule, const struct update_scalars *scalars, 
         s.host = update_host;
         s.rule = rule;
         s.scalars = scalars;
-        for (uint32_t k = 0; k < update_planes(rule); k++)
+        for (uint32_t k = 0; k < update_planes(rule, scalars); k++)
                 staged_add(&s, planes[k], sizeof(float), true, true);
         staged_add(&s, grad, sizeof(float), true, false);
         staged_run(&s);
