@@ -109,13 +109,13 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
 /*
- * Chooses a group's optimizer: "adamw", as it is without this call, "adam", "lion", "sgd"
- * or "sgd-momentum"; NULL: "adamw".  The optimizer says which planes the group's tensors have beside
+ * Chooses a group's optimizer, one of ZERO_OPTIMIZERS; NULL: "adamw", as it is without this call.  The optimizer says which planes the group's tensors have beside
  * the master weights, and which member of struct zero_set applies.  All ranks choose the same.  A job's
  * state and its checkpoints go on under the same optimizer only: zero_attach() refuses another one
  * (ZERO_ELAYOUT) and names it.
  */
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
+#define ZERO_OPTIMIZERS "adamw, adam, lion, sgd or sgd-momentum"
 
 /*
  * Has a group keep the average of its weights (ZERO_PLANE_EMA), beside any optimizer.  Each update averages the weights

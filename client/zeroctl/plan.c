@@ -68,8 +68,7 @@ const struct command_option plan_options[] = {
           .text = &grad_dtype },
         { "reduce-dtype", "DTYPE", "of gradients between nodes (default: the gradients')",
           .text = &reduce_dtype },
-        { "optimizer", "NAME",
-          "adamw, adam, lion, sgd or sgd-momentum (default: the job's, or adamw)",
+        { "optimizer", "NAME", ZERO_OPTIMIZERS " (default: the job's, or adamw)",
           .text = &optimizer },
         { "host-memory", "SIZE", "memory of each node: bytes, or with a suffix K, M, G, T",
           .text = &host_memory },
@@ -236,7 +235,7 @@ static int check_places(void)
                 return usage("gpus", "1 or more with --gpu-memory", gpus);
         cluster.optimizer = optimizer ? plan_optimizer(optimizer) : NULL;
         if (optimizer && !cluster.optimizer) {
-                ctl_error("%s: --optimizer is %s, not '%s'", asker->name, plan_optimizer_names(),
+                ctl_error("%s: --optimizer is " ZERO_OPTIMIZERS ", not '%s'", asker->name,
                           optimizer);
                 return CTL_USAGE;
         }

@@ -23,7 +23,6 @@ struct plan_optimizer {
 };
 /* NULL: there is none of that name. */
 const struct plan_optimizer *plan_optimizer(const char *name);
-const char *plan_optimizer_names(void);
 
 struct plan_model {
         const struct zero_layout *layout;

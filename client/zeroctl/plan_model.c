@@ -27,11 +27,6 @@ const struct plan_optimizer *plan_optimizer(const char *name)
         return NULL;
 }
 
-const char *plan_optimizer_names(void)
-{
-        return "adamw, adam, lion, sgd or sgd-momentum";
-}
-
 void plan_model_free(struct plan_model *m)
 {
         zero_layout_free(m->own);

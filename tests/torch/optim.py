@@ -151,19 +151,19 @@ def refuses_a_model_sharded_for_another():
     def run(_):
         zt, model = zero(make())
         model.sharded.optimizer_name = "another"
-        raises(ValueError, ["AdamW is 'adamw'", "for 'another'", "shard(model, optimizer='adamw')"], zt.AdamW, model)
-        raises(ValueError, ["Lion is 'lion'", "for 'another'", "shard(model, optimizer='lion')"], zt.Lion, model)
-        raises(ValueError, ["Adam is 'adam'", "for 'another'"], zt.Adam, model)
+        raises(ValueError, ["AdamW is for shard(model, optimizer='adamw'", "is of shard(model, optimizer='another'"], zt.AdamW, model)
+        raises(ValueError, ["Lion is for shard(model, optimizer='lion'", "optimizer='another'"], zt.Lion, model)
+        raises(ValueError, ["Adam is for shard(model, optimizer='adam'", "optimizer='another'"], zt.Adam, model)
         raises(ValueError, ["one of adamw, adam, lion, sgd, sgd-momentum", "no-such"], zt.shard, make(),
                optimizer="no-such")
         model.sharded.optimizer_name = "sgd"
-        raises(ValueError, ["for 'sgd'", "shard(model, optimizer='sgd-momentum')"], zt.SGD, model, momentum=0.9)
-        raises(ValueError, ["for 'sgd'", "shard(model, optimizer='sgd-momentum')"], zt.SGD, model,
+        raises(ValueError, ["is of shard(model, optimizer='sgd',", "for shard(model, optimizer='sgd-momentum'"], zt.SGD, model, momentum=0.9)
+        raises(ValueError, ["is of shard(model, optimizer='sgd',", "for shard(model, optimizer='sgd-momentum'"], zt.SGD, model,
                [{"params": [model.head.weight], "momentum": 0.9}])
         raises(ValueError, ["'sgd' keeps no momentum_buffer", "optimizer='sgd-momentum'"],
                zt.SGD(model, [model.head.weight]).add_param_group, {"params": [model.wte.weight], "momentum": 0.9})
         model.sharded.optimizer_name = "sgd-momentum"
-        raises(ValueError, ["SGD is 'sgd'", "shard(model, optimizer='sgd')"], zt.SGD, model)
+        raises(ValueError, ["SGD is for shard(model, optimizer='sgd',"], zt.SGD, model)
     ranks.run(run, 1, ranks.shared())
 
 

@@ -11,25 +11,13 @@
 
 DEFINE_CLEANUP(layout *, layout_free)
 
-/*
- * Append only: state files hold the numbers, messages the names.  A layout that names no optimizer
- * gets the first.  A set that averages weights has a name "...-ema" of the five optimizers that an
- * earlier release had so.
- */
 static const struct {
         const char *name;
         const struct optimizer *row;
 } table[] = {
-        { "adamw", &optimizer_adamw },
-        { "lion", &optimizer_lion },
-        { "sgd", &optimizer_sgd },
-        { "sgd-momentum", &optimizer_sgd_momentum },
-        { "adam", &optimizer_adam },
-        { "adamw-ema", &optimizer_adamw },
-        { "lion-ema", &optimizer_lion },
-        { "sgd-ema", &optimizer_sgd },
-        { "sgd-momentum-ema", &optimizer_sgd_momentum },
-        { "adam-ema", &optimizer_adam },
+#define X(name, row) { name, &row },
+        OPTIMIZER_MAP(X)
+#undef X
 };
 enum { N_OPTIMIZERS = sizeof(table) / sizeof(table[0]) };
 

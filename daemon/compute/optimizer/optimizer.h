@@ -2,15 +2,15 @@
  * optimizer.h - the optimizers: each one's planes beside master, its hyperparameters, and the
  * scalars of its update.  Pure.
  *
- * An optimizer is a row (struct optimizer) in a file of its own, listed in optimizer.c.  A group of
- * the layout names its optimizer, and says whether it keeps an average of its weights (ema), which
- * goes with any optimizer (rules.h).  All other code asks here how many moments a group has, what
- * their names are, and whether a set of hyperparameters is valid.  Moment i of every group lies in
- * plane ZERO_PLANE_MOMENT1 + i; groups that have fewer moments have no part in the later planes.
- * The average lies behind the optimizer's own moments, as the group's last one.
+ * An optimizer is a row (struct optimizer) in a file of its own, listed in OPTIMIZER_MAP.  A group
+ * of the layout names its optimizer, and says whether it keeps an average of its weights (ema),
+ * which goes with any optimizer (rules.h).  All other code asks here how many moments a group has,
+ * what their names are, and whether a set of hyperparameters is valid.  Moment i of every group
+ * lies in plane ZERO_PLANE_MOMENT1 + i; groups that have fewer moments have no part in the later
+ * planes.  The average lies behind the optimizer's own moments, as the group's last one.
  *
- * To add one: a file here and its line in optimizer.c, a rule in daemon/compute/device/rules.h with its
- * kernels, its struct in zero.h and its row in client/lib/optimizers.c.
+ * To add one: a file here and its line in OPTIMIZER_MAP, a rule in daemon/compute/device/rules.h
+ * with its kernels, its struct in zero.h and its row in client/lib/optimizers.c.
  */
 #pragma once
 
@@ -88,5 +88,23 @@ bool hyper_equal(const struct hyper_set *a, const struct hyper_set *b, char *tex
 struct update_scalars hyper_scalars(const struct hyper_set *set, bool ema, uint64_t t,
                                     double grad_scale);
 
-extern const struct optimizer optimizer_adam, optimizer_adamw, optimizer_lion, optimizer_sgd,
-        optimizer_sgd_momentum;
+/*
+ * X(name, row).  Append only: state files hold the numbers, messages the names.  A layout that
+ * names no optimizer gets the first.  A set that averages weights has a name "...-ema" of the five
+ * optimizers that an earlier release had so.
+ */
+#define OPTIMIZER_MAP(X)                              \
+        X("adamw", optimizer_adamw)                   \
+        X("lion", optimizer_lion)                     \
+        X("sgd", optimizer_sgd)                       \
+        X("sgd-momentum", optimizer_sgd_momentum)     \
+        X("adam", optimizer_adam)                     \
+        X("adamw-ema", optimizer_adamw)               \
+        X("lion-ema", optimizer_lion)                 \
+        X("sgd-ema", optimizer_sgd)                   \
+        X("sgd-momentum-ema", optimizer_sgd_momentum) \
+        X("adam-ema", optimizer_adam)
+
+#define X(name, row) extern const struct optimizer row;
+OPTIMIZER_MAP(X)
+#undef X

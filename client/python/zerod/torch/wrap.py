@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import zerod
+from zerod._library import HYPERPARAMETERS
 from zerod.environment import incarnation
 
 from . import heap, initialize, state
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("zerod")
 
 _of_job: "weakref.WeakValueDictionary[str, Sharded]" = weakref.WeakValueDictionary()
-
-OPTIMIZERS = ("adamw", "adam", "lion", "sgd", "sgd-momentum")
 
 
 class ZeroModule(nn.Module):
@@ -350,8 +349,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     A rank completes the job when :func:`steps` or the Trainer has run to its end, or by ``client.finish(keep=False)``.
     True: the job stays.  None: a job whose name torchrun made up (:func:`zerod.connect`) is dropped when all processes
     have ended with status 0, completed or not.  Other jobs stay.
-    optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion",
-    "sgd", or "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
+    optimizer: which one the service computes, and so what state it keeps: ``AdamW.name``, which is "adamw", or another
+    class's; "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
     ema: the service also keeps the average of the weights (:func:`ema_params`), for an optimizer that is given
     ema_decay.  A job is continued with the same choice alone.
     eager: owners update a block as soon as its gradient is complete, while others still come.  This is L2L's eager
@@ -394,8 +393,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         raise ValueError(f"{type(model).__name__} is sharded already")
     if resume not in RESUME:
         raise ValueError(f"resume is one of {', '.join(RESUME)}, not {resume!r}")
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r}")
+    if optimizer not in HYPERPARAMETERS:
+        raise ValueError(f"optimizer is one of {', '.join(HYPERPARAMETERS)}, not {optimizer!r}")
     if stage not in (1, 2, 3):
         raise ValueError(f"stage is 1, 2 or 3, not {stage!r}")
     if not isinstance(prefetch, int) or prefetch < 0:
