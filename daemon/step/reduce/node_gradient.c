@@ -108,11 +108,13 @@ static enum block_found block_take(struct node_gradient *p, const struct parts_r
                                    uint32_t place)
 {
         uint32_t n = p->job->partition->slices[p->group];
+        uint64_t bytes = parts_bytes(p->parts, n, place, rule->size);
+        struct pool *pool = &p->job->reduce->pool;
         struct pool_block *block = NULL;
-        enum block_found found =
-                pool_take(&p->job->reduce->pool, place, parts_bytes(p->parts, n, place, rule->size),
-                          block_bytes_most(p->job, rule, place), &block);
+        enum block_found found = pool_take(pool, place, bytes, 0, &block);
 
+        if (!block) /* only then: the largest block takes time to count */
+                found = pool_take(pool, place, bytes, block_bytes_most(p->job, rule, place), &block);
         if (block)
                 list_insert(&p->blocks, &block->link);
         return found;
@@ -222,6 +224,8 @@ void node_gradient_free(struct node_gradient *p)
                 else if (p->sources[i])
                         contribution_free(p->sources[i], ZERO_OK, "");
         sum_give(p);
+        if (p->void_) /* a gradient of the next attempt may wait for this memory */
+                p->job->reduce->lacking = true;
         list_remove(&p->link);
         free(p->present);
         free(p->untaken);

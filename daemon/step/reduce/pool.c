@@ -119,7 +119,8 @@ void pool_vacate(struct pool *p)
 
 void pool_tick(struct pool *p)
 {
-        if (!p->job->n_attached && engine_now(p->job->x) - p->kept_ms > IDLE_MS)
+        if (!p->job->n_attached && list_empty(&p->asking) &&
+            engine_now(p->job->x) - p->kept_ms > IDLE_MS)
                 pool_vacate(p);
 }
 

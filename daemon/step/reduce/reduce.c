@@ -188,6 +188,7 @@ static void reduce_tick(struct engine *x)
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
+                pool_tick(&job->reduce->pool);
                 for_replicas (job, h)
                         pool_tick(&h->accumulator->pool);
                 if (job->reduce->lacking)
