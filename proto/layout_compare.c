@@ -78,9 +78,11 @@ static bool group_differs(const struct layout_group *a, const struct layout_grou
                          dtype_name(b->dtype));
         else if (!same_bits(a->divisor, b->divisor))
                 snprintf(text, size, "divisor %.17g here, %.17g there", a->divisor, b->divisor);
-        else if (strcmp(a->optimizer, b->optimizer) != 0 || a->ema != b->ema)
-                snprintf(text, size, "optimizer %s here, %s there", layout_optimizer(a).text,
-                         layout_optimizer(b).text);
+        else if (strcmp(a->optimizer, b->optimizer) != 0)
+                snprintf(text, size, "optimizer %s here, %s there", a->optimizer, b->optimizer);
+        else if (a->ema != b->ema)
+                snprintf(text, size, "an average of the weights (ema) %s",
+                         a->ema ? "here, none there" : "there, none here");
         else if (a->eager != b->eager)
                 snprintf(text, size, "%s here, %s there", a->eager ? "eager" : "not eager",
                          b->eager ? "eager" : "not eager");

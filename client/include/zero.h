@@ -538,7 +538,7 @@ struct zero_set {
                 struct zero_lion lion;
                 struct zero_sgd sgd;
         };
-        double ema_decay; /* groups that keep no average do not look at it */
+        double ema_decay; /* of groups that keep an average: one of their sets has it */
 };
 
 /*

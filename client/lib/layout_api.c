@@ -63,6 +63,8 @@ int zero_layout_optimizer(struct zero_layout *l, uint32_t group, const char *opt
         int r = given(0, l);
 
         if (r == 0)
+                r = optimizer_check_name(optimizer, &fault);
+        if (r == 0)
                 r = layout_set_optimizer(l, group, optimizer ? optimizer : optimizer_default(),
                                          &fault);
         return settle(l, r, &fault);

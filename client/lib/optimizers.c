@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "proto/text.h"
+
 static const struct {
         const char *name;
         uint32_t n_values, n_moments;
@@ -32,15 +34,59 @@ static uint32_t find(const char *name)
         return i;
 }
 
-int optimizer_message(const struct zero_set *set, struct optimizer_values *ret)
+int optimizer_check_name(const char *name, struct fault *fault)
 {
-        uint32_t i = find(set->optimizer ? set->optimizer : optimizer_default());
+        for (uint32_t i = 0; name && i < N_ROWS; i++)
+                if (strcmp(rows[i].ema, name) == 0)
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "there is no optimizer %s: choose %s, and zero_layout_ema() "
+                                         "for the average",
+                                         name, rows[i].name);
+        return 0;
+}
+
+static const char *name_of(const struct zero_set *set)
+{
+        return set->optimizer ? set->optimizer : optimizer_default();
+}
+
+/* A group of that optimizer that keeps an average; NULL: none. */
+static const struct layout_group *averaging(const layout *l, const char *optimizer)
+{
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                if (l->groups[g].ema && strcmp(l->groups[g].optimizer, optimizer) == 0)
+                        return &l->groups[g];
+        return NULL;
+}
+
+int optimizer_check_averages(const layout *l, const struct zero_set *sets, uint32_t n_sets,
+                             struct fault *fault)
+{
+        for (uint32_t i = 0; i < n_sets; i++) {
+                const struct layout_group *g = averaging(l, name_of(&sets[i]));
+                uint32_t k = 0;
+
+                while (g && k < n_sets &&
+                       (sets[k].ema_decay == 0 || strcmp(name_of(&sets[k]), g->optimizer) != 0))
+                        k++;
+                if (g && k == n_sets)
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "group %s keeps an average of its weights, and no set of %s "
+                                         "has ema_decay",
+                                         text_quote(g->name).text, g->optimizer);
+        }
+        return 0;
+}
+
+int optimizer_message(const layout *l, const struct zero_set *set, struct optimizer_values *ret)
+{
+        uint32_t i = find(name_of(set));
 
         if (i == N_ROWS)
                 return ZERO_EINVAL;
         zero__hyper_set__init(&ret->message);
         ret->message.optimizer =
-                (char *)(set->ema_decay != 0 && rows[i].ema ? rows[i].ema : rows[i].name);
+                (char *)(averaging(l, rows[i].name) ? rows[i].ema : rows[i].name);
         /* where each of the union begins */
         memcpy(ret->values, &set->adamw, rows[i].n_values * sizeof(double));
         ret->values[rows[i].n_values] = set->ema_decay;

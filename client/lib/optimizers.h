@@ -13,7 +13,12 @@ struct optimizer_values {
         double values[sizeof(struct zero_set) / sizeof(double)];
 };
 
+/* ZERO_EINVAL: the name is one of a message, which says that the group keeps an average. */
+int optimizer_check_name(const char *name, struct fault *fault);
 /* ZERO_EINVAL: there is no such optimizer. */
-int optimizer_message(const struct zero_set *set, struct optimizer_values *ret);
+int optimizer_message(const layout *l, const struct zero_set *set, struct optimizer_values *ret);
+/* ZERO_EINVAL: a group keeps an average, and no set of its optimizer has ema_decay. */
+int optimizer_check_averages(const layout *l, const struct zero_set *sets, uint32_t n_sets,
+                             struct fault *fault);
 /* The plane that the daemon has for a plane of the group: EMA is a moment there. */
 enum zero_plane optimizer_plane(const struct layout_group *g, enum zero_plane plane);

@@ -138,6 +138,7 @@ def another_optimizer_is_refused():
         train(c, [a], 1)
         wrong = [*cluster.SETS, *[cluster.SETS[0]] * len(SETS)]
         expect(a.ask("train", **{**TRAIN, "sets": wrong, "patient": False}), "EINVAL", "b0.w", "adamw", NAMES[0])
+        a.refused("EINVAL", "step", "keeps an average", "ema_decay", sets=TRAIN["sets"])
         a.do("close")
         a.end()
         b = c.actor(0)
@@ -145,7 +146,7 @@ def another_optimizer_is_refused():
         b.do("layout", groups=small_layout(blocks=len(SETS), width=90))
         b.refused("ELAYOUT", "attach", "block0", "adamw", NAMES[0], hold=2, push=2)
         b.do("layout", groups=[{**g, "ema": False} for g in LAYOUT])
-        b.refused("ELAYOUT", "attach", "optimizer adamw here, adamw-ema there", hold=2, push=2)
+        b.refused("ELAYOUT", "attach", "an average of the weights (ema) there, none here", hold=2, push=2)
 
 
 if __name__ == "__main__":

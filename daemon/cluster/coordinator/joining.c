@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 
 /* A job takes only ranks that mean the same job, and root's. */
 static int job_check(const struct coordinated *c, uint32_t rank, const struct job_spec *spec,
@@ -17,7 +18,14 @@ static int job_check(const struct coordinated *c, uint32_t rank, const struct jo
 
         asked.uid = asked.uid ? asked.uid : c->uid;
         r = job_spec_compare(&asked, &c->spec, fault);
-        if (r != ZERO_ELAYOUT || c->state.step.started || list_empty(joins))
+        if (c->state.step.started || list_empty(joins))
+                return r;
+        if (r == ZERO_ECONFLICT)
+                return fault_set(fault, r,
+                                 "rank %u has reduce_dtype %s, but others have %s in job '%s'",
+                                 rank, dtype_name(asked.reduce_dtype),
+                                 dtype_name(c->spec.reduce_dtype), c->name);
+        if (r != ZERO_ELAYOUT)
                 return r;
         layout_equal(spec->layout, c->layout, text, sizeof text);
         return fault_set(fault, ZERO_ELAYOUT,

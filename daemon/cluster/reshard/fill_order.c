@@ -111,8 +111,8 @@ static int check_job(const struct fill_target *fill, const struct job *job,
                 return fault_set(fault, ZERO_EBUSY, "job '%s' is being created: try again",
                                  job->name);
         r = job_spec_compare(spec, &job->spec, fault);
-        if (r)
-                return r;
+        if (r) /* another user's job may go: the fill is tried again */
+                return r == ZERO_EPERM ? ZERO_ECONFLICT : r;
         list_for_each (&job->x->reshard->fill_targets, item) {
                 const struct fill_target *f = CONTAINER_OF(item, struct fill_target, link);
 
