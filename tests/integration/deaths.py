@@ -561,10 +561,10 @@ def peer_daemon_killed_in_fetch():
 def peer_daemon_stopped():
     """Missing heartbeats reveal it: the job names the node, the daemon keeps answering, and the link is made again."""
     with Cluster(2) as c:
-        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=10000)
+        a, _ = c.ranks("job", LAYOUT, [0, 1], hold=2, push=GROUPS, timeout_ms=10000 * WAIT)
         c[1].stop()
         a.start("step", sets=SETS)
-        until(lambda: "n1" in waited_for(c[0], "job"), 9, "its name in status")
+        until(lambda: "n1" in waited_for(c[0], "job"), 9 * WAIT, "its name in status")
         expect(a.finish(), "EDEADLINE", "n1")
         c[0].status()
         c[1].go_on()

@@ -143,6 +143,7 @@ def another_optimizer_is_refused():
         a.end()
         b = c.actor(0)
         b.do("connect", job="job", rank=0, world=1)
+        b.refused("EINVAL", "layout", "zero_layout_ema", groups=[{**LAYOUT[0], "optimizer": "adamw-ema"}])
         b.do("layout", groups=small_layout(blocks=len(SETS), width=90))
         b.refused("ELAYOUT", "attach", "block0", "adamw", NAMES[0], hold=2, push=2)
         b.do("layout", groups=[{**g, "ema": False} for g in LAYOUT])
