@@ -19,7 +19,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib.sh"
 
 # tests: those that start daemons have sockets, ports and directories of their own, and wait half of their time
-at_once=$((jobs < 8 ? jobs + 1 : 8))
+at_once=$((jobs < 4 ? 2 * jobs : 8))
 build_nice=10 # of what is built beside tests
 linger_ms=5000 # until a process that outlives its test counts as left behind
 share=5        # without --all, one case of so many runs
