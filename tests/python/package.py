@@ -2,14 +2,17 @@
 """The package as it is installed, and where it finds libzero."""
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 from common import LIBRARY, PACKAGE, zerod
 from harness import Skip, case, main
 
+EXAMPLE = re.compile(r"(?<=\n\n)(?: {4}.*\n|\n)+")  # an indented block of a docstring
 SHOW = "import zerod._library as l; print(l.library()._name)"
 
 
@@ -118,6 +121,18 @@ def sources_are_python_3_10():
         if path.endswith(".py"):
             with open(os.path.join(PACKAGE, path), encoding="utf-8") as f:
                 ast.parse(f.read(), path, feature_version=(3, 10))
+
+
+@case
+def examples_of_docstrings_are_python():
+    found = set()
+    for path in (p for p in modules(PACKAGE) if p.endswith(".py")):
+        with open(os.path.join(PACKAGE, path), encoding="utf-8") as f:
+            nodes = [n for n in ast.walk(ast.parse(f.read())) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+        for example in (e for n in nodes for e in EXAMPLE.findall(f"{ast.get_docstring(n) or ''}\n")):
+            ast.parse(textwrap.dedent(example), path)
+            found.add(path)
+    assert "zerod/torch/__init__.py" in found, found
 
 
 @case

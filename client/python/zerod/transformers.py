@@ -2,8 +2,9 @@
 
     from zerod.transformers import Trainer
 
-    args = TrainingArguments("out", use_cpu=True, learning_rate=3e-4, max_grad_norm=1.0) trainer = Trainer(model, args,
-    train_dataset=train, eval_dataset=test, stage=3) trainer.train(resume_from_checkpoint=None)
+    args = TrainingArguments("out", use_cpu=True, learning_rate=3e-4, max_grad_norm=1.0)
+    trainer = Trainer(model, args, train_dataset=train, eval_dataset=test, stage=3)
+    trainer.train(resume_from_checkpoint=None)
 
 Run it like any Trainer script: alone, or as several ranks under torchrun.  Every rank works on its own part of each
 batch.  Samplers and metrics use torch.distributed, as Trainer sets it up or, without gloo, by

@@ -1,9 +1,12 @@
 """PyTorch trainers whose parameters, gradients and optimizer state are in zerod.
 
-    model = zerod.torch.shard(model, stage=3) optimizer = zerod.torch.AdamW(model, lr=3e-4) for step in
-    zerod.torch.steps(model, until=1000, seed=0):
+    model = zerod.torch.shard(model, stage=3)
+    optimizer = zerod.torch.AdamW(model, lr=3e-4)
+    for step in zerod.torch.steps(model, until=1000, seed=0):
         with step as t:  # repeated, with the same t, if a daemon, a node or a rank dies
-            loss_of(model, batch(t)).backward() model.clip_grad_norm_(1.0) optimizer.step()
+            loss_of(model, batch(t)).backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
 
 The tests run it with PyTorch 2.15.0 and 2.6.0; no other version is claimed.
 """

@@ -21,8 +21,11 @@ class GradScaler:
     The scale halves when a gradient is not finite; that step is skipped.  It doubles after `growth_interval` good
     steps, and stays within 2**-16 and 2**24.  Code for torch's scaler works unchanged::
 
-        scaler.scale(loss).backward() scaler.unscale_(optimizer)            # before clipping; optional
-        model.clip_grad_norm_(1.0) scaler.step(optimizer) scaler.update()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)            # before clipping; optional
+        model.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        scaler.update()
 
     target: the optimizer or the sharded model.  init_scale: used if the job has no scale yet; else the job's scale goes
     on.  enabled=False: no method has an effect.

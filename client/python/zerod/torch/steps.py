@@ -2,7 +2,9 @@
 
     for step in zerod.torch.steps(model, until=1000, scheduler=scheduler, seed=0):
         with step as t:
-            loss_of(model, batch(t)).backward() model.clip_grad_norm_(1.0) optimizer.step()
+            loss_of(model, batch(t)).backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
 
 Rule: batch, learning rate and random numbers of a step depend on its number t alone.  Then a repeated step, in this
 process or in its successor, is the same to the bit.
