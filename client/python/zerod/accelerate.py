@@ -88,9 +88,9 @@ class Accelerator(Prepared):
     accelerate's.
 
     Optimizers are torch's AdamW, Adam or SGD, which :meth:`prepare` replaces by the service's with the same param
-    groups.
-    Optimizers of zerod.torch are left as they are.  Each of several models has a job: the second model's job has a name
-    that ends in "-2".  ``accelerator.optimizer_step_was_skipped`` is true after a gradient that was not finite.
+    groups.  Optimizers of zerod.torch are left as they are.  Each of several models has a job: the second model's job
+    has a name that ends in "-2".  ``accelerator.optimizer_step_was_skipped`` is true after a gradient that was not
+    finite.
 
     :meth:`save_state` writes accelerate's files, and ``accelerate.Accelerator`` loads them, too.  ``gather``,
     ``gather_for_metrics``, ``reduce`` and ``wait_for_everyone`` are accelerate's.  They use the process group that

@@ -578,9 +578,8 @@ class Client(Conversation):
         """Copies count elements of a tensor's plane, starting at element first, to memory.
 
         "master", the moments of the optimizer ("exp_avg", "exp_avg_sq") and "ema", the average of the weights, are
-        fp32.  "serve" has the group's dtype.  In a group of bytes both
-        "master" and "serve" are words of four bytes.  "step" (the number of the tensor's updates) and "set" (its
-        hyperparameter set) are one uint64.
+        fp32.  "serve" has the group's dtype.  In a group of bytes both "master" and "serve" are words of four bytes.
+        "step" (the number of the tensor's updates) and "set" (its hyperparameter set) are one uint64.
 
         address: an int, which the caller vouches for, or a contiguous writable buffer of exactly that many bytes.
         Raises OutOfRange, NoGroup.

@@ -460,8 +460,7 @@ def _entry(directory: str, masters: Any, key: str) -> Any:
 def load_plain(directory: str, optimizer: ServiceOptimizer, name: str = PLAIN_FILE) -> None:
     """Loads the optimizer of :func:`save_plain` or transformers.Trainer.  All ranks call it, after loading the model.
     CheckpointError if model and optimizer come from different saves, or master.pt is damaged.  Other errors are those
-    of
-    :meth:`ServiceOptimizer.load_state_dict`."""
+    of :meth:`ServiceOptimizer.load_state_dict`."""
     def read(file: str) -> dict[str, Any]:
         return torch.load(os.path.join(directory, file), map_location="cpu", weights_only=True,
                           mmap=True)

@@ -89,8 +89,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
     element, which goes into files as a number.
     ema_decay: the service averages the weights, as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn()
     does that is updated after each step; :func:`ema_params` reads the averages.  The model is of shard(ema=True).
-    A number in [0, 1), read at each step.  A step that is skipped
-    leaves the averages as they are, and so does one without a gradient for that parameter.  None: no averages.
+    A number in [0, 1), read at each step.  A step that is skipped leaves the averages as they are, and so does one
+    without a gradient for that parameter.  None: no averages.
     how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
     differentiable are False, else a ValueError.
 

@@ -5,8 +5,7 @@ and random states by it, beside training.
 
 Rules
 - Every collective is a gather of bytes.  A number of the service's reduction carries WORD bytes, and a rank adds zeros
-in
-  the place of another rank's bytes.
+  in the place of another rank's bytes.
 - All ranks are at the same collective: kind, size and dtype are the name of the reduction, which the service compares.
 - A collective that an abort ends is not repeated alone.  Some ranks may be at another one, and a forward pass whose
   backward pass is to come is lost.  After zerod.Aborted the step is repeated, or the ranks are started again.

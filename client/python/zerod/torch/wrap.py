@@ -328,8 +328,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     client: of :func:`zerod.connect`; None: connects with `job` and `timeout`.
     reduce_dtype: of gradients between nodes, torch.float32, torch.bfloat16 or torch.float16.  None: bf16 if all trained
     parameters are bf16, else fp32.  A sum beyond fp16's range (65504) counts as not finite, and the step is skipped:
-    use
-    :class:`GradScaler` with it.
+    use :class:`GradScaler` with it.
     prefetch: the number of units that are fetched ahead of their use.
     push_groups: the number of groups whose gradients may be on their way at once; zerod.ALL for all.  zerod.AUTO: 2, or
     all on a GPU that also has the states of a job of one rank, if they take at most an eighth of its free memory.  With
@@ -349,8 +348,8 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     A rank completes the job when :func:`steps` or the Trainer has run to its end, or by ``client.finish(keep=False)``.
     True: the job stays.  None: a job whose name torchrun made up (:func:`zerod.connect`) is dropped when all processes
     have ended with status 0, completed or not.  Other jobs stay.
-    optimizer: which one the service computes, and so what state it keeps: ``AdamW.name``, which is "adamw", or another
-    class's; "sgd-momentum" for :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
+    optimizer: which one the service computes, and so what state it keeps: "adamw", "adam", "lion", "sgd" or
+    "sgd-momentum", which is :class:`SGD` with momentum.  A job is continued under its own optimizer alone.
     ema: the service also keeps the average of the weights (:func:`ema_params`), for an optimizer that is given
     ema_decay.  A job is continued with the same choice alone.
     eager: owners update a block as soon as its gradient is complete, while others still come.  This is L2L's eager
