@@ -86,9 +86,9 @@ enum zero_dtype {
 /*
  * One array over a job's parameters (ZeRO, arXiv 1910.02054, section 3.1).
  * MASTER and the moments are fp32; the group's optimizer says how many moments there
- * are.  EMA is the average of the weights: one moment more, behind the optimizer's own,
- * and libzero asks for that one.  SERVE is the parameter in the group's dtype.  In a
- * group of bytes MASTER and SERVE are its words.
+ * are.  EMA is the average of the weights: one moment more, behind the optimizer's own.
+ * zero_get() and zero_put() translate it.  SERVE is the parameter in the group's dtype.
+ * In a group of bytes MASTER and SERVE are its words.
  * STEP and SET have one element for each tensor: the number of its updates, and the
  * hyperparameter set of a step that applies to it.  GRAD is the accumulator, which
  * clients cannot read or write.

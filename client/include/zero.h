@@ -109,10 +109,10 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
                       const uint32_t *ranks, uint32_t n_ranks, double divisor, uint32_t *ret_group);
 
 /*
- * Chooses a group's optimizer, one of ZERO_OPTIMIZERS; NULL: "adamw", as it is without this call.  The optimizer says which planes the group's tensors have beside
- * the master weights, and which member of struct zero_set applies.  All ranks choose the same.  A job's
- * state and its checkpoints go on under the same optimizer only: zero_attach() refuses another one
- * (ZERO_ELAYOUT) and names it.
+ * Chooses a group's optimizer, one of ZERO_OPTIMIZERS; NULL: "adamw", as it is without this call.  The optimizer says
+ * which planes the group's tensors have beside the master weights, and which member of struct zero_set applies.  All
+ * ranks choose the same.  A job's state and its checkpoints go on under the same optimizer only: zero_attach() refuses
+ * another one (ZERO_ELAYOUT) and names it.
  */
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
 #define ZERO_OPTIMIZERS "adamw, adam, lion, sgd or sgd-momentum"
@@ -150,8 +150,9 @@ uint64_t zero_layout_offset(const struct zero_layout *layout, uint32_t tensor);
 uint64_t zero_layout_tensor_elements(const struct zero_layout *layout, uint32_t tensor);
 uint64_t zero_layout_group_elements(const struct zero_layout *layout, uint32_t group);
 /*
- * Tells a group's name, its dtype, and if it is eager.  A client that got a job's layout from zero_client_layout()
- * reads it in this way.  Strings and arrays belong to the layout.  An index out of range gives NULL, 0 or false.
+ * Tells a group's name, its dtype, if it is eager, and if it keeps the average of its weights.  A client that got a
+ * job's layout from zero_client_layout() reads it in this way.  Strings and arrays belong to the layout.  An index out
+ * of range gives NULL, 0 or false.
  */
 const char *zero_layout_group_name(const struct zero_layout *layout, uint32_t group);
 enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32_t group);
@@ -407,12 +408,11 @@ const struct zero_layout *zero_client_layout(const struct zero_client *client);
 /*
  * Orders a call behind work that this process has enqueued on a GPU.  The call takes effect when all work that is on
  * the stream at the time of the call is done.  NULL, which host memory always has, says that the work is done already.
- * The values that zero_fetch() returns are complete; nothing need wait for them.
  * An ordered call does not wait for the GPU.  But if 64 such calls are under way, it waits [blocks] until one of them
  * has taken effect.  ZERO_EGPU: the GPU failed.
  * The driver may keep this process's events from a daemon of another user, or with another /dev/shm.  The daemon's log
- * and zeroctl status say so.  Then the call itself waits for that work [blocks], and the thread enqueues nothing for the
- * GPU meanwhile.  ZERO_EDEADLINE names what the call waited for; nothing was done, and the call may be made again.
+ * and zeroctl status say so.  Then the call itself waits for that work [blocks], and the thread enqueues nothing for
+ * the GPU meanwhile.  ZERO_EDEADLINE names what the call waited for; nothing was done, and the call may be made again.
  */
 struct zero_sync {
         void *stream; /* cudaStream_t of needs.device; NULL: the default one */
@@ -649,10 +649,10 @@ int zero_ahead(struct zero_client *client, const struct zero_step_options *step)
  * Until the step is over, zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and zero_ahead() return
  * ZERO_EORDER to this rank.
  * ZERO_ELOSTRANK: a rank has left by zero_close(), or, with ZERO_LOST_FAIL, its session ended otherwise; the step
- * cannot end without it.  zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and a wait for gradient memory return
- * this, too.  Calls of the stash return it for a rank that left, and a fetch for a session that ended.  They all return
- * it at once, and ZERO_EABORTED when that rank, or its successor, has attached.  With ZERO_LOST_WAIT calls wait for the
- * successor of a rank that has not left, and end with ZERO_EDEADLINE.
+ * cannot end without it.  zero_norm(), zero_tensor_norms() of GRAD, zero_all_reduce() and a wait for gradient memory
+ * return this, too.  Calls of the stash return it for a rank that left, and a fetch for a session that ended.  They all
+ * return it at once, and ZERO_EABORTED when that rank, or its successor, has attached.  With ZERO_LOST_WAIT calls wait
+ * for the successor of a rank that has not left, and end with ZERO_EDEADLINE.
  */
 int zero_step(struct zero_client *client, const struct zero_step_options *step,
               struct zero_result *ret_result);
@@ -714,7 +714,7 @@ int zero_stash_read(struct zero_client *client, uint64_t key, const void **ret_v
  * Ends a view of an entry.  The call does not wait, except as struct zero_sync says: sync orders the end behind
  * reading the view.  With last true this rank does not read the entry again; last may be true without a read.  The
  * memory is free when all ranks of the set have said so, and the key may then be written again.
- * ZERO_ENOTHELD: this rank has no view of the entry, and last is false.
+ * ZERO_ENOTHELD: this rank has no view of the entry, and last is false; or it has no stash.
  */
 int zero_stash_release(struct zero_client *client, uint64_t key, bool last, struct zero_sync *sync);
 
@@ -722,8 +722,8 @@ int zero_stash_release(struct zero_client *client, uint64_t key, bool last, stru
 
 /*
  * Copies count elements of one tensor's plane between the service and the caller's memory. [blocks]  The first of them
- * is element first.  MASTER and moments (EXP_AVG and the like) are fp32.  SERVE has the group's dtype, and can only be
- * read.  STEP and SET are one uint64_t.  Observers get and put as well: zeroctl import is one.
+ * is element first.  MASTER, moments (EXP_AVG and the like) and EMA are fp32.  SERVE has the group's dtype, and can
+ * only be read.  STEP and SET are one uint64_t.  Observers get and put as well: zeroctl import is one.
  * zero_put() is for step boundaries (no gradient pushed yet) and for one writer.  After a write to MASTER every node
  * gathers the group again.  After a write to STEP the tensor's bias correction continues from there.
  * SET selects the hyperparameter set of zero_step() that applies to a trainable tensor.  It starts as zero_tensor.set.
@@ -751,7 +751,7 @@ int zero_first_values(struct zero_client *client, const void *const *values);
 /* A run of values of a tensor's plane in a file, one behind the other, little-endian. */
 struct zero_values {
         uint32_t tensor;
-        enum zero_plane plane; /* MASTER or a moment */
+        enum zero_plane plane; /* MASTER, a moment or EMA */
         enum zero_dtype dtype; /* in the file: fp32, bf16 or fp16; for a group of bytes its own */
         uint64_t first, count; /* elements, as of zero_put() */
         uint64_t at;           /* byte of the file */
