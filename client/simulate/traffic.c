@@ -9,7 +9,7 @@
 
 #include "proto/dtype.h"
 
-enum { ANNOUNCED_BYTES = 4 << 20 }; /* as in reduce/delivery.c */
+enum { ANNOUNCED_BYTES = 4 << 20 }; /* as in reduce/offering.c */
 
 /* A slice's messages: `each` of a kind from every other node to the owner's, or back. */
 struct flow {

@@ -67,7 +67,7 @@ int store_each(const struct store *store, int (*each)(const char *file, void *ar
 
 /* True if the file belongs to the job. */
 bool state_is_of(const char *file, const char *job);
-/* Reads the identity of the file's state from its header, without the job's name. */
+/* Reads the identity of the file's state from its header. */
 int state_file_look(const struct store *store, const char *file, struct state_identity *ret,
                     struct fault *fault);
 bool store_has(const struct store *store, const char *file);

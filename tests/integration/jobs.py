@@ -457,7 +457,7 @@ def drop_while_a_node_is_away(what):
 
 
 def note(job, nodes, uid):
-    """(name, text) of the file in which a node remembers a drop; daemon/store/drops.c."""
+    """(name, text) of the file in which a node remembers a drop; daemon/cluster/drop/drop.c."""
     return (f"{job}-{hashlib.blake2b(job.encode(), digest_size=16).hexdigest()}.0.drop", f"{job}\n{nodes} \n{uid}\n")
 
 

@@ -7,7 +7,6 @@
 #include "daemon/face/rpc/session.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/cluster/coordinator/coordinator.h"
 #include "daemon/job/core/progress.h"

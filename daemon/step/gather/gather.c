@@ -24,7 +24,6 @@
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
-#include "proto/dtype.h"
 
 enum { PARTS_IN_FLIGHT = 8 };
 
