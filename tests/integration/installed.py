@@ -150,6 +150,7 @@ class Machine:
         self.here = {"/etc/zerod": f"{self.home}/etc", "/etc/systemd/system": f"{self.home}/units", "-o zerod ": "",
                      "/dev/shm/zerod": f"{self.home}/states", "/mnt/zerod": f"{self.home}/moved",
                      "/usr/share/common-licenses/GPL-3": f"{prefix}/text", "zerod-gpt ": f"zerod-gpt {' '.join(SMALL[2:])} ",
+                     "--steps 2000": "--steps 200",  # the page has a person change shells meanwhile
                      "zeroctl wait": f"zeroctl --timeout {REPLY_S} wait",
                      **{f"10.0.0.{i + 1}:7600": f"127.0.0.1:{port}" for i, port in enumerate(ports)}}
 
