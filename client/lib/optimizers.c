@@ -50,48 +50,46 @@ static const char *name_of(const struct zero_set *set)
         return set->optimizer ? set->optimizer : optimizer_default();
 }
 
-/* A group of that optimizer that keeps an average; NULL: none. */
-static const struct layout_group *averaging(const layout *l, const char *optimizer)
+static void message_of(const struct zero_set *set, uint32_t row, bool averages,
+                       struct optimizer_values *ret)
 {
-        for (uint32_t g = 0; g < l->n_groups; g++)
-                if (l->groups[g].ema && strcmp(l->groups[g].optimizer, optimizer) == 0)
-                        return &l->groups[g];
-        return NULL;
-}
-
-int optimizer_check_averages(const layout *l, const struct zero_set *sets, uint32_t n_sets,
-                             struct fault *fault)
-{
-        for (uint32_t i = 0; i < n_sets; i++) {
-                const struct layout_group *g = averaging(l, name_of(&sets[i]));
-                uint32_t k = 0;
-
-                while (g && k < n_sets &&
-                       (sets[k].ema_decay == 0 || strcmp(name_of(&sets[k]), g->optimizer) != 0))
-                        k++;
-                if (g && k == n_sets)
-                        return fault_set(fault, ZERO_EINVAL,
-                                         "group %s keeps an average of its weights, and no set of %s "
-                                         "has ema_decay",
-                                         text_quote(g->name).text, g->optimizer);
-        }
-        return 0;
-}
-
-int optimizer_message(const layout *l, const struct zero_set *set, struct optimizer_values *ret)
-{
-        uint32_t i = find(name_of(set));
-
-        if (i == N_ROWS)
-                return ZERO_EINVAL;
         zero__hyper_set__init(&ret->message);
-        ret->message.optimizer =
-                (char *)(averaging(l, rows[i].name) ? rows[i].ema : rows[i].name);
+        ret->message.optimizer = (char *)(averages ? rows[row].ema : rows[row].name);
         /* where each of the union begins */
-        memcpy(ret->values, &set->adamw, rows[i].n_values * sizeof(double));
-        ret->values[rows[i].n_values] = set->ema_decay;
+        memcpy(ret->values, &set->adamw, rows[row].n_values * sizeof(double));
+        ret->values[rows[row].n_values] = set->ema_decay;
         ret->message.values = ret->values;
-        ret->message.n_values = rows[i].n_values + 1;
+        ret->message.n_values = rows[row].n_values + 1;
+}
+
+int optimizer_messages(const layout *l, const struct zero_set *sets, uint32_t n_sets,
+                       struct optimizer_values *ret, struct fault *fault)
+{
+        const struct layout_group *averaging[N_ROWS + 1] = { NULL }; /* the last: of no row */
+        bool decays[N_ROWS] = { false };
+
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                if (l->groups[g].ema)
+                        averaging[find(l->groups[g].optimizer)] = &l->groups[g];
+        for (uint32_t i = 0; i < n_sets; i++) {
+                uint32_t row = find(name_of(&sets[i]));
+
+                if (row == N_ROWS)
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "set %u: this libzero has no optimizer '%s'", (unsigned)i,
+                                         sets[i].optimizer);
+                decays[row] = decays[row] || sets[i].ema_decay != 0;
+                message_of(&sets[i], row, averaging[row], &ret[i]);
+        }
+        for (uint32_t i = 0; i < n_sets; i++) {
+                uint32_t row = find(name_of(&sets[i]));
+
+                if (averaging[row] && !decays[row])
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "group %s keeps an average of its weights, and no set of "
+                                         "%s has ema_decay",
+                                         text_quote(averaging[row]->name).text, rows[row].name);
+        }
         return 0;
 }
 

@@ -15,10 +15,9 @@ struct optimizer_values {
 
 /* ZERO_EINVAL: the name is one of a message, which says that the group keeps an average. */
 int optimizer_check_name(const char *name, struct fault *fault);
-/* ZERO_EINVAL: there is no such optimizer. */
-int optimizer_message(const layout *l, const struct zero_set *set, struct optimizer_values *ret);
-/* ZERO_EINVAL: a group keeps an average, and no set of its optimizer has ema_decay. */
-int optimizer_check_averages(const layout *l, const struct zero_set *sets, uint32_t n_sets,
-                             struct fault *fault);
+/* ret: one for each set.  ZERO_EINVAL: an optimizer is unknown, or a group keeps an average and no
+ * set of its optimizer has ema_decay. */
+int optimizer_messages(const layout *l, const struct zero_set *sets, uint32_t n_sets,
+                       struct optimizer_values *ret, struct fault *fault);
 /* The plane that the daemon has for a plane of the group: EMA is a moment there. */
 enum zero_plane optimizer_plane(const struct layout_group *g, enum zero_plane plane);

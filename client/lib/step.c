@@ -479,16 +479,10 @@ static int params_message(struct zero_client *c, const struct zero_step_options 
 {
         struct fault fault;
 
-        for (uint32_t i = 0; i < step->n_sets; i++) {
-                int r = optimizer_message(c->layout, &step->sets[i], &ret->sets[i]);
-
-                if (r)
-                        return client_fail(c, r, "set %u: this libzero has no optimizer '%s'",
-                                           (unsigned)i, step->sets[i].optimizer);
+        if (optimizer_messages(c->layout, step->sets, step->n_sets, ret->sets, &fault))
+                return client_fail(c, fault.status, "%s", fault.text);
+        for (uint32_t i = 0; i < step->n_sets; i++)
                 ret->list[i] = &ret->sets[i].message;
-        }
-        if (optimizer_check_averages(c->layout, step->sets, step->n_sets, &fault))
-                return client_fail(c, ZERO_EINVAL, "%s", fault.text);
         ret->params = (Zero__StepParams)ZERO__STEP_PARAMS__INIT;
         ret->params.n_sets = step->n_sets;
         ret->params.sets = ret->list;
