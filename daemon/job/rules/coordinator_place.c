@@ -249,8 +249,8 @@ static bool is_like_twin(const struct coordinator *c, uint32_t holder)
 }
 
 /*
- * True if the holder is a mirror that is to be filled again, because one of the two copies has
- * missed a put.  The copies are compared when one of their nodes is opened.
+ * True if the holder is a mirror and one of the two copies has missed a put: the mirror is filled
+ * again.  The copies are compared when one of their nodes is opened.
  */
 static bool is_outdated(struct coordinator *c, uint32_t holder)
 {

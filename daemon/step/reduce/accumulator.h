@@ -54,7 +54,7 @@ struct accumulator_node {
 
 struct accumulator_group {
         struct offload_task task;       /* takes the norm of the whole */
-        struct replica *replica;        /* whose it is */
+        struct replica *replica;        /* the group is of its shards */
         uint64_t generation;            /* of the accumulator, when the task began */
         struct accumulator_node *nodes; /* [node] */
         uint32_t micro_batch, cursor;   /* whose turn it is */

@@ -71,6 +71,20 @@ static struct accumulator *accumulator_on(struct session *s, uint32_t node)
         return net_own(net_job(&s->net, node, "zoo"))->accumulator;
 }
 
+/* Returns the bytes that the GPU has without the session. */
+static uint64_t open_on_gpus(struct session *s, struct training *t, uint32_t gpu_nodes)
+{
+        uint64_t total;
+
+        stream_gpus_open(1);
+        total = stream_gpus_left();
+        t->net.gpu_states = true;
+        t->gpu_nodes = gpu_nodes;
+        open_listening(s, t);
+        session_attach(s);
+        return total;
+}
+
 /* Leaves less memory on the GPU than pulls of the largest group take. */
 static void leave_little(uint64_t total)
 {
@@ -98,11 +112,7 @@ static void receive_buffers_on_a_gpu_are_kept_while_there_are_ranks(void)
         struct session s;
         uint64_t total;
 
-        stream_gpus_open(1);
-        total = stream_gpus_left();
-        t.net.gpu_states = true;
-        open_listening(&s, &t);
-        session_attach(&s);
+        total = open_on_gpus(&s, &t, 0);
         for (uint32_t step = 1; step <= t.steps; step++) {
                 if (step == 1)
                         leave_little(total);
@@ -131,15 +141,8 @@ static void sums_without_room_on_a_gpu_are_made_on_the_host(void)
         struct training t = training_default();
         struct outcome expected = training_run(&t);
         struct session s;
-        uint64_t total;
 
-        stream_gpus_open(1);
-        total = stream_gpus_left();
-        t.net.gpu_states = true;
-        t.gpu_nodes = BOTH;
-        open_listening(&s, &t);
-        session_attach(&s);
-        leave_little(total);
+        leave_little(open_on_gpus(&s, &t, BOTH));
         for (uint32_t step = 1; step <= t.steps; step++) {
                 session_program(&s, step);
                 session_run(&s);
@@ -152,13 +155,31 @@ static void sums_without_room_on_a_gpu_are_made_on_the_host(void)
         session_close(&s);
 }
 
-static bool receive_buffers_are_gone(void *arg)
+static struct pool *sums_on(struct session *s, uint32_t node)
 {
-        return list_empty(&accumulator_on(arg, 1)->pool.kept);
+        return &net_job(&s->net, node, "zoo")->reduce->pool;
 }
 
-/* On a node without ranks nobody says when ranks leave, so buffers are freed after a while. */
-static void receive_buffers_where_no_ranks_are_are_kept_for_a_while(void)
+static bool node_1_keeps_nothing(void *arg)
+{
+        return list_empty(&accumulator_on(arg, 1)->pool.kept) && list_empty(&sums_on(arg, 1)->kept);
+}
+
+/* As a sum does whose ranks move to another node meanwhile. */
+static void take_memory_for_a_sum(struct session *s, uint32_t node)
+{
+        uint32_t place = net_own(net_job(&s->net, node, "zoo"))->state->id.place;
+        struct pool *sums = sums_on(s, node);
+        struct pool_block *block = NULL;
+
+        CHECK(pool_take(sums, place, 4096, 4096, &block) == BLOCK_ASKED);
+        while (!list_empty(&sums->asking))
+                uv_run(&s->net.loop, UV_RUN_ONCE);
+        CHECK(!list_empty(&sums->kept));
+}
+
+/* On a node without ranks nobody says when ranks leave, so memory is freed after a while. */
+static void memory_where_no_ranks_are_is_kept_for_a_while(void)
 {
         struct training t = training_default();
         struct session s;
@@ -172,9 +193,9 @@ static void receive_buffers_where_no_ranks_are_are_kept_for_a_while(void)
         session_run(&s);
         wait_for_receive_buffers(&s);
         CHECK(!list_empty(&accumulator_on(&s, 1)->pool.kept));
+        take_memory_for_a_sum(&s, 1);
         kill_all(&s);
-        net_wait(&s.net, receive_buffers_are_gone, &s,
-                 "receive buffers that nobody uses to be given back");
+        net_wait(&s.net, node_1_keeps_nothing, &s, "memory that nobody uses to be given back");
         session_close(&s);
 }
 
@@ -379,8 +400,8 @@ const struct test_case part_cases[] = {
           receive_buffers_on_a_gpu_are_kept_while_there_are_ranks },
         { "sums-without-room-on-a-gpu-are-made-on-the-host",
           sums_without_room_on_a_gpu_are_made_on_the_host },
-        { "receive-buffers-where-no-ranks-are-are-kept-for-a-while",
-          receive_buffers_where_no_ranks_are_are_kept_for_a_while },
+        { "memory-where-no-ranks-are-is-kept-for-a-while",
+          memory_where_no_ranks_are_is_kept_for_a_while },
         { "nothing-is-left-of-parts-in-flight", nothing_is_left_of_parts_in_flight },
         { "a-link-that-ends-between-parts-loses-nothing",
           a_link_that_ends_between_parts_loses_nothing },

@@ -259,8 +259,8 @@ def _on_copies(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Copies:
-    """Watches copies of parameters of which the user may still have views, in any thread.  A change of one would be
-    lost."""
+    """Watches copies of parameters.  The user may still have a view of a copy, in any thread, and a change through that
+    view would be lost."""
 
     def __init__(self) -> None:
         self.watched: list[tuple[str, torch.Tensor]] = []
