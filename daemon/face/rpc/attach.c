@@ -63,8 +63,8 @@ void reply_attach(struct pending_call *call, Zero__Reply *reply)
         struct session *s = call->session;
         struct rank *rank = s->rank;
         struct job *job = rank->job;
-        const struct segment *gather = gather_segment(rank->gather);
-        const struct segment *serve = gather_serve(rank->gather);
+        const struct segment *gather = gather_segment(rank->holds.gather);
+        const struct segment *serve = gather_serve(rank->holds.gather);
         Zero__AttachReply attach = ZERO__ATTACH_REPLY__INIT;
         Zero__StepReply last = ZERO__STEP_REPLY__INIT;
         uint32_t *accepted;

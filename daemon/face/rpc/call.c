@@ -84,8 +84,6 @@ static void call_finish(struct request *r, int status, const char *text)
 
         list_remove(&call->link);
         s->n_pending--;
-        if (r->fetches && s->rank && s->rank->job)
-                rank_fetched(s->rank, r->traced.group, status == ZERO_OK);
         /* a call that was refused or lost has waited for nothing */
         if (status == ZERO_OK && r->traced.job && s->rank && s->rank->job)
                 job_waited(s->rank->job, r->traced.what, r->traced.rank, r->traced.group,

@@ -242,7 +242,7 @@ static void report_sessions(struct arena *arena, const struct job *job, struct s
                         continue;
                 s->rank = r;
                 s->pid = rank->pid;
-                s->held = rank->held;
+                s->held = rank->holds.n;
                 s->no_events = rank->no_events;
                 s->stash_unpinned = rank->stash_unpinned;
                 s->push_window = rank->window->segment.bytes + rank->window->apart.bytes;

@@ -35,6 +35,8 @@ void request_end(struct request *r, int status, const char *format, ...)
         }
         list_remove(&r->wait);
         list_remove(&r->deadline);
+        if (r->ended)
+                r->ended(r, status == ZERO_OK);
         r->finish(r, status, text);
 }
 

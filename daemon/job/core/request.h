@@ -37,11 +37,13 @@ struct request {
         uint64_t timeout_ms;
         /* Says who is being waited for, and for what; returns the status for the deadline. */
         int (*describe)(const struct request *r, struct wait_line *ret);
-        void *subject;  /* for describe */
-        uint32_t group; /* for describe */
+        void *subject;  /* for describe, forget and ended */
+        uint32_t group; /* for describe and ended */
         /* Called before an expired or cancelled request ends, so that nobody completes it; may be
          * NULL. */
         void (*forget)(struct request *r);
+        /* For the subject: the request ends, before finish(); may be NULL. */
+        void (*ended)(struct request *r, bool ok);
         void (*finish)(struct request *r, int status, const char *text);
         /* Moves the deadline on by ms while a living rank is being waited for.  NULL: the caller
          * set the deadline itself, and the wait ends with it. */
@@ -61,8 +63,7 @@ struct request {
                 uint32_t what, rank, group; /* enum wait_for; group: NO_GROUP if none */
                 uint64_t begun_ns;
         } traced;
-        bool fetches; /* the rank asks to hold a group: rank_fetched() ends that (rank/rank.h) */
-        bool passes;  /* the answer has a descriptor, fd: until finish() returns */
+        bool passes; /* the answer has a descriptor, fd: until finish() returns */
         int fd;
         /* What the answer says if it is OK.  What it points to is there until finish() returns. */
         union {

@@ -1,12 +1,12 @@
 /*
- * Makes and frees a job's gather windows on this node: how large they are, and which ranks fit into
- * them.
+ * Makes and frees a job's gather windows on this node: how large they are, and which clients fit
+ * into them.
  *
- * Each place that ranks name has a window.  The first rank that names the place makes the window,
- * and the last one there frees it.  The window's size follows the configuration, or what the
- * local ranks are expected to declare.  Where a node has several devices, nobody knows how many
- * ranks will share one: a window there is made for an even share of the ranks, and ranks that do
- * not fit get another window beside it.
+ * Each place that clients name has a window.  The first client that names the place makes the
+ * window, and the last one there frees it.  The window's size follows the configuration, or what
+ * the local clients are expected to declare.  Where a node has several devices, nobody knows how
+ * many clients will share one: a window there is made for an even share of the clients, and clients
+ * that do not fit get another window beside it.
  */
 #include "daemon/step/gather/entry.h"
 
@@ -99,11 +99,6 @@ const struct segment *gather_segment(const struct gather *g)
         return g->has_window && g->segment.bytes ? &g->segment : NULL;
 }
 
-struct job *gather_job(const struct gather *g)
-{
-        return g->job;
-}
-
 uint64_t gather_lacks(const struct gather *g)
 {
         return g->planned ? g->window.slots->bytes : 0;
@@ -125,7 +120,7 @@ static uint32_t gather_wanted(uint64_t groups, uint32_t n_groups)
         return groups < n_groups ? (uint32_t)groups : n_groups;
 }
 
-/* The configured window: as many slabs as fit.  Without one: as many as the ranks declare, and
+/* The configured window: as many slabs as fit.  Without one: as many as the clients declare, and
  * never more bytes than the groups have. */
 static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **ret)
 {
@@ -184,17 +179,16 @@ static int gather_make_window(struct gather *g, uint64_t groups, struct fault *f
         return r;
 }
 
-/* Local ranks that a window in that place will probably serve. */
-static uint32_t sharers(uint32_t place, uint32_t local_world_size)
+/* Local clients that a window in that place will probably serve. */
+static uint32_t sharers(uint32_t place, uint32_t n_local)
 {
         uint32_t n = places_like(place);
 
-        return (local_world_size + n - 1) / n;
+        return (n_local + n - 1) / n;
 }
 
-/* Whether the window has room for one more rank's groups; makes it if need be. */
-static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_size,
-                        struct fault *fault)
+/* Whether the window has room for one more client's groups; makes it if need be. */
+static int gather_check(struct gather *g, uint64_t own, uint32_t n_local, struct fault *fault)
 {
         const struct job *job = g->job;
         uint32_t n = job->layout->n_groups;
@@ -204,7 +198,7 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
 
         assert(!g->planned); /* the caller admits nobody meanwhile */
         if (!g->has_window)
-                r = gather_make_window(g, own * sharers(g->place, local_world_size), fault);
+                r = gather_make_window(g, own * sharers(g->place, n_local), fault);
         if (r)
                 return r;
         if (g->window.slots->bytes && !g->window.slots->whole &&
@@ -216,22 +210,21 @@ static int gather_check(struct gather *g, uint64_t own, uint32_t local_world_siz
                           "ranks declare %llu: set window to at least %llu bytes, or attach all %u "
                           "local ranks with the same needs",
                           g->window.slots->n, (unsigned long long)g->window.slots->bytes,
-                          (unsigned long long)total, (unsigned long long)needed->bytes,
-                          local_world_size);
+                          (unsigned long long)total, (unsigned long long)needed->bytes, n_local);
                 slots_free(needed);
                 return ZERO_EWINDOW;
         }
         return 0;
 }
 
-/* Whether ranks in that place may have several windows. */
+/* Whether clients in that place may have several windows. */
 static bool windows_beside(const struct job *job, uint32_t place)
 {
         return places_like(place) > 1 && !job->x->conf->window;
 }
 
 /* Finds a window there with room, or makes one. */
-static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t local_world_size,
+static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t n_local,
                        struct gather **ret, struct fault *fault)
 {
         for_gathers (job, g) {
@@ -239,7 +232,7 @@ static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t l
 
                 if (g->place != place)
                         continue;
-                r = gather_check(g, own, local_world_size, fault);
+                r = gather_check(g, own, n_local, fault);
                 if (r == 0)
                         *ret = g;
                 else
@@ -249,27 +242,23 @@ static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t l
         }
         if (gather_new(job, place))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        return gather_find(job, place, own, local_world_size, ret, fault);
+        return gather_find(job, place, own, n_local, ret, fault);
 }
 
-int gather_admit(struct job *job, uint32_t place, uint32_t hold_groups, uint32_t local_world_size,
-                 struct gather **ret, struct fault *fault)
+int gather_admit(struct holds *h, uint32_t place, uint32_t n_local, struct fault *fault)
 {
-        uint64_t own = gather_wanted(hold_groups, job->layout->n_groups);
-        struct gather *g = NULL;
-        int r = gather_find(job, place, own, local_world_size, &g, fault);
+        uint64_t own = gather_wanted(h->limit, h->job->layout->n_groups);
+        int r = gather_find(h->job, place, own, n_local, &h->gather, fault);
 
-        if (r)
-                return r;
-        g->admitted += own;
-        *ret = g;
-        return 0;
+        if (r == 0)
+                h->gather->admitted += own;
+        return r;
 }
 
-void gather_leave(struct gather *g, uint32_t hold_groups)
+void gather_leave(const struct holds *h)
 {
-        g->admitted -= gather_wanted(hold_groups, g->job->layout->n_groups);
-        gather_vacate(g);
+        h->gather->admitted -= gather_wanted(h->limit, h->job->layout->n_groups);
+        gather_vacate(h->gather);
 }
 
 /* ---- figures ---- */

@@ -1,6 +1,6 @@
 /*
- * entry.h - shared by a job's windows, to which ranks are admitted (admission.c), and gathering
- * (gather.c).
+ * entry.h - shared by a job's windows, to which clients are admitted (admission.c), what they hold
+ * there (holds.c), and gathering (gather.c).
  */
 #pragma once
 
@@ -37,7 +37,7 @@ struct gather {
         struct list starving;
         bool feeding;
         bool lacking;      /* a part had no memory: the next tick goes on with it */
-        uint64_t admitted; /* the sum of the groups that its ranks may hold */
+        uint64_t admitted; /* the sum of the groups that its clients may hold */
         uint32_t busy;     /* slices and spreads in progress */
         uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */
 };
@@ -51,11 +51,17 @@ static inline struct gather *gather_at(const struct job *job, struct list *item)
              g = gather_at(job, g->link.next))
 
 /* admission.c */
+/* Sets h->gather, as holds_admit() says. */
+int gather_admit(struct holds *h, uint32_t place, uint32_t n_local, struct fault *fault);
+void gather_leave(const struct holds *h);
 void gather_drop_window(struct gather *g);
 void gathers_free(struct job *job);
-/* Whether the group needs no slab. */
+/* Whether clients map the group there; whether it needs no slab. */
+bool gather_mapped(const struct gather *g, uint32_t group);
 bool slabless(const struct gather *g, uint32_t group);
 
 /* gather.c */
-/* Frees the window if it has no ranks and no uses. */
+/* r's subject are the holds. */
+void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r);
+/* Frees the window if it has no clients and no uses. */
 void gather_vacate(struct gather *g);

@@ -1,12 +1,13 @@
 /*
- * Parameters for trainers.
+ * Parameters for clients.
  *
  * A group that one local owner holds in a serve plane is mapped: no bytes move.  Any other group is
- * gathered into a slab of the window, once per version, however many ranks ask.  Ranks that ask
- * during a gather wait for it; ranks that ask later hit the window.
+ * gathered into a slab of the window, once per version, however many clients ask.  Clients that ask
+ * during a gather wait for it; clients that ask later hit the window.
  *
- * Each place that ranks name, host memory or a GPU, has a window.  A group travels from its owners
- * to the window whose ranks ask first, and from there to windows whose ranks ask while it is there.
+ * Each place that clients name, host memory or a GPU, has a window.  A group travels from its
+ * owners to the window whose clients ask first, and from there to windows whose clients ask while
+ * it is there.
  *
  * Invariants: at most one gather per group and window is in flight; a slab is pinned while it is
  * being filled; a request waits in exactly one entry; entries that wait for a slab are in
@@ -38,7 +39,7 @@ static void *gather_slab(const struct gather *g, uint32_t group)
 
 /* ---- uses of a window ---- */
 
-/* The last rank has left, or the last use has ended. */
+/* The last client has left, or the last use has ended. */
 void gather_vacate(struct gather *g)
 {
         uint32_t n = g->job->layout->n_groups;
@@ -47,7 +48,7 @@ void gather_vacate(struct gather *g)
                 return;
         for (uint32_t i = 0; i < n; i++)
                 if (!list_empty(&g->entries[i].waiting))
-                        return; /* the window stays for the next ranks */
+                        return; /* the window stays for the next clients */
         for (uint32_t i = 0; i < n; i++) {
                 list_remove(&g->entries[i].starving);
                 g->entries[i].phase = ENTRY_EMPTY;
@@ -58,7 +59,7 @@ void gather_vacate(struct gather *g)
                 gather_advance_others(g, i); /* they waited for what this window would bring */
 }
 
-/* A use of the window begins or ends.  A window without ranks goes with its last use. */
+/* A use of the window begins or ends.  A window without clients goes with its last use. */
 static void gather_use(struct gather *g)
 {
         g->busy++;
@@ -546,9 +547,9 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
 
 static int gather_describe(const struct request *r, struct wait_line *ret)
 {
-        const struct gather *g = r->subject;
-        const struct job *job = g->job;
-        const struct entry *e = &g->entries[r->group];
+        const struct holds *h = r->subject;
+        const struct job *job = h->job;
+        const struct entry *e = &h->gather->entries[r->group];
         int status = job_describe(job, ret);
 
         ret->until_ms = 0; /* the wait is for nodes, not for a rank */
@@ -566,8 +567,6 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
         for_replicas (job, h)
                 shard_use(h, group, version);
         r->describe = gather_describe;
-        r->subject = g;
-        r->group = group;
         if (job->layout->groups[group].elements == 0) {
                 r->result.fetch.serve = false;
                 r->result.fetch.offset = 0;
@@ -594,8 +593,9 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
         gather_want(g, group, version);
 }
 
-void gather_prefetch(struct gather *g, uint32_t group, uint64_t version)
+void holds_prefetch(const struct holds *h, uint32_t group, uint64_t version)
 {
+        struct gather *g = h->gather;
         struct entry *e = &g->entries[group];
 
         if (slabless(g, group) || e->phase == ENTRY_FILLING || e->phase == ENTRY_STARVING ||
@@ -608,14 +608,15 @@ void gather_prefetch(struct gather *g, uint32_t group, uint64_t version)
         gather_want(g, group, version);
 }
 
-void gather_release(struct gather *g, uint32_t group)
+void holds_return(const struct holds *h, uint32_t group)
 {
+        struct gather *g = h->gather;
         struct entry *e = &g->entries[group];
 
-        if (slabless(g, group))
+        if (h->job->dead || slabless(g, group)) /* the groups of a dead job may be gone */
                 return;
         assert(e->slab != SLAB_NONE);
-        if (window_release(&g->window, e->slab) && !g->job->dead)
+        if (window_release(&g->window, e->slab))
                 gather_feed(g);
 }
 

@@ -1,9 +1,28 @@
-/* gather.h - parameters for trainers: one gather per group and version, however many ranks ask. */
+/*
+ * gather.h - parameters for clients: one gather per group and version, however many clients ask.
+ *
+ * A client, such as a rank, has a window through its holds.  It needs no world size and no step.
+ */
 #pragma once
 
 #include "daemon/job/shard/shard.h"
 
 struct gather;
+
+/*
+ * The state of a group in the window.  PAST: held in an attempt that was aborted.  The client
+ * computes with the slab until it hears of that, so the slab stays its own until holds_aware().
+ */
+enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
+
+/* What a client holds of a job's groups, and its place in a window. */
+struct holds {
+        struct job *job;       /* NULL: it is in no window */
+        struct gather *gather; /* the window that it maps */
+        uint32_t limit, n;     /* holds other than NONE: at most `limit` */
+        bool unaware;          /* it has not heard of an abort: some holds may be PAST */
+        enum hold *of;         /* [group] */
+};
 
 /* Over all windows of the job on this node. */
 struct gather_info {
@@ -14,34 +33,49 @@ struct gather_info {
         char places[400]; /* "GPU 0, GPU 1" */
 };
 /*
- * Admits a rank to a window in that place; the first rank there makes the window.  Away from
- * the host the window may lack its memory: then either gather_provide() takes the memory over
- * before the rank fetches, or the rank leaves.  Nobody else is admitted there before that.
+ * Admits a client to a window in that place; the first client there makes the window.  n_local: how
+ * many clients like it this node expects.  Away from the host the window may lack its memory: then
+ * either gather_provide() takes the memory over before the client fetches, or the client leaves.
+ * Nobody else is admitted there before that.
  */
-int gather_admit(struct job *job, uint32_t place, uint32_t hold_groups, uint32_t local_world_size,
-                 struct gather **ret, struct fault *fault);
-struct job *gather_job(const struct gather *g);
+int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit, uint32_t n_local,
+                struct fault *fault);
+/*
+ * The client leaves, if it was admitted, and its holds end.  No fetch is on its way, and leases
+ * that outlived their holds have been returned.
+ */
+void holds_leave(struct holds *h);
+/* The client holds the group once r has ended well.  ZERO_EBUSY, ZERO_EHELD. */
+int holds_fetch(struct holds *h, uint32_t group, uint64_t version, struct request *r,
+                struct fault *fault);
+void holds_prefetch(const struct holds *h, uint32_t group, uint64_t version);
+/* ZERO_ENOTHELD */
+int holds_check(const struct holds *h, uint32_t group, struct fault *fault);
+/* Ends a hold that holds_check() has found.  Its lease lasts until holds_return(). */
+void holds_release(struct holds *h, uint32_t group);
+void holds_return(const struct holds *h, uint32_t group);
+/* Ends all holds and their leases, except fetches on their way. */
+void holds_release_all(struct holds *h);
+/* ZERO_EORDER: a fetch is on its way. */
+int holds_settled(const struct holds *h, struct fault *fault);
+/* The attempt was aborted: what is held becomes PAST. */
+void holds_abort(struct holds *h);
+/* The client has heard of the abort: PAST holds end. */
+void holds_aware(struct holds *h);
 /* Bytes that the window lacks; 0: it has its memory. */
 uint64_t gather_lacks(const struct gather *g);
 void gather_provide(struct gather *g, struct segment *memory);
-/* An admitted rank has left. */
-void gather_leave(struct gather *g, uint32_t hold_groups);
 const struct segment *gather_segment(const struct gather *g);
-void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r);
-void gather_prefetch(struct gather *g, uint32_t group, uint64_t version);
-void gather_release(struct gather *g, uint32_t group);
 /* The job starts: gathers that waited for the start go on. */
 void gather_up(struct job *job);
 /* A put has changed the group. */
 void gather_dirty(struct job *job, uint32_t group);
 /*
- * The served parameters that trainers map (state_serve()), or NULL.  They map it only where this
+ * The served parameters that clients map (state_serve()), or NULL.  They map it only where this
  * node holds everything, since otherwise they would map more than their windows, and only where it
  * lies in their place.
  */
 const struct segment *gather_serve(const struct gather *g);
-/* Whether trainers map the group there. */
-bool gather_mapped(const struct gather *g, uint32_t group);
 void gather_info(const struct job *job, struct gather_info *ret);
 /* Ends every waiting fetch. */
 void gather_fail(struct job *job, int status, const char *text);

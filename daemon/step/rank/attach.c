@@ -30,7 +30,6 @@ static void rank_free(struct rank *rank)
         layouts_unref(rank->layout);
         push_window_unref(rank->window);
         event_waits_drop(rank->x->event_waits, rank->stream_events);
-        free(rank->holds);
         free(rank->needs.stash.ranks);
         free(rank);
 }
@@ -179,8 +178,8 @@ static int rank_windows(struct rank *rank, struct job *job, struct fault *fault)
 
         if (status)
                 return status;
-        return gather_admit(job, needs->windows, needs->hold_groups, needs->local_world_size,
-                            &rank->gather, fault);
+        return holds_admit(&rank->holds, job, needs->windows, needs->hold_groups,
+                           needs->local_world_size, fault);
 }
 
 /* Memory for what the rank stashes. */
@@ -199,9 +198,6 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
 
         if (status)
                 return status;
-        rank->holds = calloc(job->layout->n_groups, sizeof *rank->holds);
-        if (!rank->holds)
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
         state = &job->ranks[rank->rank];
         state->session = rank;
         state->window = rank->window;
@@ -218,8 +214,7 @@ static int rank_enter(struct rank *rank, struct job *job, struct fault *fault)
 /* Nobody needs the windows of a rank that cannot enter. */
 static void windows_give(struct rank *rank)
 {
-        if (rank->gather)
-                gather_leave(STEAL(rank->gather), rank->needs.hold_groups);
+        holds_leave(&rank->holds);
         stash_leave(STEAL(rank->stash), rank->rank, false);
         rank->stash_reserved = false;
         push_window_unref(STEAL(rank->window));
@@ -261,7 +256,7 @@ static void rank_entering(struct rank *rank, struct job *job)
 /* The setup has ended.  Nobody needs the windows if the setup failed or took too long. */
 static void rank_equipped(struct rank *rank, int status, const char *text)
 {
-        struct job *job = rank->gather ? gather_job(rank->gather) : NULL;
+        struct job *job = rank->holds.job;
         bool rejoin = rank->rejoin;
 
         rank->rejoin = false;
@@ -603,9 +598,8 @@ void rank_leave(struct rank *rank, bool orderly)
                         rank_free(rank);
                 return;
         }
-        rank_release_all(rank);
         job->n_attached--;
-        gather_leave(rank->gather, rank->needs.hold_groups);
+        holds_leave(&rank->holds);
         stash_leave(STEAL(rank->stash), rank->rank, true);
         if (job->n_attached == 0)
                 reduce_vacate(job);

@@ -8,9 +8,6 @@
 #include "daemon/step/rank/rank.h"
 #include "daemon/step/reduce/reduce.h"
 
-/* Ends all leases of a rank, except those of releases that wait for the GPU. */
-void rank_release_all(struct rank *rank);
-
 /* Ends the lease of a release, now that the GPU no longer reads; r may be NULL. */
 rank_call lease_end;
 /* ZERO_ENOJOB, ZERO_ENOGROUP; ZERO_ERANK: another session is the rank by now. */
@@ -37,7 +34,7 @@ typedef void rank_made(struct rank *rank, int status, const char *text);
 /* Opens rank->stream_events, or sets rank->no_events; -ENOMEM. */
 int rank_make_events(struct rank *rank, const uint8_t (*handles)[ZERO_GPU_HANDLE], uint32_t n,
                      rank_made *made);
-/* Makes rank->window, rank->stash if that lies there, and room in rank->gather, on the rank's GPU;
+/* Makes rank->window, rank->stash if that lies there, and admits rank->holds, on the rank's GPU;
  * -ENOMEM. */
 int rank_make_windows(struct rank *rank, struct job *job, rank_made *made);
 /* Takes the host memory of rank->stash, and sets rank->stash_reserved; -ENOMEM. */

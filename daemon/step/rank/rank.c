@@ -11,25 +11,6 @@
 #include "proto/cleanup.h"
 #include "proto/sure.h"
 
-/* ---- holds -------------------------------------------------------------------- */
-
-static void holds_end(struct rank *rank, enum hold kind)
-{
-        for (uint32_t g = 0; g < rank->job->layout->n_groups; g++)
-                if (rank->holds[g] == kind) {
-                        rank->holds[g] = HOLD_NONE;
-                        rank->held--;
-                        if (!rank->job->dead) /* otherwise its groups may be gone */
-                                gather_release(rank->gather, g);
-                }
-}
-
-void rank_release_all(struct rank *rank)
-{
-        holds_end(rank, HOLD_HELD);
-        holds_end(rank, HOLD_PAST);
-}
-
 static struct rank_state *rank_state_of(const struct rank *rank)
 {
         return &rank->job->ranks[rank->rank];
@@ -82,34 +63,14 @@ int rank_fetch(struct rank *rank, const Zero__Request *m, struct request *r, str
                 status = attempt_check(rank, m->fetch->attempt, fault);
         if (status)
                 return status;
-        if (rank->unaware)
-                holds_end(rank, HOLD_PAST);
-        rank->unaware = false;
+        holds_aware(&rank->holds);
         if (version != job->version)
                 return fault_set(fault, ZERO_EABORTED, "version %llu is over, the job is at %llu",
                                  (unsigned long long)version, (unsigned long long)job->version);
-        if (rank->holds[group] != HOLD_NONE)
-                return fault_set(fault, ZERO_EBUSY, "group '%s' is held already",
-                                 job->layout->groups[group].name);
-        if (rank->held >= rank->needs.hold_groups)
-                return fault_set(fault, ZERO_EHELD,
-                                 "%u groups are held, as many as hold_groups allows: release one "
-                                 "first, or attach with more",
-                                 rank->held);
         if (rank->closing && rank->waits == WAITS_STEP)
                 return fault_set(fault, ZERO_EORDER,
                                  "the step is being ended: wait for its result first");
-        rank->holds[group] = HOLD_ASKED;
-        rank->held++;
-        r->fetches = true;
-        gather_fetch(rank->gather, group, group_version(job, group, version), r);
-        return 0;
-}
-
-void rank_fetched(struct rank *rank, uint32_t group, bool ok)
-{
-        rank->holds[group] = ok ? HOLD_HELD : HOLD_NONE;
-        rank->held -= !ok;
+        return holds_fetch(&rank->holds, group, group_version(job, group, version), r, fault);
 }
 
 int rank_prefetch(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
@@ -118,15 +79,14 @@ int rank_prefetch(struct rank *rank, const Zero__Request *m, struct request *r, 
         uint64_t version = m->prefetch->version;
 
         if (group_check(rank, group, fault) == 0 && version == rank->job->version)
-                gather_prefetch(rank->gather, group, group_version(rank->job, group, version));
+                holds_prefetch(&rank->holds, group, group_version(rank->job, group, version));
         request_end(r, ZERO_OK, NULL);
         return 0;
 }
 
 int lease_end(struct rank *rank, const Zero__Request *m, struct request *r, struct fault *fault)
 {
-        if (!rank->job->dead) /* otherwise the group may be gone */
-                gather_release(rank->gather, m->release->group);
+        holds_return(&rank->holds, m->release->group);
         if (r)
                 request_end(r, ZERO_OK, NULL);
         return 0;
@@ -139,17 +99,13 @@ int rank_release(struct rank *rank, const Zero__Request *m, struct request *r, s
 
         if (!status)
                 status = attempt_check(rank, m->release->attempt, fault);
-        if (status)
-                return status;
-        if (rank->holds[group] != HOLD_HELD)
-                return fault_set(fault, ZERO_ENOTHELD, "group '%s' is not held",
-                                 rank->job->layout->groups[group].name);
-        status = ordered_run(rank, lease_end, m, r, fault);
-        if (status)
-                return status;
-        rank->holds[group] = HOLD_NONE;
-        rank->held--;
-        return 0;
+        if (!status)
+                status = holds_check(&rank->holds, group, fault);
+        if (!status)
+                status = ordered_run(rank, lease_end, m, r, fault);
+        if (!status)
+                holds_release(&rank->holds, group);
+        return status;
 }
 
 /* Says it once. */
@@ -310,12 +266,8 @@ void rank_begin_attempt(struct rank *rank, bool decided)
         if (decided && rank->closing && rank->waits != WAITS_STEP)
                 request_end(STEAL(rank->closing), ZERO_EABORTED,
                             "the attempt is over, replay the step");
-        if (decided)
-                return;
-        rank->unaware = true;
-        for (uint32_t g = 0; g < rank->job->layout->n_groups; g++)
-                if (rank->holds[g] == HOLD_HELD)
-                        rank->holds[g] = HOLD_PAST;
+        if (!decided)
+                holds_abort(&rank->holds);
 }
 
 static void close_forget(struct request *r)
@@ -448,10 +400,8 @@ int close_check(const struct rank *rank, uint64_t attempt, const struct step_par
                                  "rank %u has called zero_step: only that call may be made again "
                                  "in this attempt",
                                  rank->rank);
-        for (uint32_t g = 0; params && g < job->layout->n_groups; g++)
-                if (rank->holds[g] == HOLD_ASKED)
-                        return fault_set(fault, ZERO_EORDER, "group '%s' is still being fetched",
-                                         job->layout->groups[g].name);
+        if (params && holds_settled(&rank->holds, fault))
+                return fault->status;
         for (uint32_t i = 0; params && i < job->world_size; i++)
                 if (job->ranks[i].stepped && i != rank->rank &&
                     !step_params_equal(job->ranks[i].params, params, text, sizeof text))
@@ -539,7 +489,7 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
                 status = rank_state_step(rank_state, params, blob, fault);
                 if (status)
                         return status;
-                rank_release_all(rank);
+                holds_release_all(&rank->holds);
         }
         rank_wait(rank, r, params ? WAITS_STEP : WAITS_NORM);
         rank_pushed_all(rank);

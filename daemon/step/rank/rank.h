@@ -39,13 +39,6 @@ struct rank_events {
         void *arg;
 };
 
-/*
- * The state of a group in the window.  PAST: held in an attempt that was aborted.  The rank
- * computes with the slab until it hears of that, so the slab stays its own until it fetches or
- * steps in a later attempt.
- */
-enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
-
 struct rank {
         struct list link; /* ranks.joining */
         struct engine *x;
@@ -60,13 +53,10 @@ struct rank {
         struct place_events *stream_events; /* NULL: it has none */
         bool no_events;   /* none can be opened: the rank waits for its GPU itself */
         bool admitted;    /* it has attached */
-        bool unaware;     /* it has not heard of an abort: some holds may be PAST */
         uint64_t session; /* unique on this node */
         uint32_t rank, pid;
-        uint32_t held;    /* holds other than NONE */
-        enum hold *holds; /* [group] */
+        struct holds holds; /* of groups, in its window: admitted before it enters the job */
         struct push_window *window;
-        struct gather *gather;               /* the window that it maps; set together with job */
         struct stash *stash;                 /* NULL: it declared none; set together with job */
         bool stash_reserved, stash_unpinned; /* its memory is taken; copies wait for the GPU */
         struct list ordered;                 /* messages that wait for the GPU (stream_order.c) */
@@ -108,8 +98,6 @@ rank_call rank_fetch, rank_prefetch, rank_release, rank_stash, rank_push, rank_r
  * themselves. */
 int ordered_run(struct rank *rank, rank_call *call, const Zero__Request *m, struct request *r,
                 struct fault *fault);
-/* The fetch has ended; ok: the rank holds the group. */
-void rank_fetched(struct rank *rank, uint32_t group, bool ok);
 void reduced_message(struct job *job, const Zero__Reduced *m); /* of all ranks' numbers */
 /* Ends what the rank did in the last attempt; its holds end when it hears of that. */
 void rank_begin_attempt(struct rank *rank, bool decided);

@@ -37,8 +37,7 @@ struct rank_setup {
         int status;
         struct fault fault;
         /* for windows */
-        struct job *job;       /* NULL: opens events; holds the job */
-        struct gather *gather; /* has room for the rank; NULL: not yet */
+        struct job *job; /* NULL: opens events; holds the job */
         struct rank_window windows[N_WINDOWS];
         struct slots *all;           /* a push slot for each group; NULL: not wanted */
         uint64_t all_bytes;          /* 0: never wanted */
@@ -212,9 +211,8 @@ static void windows_end(struct rank_setup *m)
         struct rank *rank = m->rank;
 
         if (m->status == 0) {
-                rank->gather = m->gather;
                 if (m->windows[GATHER].bytes)
-                        gather_provide(m->gather, &m->windows[GATHER].segment);
+                        gather_provide(rank->holds.gather, &m->windows[GATHER].segment);
                 take_push(m);
                 if (m->windows[STASH].bytes)
                         stash_provide(rank->stash, &m->windows[STASH].segment);
@@ -222,8 +220,6 @@ static void windows_end(struct rank_setup *m)
         } else {
                 for (int i = 0; i < N_WINDOWS; i++)
                         segment_free(&m->windows[i].segment);
-                if (m->gather)
-                        gather_leave(m->gather, rank->needs.hold_groups);
         }
         rank_setup_end(m);
 }
@@ -269,8 +265,8 @@ static int windows_plan(struct rank_setup *m)
         status = push_window_new_rank(job->layout, needs->push_groups, needs->grad_dtype, true,
                                       needs->keeps_slots, &m->rank->window, &m->fault);
         if (!status)
-                status = gather_admit(job, needs->windows, needs->hold_groups,
-                                      needs->local_world_size, &m->gather, &m->fault);
+                status = holds_admit(&m->rank->holds, job, needs->windows, needs->hold_groups,
+                                     needs->local_world_size, &m->fault);
         if (status)
                 return status;
         m->windows[PUSH].bytes = m->rank->window->slots->bytes;
@@ -279,7 +275,7 @@ static int windows_plan(struct rank_setup *m)
                 if (status)
                         return status;
         }
-        m->windows[GATHER].bytes = gather_lacks(m->gather);
+        m->windows[GATHER].bytes = gather_lacks(m->rank->holds.gather);
         m->windows[STASH].bytes = stash_lacks(m->rank->stash);
         plan_all_slots(m);
         return windows_check(job->x, job->uid, m->place, m->windows, N_WINDOWS, &m->fault);

@@ -201,7 +201,7 @@ bool stream_read_held(struct stream *s, uint32_t *ret_event)
         struct work *w = enqueue(s, ret_event);
 
         for (uint32_t g = 0; w && g < ZOO_GROUPS; g++)
-                if (s->trainer->rank->holds[g] == HOLD_HELD)
+                if (s->trainer->rank->holds.of[g] == HOLD_HELD)
                         work_add(s, w, g);
         return w;
 }

@@ -64,7 +64,7 @@ static void task_unlink(struct task *task)
 static const void *view_of(const struct trainer *t, uint32_t group, const struct request *r)
 {
         const struct job *job = t->rank->job;
-        const struct segment *gather = gather_segment(t->rank->gather);
+        const struct segment *gather = gather_segment(t->rank->holds.gather);
 
         if (r->result.fetch.serve)
                 return (uint8_t *)state_serve(replica_sole(job)->state)->data +
@@ -109,8 +109,6 @@ static void task_finish(struct request *r, int status, const char *text)
 
         task_unlink(task);
         stream_answered(t->stream, task->event, status == 0);
-        if (r->fetches && t->rank && t->rank->job)
-                rank_fetched(t->rank, task->op.group, status == ZERO_OK);
         if (task->op.kind == OP_PUSH && task->slot != NO_SLOT)
                 t->slots[task->slot] = 0;
         if (!r->gone) {
@@ -428,7 +426,7 @@ static void program_again(struct trainer *t)
         const struct job *job = t->rank->job;
 
         for (uint32_t g = 0; g < t->layout->n_groups; g++)
-                CHECK(t->rank->holds[g] != HOLD_HELD, "a lease has outlived its attempt");
+                CHECK(t->rank->holds.of[g] != HOLD_HELD, "a lease has outlived its attempt");
         t->aborted = t->waits = false;
         t->attempt = job->attempt;
         t->next = job->version == t->from ? 0 : t->n_ops;
