@@ -42,8 +42,7 @@ struct request {
         /* Called before an expired or cancelled request ends, so that nobody completes it; may be
          * NULL. */
         void (*forget)(struct request *r);
-        /* For the subject: the request ends, before finish(); may be NULL. */
-        void (*ended)(struct request *r, bool ok);
+        void (*ended)(struct request *r, bool ok); /* tells the subject before finish(); or NULL */
         void (*finish)(struct request *r, int status, const char *text);
         /* Moves the deadline on by ms while a living rank is being waited for.  NULL: the caller
          * set the deadline itself, and the wait ends with it. */

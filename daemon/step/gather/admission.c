@@ -245,20 +245,35 @@ static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t n
         return gather_find(job, place, own, n_local, ret, fault);
 }
 
-int gather_admit(struct holds *h, uint32_t place, uint32_t n_local, struct fault *fault)
+int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit, uint32_t n_local,
+                struct fault *fault)
 {
-        uint64_t own = gather_wanted(h->limit, h->job->layout->n_groups);
-        int r = gather_find(h->job, place, own, n_local, &h->gather, fault);
+        uint64_t own = gather_wanted(limit, job->layout->n_groups);
+        struct holds made = { .job = job, .limit = limit };
+        int r = gather_find(job, place, own, n_local, &made.gather, fault);
 
-        if (r == 0)
-                h->gather->admitted += own;
-        return r;
+        if (r)
+                return r;
+        made.of = calloc(job->layout->n_groups, sizeof *made.of);
+        if (!made.of) {
+                gather_vacate(made.gather);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        made.gather->admitted += own;
+        *h = made;
+        return 0;
 }
 
-void gather_leave(const struct holds *h)
+void holds_leave(struct holds *h)
 {
+        if (!h->job)
+                return;
+        holds_end(h, HOLD_HELD);
+        assert(h->n == 0);
         h->gather->admitted -= gather_wanted(h->limit, h->job->layout->n_groups);
         gather_vacate(h->gather);
+        free(h->of);
+        *h = (struct holds){ .job = NULL };
 }
 
 /* ---- figures ---- */

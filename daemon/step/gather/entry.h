@@ -51,9 +51,6 @@ static inline struct gather *gather_at(const struct job *job, struct list *item)
              g = gather_at(job, g->link.next))
 
 /* admission.c */
-/* Sets h->gather, as holds_admit() says. */
-int gather_admit(struct holds *h, uint32_t place, uint32_t n_local, struct fault *fault);
-void gather_leave(const struct holds *h);
 void gather_drop_window(struct gather *g);
 void gathers_free(struct job *job);
 /* Whether clients map the group there; whether it needs no slab. */
@@ -61,7 +58,7 @@ bool gather_mapped(const struct gather *g, uint32_t group);
 bool slabless(const struct gather *g, uint32_t group);
 
 /* gather.c */
-/* r's subject are the holds. */
+/* r's subject: who will hold it. */
 void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r);
 /* Frees the window if it has no clients and no uses. */
 void gather_vacate(struct gather *g);

@@ -5,9 +5,8 @@
  * gathered into a slab of the window, once per version, however many clients ask.  Clients that ask
  * during a gather wait for it; clients that ask later hit the window.
  *
- * Each place that clients name, host memory or a GPU, has a window.  A group travels from its
- * owners to the window whose clients ask first, and from there to windows whose clients ask while
- * it is there.
+ * Each place that clients name, host memory or a GPU, has a window.  A group travels from owners to
+ * the window whose clients ask first, and from there to those whose clients ask while it is there.
  *
  * Invariants: at most one gather per group and window is in flight; a slab is pinned while it is
  * being filled; a request waits in exactly one entry; entries that wait for a slab are in

@@ -1,8 +1,4 @@
-/*
- * gather.h - parameters for clients: one gather per group and version, however many clients ask.
- *
- * A client, such as a rank, has a window through its holds.  It needs no world size and no step.
- */
+/* gather.h - parameters for clients, such as ranks: one gather per group and version for all. */
 #pragma once
 
 #include "daemon/job/shard/shard.h"
@@ -11,7 +7,7 @@ struct gather;
 
 /*
  * The state of a group in the window.  PAST: held in an attempt that was aborted.  The client
- * computes with the slab until it hears of that, so the slab stays its own until holds_aware().
+ * computes with the slab until it hears of that, so the slab stays its own until its next fetch.
  */
 enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
 
@@ -45,7 +41,8 @@ int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit
  * that outlived their holds have been returned.
  */
 void holds_leave(struct holds *h);
-/* The client holds the group once r has ended well.  ZERO_EBUSY, ZERO_EHELD. */
+/* The client, which has heard of aborts, holds the group once r has ended well.  ZERO_EBUSY,
+ * ZERO_EHELD. */
 int holds_fetch(struct holds *h, uint32_t group, uint64_t version, struct request *r,
                 struct fault *fault);
 void holds_prefetch(const struct holds *h, uint32_t group, uint64_t version);
@@ -54,14 +51,12 @@ int holds_check(const struct holds *h, uint32_t group, struct fault *fault);
 /* Ends a hold that holds_check() has found.  Its lease lasts until holds_return(). */
 void holds_release(struct holds *h, uint32_t group);
 void holds_return(const struct holds *h, uint32_t group);
-/* Ends all holds and their leases, except fetches on their way. */
-void holds_release_all(struct holds *h);
+/* Ends holds and their leases.  least: HOLD_HELD: all, except fetches on their way; HOLD_PAST. */
+void holds_end(struct holds *h, enum hold least);
 /* ZERO_EORDER: a fetch is on its way. */
 int holds_settled(const struct holds *h, struct fault *fault);
 /* The attempt was aborted: what is held becomes PAST. */
 void holds_abort(struct holds *h);
-/* The client has heard of the abort: PAST holds end. */
-void holds_aware(struct holds *h);
 /* Bytes that the window lacks; 0: it has its memory. */
 uint64_t gather_lacks(const struct gather *g);
 void gather_provide(struct gather *g, struct segment *memory);

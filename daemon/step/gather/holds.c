@@ -7,34 +7,6 @@
 #include "daemon/step/gather/entry.h"
 
 #include <assert.h>
-#include <stdlib.h>
-
-int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit, uint32_t n_local,
-                struct fault *fault)
-{
-        struct holds made = { .job = job,
-                              .limit = limit,
-                              .of = calloc(job->layout->n_groups, sizeof *made.of) };
-        int status = made.of ? gather_admit(&made, place, n_local, fault)
-                             : fault_set(fault, ZERO_ENOMEM, "out of memory");
-
-        if (status)
-                free(made.of);
-        else
-                *h = made;
-        return status;
-}
-
-void holds_leave(struct holds *h)
-{
-        if (!h->job)
-                return;
-        holds_release_all(h);
-        assert(h->n == 0);
-        gather_leave(h);
-        free(h->of);
-        *h = (struct holds){ .job = NULL };
-}
 
 static void hold_answered(struct request *r, bool ok)
 {
@@ -47,6 +19,8 @@ static void hold_answered(struct request *r, bool ok)
 int holds_fetch(struct holds *h, uint32_t group, uint64_t version, struct request *r,
                 struct fault *fault)
 {
+        if (h->unaware)
+                holds_end(h, HOLD_PAST);
         if (h->of[group] != HOLD_NONE)
                 return fault_set(fault, ZERO_EBUSY, "group '%s' is held already",
                                  h->job->layout->groups[group].name);
@@ -74,24 +48,19 @@ int holds_check(const struct holds *h, uint32_t group, struct fault *fault)
 
 void holds_release(struct holds *h, uint32_t group)
 {
-        assert(h->of[group] == HOLD_HELD || h->of[group] == HOLD_PAST);
+        assert(h->of[group] >= HOLD_HELD);
         h->of[group] = HOLD_NONE;
         h->n--;
 }
 
-static void holds_end(struct holds *h, enum hold kind)
+void holds_end(struct holds *h, enum hold least)
 {
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
-                if (h->of[g] == kind) {
+                if (h->of[g] >= least) {
                         holds_release(h, g);
                         holds_return(h, g);
                 }
-}
-
-void holds_release_all(struct holds *h)
-{
-        holds_end(h, HOLD_HELD);
-        holds_end(h, HOLD_PAST);
+        h->unaware = false;
 }
 
 int holds_settled(const struct holds *h, struct fault *fault)
@@ -109,11 +78,4 @@ void holds_abort(struct holds *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->of[g] == HOLD_HELD)
                         h->of[g] = HOLD_PAST;
-}
-
-void holds_aware(struct holds *h)
-{
-        if (h->unaware)
-                holds_end(h, HOLD_PAST);
-        h->unaware = false;
 }

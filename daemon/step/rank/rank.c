@@ -63,7 +63,6 @@ int rank_fetch(struct rank *rank, const Zero__Request *m, struct request *r, str
                 status = attempt_check(rank, m->fetch->attempt, fault);
         if (status)
                 return status;
-        holds_aware(&rank->holds);
         if (version != job->version)
                 return fault_set(fault, ZERO_EABORTED, "version %llu is over, the job is at %llu",
                                  (unsigned long long)version, (unsigned long long)job->version);
@@ -489,7 +488,7 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
                 status = rank_state_step(rank_state, params, blob, fault);
                 if (status)
                         return status;
-                holds_release_all(&rank->holds);
+                holds_end(&rank->holds, HOLD_HELD);
         }
         rank_wait(rank, r, params ? WAITS_STEP : WAITS_NORM);
         rank_pushed_all(rank);

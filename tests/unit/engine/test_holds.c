@@ -9,10 +9,7 @@
 
 enum { GROUPS = 7, LIMIT = 3, STEPS = 40000 };
 
-static struct {
-        uint32_t clients, leases[GROUPS];
-        bool full;
-} window;
+static uint32_t leases[GROUPS]; /* what the window has granted, and not yet got back */
 
 /* What the client has, as this test has told it. */
 static struct {
@@ -23,7 +20,8 @@ static struct {
 } client;
 
 static struct job job;
-static struct holds holds;
+static enum hold of[GROUPS];
+static struct holds holds = { .job = &job, .limit = LIMIT };
 static struct requests requests;
 static uint64_t seed;
 
@@ -35,19 +33,6 @@ static uint32_t below(uint32_t n)
 
 /* ---- the window ---- */
 
-int gather_admit(struct holds *h, uint32_t place, uint32_t n_local, struct fault *fault)
-{
-        if (window.full)
-                return fault_set(fault, ZERO_EWINDOW, "full");
-        window.clients++;
-        return 0;
-}
-
-void gather_leave(const struct holds *h)
-{
-        window.clients--;
-}
-
 void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct request *r)
 {
         cr_assert_eq(r, &client.asks[group]);
@@ -55,8 +40,8 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
 
 void holds_return(const struct holds *h, uint32_t group)
 {
-        cr_assert_gt(window.leases[group], 0, "group %u has no lease to return", group);
-        window.leases[group]--;
+        cr_assert_gt(leases[group], 0, "group %u has no lease to return", group);
+        leases[group]--;
 }
 
 /* ---- the client ---- */
@@ -84,14 +69,17 @@ static void ended(enum hold kind)
                         client.of[g] = HOLD_NONE;
 }
 
+/* A client that fetches has heard of aborts. */
 static void fetch(uint32_t g)
 {
         struct request *r = &client.asks[g];
-        int expected = client.of[g] != HOLD_NONE            ? ZERO_EBUSY
-                       : count(HOLD_NONE) <= GROUPS - LIMIT ? ZERO_EHELD
-                                                            : 0;
         struct fault fault;
+        int expected;
 
+        ended(HOLD_PAST);
+        expected = client.of[g] != HOLD_NONE            ? ZERO_EBUSY
+                   : count(HOLD_NONE) <= GROUPS - LIMIT ? ZERO_EHELD
+                                                        : 0;
         if (client.of[g] == HOLD_NONE) {
                 *r = (struct request){ .finish = finish };
                 request_begin(&requests, r, 0, 1);
@@ -107,7 +95,7 @@ static void answered(uint32_t g, bool ok)
 {
         if (client.of[g] != HOLD_ASKED)
                 return;
-        window.leases[g] += ok;
+        leases[g] += ok;
         request_end(&client.asks[g], ok ? ZERO_OK : ZERO_EABORTED, NULL);
         cr_assert_eq(client.status, ok ? ZERO_OK : ZERO_EABORTED);
         client.of[g] = ok ? HOLD_HELD : HOLD_NONE;
@@ -140,41 +128,14 @@ static void abort_attempt(void)
                         client.of[g] = HOLD_PAST;
 }
 
-static void hear(void)
-{
-        holds_aware(&holds);
-        ended(HOLD_PAST);
-}
-
 static void release_all(void)
 {
         struct fault fault;
 
         cr_assert_eq(holds_settled(&holds, &fault), count(HOLD_ASKED) ? ZERO_EORDER : 0);
-        holds_release_all(&holds);
+        holds_end(&holds, HOLD_HELD);
         ended(HOLD_HELD);
         ended(HOLD_PAST);
-}
-
-static void admit(void)
-{
-        struct fault fault;
-
-        cr_assert_eq(holds_admit(&holds, &job, 0, LIMIT, 1, &fault), 0);
-}
-
-static void leave(void)
-{
-        for (uint32_t g = 0; g < GROUPS; g++) {
-                answered(g, false);
-                return_late(g);
-        }
-        holds_leave(&holds);
-        cr_assert_eq(window.clients, 0);
-        ended(HOLD_HELD);
-        ended(HOLD_PAST);
-        for (uint32_t g = 0; g < GROUPS; g++)
-                cr_assert_eq(window.leases[g], 0, "a lease of group %u outlives its client", g);
 }
 
 static void check(void)
@@ -185,7 +146,7 @@ static void check(void)
                 bool leased = client.of[g] == HOLD_HELD || client.of[g] == HOLD_PAST;
 
                 cr_assert_eq(holds.of[g], client.of[g]);
-                cr_assert_eq(window.leases[g], leased + client.late[g]);
+                cr_assert_eq(leases[g], leased + client.late[g]);
         }
 }
 
@@ -201,12 +162,19 @@ static void begin(void)
                 cr_assert_eq(
                         layout_add_group(job.layout, name, ZERO_FP32, NULL, 0, 0, &index, NULL), 0);
         }
-        admit();
+        holds.of = of;
 }
 
+/* The client leaves. */
 static void end(void)
 {
-        leave();
+        for (uint32_t g = 0; g < GROUPS; g++) {
+                answered(g, false);
+                return_late(g);
+        }
+        release_all();
+        for (uint32_t g = 0; g < GROUPS; g++)
+                cr_assert_eq(leases[g], 0, "a lease of group %u outlives its client", g);
         layout_free(job.layout);
 }
 
@@ -221,16 +189,12 @@ Test(holds, whatever_a_client_does_leases_and_limit_are_right, .init = begin, .f
                         answered(g, below(4));
                 else if (what < 54)
                         release(g);
-                else if (what < 58)
-                        return_late(g);
                 else if (what < 60)
-                        abort_attempt();
-                else if (what < 62)
-                        hear();
+                        return_late(g);
                 else if (what < 63)
-                        release_all();
+                        abort_attempt();
                 else
-                        leave(), admit();
+                        release_all();
                 check();
         }
 }
@@ -243,24 +207,11 @@ Test(holds, a_hold_of_an_aborted_attempt_ends_when_the_client_hears_of_that, .in
         answered(0, true);
         abort_attempt();
         answered(1, true); /* asked before the abort, answered after it */
-        cr_assert_eq(window.leases[0], 1, "the client still computes with the slab");
-        fetch(0);
+        cr_assert_eq(leases[0], 1, "the client still computes with the slab");
         release(0);
-        hear();
-        cr_assert_eq(window.leases[0], 0);
-        cr_assert_eq(window.leases[1], 1, "an answer of the present attempt stays");
+        fetch(2);
+        cr_assert_eq(leases[0], 0);
+        cr_assert_eq(leases[1], 1, "an answer of the present attempt stays");
         fetch(0);
         check();
-}
-
-Test(holds, a_client_without_room_is_in_no_window, .init = begin, .fini = end)
-{
-        struct holds other = { .job = NULL };
-        struct fault fault;
-
-        window.full = true;
-        cr_assert_eq(holds_admit(&other, &job, 0, LIMIT, 1, &fault), ZERO_EWINDOW);
-        cr_assert(!other.job && !other.of);
-        holds_leave(&other);
-        cr_assert_eq(window.clients, 1);
 }
