@@ -188,11 +188,7 @@ static void decision_answer(struct job *job, const Zero__Decision *d)
                         r->result.norm.norm = d->grad_norm;
                         r->result.norm.finite = d->finite;
                 } else {
-                        r->result.step.version = job->version;
-                        r->result.step.attempt = job->attempt;
-                        r->result.step.skipped = !d->commit;
-                        r->result.step.grad_norm = d->grad_norm;
-                        r->result.step.loss_scale = d->loss_scale;
+                        job_last_reply(job, &r->result.step);
                 }
                 rank->closing = NULL;
                 rank->active_ms = engine_now(job->x);

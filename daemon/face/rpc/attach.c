@@ -18,11 +18,7 @@ static void reply_last(const struct rank *rank, Zero__AttachReply *attach, Zero_
         attach->blob = (ProtobufCBinaryData){ kept->bytes, kept->data };
         if (job->last.attempt == 0)
                 return;
-        last->version = job->last.version;
-        last->attempt = job->attempt;
-        last->skipped = job->last.skipped;
-        last->grad_norm = job->last.grad_norm;
-        last->loss_scale = job->last.loss_scale;
+        job_last_reply(job, last);
         attach->last = last;
         attach->last_attempt = job->last.attempt;
 }

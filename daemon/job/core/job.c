@@ -43,6 +43,15 @@ uint32_t coordinator_of(const struct engine *x, const char *job)
         return placement_coordinator(&x->placement, job);
 }
 
+void job_last_reply(const struct job *job, Zero__StepReply *ret)
+{
+        ret->version = job->last.version;
+        ret->attempt = job->attempt;
+        ret->skipped = job->last.skipped;
+        ret->grad_norm = job->last.grad_norm;
+        ret->loss_scale = job->last.loss_scale;
+}
+
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version)
 {
         return layout_group_trainable(job->layout, group) ? version : 0;

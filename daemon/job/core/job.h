@@ -114,6 +114,8 @@ void job_let_go(struct job *job);
 bool job_name_valid(const char *name);
 /* Whether the node has an owner or a rank of the job. */
 bool job_needs_node(const struct job *job, uint32_t node);
+/* The last decided step, for its ranks. */
+void job_last_reply(const struct job *job, Zero__StepReply *ret);
 /* The version of a group's bytes when the job is at `version`: frozen groups stay at 0. */
 uint64_t group_version(const struct job *job, uint32_t group, uint64_t version);
 void job_detach(struct job *job); /* takes it out of the list, dead; the last reference frees it */

@@ -444,17 +444,6 @@ static int rank_state_step(struct rank_state *rank_state, const struct step_para
         return 0;
 }
 
-/* The step was decided while nobody of this rank waited for it. */
-static void close_again(const struct job *job, struct request *r)
-{
-        r->result.step.version = job->last.version;
-        r->result.step.attempt = job->attempt;
-        r->result.step.skipped = job->last.skipped;
-        r->result.step.grad_norm = job->last.grad_norm;
-        r->result.step.loss_scale = job->last.loss_scale;
-        request_end(r, ZERO_OK, NULL);
-}
-
 /* The rank pushes nothing more in this attempt. */
 static void rank_pushed_all(struct rank *rank)
 {
@@ -473,8 +462,10 @@ static int rank_close(struct rank *rank, uint64_t attempt, const struct step_par
         struct rank_state *rank_state;
         int status = rank_check(rank, fault);
 
+        /* the step was decided while nobody of this rank waited for it */
         if (!status && params && attempt && attempt == rank->job->last.attempt) {
-                close_again(rank->job, r);
+                job_last_reply(rank->job, &r->result.step);
+                request_end(r, ZERO_OK, NULL);
                 return 0;
         }
         if (!status)
