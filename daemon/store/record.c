@@ -160,25 +160,14 @@ static void check_change(const struct state *s, const struct state_record *r)
         assert(r->n_sets <= ZERO_SET_MAX && r->finite <= 1 && r->commit <= 1);
 }
 
-/* A vote leaves the last decision as it is. */
-static void keep_decision(struct state_record *to, const struct state_record *from)
-{
-        to->commit = from->commit;
-        to->decided_attempt = from->decided_attempt;
-        to->grad_scale = from->grad_scale;
-        to->loss_scale = from->loss_scale;
-        to->good_steps = from->good_steps;
-        to->skipped = from->skipped;
-        to->grad_norm = from->grad_norm;
-}
-
 void state_prepare(struct state *state, const struct state_record *vote)
 {
         struct state_record r = *vote;
 
         check_change(state, vote);
         assert(state->record->phase != ATTEMPT_DECIDED);
-        keep_decision(&r, state->record);
+        DECISION_COPY(&r, state->record); /* a vote leaves it as it is */
+        r.decided_attempt = state->record->decided_attempt;
         r.phase = ATTEMPT_PREPARED;
         publish(state, &r, record_current(state)->side, tables_write_present(state));
 }

@@ -55,6 +55,12 @@ struct state_record {
         struct hyper_set sets[ZERO_SET_MAX]; /* the file keeps the first n_sets */
 };
 
+/* What was decided; records, files of checkpoints and messages have fields of these names. */
+#define DECISION_COPY(to, from)                                                      \
+        ((to)->commit = (from)->commit, (to)->grad_scale = (from)->grad_scale,       \
+         (to)->loss_scale = (from)->loss_scale, (to)->grad_norm = (from)->grad_norm, \
+         (to)->good_steps = (from)->good_steps, (to)->skipped = (from)->skipped)
+
 struct state {
         struct state_identity id;
         struct plan *plan;            /* owned */

@@ -168,7 +168,6 @@ static void step_fill(struct step *s, const struct coordination *c)
         s->decision = *decision_at(c->decision);
         s->decided_attempt = c->decided_attempt;
         s->loss_scale = scale_value(c->scale);
-        s->good_steps = c->good_steps;
         s->skipped = c->skipped;
         s->collecting_norm = c->norm & 1;
         s->norm_only = c->norm & 2;
@@ -203,7 +202,6 @@ static void step_pack(struct coordination *c, const struct step *s)
         c->decision = s->decided_attempt ? decision_number(&s->decision) : 0;
         c->decided_attempt = (u8)s->decided_attempt;
         c->scale = scale_number(s->loss_scale);
-        c->good_steps = (u8)s->good_steps;
         c->skipped = (u8)s->skipped;
         c->norm = (u8)(s->collecting_norm | s->norm_only << 1 | s->normed << 2);
         c->ready = c->done = 0;

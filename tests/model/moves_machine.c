@@ -180,7 +180,7 @@ static void step_fill(struct step *s, const struct coordination *c, uint32_t sel
         s->decided_attempt = c->decided;
         s->decision = decision_of(c->decided);
         s->open = node_set_from_word(c->open);
-        s->good_steps = s->skipped = 0;
+        s->skipped = 0;
         s->loss_scale = 1;
         memset(s->ready, 0, bounds.n_nodes * sizeof *s->ready);
         for (uint32_t h = 0; h < placement_holders(&s->placement); h++) {

@@ -153,7 +153,7 @@ struct coordination {
         struct waiting joins[PROCS];
         u8 phase, version, attempt, heard, node_of_rank[RANKS], rank_slots[RANKS], open, cut[NODES],
                 ready, votes[HOLDERS], done, have_params, params_rank, params_scale, decision,
-                decided_attempt, scale, good_steps, skipped;
+                decided_attempt, scale, skipped;
         u8 norm; /* a bit: collecting_norm, norm_only, normed */
 };
 

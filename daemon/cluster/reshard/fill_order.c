@@ -44,12 +44,7 @@ static int read_record(struct state_record *r, const Zero__Fill *m, struct fault
                                     .world_size = m->world_size };
         if (d) {
                 r->decided_attempt = d->attempt;
-                r->commit = d->commit;
-                r->grad_scale = d->grad_scale;
-                r->loss_scale = d->loss_scale;
-                r->good_steps = d->good_steps;
-                r->skipped = d->skipped;
-                r->grad_norm = d->grad_norm;
+                DECISION_COPY(r, d);
         }
         if (m->version > STATE_STEP_MAX || m->attempt <= r->decided_attempt)
                 return fault_set(

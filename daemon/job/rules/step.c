@@ -127,7 +127,6 @@ void step_adopt(struct step *s, const struct recovery *r)
         s->decided_attempt = r->decided_attempt;
         s->decision = r->decision;
         s->skipped = r->skipped;
-        s->good_steps = r->decision.good_steps;
         if (r->decided_attempt == 0)
                 return;
         s->loss_scale = r->decision.loss_scale;
@@ -425,9 +424,8 @@ int step_reduce(struct step *s, uint32_t node, uint64_t attempt, uint32_t rank,
 
 static void step_decide(struct step *s, const struct votes *all)
 {
-        s->decision = decide(all, &s->params, s->good_steps);
+        s->decision = decide(all, &s->params, s->decision.good_steps);
         s->loss_scale = s->decision.loss_scale;
-        s->good_steps = s->decision.good_steps;
         s->version += s->decision.commit;
         s->skipped += s->decision.overflow;
         s->decided_attempt = s->attempt++;

@@ -85,7 +85,7 @@ struct step {
         struct fault refusal; /* why the last step was refused; no text if `odd` is set */
         uint32_t odd;         /* the mirror whose vote differs from its owner's, or NO_HOLDER */
         double loss_scale;
-        uint32_t good_steps, skipped;
+        uint32_t skipped; /* steps, in all */
 };
 
 int step_init(struct step *s, uint32_t world_size, uint32_t n_nodes,

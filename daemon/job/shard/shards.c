@@ -66,18 +66,6 @@ bool job_fresh(const struct job *job)
         return true;
 }
 
-static void record_decision(const struct state_record *r, Zero__Decision *d)
-{
-        d->attempt = r->decided_attempt;
-        d->commit = r->commit;
-        d->finite = r->grad_norm == r->grad_norm;
-        d->grad_norm = r->grad_norm;
-        d->grad_scale = r->grad_scale;
-        d->loss_scale = r->loss_scale;
-        d->good_steps = r->good_steps;
-        d->skipped = r->skipped;
-}
-
 void record_params(struct state_record *r, const struct step_params *params)
 {
         r->n_sets = params->n_sets;
@@ -117,7 +105,9 @@ Zero__Standing *standing_fill(const struct state *state, struct standing_message
         s->puts = state->puts;
         if (r->decided_attempt) {
                 zero__decision__init(&ret->decision);
-                record_decision(r, &ret->decision);
+                DECISION_COPY(&ret->decision, r);
+                ret->decision.attempt = r->decided_attempt;
+                ret->decision.finite = r->grad_norm == r->grad_norm;
                 s->decision = &ret->decision;
         }
         if (!stand.prepared_attempt)

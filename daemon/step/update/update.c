@@ -628,12 +628,7 @@ void update_begin(struct replica *h, const Zero__Decision *d, const struct owner
 {
         struct state_record record = *h->state->record;
 
-        record.commit = d->commit;
-        record.grad_scale = d->grad_scale;
-        record.loss_scale = d->loss_scale;
-        record.grad_norm = d->grad_norm;
-        record.good_steps = d->good_steps;
-        record.skipped = d->skipped;
+        DECISION_COPY(&record, d);
         state_decide(h->state, &record, decided_now(h));
         assert(record_stands(h, to));
         if (d->commit)

@@ -57,14 +57,9 @@ static int take_record(struct loader *ld)
         struct state_record record = { .version = m->version,
                                        .attempt = m->decided_attempt + 1,
                                        .phase = ATTEMPT_OPEN,
-                                       .commit = m->commit,
-                                       .decided_attempt = m->decided_attempt,
-                                       .grad_scale = m->grad_scale,
-                                       .loss_scale = m->loss_scale,
-                                       .good_steps = m->good_steps,
-                                       .skipped = m->skipped,
-                                       .grad_norm = m->grad_norm };
+                                       .decided_attempt = m->decided_attempt };
 
+        DECISION_COPY(&record, m);
         if (m->version > STATE_STEP_MAX)
                 return flawed(ld, "it makes no sense");
         if (ld->n_shards++ == 0) {

@@ -187,12 +187,7 @@ int snapshot_meta_new(const struct state *state, uint8_t **ret, size_t *ret_byte
         memset(&meta, 0, sizeof(meta));
         meta.version = r->version;
         meta.decided_attempt = r->decided_attempt;
-        meta.grad_scale = r->grad_scale;
-        meta.loss_scale = r->loss_scale;
-        meta.grad_norm = r->grad_norm;
-        meta.commit = r->commit;
-        meta.good_steps = r->good_steps;
-        meta.skipped = r->skipped;
+        DECISION_COPY(&meta, r);
         meta.n_tensors = state->n_tensors;
         meta.blob_bytes = blob_bytes(state, &meta.n_blobs);
 

@@ -114,12 +114,7 @@ static void note_record(struct scene *s)
 
         zero__decision__init(&s->last);
         s->last.attempt = r->decided_attempt;
-        s->last.commit = r->commit;
-        s->last.grad_scale = r->grad_scale;
-        s->last.loss_scale = r->loss_scale;
-        s->last.good_steps = r->good_steps;
-        s->last.skipped = r->skipped;
-        s->last.grad_norm = r->grad_norm;
+        DECISION_COPY(&s->last, r);
         s->version = r->version;
         s->attempt = r->attempt + 5;
 }
