@@ -116,6 +116,13 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
  */
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
 #define ZERO_OPTIMIZERS "adamw, adam, lion, sgd or sgd-momentum"
+/* X(name, struct of its hyperparameters, planes beside the master weights).  The first is the default. */
+#define ZERO_OPTIMIZER_MAP(X)                           \
+        X("adamw", zero_adamw, "exp_avg", "exp_avg_sq") \
+        X("adam", zero_adamw, "exp_avg", "exp_avg_sq")  \
+        X("lion", zero_lion, "exp_avg")                 \
+        X("sgd", zero_sgd, NULL)                        \
+        X("sgd-momentum", zero_sgd, "momentum_buffer")
 
 /*
  * Has a group keep the average of its weights (ZERO_PLANE_EMA), beside any optimizer.  Each update averages the weights

@@ -8,14 +8,14 @@
 
 static const struct {
         const char *name;
-        uint32_t n_values, n_moments;
         const char *ema; /* what a daemon of the release before calls a set with ema_decay */
+        uint32_t n_values;
+        const char *moments[ZERO_PLANE_SERVE - ZERO_PLANE_MOMENT1]; /* NULL: it has no more */
 } rows[] = {
-        { "adamw", sizeof(struct zero_adamw) / sizeof(double), 2, "adamw-ema" },
-        { "lion", sizeof(struct zero_lion) / sizeof(double), 1, "lion-ema" },
-        { "sgd", sizeof(struct zero_sgd) / sizeof(double), 0, "sgd-ema" },
-        { "sgd-momentum", sizeof(struct zero_sgd) / sizeof(double), 1, "sgd-momentum-ema" },
-        { "adam", sizeof(struct zero_adamw) / sizeof(double), 2, "adam-ema" },
+#define X(name, set, ...) \
+        { name, name "-ema", sizeof(struct set) / sizeof(double), { __VA_ARGS__ } },
+        ZERO_OPTIMIZER_MAP(X)
+#undef X
 };
 enum { N_ROWS = sizeof(rows) / sizeof(rows[0]) };
 
@@ -38,10 +38,11 @@ int optimizer_check_name(const char *name, struct fault *fault)
 {
         for (uint32_t i = 0; name && i < N_ROWS; i++)
                 if (strcmp(rows[i].ema, name) == 0)
-                        return fault_set(fault, ZERO_EINVAL,
-                                         "there is no optimizer %s: choose %s, and zero_layout_ema() "
-                                         "for the average",
-                                         name, rows[i].name);
+                        return fault_set(
+                                fault, ZERO_EINVAL,
+                                "there is no optimizer %s: choose %s, and zero_layout_ema() "
+                                "for the average",
+                                name, rows[i].name);
         return 0;
 }
 
@@ -95,9 +96,11 @@ int optimizer_messages(const layout *l, const struct zero_set *sets, uint32_t n_
 
 enum zero_plane optimizer_plane(const struct layout_group *g, enum zero_plane plane)
 {
-        uint32_t i = find(g->optimizer);
+        uint32_t i = find(g->optimizer), n = 0;
 
         if (plane != ZERO_PLANE_EMA || !g->ema || i == N_ROWS)
                 return plane;
-        return (enum zero_plane)(ZERO_PLANE_MOMENT1 + rows[i].n_moments);
+        while (rows[i].moments[n])
+                n++;
+        return (enum zero_plane)(ZERO_PLANE_MOMENT1 + n);
 }

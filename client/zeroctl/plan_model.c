@@ -12,11 +12,9 @@
 enum { NAME_BYTES = 256 };
 
 static const struct plan_optimizer optimizers[] = {
-        { "adamw", { "exp_avg", "exp_avg_sq" } },
-        { "adam", { "exp_avg", "exp_avg_sq" } },
-        { "lion", { "exp_avg" } },
-        { "sgd", { NULL } },
-        { "sgd-momentum", { "momentum_buffer" } },
+#define X(name, set, ...) { name, { __VA_ARGS__ } },
+        ZERO_OPTIMIZER_MAP(X)
+#undef X
 };
 
 const struct plan_optimizer *plan_optimizer(const char *name)

@@ -8,24 +8,32 @@ from common import HEADER, PACKAGE, ROOT, TYPES, declarations, text_of, zerod
 from c_compiler import check_layout
 from harness import case, cases_of, main
 from zerod import _library, errors
+from zerod.sets import HYPERPARAMETERS
 
 MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
            "zero_set": _library.Set, "zero_step_options": _library.Step, "zero_result": _library.Result,
            "zero_sync": _library.Sync, "zero_stash": _library.Stash, "zero_values": _library.Values}
-STRUCT_OF = {"adamw": "zero_adamw", "lion": "zero_lion", "sgd-momentum": "zero_sgd"}
-for optimizer, struct in STRUCT_OF.items():
-    STRUCTS[struct] = type(optimizer, (ctypes.Structure,),
-                           {"_fields_": [(n, ctypes.c_double) for n in _library.HYPERPARAMETERS[optimizer]]})
 C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool, "zero_tell": _library.TELL}
 
 
-def entries(name):
+def entries(name, header=TYPES):
     """Arguments of an X-macro's entries."""
-    body = re.search(rf"#define {name}\(X\)(.*?)\n\n", text_of(TYPES), re.S)[1]
+    body = re.search(rf"#define {name}\(X\)(.*?)\n\n", text_of(header), re.S)[1]
     return [[a.strip().strip('"') for a in x.split(",")] for x in re.findall(r"X\(([^)]*)\)", body)]
+
+
+OPTIMIZERS = {name: struct for name, struct, *_ in entries("ZERO_OPTIMIZER_MAP", HEADER)}
+for optimizer, struct in OPTIMIZERS.items():
+    STRUCTS[struct] = type(optimizer, (ctypes.Structure,),
+                           {"_fields_": [(n, ctypes.c_double) for n in HYPERPARAMETERS.get(optimizer, ())]})
+
+
+@case
+def optimizers_are_those_of_the_header():
+    assert list(HYPERPARAMETERS) == list(OPTIMIZERS)
 
 
 @case

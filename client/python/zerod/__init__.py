@@ -5,84 +5,16 @@ trainer's side, over libzero, and needs nothing but Python.  zerod.torch puts Py
 service.
 """
 
+from . import errors, sets
 from ._library import ALL, AUTO, OBSERVER
-from .client import AdamSet, AdamWSet, BaseCopy, Client, FileValues, LionSet, SGDSet, Stash, StepResult, connect, drop
-from .errors import (
-    Aborted,
-    Busy,
-    Closed,
-    Conflict,
-    Deadline,
-    Error,
-    Gpu,
-    InputOutput,
-    Internal,
-    Invalid,
-    LayoutMismatch,
-    LostRank,
-    NoGroup,
-    NoJob,
-    NoMemory,
-    NoSharedMemory,
-    NotAttached,
-    NotHeld,
-    NotPermitted,
-    Order,
-    OutOfRange,
-    Peer,
-    Protocol,
-    ProtocolVersion,
-    Quota,
-    Rank,
-    TooManyHeld,
-    Window,
-)
+from .client import BaseCopy, Client, FileValues, Stash, StepResult, connect, drop
+from .errors import *
 from .layout import Layout
+from .sets import *
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ALL",
-    "AUTO",
-    "OBSERVER",
-    "AdamSet",
-    "AdamWSet",
-    "BaseCopy",
-    "Client",
-    "FileValues",
-    "Layout",
-    "LionSet",
-    "SGDSet",
-    "Stash",
-    "StepResult",
-    "connect",
-    "drop",
-    "Aborted",
-    "Busy",
-    "Closed",
-    "Conflict",
-    "Deadline",
-    "Error",
-    "Gpu",
-    "InputOutput",
-    "Internal",
-    "Invalid",
-    "LayoutMismatch",
-    "LostRank",
-    "NoGroup",
-    "NoJob",
-    "NoMemory",
-    "NoSharedMemory",
-    "NotAttached",
-    "NotHeld",
-    "NotPermitted",
-    "Order",
-    "OutOfRange",
-    "Peer",
-    "Protocol",
-    "ProtocolVersion",
-    "Quota",
-    "Rank",
-    "TooManyHeld",
-    "Window",
-]
+__all__ = ["ALL", "AUTO", "OBSERVER", "BaseCopy", "Client", "FileValues", "Layout", "Stash", "StepResult", "connect",
+           "drop"]
+__all__ += errors.__all__
+__all__ += sets.__all__

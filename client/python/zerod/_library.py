@@ -26,6 +26,8 @@ from ctypes import (
 )
 from pathlib import Path
 
+from .sets import HYPERPARAMETERS
+
 SONAME = "libzero.so.0"
 
 ALL = 0xFFFFFFFF
@@ -134,16 +136,6 @@ class Needs(Structure):
         ("device", c_char_p),
         ("stash", POINTER(Stash)),
     ]
-
-
-# Each optimizer's hyperparameters, in the order of the members of struct zero_set's union.
-HYPERPARAMETERS = {
-    "adamw": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
-    "adam": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
-    "lion": ("lr", "beta1", "beta2", "weight_decay", "maximize"),
-    "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
-    "sgd-momentum": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
-}
 
 
 class Set(Structure):

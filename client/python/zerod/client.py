@@ -21,25 +21,9 @@ from . import environment
 from ._conversation import Conversation
 from .errors import Aborted, Closed, Error, NoGroup, NotAttached, OutOfRange, error_of
 from .layout import Layout, code_of, name_of, number, real
+from .sets import HYPERPARAMETERS, AdamWSet
 
 LOST_S = 60.0  # the timeout for a lost daemon, if connect() was given none
-
-
-class AdamWSet(NamedTuple):
-    """One hyperparameter set of AdamW, as torch.optim.AdamW has them.  ema_decay: of groups that keep averages of
-    their weights (Layout.group()); so it is with the other sets."""
-
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    maximize: bool = False
-    ema_decay: float = 0.0
-
-    @property
-    def optimizer(self) -> str:
-        return "adamw"
 
 
 class FileValues(NamedTuple):
@@ -53,54 +37,6 @@ class FileValues(NamedTuple):
     first: int
     count: int
     at: int
-
-
-class AdamSet(NamedTuple):
-    """One hyperparameter set of Adam, like torch.optim.Adam's: the weight decay is L2."""
-
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    maximize: bool = False
-    ema_decay: float = 0.0
-
-    @property
-    def optimizer(self) -> str:
-        return "adam"
-
-
-class LionSet(NamedTuple):
-    """One hyperparameter set of Lion (arXiv 2302.06675)."""
-
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.0
-    maximize: bool = False
-    ema_decay: float = 0.0
-
-    @property
-    def optimizer(self) -> str:
-        return "lion"
-
-
-class SGDSet(NamedTuple):
-    """One hyperparameter set of SGD, like torch.optim.SGD's.  With momentum 0 its optimizer is "sgd", else
-    "sgd-momentum"."""
-
-    lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    maximize: bool = False
-    ema_decay: float = 0.0
-
-    @property
-    def optimizer(self) -> str:
-        return "sgd-momentum" if self.momentum else "sgd"
 
 
 class Stash(NamedTuple):
@@ -760,7 +696,7 @@ def _unmap(address, size):
 
 
 def _set_of(given):
-    values = [real(x, name) for x, name in zip(given, lib.HYPERPARAMETERS[given.optimizer])]
+    values = [real(x, name) for x, name in zip(given, HYPERPARAMETERS[given.optimizer])]
     result = lib.Set(given.optimizer.encode())
     result.values[: len(values)] = values
     result.ema_decay = real(given.ema_decay, "ema_decay")

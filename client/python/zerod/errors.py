@@ -6,6 +6,13 @@ way out.  Wrong Python arguments are TypeError and ValueError, as everywhere.
 Rule: the table mirrors ZERO_STATUS_MAP of zero_types.h, where codes are only ever appended.
 """
 
+__all__ = [
+    "Aborted", "Busy", "Closed", "Conflict", "Deadline", "Error", "Gpu", "InputOutput", "Internal", "Invalid",
+    "LayoutMismatch", "LostRank", "NoGroup", "NoJob", "NoMemory", "NoSharedMemory", "NotAttached", "NotHeld",
+    "NotPermitted", "Order", "OutOfRange", "Peer", "Protocol", "ProtocolVersion", "Quota", "Rank", "TooManyHeld",
+    "Window",
+]
+
 
 class Error(Exception):
     """A call was refused or failed.

@@ -10,8 +10,7 @@
  * planes.  The average lies behind the optimizer's own moments, as the group's last one.
  *
  * To add one: a file here and its line in OPTIMIZER_MAP, a rule in daemon/compute/device/rules.h
- * with its kernels, its struct in zero.h and its name in ZERO_OPTIMIZERS there, and its rows in
- * client/lib/optimizers.c and client/zeroctl/plan_model.c.
+ * with its kernels, and its struct and its row of ZERO_OPTIMIZER_MAP in zero.h.
  */
 #pragma once
 

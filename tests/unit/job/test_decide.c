@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "client/include/zero.h"
 #include "steps.h"
 
 static struct decision decide_on(double squared_norm, bool finite, const struct step_params *params)
@@ -393,4 +394,36 @@ Test(params, the_first_difference_is_named)
         q.clip_norm = 1;
         cr_assert(!step_params_equal(&p, &q, text, sizeof text));
         cr_assert_str_eq(text, "clip_norm 0 and 1");
+}
+
+static bool is_in_header(const char *name)
+{
+#define X(text, set, ...)            \
+        if (strcmp(name, text) == 0) \
+                return true;
+        ZERO_OPTIMIZER_MAP(X)
+#undef X
+        return false;
+}
+
+static void check_optimizer(const char *name, size_t n_values, const char *const *moments)
+{
+        const struct optimizer *o = optimizer_find(name);
+
+        cr_assert(o && n_values < OPTIMIZER_VALUES);
+        cr_assert(o->values[n_values - 1].name && !o->values[n_values].name);
+        for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
+                cr_assert(moments[i] == o->moments[i] || strcmp(moments[i], o->moments[i]) == 0);
+}
+
+Test(optimizers, are_those_of_zero_h)
+{
+#define X(name, set, ...)                                          \
+        check_optimizer(name, sizeof(struct set) / sizeof(double), \
+                        (const char *[OPTIMIZER_MOMENTS]){ __VA_ARGS__ });
+        ZERO_OPTIMIZER_MAP(X)
+#undef X
+#define X(text, of) cr_assert(is_in_header(of.name));
+        OPTIMIZER_MAP(X)
+#undef X
 }

@@ -12,13 +12,14 @@ The tests run it with PyTorch 2.15.0 and 2.6.0; no other version is claimed.
 """
 from zerod import drop
 
+from . import optim
 from .activations import checkpoint, checkpoint_blocks
 from .checkpoints import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
 from .norms import grad_norms, weight_norms
-from .optim import SGD, Adam, AdamW, Lion, ServiceOptimizer
+from .optim import *
 from .parameter import GradientsAreElsewhere, NotFetched, WrittenInPlace, WrittenToBase
 from .process_group import init_process_group
 from .ranks import all_reduce, rank, world_size
@@ -30,9 +31,11 @@ from .unit import ShardedParam
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
-    "Adam", "AdamW", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "Lion", "NotFetched",
-    "SGD", "ServiceOptimizer", "Sharded", "ShardedParam", "Step", "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
-    "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "grad_norms", "hold",
-    "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank", "register_forward_method",
-    "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps", "weight_norms", "world_size",
+    "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "NotFetched", "Sharded", "ShardedParam", "Step",
+    "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
+    "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "grad_norms",
+    "hold", "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank",
+    "register_forward_method", "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps",
+    "weight_norms", "world_size",
 ]
+__all__ += optim.__all__

@@ -23,6 +23,8 @@ from .sharded import Sharded, find_param
 from .unit import ShardedParam
 from .wrap import sharded_or_marked
 
+__all__ = ["Adam", "AdamW", "Lion", "SGD", "ServiceOptimizer"]
+
 MAX_SETS = 256
 # keys in a state_dict of torch's optimizers that choose an implementation, not a result
 IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "amsgrad"}

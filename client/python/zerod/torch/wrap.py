@@ -21,8 +21,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import zerod
-from zerod._library import HYPERPARAMETERS
 from zerod.environment import incarnation
+from zerod.sets import HYPERPARAMETERS
 
 from . import heap, initialize, state
 from .activations import Activations
