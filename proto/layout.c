@@ -282,6 +282,15 @@ int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault)
         return 0;
 }
 
+int layout_set_whole(layout *l, uint32_t tensor, struct fault *fault)
+{
+        if (tensor >= l->n_tensors)
+                return fault_set(fault, ZERO_EINVAL, "there is no tensor %u: the layout has %u",
+                                 tensor, l->n_tensors);
+        l->tensors[tensor].whole = true;
+        return 0;
+}
+
 static int check_tensor(const layout *l, const struct layout_tensor *t, uint64_t *ret_elements,
                         struct fault *fault)
 {
@@ -329,14 +338,13 @@ int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_te
 
         struct layout_group *g = &l->groups[t->group];
         struct layout_tensor *own = &l->tensors[l->n_tensors];
-        uint64_t padded = (elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
         *own = *t;
         own->name = STEAL(name);
         own->elements = elements;
         own->offset = g->elements;
-        g->elements += padded;
+        g->elements += layout_tensor_room(own);
         g->n_tensors++;
-        l->elements += padded;
+        l->elements += layout_tensor_room(own);
         *ret_tensor = l->n_tensors++;
         return 0;
 }
@@ -414,4 +422,19 @@ bool layout_group_trainable(const layout *l, uint32_t group)
                 if (!l->tensors[g->first_tensor + t].frozen)
                         return true;
         return false;
+}
+
+bool layout_group_whole(const layout *l, uint32_t group)
+{
+        const struct layout_group *g = &l->groups[group];
+
+        for (uint32_t t = 0; t < g->n_tensors; t++)
+                if (l->tensors[g->first_tensor + t].whole)
+                        return true;
+        return false;
+}
+
+uint64_t layout_tensor_room(const struct layout_tensor *t)
+{
+        return (t->elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
 }

@@ -23,6 +23,7 @@ struct layout_tensor {
         uint32_t ndim;
         uint64_t shape[ZERO_DIM_MAX];
         bool frozen;
+        bool whole; /* one owner has all of it */
         uint32_t set;
         enum zero_init init;
         double init_value;
@@ -65,6 +66,7 @@ int layout_add_group(layout *l, const char *name, enum zero_dtype dtype, const u
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault);
 int layout_set_ema(layout *l, uint32_t group, struct fault *fault);
 void layout_set_base(layout *l, const uint8_t hash[static LAYOUT_HASH]);
+int layout_set_whole(layout *l, uint32_t tensor, struct fault *fault);
 int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault);
 int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_tensor,
                       struct fault *fault);
@@ -110,6 +112,9 @@ struct layout_optimizer layout_optimizer(const struct layout_group *g);
 bool layout_group_has_rank(const struct layout_group *g, uint32_t rank);
 double layout_group_divisor(const struct layout_group *g, uint32_t world_size);
 bool layout_group_trainable(const layout *l, uint32_t group);
+bool layout_group_whole(const layout *l, uint32_t group); /* one of its tensors is whole */
+/* Elements that a tensor takes in its group, with the gap behind it. */
+uint64_t layout_tensor_room(const struct layout_tensor *t);
 /* Bytes of so many elements of the group, in gather windows and on their way there. */
 uint64_t layout_group_bytes(const struct layout_group *g, uint64_t elements);
 /* Bytes of an element as owners serve it beside the master weights; 0: they serve those. */

@@ -100,6 +100,9 @@ static bool tensor_differs(const struct layout_tensor *a, const struct layout_te
         else if (a->frozen != b->frozen)
                 snprintf(text, size, "%s here, %s there", a->frozen ? "frozen" : "trainable",
                          b->frozen ? "frozen" : "trainable");
+        else if (a->whole != b->whole)
+                snprintf(text, size, "%s here, %s there", a->whole ? "whole" : "not whole",
+                         b->whole ? "whole" : "not whole");
         else if (a->set != b->set)
                 snprintf(text, size, "set %u here, %u there", a->set, b->set);
         else if (a->init != b->init)
@@ -254,7 +257,7 @@ static void add_tensor(crypto_generichash_state *state, const struct layout_tens
         add_number(state, t->ndim);
         for (uint32_t i = 0; i < t->ndim; i++)
                 add_number(state, t->shape[i]);
-        add_number(state, t->frozen);
+        add_number(state, t->frozen | (uint64_t)t->whole << 1);
         add_number(state, t->set);
         add_number(state, t->init);
         add_double(state, t->init_value);

@@ -21,6 +21,10 @@ static void free_message(Zero__Layout *m)
 }
 DEFINE_CLEANUP(Zero__Layout *, free_message)
 
+/* Added to the `init` of a whole tensor.  The release before would cut the tensor: it refuses this.
+ */
+enum { WHOLE = 16 };
+
 /* ---- from a message ----------------------------------------------------- */
 
 static int read_tensor(layout *l, const Zero__Tensor *m, struct fault *fault)
@@ -30,7 +34,8 @@ static int read_tensor(layout *l, const Zero__Tensor *m, struct fault *fault)
                 .group = l->n_groups - 1,
                 .frozen = m->frozen,
                 .set = m->set,
-                .init = (enum zero_init)m->init,
+                .whole = m->init & WHOLE,
+                .init = (enum zero_init)(m->init & ~(uint32_t)WHOLE),
                 .init_value = m->init_value,
                 .init_seed = m->init_seed,
                 .ndim = m->n_shape < UINT32_MAX ? (uint32_t)m->n_shape : UINT32_MAX,
@@ -102,7 +107,7 @@ static int write_tensor(const struct layout_tensor *t, Zero__Tensor **place)
         m->n_shape = t->ndim;
         m->frozen = t->frozen;
         m->set = t->set;
-        m->init = t->init;
+        m->init = t->init | (t->whole ? WHOLE : 0);
         m->init_value = t->init_value;
         m->init_seed = t->init_seed;
         return 0;

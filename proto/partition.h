@@ -5,6 +5,11 @@
  * Each group is cut into contiguous slices over all owners, at multiples of LAYOUT_ALIGN elements.
  * A slice has at least PARTITION_SLICE_MIN bytes, so a small group uses fewer owners.  The owner of
  * the first slice advances from group to group, which keeps owners balanced.
+ *
+ * A cut that would fall into a whole tensor moves to the tensor's nearer edge.  Slices then differ,
+ * and owners have them in any order: the largest slices of all groups are dealt first, each to the
+ * owner that has least, and owners exchange slices until no exchange of the fullest with the
+ * emptiest owner helps.  So these two differ by no more than the largest slice.
  */
 #pragma once
 
@@ -21,7 +26,7 @@ struct range {
 struct partition {
         uint32_t n_groups, n_owners;
         struct range *ranges; /* [group * n_owners + owner]; count 0: holds nothing */
-        uint32_t *start;      /* owner of each group's first slice */
+        uint32_t *owners;     /* [group * n_owners + i]: of the i-th slice in address order */
         uint32_t *slices;     /* how many owners hold each group; 0 for an empty group */
 };
 
@@ -39,8 +44,10 @@ uint32_t range_parts(uint64_t count, uint64_t most);
 struct range range_part(struct range whole, uint32_t part, uint32_t parts);
 /* The owner of the i-th slice in address order, i < slices[group]. */
 uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i);
-/* Parts that each slice of a group with elements comes in, of at most `most` bytes each. */
-uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint32_t group,
-                               uint64_t most);
+/* Parts that a slice of the group comes in, of at most `most` bytes each. */
+uint32_t partition_slice_parts(const struct layout_group *g, struct range slice, uint64_t most);
+/* The same of the group's largest slice. */
+uint32_t partition_most_parts(const struct partition *p, const layout *l, uint32_t group,
+                              uint64_t most);
 /* Elements an owner holds of all groups. */
 uint64_t partition_elements(const struct partition *p, uint32_t owner);

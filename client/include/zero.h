@@ -148,6 +148,22 @@ int zero_layout_eager(struct zero_layout *layout, uint32_t group);
 int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct zero_tensor *tensor,
                        uint32_t *ret_tensor);
 
+/*
+ * Keeps a tensor in one piece: one owner has all of it, where any other tensor is cut over several owners.  So one
+ * message reads it, and its norm and its update are made on one node.  The shares of owners differ by no more than the
+ * largest slice of a group; zeroctl plan tells by how much.  All ranks choose the same.  A checkpoint also loads into
+ * a job with another choice; results are equal to the bit.  zerod of the release before refuses such a layout.
+ */
+int zero_layout_whole(struct zero_layout *layout, uint32_t tensor);
+
+/*
+ * Tells how n_owners owners divide the groups: of group g, owner o has ret_count[g * n_owners + o] elements from
+ * element ret_first[g * n_owners + o] on.  Both arrays have an item for each group and owner.  dtype: of the groups
+ * that are not of bytes, in place of their own; 0: their own.  At least one owner; the layout stays as it is.
+ */
+int zero_layout_partition(const struct zero_layout *layout, uint32_t n_owners, enum zero_dtype dtype,
+                          uint64_t *ret_first, uint64_t *ret_count);
+
 /* Returns the number of groups, or of tensors, of a layout. */
 uint32_t zero_layout_groups(const struct zero_layout *layout);
 uint32_t zero_layout_tensors(const struct zero_layout *layout);

@@ -6,8 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/cleanup.h"
 #include "proto/dtype.h"
+#include "proto/partition.h"
 #include "proto/text.h"
+
+DEFINE_CLEANUP(struct partition *, partition_free)
+DEFINE_CLEANUP(layout *, layout_free)
 
 static int settle(struct zero_layout *l, int r, struct fault *fault)
 {
@@ -80,6 +85,16 @@ int zero_layout_ema(struct zero_layout *l, uint32_t group)
         return settle(l, r, &fault);
 }
 
+int zero_layout_whole(struct zero_layout *l, uint32_t tensor)
+{
+        struct fault fault = { 0 };
+        int r = given(0, l);
+
+        if (r == 0)
+                r = layout_set_whole(l, tensor, &fault);
+        return settle(l, r, &fault);
+}
+
 int zero_layout_eager(struct zero_layout *l, uint32_t group)
 {
         struct fault fault = { 0 };
@@ -149,6 +164,33 @@ static const struct layout_group *group_at(const struct zero_layout *l, uint32_t
 static const struct layout_tensor *tensor_at(const struct zero_layout *l, uint32_t tensor)
 {
         return l && tensor < l->n_tensors ? &l->tensors[tensor] : NULL;
+}
+
+int zero_layout_partition(const struct zero_layout *l, uint32_t n_owners, enum zero_dtype dtype,
+                          uint64_t *ret_first, uint64_t *ret_count)
+{
+        CLEANUP(cleanup_partition_free) struct partition *p = NULL;
+        CLEANUP(cleanup_layout_free) layout *copy = NULL;
+        struct fault fault = { 0 };
+        int r = given(0, l);
+
+        r = given(r, ret_first);
+        r = given(r, ret_count);
+        if (r == 0 && (n_owners == 0 || (dtype && !dtype_valid(dtype))))
+                r = fault_set(&fault, ZERO_EINVAL, "no owner, or dtype %d of none that is trained",
+                              (int)dtype);
+        if (r == 0)
+                r = layout_copy(l, &copy);
+        for (uint32_t g = 0; r == 0 && dtype && g < copy->n_groups; g++)
+                if (!dtype_is_bytes(copy->groups[g].dtype))
+                        copy->groups[g].dtype = dtype;
+        if (r == 0)
+                r = partition_new(copy, n_owners, &p);
+        for (size_t i = 0; r == 0 && i < (size_t)p->n_groups * n_owners; i++) {
+                ret_first[i] = p->ranges[i].first;
+                ret_count[i] = p->ranges[i].count;
+        }
+        return settle(NULL, r, &fault);
 }
 
 uint32_t zero_layout_groups(const struct zero_layout *l)

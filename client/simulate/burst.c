@@ -92,15 +92,12 @@ static void offers_come(struct arrivals *a, uint32_t group, uint32_t slice, cons
 /* The number of a node's slice in the order of the group, as slice_order() in gather/gather.c. */
 static uint32_t own_slice(const struct description *d, uint32_t group, uint32_t node)
 {
-        uint32_t n = d->partition->slices[group], last = d->owners * d->devices;
+        uint32_t n = d->partition->slices[group], own = node % n;
 
-        for (uint32_t i = d->devices; node < d->owners && i-- > 0;) {
-                uint32_t slice = (node * d->devices + i + last - d->partition->start[group]) % last;
-
-                if (slice < n)
-                        return slice;
-        }
-        return node % n;
+        for (uint32_t i = 0; i < n; i++)
+                if (d->placement.node[partition_owner(d->partition, group, i)] == node)
+                        own = i;
+        return own;
 }
 
 static void pulls_come(struct arrivals *a, uint32_t group, uint32_t slice, const uint64_t *starts)
@@ -108,8 +105,9 @@ static void pulls_come(struct arrivals *a, uint32_t group, uint32_t slice, const
         const struct description *d = a->w->d;
         uint32_t n = d->partition->slices[group];
         uint32_t owner = partition_owner(d->partition, group, slice);
-        uint64_t parts = partition_slice_parts(d->partition, d->layout, group, PART_BYTES);
-        double bytes = (double)partition_range(d->partition, group, owner).count / (double)parts *
+        const struct range range = partition_range(d->partition, group, owner);
+        uint64_t parts = partition_slice_parts(&d->layout->groups[group], range, PART_BYTES);
+        double bytes = (double)range.count / (double)parts *
                        (double)dtype_size(d->layout->groups[group].dtype);
         uint64_t each = (uint64_t)(bytes / d->link * 1e9);
 
@@ -141,7 +139,7 @@ static uint64_t most_arrivals(const struct description *d)
         for (uint32_t g = 0; g < d->layout->n_groups; g++) {
                 uint64_t parts =
                         d->layout->groups[g].elements
-                                ? partition_slice_parts(d->partition, d->layout, g, PART_BYTES)
+                                ? partition_most_parts(d->partition, d->layout, g, PART_BYTES)
                                 : 0;
 
                 most = parts > most ? parts : most;

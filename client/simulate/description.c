@@ -174,7 +174,7 @@ static int place(struct description *d, struct fault *fault)
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 if (l->groups[g].elements)
                         requests += (uint64_t)d->nodes *
-                                    partition_slice_parts(d->partition, l, g, PART_BYTES);
+                                    partition_most_parts(d->partition, l, g, PART_BYTES);
         }
         return requests > REQUESTS_MAX ? bad(fault, "has too large a model for so few owners") : 0;
 }

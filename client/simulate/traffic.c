@@ -58,8 +58,7 @@ static uint64_t trained(const layout *l, uint32_t group, struct range range)
 
         for (uint32_t i = g->first_tensor; i < g->first_tensor + g->n_tensors; i++) {
                 const struct layout_tensor *t = &l->tensors[i];
-                uint64_t from = t->offset,
-                         to = from + (t->elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
+                uint64_t from = t->offset, to = from + layout_tensor_room(t);
 
                 from = from < range.first ? range.first : from;
                 to = to > end ? end : to;
@@ -92,7 +91,7 @@ static void slice_count(const struct description *d, uint32_t group, uint32_t ow
 {
         const struct placement *p = &d->placement;
         const struct range slice = partition_range(d->partition, group, owner);
-        uint64_t parts = partition_slice_parts(d->partition, d->layout, group, PART_BYTES);
+        uint64_t parts = partition_slice_parts(&d->layout->groups[group], slice, PART_BYTES);
         struct flow f = { .kind = KIND_pull,
                           .owner = p->node[owner],
                           .mirror = p->copies > 1 ? p->mirror[owner] : (uint32_t)RANK_ABSENT,

@@ -410,7 +410,7 @@ static json_t *answer_json(const struct plan_model *m, const struct plan *p)
                 json_array_append_new(list, node_json(p, i));
         return json_pack(
                 "{s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}, s:o, s:o, s:o, "
-                "s:o, s:o, s:o}",
+                "s:o, s:o, s:o, s:f}",
                 "model", "parameters", (json_int_t)p->parameters, "elements",
                 (json_int_t)p->elements, "trainable", (json_int_t)p->trainable, "groups",
                 (json_int_t)p->groups, "largest_group", (json_int_t)p->largest_group,
@@ -419,7 +419,8 @@ static json_t *answer_json(const struct plan_model *m, const struct plan *p)
                 (json_int_t)p->stash, "stage", (json_int_t)stage, "zero_formula", paper_json(p),
                 "nodes", list, "step", step_json(p), "fits",
                 limits ? json_boolean(fit) : json_null(), "largest", plan_largest(m, &cluster, p),
-                "advice", limits && !fit ? plan_advice(m, &cluster) : json_array());
+                "advice", limits && !fit ? plan_advice(m, &cluster) : json_array(), "largest_share",
+                p->largest_share);
 }
 
 /* ---- run --------------------------------------------------------------------------- */

@@ -2,9 +2,9 @@
  * plan.h - shared by the files of zeroctl plan, which computes what a model takes of a cluster
  * before there is one.
  *
- * zeroctl does not see the daemon, so plan_bytes.c has the rules of proto/partition.h,
- * proto/slots.h, daemon/store/plan.h and daemon/step/stash a second time.  tests/integration/plan.py
- * compares both.
+ * zeroctl does not see the daemon, so plan_bytes.c has the rules of proto/slots.h,
+ * daemon/store/plan.h and daemon/step/stash a second time.  tests/integration/plan.py compares
+ * both.
  *
  * Numbers are bytes or elements in int64_t, as JSON has them.
  */
@@ -94,7 +94,8 @@ struct plan {
         int64_t push_window;                     /* of each rank */
         int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];
-        bool eager; /* some group is */
+        bool eager;           /* some group is */
+        double largest_share; /* of an owner, over the mean */
         struct plan_node nodes[PLAN_NODES_MAX];
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
         double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */

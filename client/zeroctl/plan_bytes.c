@@ -11,7 +11,6 @@
 enum {
         ALIGN = 128,        /* elements between tensors, and the unit of a shard */
         PAGE = 4096,        /* bytes; slots, and the shards of the serve plane */
-        SLICE_MIN = 65536,  /* bytes of a shard */
         GPU_UNIT = 2 << 20, /* bytes that CUDA shares with trainers at once */
         TRANSFER = 4 << 20, /* bytes of a session that are no slots */
         BUFFERS = 4,        /* sums, and offers of each node, that a node keeps room for */
@@ -48,8 +47,9 @@ struct work {
         struct plan *p;
         struct owner *owners;
         int64_t n_owners;
-        bool rank_sets; /* not all ranks work with all groups */
-        bool strangers; /* ranks that the cluster does not have */
+        uint64_t *first, *count; /* [group * n_owners + owner]: zero_layout_partition() */
+        bool rank_sets;          /* not all ranks work with all groups */
+        bool strangers;          /* ranks that the cluster does not have */
         bool large_stash;
         bool overflow;
 };
@@ -240,30 +240,41 @@ static void add_flow(struct work *w, uint32_t group, struct owner *o, int64_t co
             2 * (int64_t)sizeof(float) + (sums(w, ranks) ? reduce_size(w) : ranks * grad_size(w)));
 }
 
-/* As proto/partition.c cuts the groups.  node -1: shards; else what flows to and from the node. */
-static void cut_groups(struct work *w, int64_t node)
+/* node -1: shards; else what flows to and from the node. */
+static void walk_shards(struct work *w, int64_t node)
 {
-        int64_t start = 0, own = 0, at = 0;
+        int64_t own = 0, at = 0;
 
         for (uint32_t g = 0; node >= 0 && g < w->p->groups; g++)
                 own += members(w, g, node) > 0;
         for (uint32_t g = 0; g < w->p->groups; g++) {
-                int64_t units = elements(w, g) / ALIGN, ranks = node < 0 ? 0 : members(w, g, node);
-                int64_t n = elements(w, g) * group_size(w, g) / SLICE_MIN;
+                int64_t ranks = node < 0 ? 0 : members(w, g, node);
 
-                n = units == 0 ? 0 : n < 1 ? 1 : n < w->n_owners ? n : w->n_owners;
-                for (int64_t i = 0; i < n; i++) {
-                        int64_t first = units * i / n * ALIGN, end = units * (i + 1) / n * ALIGN;
-                        struct owner *o = &w->owners[(start + i) % w->n_owners];
+                for (int64_t o = 0; o < w->n_owners; o++) {
+                        int64_t i = g * w->n_owners + o, count = (int64_t)w->count[i];
 
-                        if (node < 0)
-                                add_shard(w, g, o, first, end - first);
-                        else if (ranks)
-                                add_flow(w, g, o, end - first, ranks, gathers(w, g, at, own));
+                        if (count && node < 0)
+                                add_shard(w, g, &w->owners[o], (int64_t)w->first[i], count);
+                        else if (count && ranks)
+                                add_flow(w, g, &w->owners[o], count, ranks, gathers(w, g, at, own));
                 }
-                start = (start + n) % w->n_owners;
                 at += ranks > 0;
         }
+}
+
+/* The elements of the owner that has most, over the mean. */
+static double largest_share(const struct work *w)
+{
+        uint64_t most = 0;
+
+        for (int64_t o = 0; o < w->n_owners; o++) {
+                uint64_t sum = 0;
+
+                for (int64_t g = 0; g < w->p->groups; g++)
+                        sum += w->count[g * w->n_owners + o];
+                most = sum > most ? sum : most;
+        }
+        return w->p->elements ? (double)most * (double)w->n_owners / (double)w->p->elements : 1;
 }
 
 /* ---- windows --------------------------------------------------------------------- */
@@ -410,8 +421,8 @@ static int64_t stash_unit(int64_t bytes)
 }
 
 /*
- * As daemon/step/stash/stash.c: ranks of one node share the whole; of sets on several nodes each node
- * has its ranks' parts, and two whole entries.  A rank's entry is a layer's checkpoint.
+ * As daemon/step/stash/stash.c: ranks of one node share the whole; of sets on several nodes each
+ * node has its ranks' parts, and two whole entries.  A rank's entry is a layer's checkpoint.
  */
 static void add_stash(struct work *w, int64_t node)
 {
@@ -447,7 +458,7 @@ static void make_nodes(struct work *w)
                 if (n == 0 || w->rank_sets) {
                         for (int64_t o = 0; o < w->n_owners; o++)
                                 memset(&w->owners[o].flow, 0, sizeof(w->owners[o].flow));
-                        cut_groups(w, n);
+                        walk_shards(w, n);
                 }
                 for (int64_t o = 0; o < w->n_owners; o++)
                         add_traffic(w, o, n);
@@ -545,6 +556,13 @@ static void count(struct work *w)
         p->activations = p->stash ? 0 : p->activations;
 }
 
+static void work_deinit(struct work *w)
+{
+        free(w->owners);
+        free(w->first);
+        free(w->count);
+}
+
 int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
               const char **ret_flaw)
 {
@@ -553,14 +571,21 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
         const char *flaw;
         int64_t slots = c->stage == 1 ? ZERO_GROUP_MAX : c->push, bytes;
 
+        size_t shards = (size_t)w->n_owners * zero_layout_groups(m->layout) + 1;
+
         w->owners = calloc((size_t)w->n_owners, sizeof(*w->owners));
-        if (!w->owners) {
+        w->first = calloc(shards, sizeof(*w->first));
+        w->count = calloc(shards, sizeof(*w->count));
+        if (!w->owners || !w->first || !w->count ||
+            zero_layout_partition(m->layout, (uint32_t)w->n_owners, c->dtype, w->first, w->count)) {
+                work_deinit(w);
                 *ret_flaw = "out of memory";
                 return CTL_FAILED;
         }
         memset(ret, 0, sizeof(*ret));
         count(w);
-        cut_groups(w, -1);
+        ret->largest_share = largest_share(w);
+        walk_shards(w, -1);
         bytes = window_bytes(w, &slots, grad_size(w), false, false);
         ret->push_window = TRANSFER;
         add(w, &ret->push_window, c->gpus ? up(bytes, GPU_UNIT) : bytes, 1);
@@ -576,7 +601,7 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
                : c->stash < 0 && !ret->stash
                        ? "--stash auto needs --batch, and a model whose layers are known"
                        : NULL;
-        free(w->owners);
+        work_deinit(w);
         if (!flaw)
                 return CTL_OK;
         *ret_flaw = flaw;

@@ -42,6 +42,25 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
         add_version(t, json_object_get(shard, "last_updated"));
 }
 
+/* A line for each group that has any. */
+static void show_whole(FILE *out, const json_t *groups)
+{
+        const json_t *group, *tensor;
+        size_t i, k;
+
+        json_array_foreach(groups, i, group)
+        {
+                json_array_foreach(json_object_get(group, "whole"), k, tensor)
+                {
+                        if (k == 0)
+                                fprintf(out, "whole in group %s:", field_text(group, "group"));
+                        fprintf(out, " %s", json_string_value(tensor));
+                }
+                if (k)
+                        fputc('\n', out);
+        }
+}
+
 static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
 {
         struct table t;
@@ -61,6 +80,7 @@ static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
         }
         table_print(&t, out, ctl->colour);
         table_deinit(&t);
+        show_whole(out, json_object_get(job, "groups"));
 }
 
 static void show(const struct ctl *ctl, FILE *out, const json_t *answer)

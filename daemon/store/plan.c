@@ -298,8 +298,7 @@ uint64_t plan_trainable(const layout *l, uint32_t group, struct range range)
 
         for (uint32_t i = 0; i < g->n_tensors; i++) {
                 const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
-                uint64_t from = t->offset, to = t->offset + (t->elements + LAYOUT_ALIGN - 1) /
-                                                                    LAYOUT_ALIGN * LAYOUT_ALIGN;
+                uint64_t from = t->offset, to = t->offset + layout_tensor_room(t);
 
                 from = from < range.first ? range.first : from;
                 to = to > end ? end : to;

@@ -38,7 +38,8 @@ static int add_tensor(struct zero_layout *l, uint32_t group, const json_t *t)
 
         json_array_foreach(extents, i, extent) if (i < 16) shape[i] =
                 (uint64_t)json_integer_value(extent);
-        return zero_layout_tensor(l, group, &tensor, &index);
+        int r = zero_layout_tensor(l, group, &tensor, &index);
+        return !r && json_is_true(json_object_get(t, "whole")) ? zero_layout_whole(l, index) : r;
 }
 
 static int add_group(struct zero_layout *l, const json_t *g)

@@ -180,6 +180,7 @@ class Layout:
         init: str = "put",
         value: float = 0.0,
         seed: int = 0,
+        whole: bool = False,
     ) -> int:
         """Appends a tensor to the last group, and returns its index, which counts through the layout.
 
@@ -188,7 +189,8 @@ class Layout:
         frozen.
         set: the hyperparameter set of Client.step() that applies.
         init: "put" (zeros until put()), "zeros", "constant" (value everywhere) or "normal" (mean 0, standard deviation
-        value, by seed).  Raises Invalid, NoGroup.
+        value, by seed).
+        whole: one owner has all of the tensor.  Raises Invalid, NoGroup.
         """
         extents = [number(n, "extent", 0, 2**64 - 1) for n in shape]
         if len(extents) > lib.DIM_MAX:
@@ -205,11 +207,15 @@ class Layout:
             real(value, "value"),
             number(seed, "seed", 0, 2**64 - 1),
         )
-        return self._add(
+        index = self._add(
             self._library.zero_layout_tensor,
             number(group, "group", 0, lib.ALL),
             ctypes.byref(tensor),
         )
+        if whole:
+            with self._lock:
+                self._raise(self._library.zero_layout_whole(self._handle, index), "")
+        return index
 
     # ---- reading -------------------------------------------------------------------------
 

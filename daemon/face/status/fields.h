@@ -326,6 +326,7 @@
         F(text, dtype, "dtype that trainers fetch")                                                \
         F(text, optimizer, "optimizer that updates the group")                                     \
         F(flag, ema, "the group keeps an average of its weights")                                  \
+        F(texts, whole, "tensors that no owner's slice cuts")                                      \
         R(list, status_shard, shards, "shards in the order of their elements")
 
 #define STATUS_JOB_SHARDS(F, R)                                                                    \

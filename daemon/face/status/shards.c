@@ -74,6 +74,12 @@ static void report_group(struct arena *arena, const struct job *job, uint32_t gr
         ret->dtype = dtype_name(g->dtype);
         ret->optimizer = optimizer_of(job->layout, group)->name;
         ret->ema = g->ema;
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
+
+                if (t->whole)
+                        texts_add(arena, &ret->whole, arena_copy(arena, t->name));
+        }
         for (uint32_t i = 0; i < job->partition->slices[group]; i++) {
                 uint32_t owner = partition_owner(job->partition, group, i);
                 struct status_shard *shard = LIST_ADD(arena, &ret->shards);

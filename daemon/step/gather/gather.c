@@ -145,16 +145,11 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
                         s->bytes);
 }
 
-/* Number of parts of each slice of the group. */
-static uint32_t slice_parts(const struct job *job, uint32_t group)
-{
-        return partition_slice_parts(job->partition, job->layout, group, job->x->part_bytes);
-}
-
-/* Number of parts that the group, which has elements, comes in, over all slices. */
+/* Number of parts that the group, which has elements, comes in, if all slices were the largest. */
 static uint32_t gather_parts(const struct job *job, uint32_t group)
 {
-        return job->partition->slices[group] * slice_parts(job, group);
+        return job->partition->slices[group] *
+               partition_most_parts(job->partition, job->layout, group, job->x->part_bytes);
 }
 
 /*
@@ -181,11 +176,17 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         uint32_t owner =
                 partition_owner(job->partition, group, slice_order(job, group, k % slices));
         struct range slice = partition_range(job->partition, group, owner);
-        struct range range = range_part(slice, k / slices, slice_parts(job, group));
         const struct layout_group *of = &job->layout->groups[group];
+        uint32_t parts = partition_slice_parts(of, slice, job->x->part_bytes);
         struct replica *h = replica_find(job, owner);
+        struct range range;
         struct slice *s;
 
+        if (k / slices >= parts) { /* a larger slice has more */
+                e->landed++;
+                return true;
+        }
+        range = range_part(slice, k / slices, parts);
         if (h && h->shard_version[group] != e->version)
                 return false;
         s = calloc(1, sizeof *s);

@@ -164,6 +164,13 @@ Test(layout_compare, tensor_frozen)
         assert_differs(l, "group 1 'h.2', tensor 'wte': trainable here, frozen there");
 }
 
+Test(layout_compare, tensor_whole)
+{
+        layout *l = sample();
+        l->tensors[0].whole = true;
+        assert_differs(l, "group 1 'h.2', tensor 'wte': not whole here, whole there");
+}
+
 Test(layout_compare, tensor_set)
 {
         layout *l = sample();

@@ -190,7 +190,30 @@ Test(layout_message, init)
 {
         second_tensor()->init = UINT32_MAX;
         assert_refused("tensor 'u' of group 'a' has an unknown kind");
+        second_tensor()->init = 32;
+        assert_refused("tensor 'u' of group 'a' has an unknown kind");
         second_tensor()->init = ZERO_INIT_CONSTANT;
         second_tensor()->init_value = INFINITY;
         assert_refused("tensor 'u' of group 'a' has an initial value");
+}
+
+/* The release before knows kinds up to ZERO_INIT_PUT, and refuses all others by the tensor's name. */
+Test(layout_message, the_release_before_refuses_whole_tensors)
+{
+        layout *l, *copy;
+
+        for (uint32_t init = 0; init <= ZERO_INIT_PUT; init++) {
+                second_tensor()->init = 16 + init;
+                cr_assert_gt(second_tensor()->init, ZERO_INIT_PUT);
+                cr_assert_eq(layout_from_message(message, &l, NULL), 0);
+                cr_assert(l->tensors[1].whole && !l->tensors[0].whole && !l->tensors[2].whole);
+                cr_assert_eq(l->tensors[1].init, init);
+                cr_assert_eq(layout_copy(l, &copy), 0);
+                cr_assert(copy->tensors[1].whole);
+                drop_message();
+                cr_assert_eq(layout_to_message(l, &message), 0);
+                cr_assert_eq(second_tensor()->init, 16 + init);
+                layout_free(l);
+                layout_free(copy);
+        }
 }

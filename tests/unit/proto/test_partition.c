@@ -217,9 +217,202 @@ Test(partition, the_first_owner_moves_on_by_the_slices)
 
         cr_assert_eq(partition_new(l, 3, &p), 0);
         for (uint32_t g = 0; g < 6; g++)
-                cr_assert_eq(p->start[g], start[g], "group %u", g);
+                if (sizes[g])
+                        cr_assert_eq(partition_owner(p, g, 0), start[g], "group %u", g);
         partition_free(p);
         layout_free(l);
+}
+
+/* ---- whole tensors ---- */
+
+/* A random layout, with about half of its tensors whole. */
+static layout *some_whole(uint64_t seed)
+{
+        struct rng rng = { seed };
+        layout *l = layouts_random(seed);
+
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                if (rng_below(&rng, 2))
+                        cr_assert_eq(layout_set_whole(l, t, NULL), 0);
+        return l;
+}
+
+static void for_all_with_whole(property holds)
+{
+        for (uint32_t owners = 1; owners <= OWNERS; owners++)
+                for (uint64_t seed = 0; seed < LAYOUTS; seed++) {
+                        layout *l = some_whole(seed);
+                        check(l, owners, holds);
+                        layout_free(l);
+                }
+}
+
+static void none_is_cut(const layout *l, const struct partition *p)
+{
+        for (uint32_t t = 0; t < l->n_tensors; t++) {
+                const struct layout_tensor *tensor = &l->tensors[t];
+                uint32_t holders = 0;
+
+                for (uint32_t o = 0; o < p->n_owners; o++) {
+                        struct range r = partition_range(p, tensor->group, o);
+
+                        holders += r.first < tensor->offset + tensor->elements &&
+                                   tensor->offset < r.first + r.count;
+                }
+                if (tensor->whole && tensor->elements)
+                        cr_assert_eq(holders, 1, "tensor %u", t);
+        }
+}
+
+Test(partition, one_owner_has_all_of_a_whole_tensor)
+{
+        for_all_with_whole(none_is_cut);
+}
+
+Test(partition, what_holds_of_slices_holds_with_whole_tensors_too)
+{
+        for_all_with_whole(slices_cover_the_group);
+        for_all_with_whole(others_hold_nothing);
+        for_all_with_whole(slices_are_aligned);
+        for_all_with_whole(slices_are_not_too_small);
+        for_all_with_whole(shares_add_up);
+}
+
+/* No owner has more than the mean and the largest slice: a share of a group, and a whole tensor. */
+static void owners_are_near(const layout *l, const struct partition *p)
+{
+        uint64_t least = UINT64_MAX, most = 0, slice = 0, largest = 0, tensor = 0;
+
+        for (uint32_t o = 0; o < p->n_owners; o++) {
+                uint64_t n = partition_elements(p, o);
+
+                least = n < least ? n : least;
+                most = n > most ? n : most;
+        }
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                uint64_t share = l->groups[g].elements / p->n_owners;
+
+                share = share > PARTITION_SLICE_MIN ? share : PARTITION_SLICE_MIN;
+                largest = share > largest ? share : largest;
+                for (uint32_t o = 0; o < p->n_owners; o++) {
+                        uint64_t n = partition_range(p, g, o).count;
+
+                        slice = n > slice ? n : slice;
+                }
+        }
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                if (l->tensors[t].whole && l->tensors[t].elements > tensor)
+                        tensor = l->tensors[t].elements;
+        cr_assert_leq(most - least, slice);
+        cr_assert_leq(slice, largest + tensor + 2 * LAYOUT_ALIGN);
+}
+
+Test(partition, owners_differ_by_no_more_than_a_slice_of_a_group_with_whole_tensors)
+{
+        for_all_with_whole(owners_are_near);
+}
+
+static void add_tensors(layout *l, const char *group, const uint64_t *elements, uint32_t n,
+                        uint32_t times, bool whole)
+{
+        uint32_t g, index;
+
+        cr_assert_eq(layout_add_group(l, group, ZERO_BF16, NULL, 0, 0, &g, NULL), 0);
+        for (uint32_t i = 0; i < n * times; i++) {
+                char name[64];
+                struct layout_tensor t = { .name = name,
+                                           .group = g,
+                                           .ndim = 1,
+                                           .shape = { elements[i % n] },
+                                           .whole = whole };
+
+                snprintf(name, sizeof name, "%s.%u", group, i);
+                cr_assert_eq(layout_add_tensor(l, &t, &index, NULL), 0);
+        }
+}
+
+struct decoder {
+        const char *name;
+        uint64_t embedding, attention[5], expert[3];
+        uint32_t experts, layers;
+};
+
+/* The largest share over the mean, if all matrices but the embeddings are whole, as for Muon. */
+static double decoder_share(const struct decoder *d, uint32_t n_owners)
+{
+        uint64_t most = 0;
+        struct partition *p;
+        layout *l;
+
+        cr_assert_eq(layout_new(&l), 0);
+        add_tensors(l, "wte", &d->embedding, 1, 1, false);
+        for (uint32_t i = 0; i < d->layers; i++) {
+                char name[32];
+
+                snprintf(name, sizeof name, "attention.%u", i);
+                add_tensors(l, name, d->attention, 5, 1, true);
+                snprintf(name, sizeof name, "experts.%u", i);
+                add_tensors(l, name, d->expert, 3, d->experts, true);
+        }
+        add_tensors(l, "head", &d->embedding, 1, 1, false);
+        cr_assert_eq(partition_new(l, n_owners, &p), 0);
+        for (uint32_t o = 0; o < n_owners; o++)
+                most = partition_elements(p, o) > most ? partition_elements(p, o) : most;
+        double share = (double)most * n_owners / (double)l->elements;
+        fprintf(stderr, "%s: %.3g parameters, %u owners, the largest share %.4f of the mean\n",
+                d->name, (double)l->elements, n_owners, share);
+        partition_free(p);
+        layout_free(l);
+        return share;
+}
+
+Test(partition, owners_of_whole_matrices_of_a_large_decoder_have_5_percent_more_at_most)
+{
+        static const struct decoder of_experts = { "mixture of experts",
+                                                   163840 * UINT64_C(7168),
+                                                   { 7168 * 1536, 1536 * 24576, 7168 * 576,
+                                                     512 * 32768, 16384 * 7168 },
+                                                   { 7168 * 2048, 7168 * 2048, 7168 * 2048 },
+                                                   384,
+                                                   61 };
+        static const struct decoder dense = { "dense",
+                                              128256 * UINT64_C(8192),
+                                              { 8192 * 8192, 8192 * 1024, 8192 * 1024, 8192 * 8192,
+                                                2 * 8192 },
+                                              { 8192 * 28672, 8192 * 28672, 8192 * 28672 },
+                                              1,
+                                              80 };
+
+        cr_assert_leq(decoder_share(&of_experts, 64), 1.05);
+        cr_assert_leq(decoder_share(&of_experts, 8), 1.05);
+        cr_assert_leq(decoder_share(&dense, 8), 1.05);
+        cr_assert_leq(decoder_share(&dense, 3), 1.05);
+}
+
+/* Results of the release before: its states and messages are cut so. */
+Test(partition, layouts_without_whole_tensors_are_cut_as_ever)
+{
+        uint64_t sum = 0;
+
+        for (uint64_t seed = 0; seed < LAYOUTS; seed++) {
+                layout *l = layouts_random(seed);
+
+                for (uint32_t owners = 1; owners <= OWNERS; owners++) {
+                        struct partition *p;
+
+                        cr_assert_eq(partition_new(l, owners, &p), 0);
+                        for (uint32_t g = 0; g < l->n_groups; g++)
+                                for (uint32_t o = 0; o < owners; o++) {
+                                        struct range r = partition_range(p, g, o);
+
+                                        sum = (sum ^ r.first) * UINT64_C(0x100000001b3);
+                                        sum = (sum ^ r.count) * UINT64_C(0x100000001b3);
+                                }
+                        partition_free(p);
+                }
+                layout_free(l);
+        }
+        cr_assert_eq(sum, UINT64_C(0xcfe1925b6ab18e00), "%#lx", (unsigned long)sum);
 }
 
 Test(partition, free_takes_null)

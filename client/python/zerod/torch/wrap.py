@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fnmatch
 import functools
 import logging
 import os
@@ -145,7 +146,11 @@ register_optimizer_step_pre_hook(_check_optimizer)
 # ---- taking a model to the service ------------------------------------------------
 
 
-def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
+def _matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _lay_out(sharded: Sharded, planned: list[PlannedUnit], whole: list[str]) -> zerod.Layout:
     """Makes units, groups and parameters.  Returns the layout: that of all ranks, or the part of this pipeline
     stage."""
     layout, stage = zerod.Layout(), sharded.pipeline
@@ -165,7 +170,7 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit]) -> zerod.Layout:
                                      ema=sharded.ema)
                 for p in params:
                     layout.tensor(index, p.name + suffix, tuple(p.split.shape(part) if split else p.shape),
-                                  frozen=not p.trainable)
+                                  frozen=not p.trainable, whole=_matches(p.names, whole))
             groups.append(Group(sharded.place, params))
         sharded.groups += groups
         sharded.units.append(Unit(sharded, unit.name, unit.module, groups))
@@ -304,6 +309,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
           push_groups: int = zerod.AUTO, on_lost_rank: str = "wait",
           device: torch.device | str | int | None = None, resume: str = "auto",
           keep: bool | None = None, optimizer: str = "adamw", ema: bool = False, eager: bool = False,
+          whole: Iterable[str] = (),
           stash: zerod.Stash | int | None = None, mesh: "DeviceMesh | None" = None,
           data: Iterable[str] | None = None, pipeline: str | None = None,
           tied: Iterable[Iterable[str]] = (),
@@ -356,6 +362,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     parameter server.  :class:`LayerByLayer` says which gradient is the last.  The bits are the same.  Master weights and
     moments take twice the memory in the service, so a step that is skipped or aborted can be undone.  No clipping, no
     loss scale.
+    whole: names of parameters that no owner's slice cuts, or patterns of them as fnmatch has them: ["*.lora_A.*"].  One
+    owner has all of such a parameter, with its norm and its update.  The bits are the same.  ValueError for a name that
+    no parameter has.
     stash: room for the inputs of checkpointed blocks (:func:`checkpoint`): a zerod.Stash or its bytes, those of all
     inputs that one step has at once.  It is on the model's device or in host memory (its `where`).  None: no room.
 
@@ -409,6 +418,10 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     if not any(u.params for u in planned):
         raise ValueError(f"{type(model).__name__} has no parameters" + (" but those of the base" if apart else ""))
     params = [p for u in planned for p in u.params]
+    whole = list(whole)
+    for pattern in whole:
+        if not cut and not any(_matches(p.names, [pattern]) for p in params):
+            raise ValueError(f"whole: the model has no parameter '{pattern}'")
     for p in params:
         p.split = split_of(p.name, p.value, mesh)
         if is_dtensor(p.value) and p.value.is_meta:
@@ -430,7 +443,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     place = place_of(device, (p.value for p in params))
     sharded = Sharded(model, stage, prefetch, place, optimizer, bool(ema))
     sharded.pipeline, sharded.eager, sharded.base = cut, bool(eager), apart
-    layout = _lay_out(sharded, planned)
+    layout = _lay_out(sharded, planned, whole)
     sharded.client = client or zerod.connect(job, timeout=timeout)
     if mesh is not None:
         check_mesh(mesh, sharded.client.rank, sharded.client.world_size)
