@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "daemon/store/file.h"
+#include "daemon/store/planes.h"
 #include "daemon/store/init.h"
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
@@ -51,10 +51,10 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
                 uint64_t first = segment->in_group - t->offset;
                 float *dst = state->in->master + segment->master;
 
-                if (state->in->planes)
-                        r = fill_in_pieces(dst, t, first, segment->count, ops);
-                else
+                if (state->in->home->for_cpu)
                         init_fill(dst, t, first, segment->count);
+                else
+                        r = fill_in_pieces(dst, t, first, segment->count, ops);
                 if (r == 0 && !t->frozen && shard->ema)
                         ops->copy(state->in->moments[ema] +
                                           plan_moment(shard, ema, segment->moment),
@@ -62,7 +62,7 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
         }
         if (r)
                 return r;
-        if (shard->moment_count && !state->in->planes) {
+        if (shard->moment_count && state->in->home->for_cpu) {
                 for (uint32_t k = 0; k < shard->n_moments; k++)
                         prefault(state->in->moments[k], shard->moments[k], shard->moment_count);
                 prefault(state->in->grad, shard->moment, shard->moment_count);

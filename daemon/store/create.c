@@ -49,11 +49,11 @@ static int pack(const layout *l, struct packed *ret)
         return 0;
 }
 
-/* Makes the file in its full length, with a hole in place of planes that are on a GPU. */
+/* Makes the file in its full length, with a hole in place of planes that are elsewhere. */
 static int make_file(struct state *s, const struct file_map *places, const char *job,
                      struct fault *fault)
 {
-        uint64_t bytes = s->in->planes ? places->master : places->bytes;
+        uint64_t bytes = s->in->home->in_file ? places->bytes : places->master;
         struct store *store = s->in->store;
 
         s->in->fd = openat(store->dir, s->in->file,
@@ -93,13 +93,11 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         int r = state_map_file(s, places.bytes, fault);
         if (r)
                 return r;
-        if (s->in->planes)
-                planes_leave_hole(s, &places);
         JOB_SPEC_COPY(&h, &id->job);
         snprintf(h.job, sizeof(h.job), "%s", id->job.name);
         file_plan_hash(plan, h.plan_hash);
         file_write(s->in->map, &places, &h, packed->data,
-                   s->in->planes ? s->in->store->number : PLANES_HERE);
+                   s->in->home->in_file ? PLANES_HERE : s->in->store->number);
         s->plan = plan;
         r = state_bind_file(s, &places);
         if (r)
@@ -139,8 +137,9 @@ static int create_taken(struct store *store, const struct state_identity *id, co
         int r = state_new(store, temporary, &s);
         if (r)
                 return fault_errno(fault, r, id->job.name);
-        if (!place_is_host(id->place))
-                r = planes_new(id, &places, &s->in->planes, fault);
+        s->in->home = home_of(id->place);
+        if (s->in->home->make)
+                r = s->in->home->make(s, id, &places, fault);
         if (r == 0)
                 r = state_make_serve(s, plan, id->job.name, fault);
         if (r)
@@ -169,8 +168,8 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
         const struct file_map places = file_map(plan, l->n_tensors, n_undo, packed.size);
         uint64_t bytes = places.bytes + plan->serve_bytes;
         r = store_take(store, bytes,
-                       place_is_host(id->place) ? plan->serve_bytes : bytes - places.master, what,
-                       fault);
+                       home_of(id->place)->in_file ? plan->serve_bytes : bytes - places.master,
+                       what, fault);
         if (r)
                 return r;
         r = create_taken(store, id, l, plan, &packed, n_undo, ret, fault);

@@ -87,11 +87,6 @@ void file_bind(struct state *state, const struct file_map *map)
         state->in->puts_words = (void *)(base + map->puts);
         state->in->versions = (void *)(base + map->versions);
         state->in->undo = (void *)(base + map->undo);
-        state->in->master = (void *)(base + map->master);
-        for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                state->in->moments[i] = (void *)(base + map->moments[i]);
-        state->in->grad = (void *)(base + map->grad);
-        state->in->old = (void *)(base + map->old);
 }
 
 void file_write(void *map, const struct file_map *places, const struct file_header *header,

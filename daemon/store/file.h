@@ -106,7 +106,7 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
                          uint64_t layout_bytes);
 /* Bytes from one undo slot to the next. */
 size_t file_undo_stride(const struct plan *plan);
-/* Points the state's arrays into its mapping. */
+/* Points all but the state's planes into its mapping. */
 void file_bind(struct state *state, const struct file_map *map);
 
 /* Writes the header, the layout and the word for the planes into a mapping. */
@@ -135,7 +135,8 @@ struct state_inside {
         int fd;
         void *map;
         size_t map_bytes, file_bytes; /* on a GPU the mapping ends where the hole begins */
-        struct planes *planes;        /* on a GPU (planes.h); NULL: in the file, or lost */
+        const struct home *home;      /* where the planes are (planes.h) */
+        struct planes *planes;        /* on a GPU; NULL: in the file, or lost */
         bool lost;
         bool *mixed; /* [group]: the shard is on a GPU and its chunks differ in version */
         uint32_t n_undo;
@@ -165,7 +166,7 @@ int state_new(struct store *store, const char *file, struct state **ret);
 /* Frees a state, which may be half-built. */
 void state_free(struct state *state);
 int state_map_file(struct state *state, uint64_t bytes, struct fault *fault);
-/* Makes the serve plane, zeroed, on the GPU or in host memory as the other planes are. */
+/* Makes the serve plane, zeroed, if the plan has one and the planes are not lost. */
 int state_make_serve(struct state *state, const struct plan *plan, const char *job,
                      struct fault *fault);
 /* Takes identity and tables from the file, which must be mapped. */

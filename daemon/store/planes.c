@@ -1,4 +1,4 @@
-/* Planes on a GPU, and how they get there from the file and back; see planes.h. */
+/* The homes of planes, and how planes get from the file to a GPU and back; see planes.h. */
 #include "daemon/store/planes.h"
 
 #include <errno.h>
@@ -26,8 +26,8 @@ void planes_free(struct planes *p)
         free(p);
 }
 
-int planes_new(const struct state_identity *id, const struct file_map *places, struct planes **ret,
-               struct fault *fault)
+static int gpu_make(struct state *state, const struct state_identity *id,
+                    const struct file_map *places, struct fault *fault)
 {
         CLEANUP(cleanup_planes_free) struct planes *p = calloc(1, sizeof(*p));
         char what[ZERO_NAME_MAX + 64];
@@ -49,37 +49,55 @@ int planes_new(const struct state_identity *id, const struct file_map *places, s
         p->memory = memory;
         if (p->bytes)
                 place_ops()->zero(p->memory, p->bytes);
-        *ret = STEAL(p);
+        state->in->planes = STEAL(p);
         return 0;
 }
 
 void planes_bind(struct state *state, const struct file_map *places)
 {
-        struct planes *p = state->in->planes;
+        struct state_inside *in = state->in;
+        uint8_t *memory = in->home->memory(state, places);
 
-        state->in->master = state->in->grad = state->in->old = NULL;
-        memset(state->in->moments, 0, sizeof(state->in->moments));
-        if (!p) /* lost */
-                return;
-        if (p->memory) {
-                state->in->master = (void *)(p->memory + (places->master - p->at));
-                for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                        state->in->moments[i] = (void *)(p->memory + (places->moments[i] - p->at));
-                state->in->grad = (void *)(p->memory + (places->grad - p->at));
-                state->in->old = (void *)(p->memory + (places->old - p->at));
+        if (!in->home->in_file && places->master < in->map_bytes) {
+                munmap((uint8_t *)in->map + places->master, in->map_bytes - places->master);
+                in->map_bytes = places->master;
         }
-        state->id.place = p->place;
+        in->master = (void *)memory;
+        for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
+                in->moments[i] =
+                        memory ? (void *)(memory + places->moments[i] - places->master) : NULL;
+        in->grad = memory ? (void *)(memory + places->grad - places->master) : NULL;
+        in->old = memory ? (void *)(memory + places->old - places->master) : NULL;
+        if (in->planes)
+                state->id.place = in->planes->place;
+}
+
+/* ---- homes ---- */
+
+static int file_make_serve(struct state *state, uint64_t bytes, const char *what,
+                           struct fault *fault)
+{
+        return segment_new("zerod-serve", bytes, SEGMENT_READ_ONLY, &state->serve_segment, fault);
+}
+
+static uint8_t *file_memory(const struct state *state, const struct file_map *places)
+{
+        return (uint8_t *)state->in->map + places->master;
+}
+
+static int gpu_make_serve(struct state *state, uint64_t bytes, const char *what,
+                          struct fault *fault)
+{
+        return segment_new_away(state->in->planes->place, what, bytes, &state->serve_segment,
+                                fault);
+}
+
+static uint8_t *gpu_memory(const struct state *state, const struct file_map *places)
+{
+        return state->in->planes ? state->in->planes->memory : NULL;
 }
 
 /* ---- the file ---- */
-
-void planes_leave_hole(struct state *state, const struct file_map *places)
-{
-        if (places->master < state->in->map_bytes)
-                munmap((uint8_t *)state->in->map + places->master,
-                       state->in->map_bytes - places->master);
-        state->in->map_bytes = places->master;
-}
 
 static bool is_ahead(const struct state *s)
 {
@@ -121,7 +139,6 @@ void planes_load(struct state *state, const struct file_map *places)
         /* if the file system cannot punch holes, the room stays taken */
         (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
                         (off_t)p->bytes);
-        planes_leave_hole(state, places);
         planes_bind(state, places);
 }
 
@@ -194,7 +211,7 @@ void store_save(struct store *store, const struct store_saving *saving)
 
 /* ---- parking ---- */
 
-void planes_leave(struct state *state)
+static void gpu_leave(struct state *state)
 {
         if (!state->in->planes)
                 return;
@@ -233,4 +250,30 @@ struct planes *planes_take(struct store *store, const char *file)
                 }
         }
         return NULL;
+}
+
+/* ---- the rows ---- */
+
+const struct home home_file = { .survives = true,
+                                .for_cpu = true,
+                                .in_file = true,
+                                .make_serve = file_make_serve,
+                                .memory = file_memory };
+const struct home home_gpu = {
+        .make = gpu_make, .make_serve = gpu_make_serve, .memory = gpu_memory, .leave = gpu_leave
+};
+
+const struct home *home_of(uint32_t place)
+{
+        return place_is_host(place) ? &home_file : &home_gpu;
+}
+
+bool state_survives(const struct state *state)
+{
+        return state->in->home->survives;
+}
+
+bool state_for_cpu(const struct state *state)
+{
+        return state->in->home->for_cpu;
 }

@@ -1,5 +1,5 @@
 /*
- * A state's planes in GPU memory.  Private to the store.
+ * Where a state's planes are: in its file, or in GPU memory.  Private to the store.
  *
  * The file says where the planes are (file_planes()).  It names this process's store before the
  * first byte of the planes changes on the GPU, and PLANES_HERE once all are written back.  In
@@ -25,20 +25,33 @@ struct planes {
                             parked */
 };
 
-/* Zeroed, on the GPU that id->place names. */
-int planes_new(const struct state_identity *id, const struct file_map *places, struct planes **ret,
-               struct fault *fault);
+/* What differs by where planes are.  Planes that are lost have the row of the place they were in. */
+struct home {
+        bool survives; /* the planes outlive the process, so every chunk has a version */
+        bool for_cpu;  /* the CPU reads, writes and updates them */
+        bool in_file;  /* the file has no hole in their place */
+        /* Makes zeroed planes at id->place.  NULL: the file's space is all they need. */
+        int (*make)(struct state *state, const struct state_identity *id,
+                    const struct file_map *places, struct fault *fault);
+        /* Makes the serve plane, zeroed, beside the planes. */
+        int (*make_serve)(struct state *state, uint64_t bytes, const char *what,
+                          struct fault *fault);
+        /* The planes' memory, laid out as in the file; NULL: they are lost, or take no bytes. */
+        uint8_t *(*memory)(const struct state *state, const struct file_map *places);
+        /* Before the state is closed: brings all but the planes to the file.  NULL: it is there. */
+        void (*leave)(struct state *state);
+};
+
+extern const struct home home_file, home_gpu;
+const struct home *home_of(uint32_t place);
+
 void planes_free(struct planes *p);
-/* Points the state's arrays to its planes; to NULL if the planes are lost. */
+/* Points the state's arrays to its planes; to NULL if the planes are lost.  Unmaps a hole: a stray
+ * read there would fill it with pages. */
 void planes_bind(struct state *state, const struct file_map *places);
-/* Unmaps the hole: a stray read there would fill it with pages. */
-void planes_leave_hole(struct state *state, const struct file_map *places);
-/* Copies the planes from the file to the GPU and leaves a hole in the file. */
+/* Copies the planes from the file to the new home and leaves a hole in the file. */
 void planes_load(struct state *state, const struct file_map *places);
-/* Call it before a state whose planes are on a GPU is closed.  Afterwards the file has all but the
- * planes. */
-void planes_leave(struct state *state);
-/* Takes the planes from a state that is about to be closed, if they are on a GPU. */
+/* Takes planes that are on a GPU from a state that is about to be closed. */
 void planes_park(struct state *state);
 /* Returns the planes parked for that file, and gives them to the caller; NULL: there are none. */
 struct planes *planes_take(struct store *store, const char *file);

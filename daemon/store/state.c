@@ -74,12 +74,6 @@ int state_map_file(struct state *s, uint64_t bytes, struct fault *fault)
         return 0;
 }
 
-/* True if the file has no planes: they are on a GPU, or lost. */
-static bool state_is_away(const struct state *s)
-{
-        return s->in->planes || s->in->lost;
-}
-
 int state_make_serve(struct state *s, const struct plan *plan, const char *job, struct fault *fault)
 {
         char what[ZERO_NAME_MAX + 24];
@@ -88,12 +82,7 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
         if (plan->serve_bytes == 0 || s->in->lost)
                 return 0;
         snprintf(what, sizeof(what), "serve of job %s", job);
-        if (s->in->planes)
-                r = segment_new_away(s->in->planes->place, what, plan->serve_bytes,
-                                     &s->serve_segment, fault);
-        else
-                r = segment_new("zerod-serve", plan->serve_bytes, SEGMENT_READ_ONLY,
-                                &s->serve_segment, fault);
+        r = s->in->home->make_serve(s, plan->serve_bytes, what, fault);
         if (r)
                 return r;
         s->in->serve = s->serve_segment.data;
@@ -106,7 +95,7 @@ static int serve_file(struct state *s, uint64_t master)
         struct segment *served = &s->in->file_served;
 
         if (s->id.n_owners > 1 || s->plan->serve_bytes || s->plan->master_elements == 0 ||
-            state_is_away(s))
+            !s->in->home->in_file)
                 return 0;
         served->fd = openat(s->in->store->dir, s->in->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
         served->data = s->in->map;
@@ -118,7 +107,7 @@ const struct segment *state_serve(const struct state *s)
 {
         if (s->serve_segment.data)
                 return &s->serve_segment;
-        return s->in->file_served.fd >= 0 && !state_is_away(s) ? &s->in->file_served : NULL;
+        return s->in->file_served.fd >= 0 && s->in->home->in_file ? &s->in->file_served : NULL;
 }
 
 uint64_t state_serve_offset(const struct state *s, uint32_t group)
@@ -148,8 +137,7 @@ int state_bind_file(struct state *s, const struct file_map *places)
         s->in->n_undo = h->n_undo;
         s->n_tensors = h->n_tensors;
         s->id = identity(h, s->in->file);
-        if (state_is_away(s))
-                planes_bind(s, places);
+        planes_bind(s, places);
         int r = serve_file(s, places->master);
         return r ? r : tables_new(s);
 }
@@ -229,19 +217,12 @@ static int find_planes(struct state *s, struct fault *fault)
 
         if (file_planes(s->in->fd, &where))
                 return file_damaged(fault, s->in->file, "it does not say where its planes are");
+        s->in->home = where == PLANES_HERE ? &home_file : &home_gpu;
         if (where == PLANES_HERE)
                 return 0;
         s->in->planes = planes_take(s->in->store, s->in->file);
         s->in->lost = !s->in->planes;
         return 0;
-}
-
-static int leave_hole(struct state *s, const struct file_map *places, struct fault *fault)
-{
-        if (!state_is_away(s))
-                return 0;
-        planes_leave_hole(s, places);
-        return file_reserve(s->in->fd, places->master, s->in->file, fault);
 }
 
 /* Checks everything that can be checked, and binds the state to the file. */
@@ -258,7 +239,7 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         if (r == 0)
                 r = find_planes(s, fault);
         if (r == 0)
-                r = file_reserve(s->in->fd, state_is_away(s) ? FILE_ALIGN + h.layout_bytes : bytes,
+                r = file_reserve(s->in->fd, s->in->home->in_file ? bytes : FILE_ALIGN + h.layout_bytes,
                                  s->in->file, fault);
         if (r)
                 return r;
@@ -276,7 +257,7 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         struct file_map places = file_map(s->plan, h.n_tensors, h.n_undo, h.layout_bytes);
         if (places.bytes != bytes)
                 return file_damaged(fault, s->in->file, "its length is wrong");
-        r = leave_hole(s, &places, fault);
+        r = file_reserve(s->in->fd, places.master, s->in->file, fault);
         if (r)
                 return r;
         r = state_bind_file(s, &places);
@@ -315,7 +296,7 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                 planes_park(s);
                 return r;
         }
-        if (s->in->planes)
+        if (!s->in->home->survives)
                 tables_find_mixed(s);
         undo_all(s);
         blobs_settle(s);
@@ -348,7 +329,8 @@ void state_close(struct state *state)
         if (!state)
                 return;
         store_give(state->in->store, state->plan->serve_bytes);
-        planes_leave(state);
+        if (state->in->home->leave)
+                state->in->home->leave(state);
         planes_park(state);
         state_free(state);
 }
@@ -411,14 +393,16 @@ int state_move(struct state *state, uint32_t place, struct fault *fault)
         struct state_identity id = state->id;
         int r;
 
-        assert(!state->in->planes && !state->in->lost && state->in->mapped == 0);
+        assert(state->in->home->in_file && state->in->mapped == 0);
         id.place = place;
-        r = planes_new(&id, &places, &state->in->planes, fault);
+        r = home_gpu.make(state, &id, &places, fault);
         if (r)
                 return r;
+        state->in->home = &home_gpu;
         r = state_make_serve(state, state->plan, id.job.name, fault);
         if (r) {
                 planes_free(STEAL(state->in->planes));
+                state->in->home = &home_file;
                 return r;
         }
         if (state->plan->serve_bytes)

@@ -90,11 +90,14 @@ uint64_t state_serve_offset(const struct state *state, uint32_t group);
 /* The name of the state's file; NULL: the file is deleted, or another state has taken the name. */
 const char *state_file(const struct state *state);
 
-/* True if the planes are in the file.  Then the CPU reads and writes them, and they outlive the
- * process. */
+/* True if the planes outlive the process, however it ends. */
+bool state_survives(const struct state *state);
+/* True if the CPU reads, writes and updates the planes.  Otherwise their device alone does. */
+bool state_for_cpu(const struct state *state);
+/* As state_for_cpu(). */
 static inline bool state_in_file(const struct state *state)
 {
-        return place_is_host(state->id.place);
+        return state_for_cpu(state);
 }
 
 /*

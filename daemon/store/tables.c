@@ -9,7 +9,7 @@
  * The state keeps working copies of tensor steps and sets in its own memory.  A put writes to both.
  * Steps are read from the file once the record has named their side.
  */
-#include "daemon/store/file.h"
+#include "daemon/store/planes.h"
 #include "daemon/store/seal.h"
 
 #include <errno.h>
@@ -184,7 +184,7 @@ uint32_t state_chunks(const struct state *state, uint32_t group)
 {
         uint32_t n = state->plan->shards[group].n_chunks;
 
-        return n && state->in->planes && !state->in->mixed[group] ? 1 : n;
+        return n && !state->in->home->survives && !state->in->mixed[group] ? 1 : n;
 }
 
 void tables_set_versions(struct state *state, uint64_t version)

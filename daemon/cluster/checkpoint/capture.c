@@ -169,7 +169,7 @@ static void open_done(struct blocking_work *job)
                 return;
         capture_copy_plan(t);
         t->measuring = true;
-        work_begin(t, state_in_file(t->replica->state) ? LANE_MEMORY : LANE_DRIVERS, memory_run,
+        work_begin(t, state_for_cpu(t->replica->state) ? LANE_MEMORY : LANE_DRIVERS, memory_run,
                    memory_done);
 }
 

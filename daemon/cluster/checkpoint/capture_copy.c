@@ -75,7 +75,7 @@ static double copy_rate(const struct capture *t)
         uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
         struct mapping away = { NULL };
 
-        if (!state_in_file(state)) { /* the way that the copy will take */
+        if (!state_for_cpu(state)) { /* the way that the copy will take */
                 half = half < master ? half : master;
                 away = state_map(state, ZERO_PLANE_MASTER,
                                  (struct range){ 0, half / sizeof(float) });
@@ -96,7 +96,7 @@ int capture_copy_prepare(struct capture *t, struct fault *fault)
                 return fault_set(fault, ZERO_ENOMEM,
                                  "no memory for the copy of %llu bytes: lower checkpoint_memory",
                                  (unsigned long long)t->map.bytes);
-        t->saves = t->n_slots == t->n_blocks && state_in_file(t->replica->state);
+        t->saves = t->n_slots == t->n_blocks && state_for_cpu(t->replica->state);
         if (t->saves && capture_save_prepare(t))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         t->rate = copy_rate(t);

@@ -130,7 +130,7 @@ static void resume_place(const struct engine *x, struct state *state)
         struct fault fault;
         uint32_t place;
 
-        if (resume_use(x, state) != STATE_IN_FORCE || !state_in_file(state))
+        if (resume_use(x, state) != STATE_IN_FORCE || !place_is_host(state->id.place))
                 return;
         place = shards_place(x, state->plan->owner, state->id.copy);
         if (!place_is_host(place) && state_move(state, place, &fault))

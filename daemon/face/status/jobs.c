@@ -159,7 +159,7 @@ static void state_add(const struct state *state, bytes_of_plan *of, enum zero_pl
         uint64_t n = state ? of(state->plan, plane) : 0;
 
         *bytes += n;
-        if (state && !state_in_file(state))
+        if (state && !place_is_host(state->id.place))
                 *on_gpu += n;
 }
 

@@ -42,7 +42,7 @@ static bool node_gradient_is_away(const struct node_gradient *p)
 static bool node_gradient_stays_away(const struct node_gradient *p)
 {
         for_replicas (p->job, h)
-                if (h->state && !state_in_file(h->state))
+                if (h->state && !place_is_host(h->state->id.place))
                         return node_gradient_is_away(p);
         return false;
 }

@@ -69,7 +69,7 @@ static bool offer_take_buffer(struct offer *o, bool its_turn)
         uint64_t budget = BLOCKS_KEPT * largest * h->job->x->cluster->n_nodes;
         bool only = its_turn && pool->used == 0;
 
-        if (!state_in_file(h->state) && (only || pool_affords(pool, largest, budget)))
+        if (!place_is_host(h->state->id.place) && (only || pool_affords(pool, largest, budget)))
                 pool_take(pool, h->state->id.place, largest, largest, &o->buffer);
         if (!o->buffer && (its_turn || pool_affords(pool, bytes, budget)))
                 o->buffer = pool_block_new(bytes);

@@ -164,8 +164,8 @@ static bool offer_may_stay(const struct offer *o)
         const struct replica *h = o->replica;
         const struct layout_group *g = &h->job->layout->groups[o->group];
 
-        return !h->accumulator->left && !g->eager && o->node_gradient && !state_in_file(h->state) &&
-               h->job->placement.copies == 1 &&
+        return !h->accumulator->left && !g->eager && o->node_gradient &&
+               !state_survives(h->state) && h->job->placement.copies == 1 &&
                node_gradient_may_stay(o->node_gradient, h->state->id.place) &&
                !memchr(h->accumulator->present + g->first_tensor, 1, g->n_tensors) &&
                offer_is_alone(o);
@@ -220,7 +220,7 @@ bool reduce_could_defer(const struct job *job, uint32_t place)
         bool owns = false;
 
         for_replicas (job, h) {
-                if (!h->state || state_in_file(h->state) || h->state->id.place != place)
+                if (!h->state || state_survives(h->state) || h->state->id.place != place)
                         return false;
                 owns = true;
         }

@@ -29,7 +29,7 @@ struct loader {
         struct plan *plan;
         struct snapshot_map map;
         const struct device_ops *ops;
-        float *stage; /* a piece on its way to another place; NULL: the draft is in its file */
+        float *stage; /* a piece on its way to another place; NULL: the CPU reaches the draft */
         struct fault *fault;
 };
 
@@ -277,7 +277,7 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         CLEANUP(cleanup_free) bool *known = calloc(l->n_tensors + 1, sizeof(*known));
-        CLEANUP(cleanup_free) float *stage = state_in_file(draft) ? NULL : malloc(PIECE);
+        CLEANUP(cleanup_free) float *stage = state_for_cpu(draft) ? NULL : malloc(PIECE);
         struct snapshot_loaded loaded = { .n_blobs = 0 };
         struct loader ld = { .m = m,
                              .l = l,
@@ -288,7 +288,7 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
                              .known = known,
                              .stage = stage,
                              .fault = fault };
-        int r = known && !stage == state_in_file(draft) ? partition_new(l, m->n_owners, &partition)
+        int r = known && !stage == state_for_cpu(draft) ? partition_new(l, m->n_owners, &partition)
                                                         : -ENOMEM;
 
         if (r)

@@ -179,7 +179,7 @@ Test(planes, a_new_state_is_empty_and_leaves_a_hole_in_its_file)
         uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_MOMENT1);
         float *values = read_plane(s->in->moments[0], bytes);
 
-        cr_assert(!state_in_file(s) && !state_lost(s));
+        cr_assert(!state_survives(s) && !state_lost(s));
         cr_assert_eq(s->id.place, 1);
         cr_assert(gpu_of(s->in->master) == 0 && gpu_of(s->in->grad) == 0 &&
                   gpu_of(s->in->serve) == 0);
@@ -216,7 +216,7 @@ Test(planes, a_process_that_opens_its_own_state_again_has_it_on_the_gpu)
         state_abort(s, 7);
         state_close(s);
         s = fixture_reopen(store, &stored);
-        cr_assert(!state_in_file(s));
+        cr_assert(!state_survives(s));
         cr_assert_eq(s->record->attempt, 7);
         serve_all(s);
         assert_same_planes(s, twin);
@@ -250,7 +250,7 @@ Test(planes, what_cannot_be_opened_stays_on_the_gpu)
         cr_assert_eq(state_open(store, file, &again, &stored, NULL), ZERO_EIO);
         flip_layout(file);
         cr_assert_eq(state_open(store, file, &again, &stored, NULL), 0);
-        cr_assert(!state_in_file(again));
+        cr_assert(!state_survives(again));
         cr_assert_eq(gpu_used(), used);
         state_close(again);
         layout_free(stored);
@@ -305,14 +305,14 @@ Test(planes, an_orderly_end_writes_planes_to_the_file)
         anew(true);
         cr_assert(n_told == 1 && told.status == 0, "%s", told.text);
         s = fixture_reopen(store, &stored);
-        cr_assert(state_in_file(s) && !state_lost(s));
+        cr_assert(state_survives(s) && !state_lost(s));
         serve_all(s);
         memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
         assert_same_planes(s, twin);
         cr_assert_geq(file_space(), hole + plane_bytes(s));
 
         cr_assert_eq(state_move(s, 1, NULL), 0);
-        cr_assert(!state_in_file(s));
+        cr_assert(!state_survives(s));
         cr_assert_eq(file_space(), hole);
         serve_all(s);
         assert_same_planes(s, twin);
@@ -537,7 +537,7 @@ static void assert_lost(void)
         layout *stored = NULL;
         struct state *s = fixture_reopen(store, &stored);
 
-        cr_assert(state_lost(s) && state_in_file(s));
+        cr_assert(state_lost(s) && !state_survives(s));
         cr_assert(!s->in->master && !s->in->moments[0] && !s->in->moments[1] && !s->in->grad &&
                   !s->in->serve);
         cr_assert_eq(s->record->attempt, 7);
@@ -707,7 +707,7 @@ Test(small, a_state_that_does_not_fit_on_the_gpu_stays_where_it_is)
         struct state *twin = make_twin();
 
         cr_assert_eq(state_move(twin, 1, NULL), ZERO_ENOMEM);
-        cr_assert(state_in_file(twin));
+        cr_assert(state_survives(twin));
         toy_attempt(twin, l);
         end_twin(twin);
 }
