@@ -67,7 +67,8 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         m.undo = place(&end, n_undo * file_undo_stride(plan));
         m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                m.moments[i] = place(&end, plan->moments[i] * sizeof(float));
+                m.moments[i] = place(
+                        &end, plan_plane_bytes(plan, (enum zero_plane)(ZERO_PLANE_MOMENT1 + i)));
         m.grad = place(&end, plan_plane_bytes(plan, ZERO_PLANE_GRAD));
         m.old = place(&end, plan->old_elements * sizeof(float));
         m.bytes = end;

@@ -13,13 +13,13 @@
 struct mapping {
         const struct state *state; /* NULL: nothing is mapped */
         void *at;                  /* NULL if there are no elements */
+        uint64_t bytes;
 };
 
-/* Elements of MASTER, of a moment or of GRAD; plan_span() says where in it a group lies. */
-struct mapping state_map(const struct state *state, enum zero_plane plane, struct range elements);
-/* Part of a group's shard as trainers get it: in serve, or in master for an fp32 group. */
-struct mapping state_map_shard(const struct state *state, const layout *l, uint32_t group,
-                               struct range part);
+/* What a part of a group's shard has in a plane of the group (plan_bytes()).  SERVE: the part as
+ * trainers get it. */
+struct mapping state_map(const struct state *state, enum zero_plane plane, uint32_t group,
+                         struct range part);
 /* Must be called before the state is closed, dropped or moved to a GPU. */
 void state_unmap(struct mapping *m);
 

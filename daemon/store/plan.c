@@ -153,6 +153,7 @@ static void walk_group(struct plan *p, const layout *l, uint32_t group, struct r
                 .master = p->master_elements,
                 .moment = p->moment_elements,
                 .optimizer = optimizer_of(l, group),
+                .dtype = l->groups[group].dtype,
                 .ema = l->groups[group].ema,
                 .n_moments = optimizer_moments(l, group),
                 .serve = served ? p->serve_bytes : UINT64_MAX,
@@ -220,58 +221,61 @@ int plan_new(const layout *l, const struct partition *partition, uint32_t owner,
         return 0;
 }
 
-uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
+static uint64_t plane_elements(const struct plan *p, enum zero_plane plane)
 {
-        switch (plane) {
-        case ZERO_PLANE_MASTER:
-                return p->master_elements * sizeof(float);
-        case ZERO_PLANE_MOMENT1:
-        case ZERO_PLANE_MOMENT2:
-        case ZERO_PLANE_MOMENT3:
-                return p->moments[plane - ZERO_PLANE_MOMENT1] * sizeof(float);
-        case ZERO_PLANE_GRAD:
-                return p->moment_elements * sizeof(float);
-        case ZERO_PLANE_SERVE:
-                return p->serve_bytes;
-        case ZERO_PLANE_STEP:
-        case ZERO_PLANE_SET:
-        case ZERO_PLANE_EMA: /* is one of the moments */
-                break;
-        }
-        return 0;
+        if (plane == ZERO_PLANE_MASTER)
+                return p->master_elements;
+        return plane == ZERO_PLANE_GRAD ? p->moment_elements
+                                        : p->moments[plane - ZERO_PLANE_MOMENT1];
 }
 
-struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t group,
-                       struct range part)
+uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
+{
+        return plane == ZERO_PLANE_SERVE ? p->serve_bytes
+                                         : plane_bytes(plane, ZERO_FP32, plane_elements(p, plane));
+}
+
+/* How many trainable elements the shard has before element `at` of the group. */
+static uint64_t trainable_before(const struct plan *p, const struct plan_shard *shard, uint64_t at)
+{
+        const struct plan_segment *s = &p->segments[shard->first_segment], *end;
+        uint32_t n = shard->n_segments;
+
+        end = s + n;
+        for (uint32_t half; n > 1; n -= half) { /* the last segment that begins at `at` or before */
+                half = n / 2;
+                s += s[half].in_group <= at ? half : 0;
+        }
+        while (s < end && s->moment == UINT64_MAX)
+                s++;
+        if (s == end)
+                return shard->moment_count;
+        return s->moment - shard->moment + (at > s->in_group ? at - s->in_group : 0);
+}
+
+struct range plan_bytes(const struct plan *p, enum zero_plane plane, uint32_t group,
+                        struct range part)
 {
         const struct plan_shard *shard = &p->shards[group];
-        const struct plan_segment *s = p->segments + shard->first_segment;
-        uint64_t end = part.first + part.count;
-        struct range ret = { shard->moment, 0 };
+        uint64_t base = 0, first = part.first - shard->range.first, n = part.count;
 
-        assert(part.first >= shard->range.first && end <= shard->range.first + shard->range.count);
-        if (plane == ZERO_PLANE_MASTER)
-                return (struct range){ shard->master + (part.first - shard->range.first),
-                                       part.count };
-        if (plane != ZERO_PLANE_GRAD) {
-                assert(plan_has(p, group, plane));
-                ret.first = shard->moments[plane - ZERO_PLANE_MOMENT1];
+        if (n == 0)
+                return (struct range){ 0, 0 };
+        assert(range_within(part, shard->range));
+        plane = plan_stored(shard, plane);
+        if (plane == ZERO_PLANE_SERVE) {
+                base = shard->serve;
+        } else if (plane == ZERO_PLANE_MASTER) {
+                first += shard->master;
+        } else {
+                assert(plane == ZERO_PLANE_GRAD || plan_has(p, group, plane));
+                first = trainable_before(p, shard, part.first);
+                n = trainable_before(p, shard, part.first + n) - first;
+                first += plane == ZERO_PLANE_GRAD ? shard->moment
+                                                  : shard->moments[plane - ZERO_PLANE_MOMENT1];
         }
-        for (uint32_t i = 0; i < shard->n_segments && s->in_group < end; i++, s++) {
-                uint64_t s_end = s->in_group + s->count;
-
-                if (s->moment == UINT64_MAX)
-                        continue;
-                if (s_end <= part.first) {
-                        ret.first += s->count;
-                        continue;
-                }
-                if (s->in_group < part.first)
-                        ret.first += part.first - s->in_group;
-                ret.count +=
-                        min_u64(s_end, end) - (s->in_group > part.first ? s->in_group : part.first);
-        }
-        return ret;
+        return (struct range){ base + plane_bytes(plane, shard->dtype, first),
+                               plane_bytes(plane, shard->dtype, n) };
 }
 
 bool plan_has(const struct plan *p, uint32_t group, uint32_t plane)
@@ -282,11 +286,11 @@ bool plan_has(const struct plan *p, uint32_t group, uint32_t plane)
 
 uint64_t plan_state_bytes(const struct plan *p)
 {
-        uint64_t elements = p->master_elements;
+        uint64_t bytes = plan_plane_bytes(p, ZERO_PLANE_MASTER);
 
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                elements += p->moments[i];
-        return elements * sizeof(float);
+                bytes += plan_plane_bytes(p, (enum zero_plane)(ZERO_PLANE_MOMENT1 + i));
+        return bytes;
 }
 
 /* ---- without a plan ---- */
@@ -310,12 +314,16 @@ uint64_t plan_trainable(const layout *l, uint32_t group, struct range range)
 
 uint64_t plan_owner_bytes(const layout *l, const struct partition *p, uint32_t owner)
 {
-        uint64_t elements = 0;
+        uint64_t bytes = 0;
 
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 struct range range = partition_range(p, g, owner);
+                uint64_t trainable = plan_trainable(l, g, range);
 
-                elements += range.count + optimizer_moments(l, g) * plan_trainable(l, g, range);
+                bytes += plane_bytes(ZERO_PLANE_MASTER, l->groups[g].dtype, range.count);
+                for (uint32_t i = 0; i < optimizer_moments(l, g); i++)
+                        bytes += plane_bytes((enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
+                                             l->groups[g].dtype, trainable);
         }
-        return elements * sizeof(float);
+        return bytes;
 }

@@ -37,7 +37,8 @@ struct plan_shard {
         uint64_t master;    /* first element in the master plane */
         uint64_t moment;    /* first element in grad */
         const struct optimizer *optimizer;
-        bool ema; /* the last moment is the average of the weights */
+        enum zero_dtype dtype; /* in which trainers get the group */
+        bool ema;              /* the last moment is the average of the weights */
         uint32_t n_moments;
         uint64_t moments[OPTIMIZER_MOMENTS]; /* first element in each plane of moments it has */
         uint64_t moment_count;               /* trainable elements of the shard */
@@ -110,12 +111,15 @@ static inline uint64_t plan_moment(const struct plan_shard *shard, uint32_t i, u
 {
         return shard->moments[i] + (moment - shard->moment);
 }
-/*
- * Where a part of the owner's shard of a group lies in MASTER, GRAD or a moment of the group:
- * contiguous elements.  Both ends of the part are multiples of LAYOUT_ALIGN.
- */
-struct range plan_span(const struct plan *p, enum zero_plane plane, uint32_t group,
-                       struct range part);
+/* The plane that has the group's values: MASTER in place of SERVE, if trainers get those. */
+static inline enum zero_plane plan_stored(const struct plan_shard *shard, enum zero_plane plane)
+{
+        return plane == ZERO_PLANE_SERVE && shard->serve == UINT64_MAX ? ZERO_PLANE_MASTER : plane;
+}
+/* Where a part of the owner's shard of a group lies in a plane of the group: contiguous bytes.
+ * Frozen elements have none but in MASTER and SERVE. */
+struct range plan_bytes(const struct plan *p, enum zero_plane plane, uint32_t group,
+                        struct range part);
 /* Bytes of one plane: MASTER, a moment, GRAD or SERVE. */
 uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane);
 /* True if an update of the group changes the plane: MASTER, or a moment of the group's optimizer.

@@ -123,7 +123,7 @@ static uint64_t needed(const struct state *s)
                 end = s->in->old;
         if (!updates && is_ahead(s))
                 end = s->in->old + s->plan->old_elements;
-        return (uint64_t)(end - s->in->master) * sizeof(float);
+        return (uint64_t)((const uint8_t *)end - (const uint8_t *)s->in->master);
 }
 
 void planes_load(struct state *state, const struct file_map *places)

@@ -99,7 +99,7 @@ static int serve_file(struct state *s, uint64_t master)
                 return 0;
         served->fd = openat(s->in->store->dir, s->in->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
         served->data = s->in->map;
-        served->bytes = master + s->plan->master_elements * sizeof(float);
+        served->bytes = master + plan_plane_bytes(s->plan, ZERO_PLANE_MASTER);
         return served->fd < 0 ? -errno : 0;
 }
 

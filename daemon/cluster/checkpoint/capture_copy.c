@@ -72,17 +72,14 @@ static double copy_rate(const struct capture *t)
 {
         const struct state *state = t->replica->state;
         uint64_t half = t->buffer_bytes / 2 < TRIAL_BYTES ? t->buffer_bytes / 2 : TRIAL_BYTES;
-        uint64_t master = plan_plane_bytes(state->plan, ZERO_PLANE_MASTER), begin = uv_hrtime();
-        struct mapping away = { NULL };
+        uint64_t begin = uv_hrtime();
 
-        if (!state_for_cpu(state)) { /* the way that the copy will take */
-                half = half < master ? half : master;
-                away = state_map(state, ZERO_PLANE_MASTER,
-                                 (struct range){ 0, half / sizeof(float) });
+        if (state_for_cpu(state)) {
+                t->x->ops->copy(t->buffer, t->buffer + half, half);
+        } else { /* the way that the copy will take */
+                half = half < t->map.bytes ? half : t->map.bytes;
+                snapshot_copy(&t->map, state, t->x->ops, 0, t->buffer, half);
         }
-        if (half)
-                t->x->ops->copy(t->buffer, away.state ? away.at : t->buffer + half, half);
-        state_unmap(&away);
         return (double)half / ((double)(uv_hrtime() - begin) / 1e9 + 1e-6);
 }
 

@@ -36,13 +36,14 @@ static void source_failed(struct fill_target *f, uint32_t holder, int status, co
 static void transfer_end(struct fill_target_transfer *t, bool ok)
 {
         struct fill_target *f = t->f;
+        uint64_t bytes = t->to.bytes;
 
         t->busy = false;
         state_unmap(&t->to);
         f->pulling--;
         if (ok) {
-                f->bytes += t->bytes;
-                f->moved += t->remote ? t->bytes : 0;
+                f->bytes += bytes;
+                f->moved += t->remote ? bytes : 0;
         }
         if (f->phase == FILL_TARGET_PULLING)
                 fill_target_pull(f);
@@ -81,21 +82,20 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
         struct fill_source g = source_of(f, piece->source);
         struct fault fault;
         struct replica *h = fill_source_find(f->job, &g, &fault);
-        uint64_t bytes = 0;
 
         if (!h) {
                 source_failed(f, piece->source, fault.status, fault.text);
                 return fault.status;
         }
         t->from = fill_source_map(h, plane, piece->group,
-                                  (struct range){ piece->first, piece->count }, &bytes);
-        if (!t->from.state || bytes != t->bytes) {
+                                  (struct range){ piece->first, piece->count });
+        if (!t->from.state || t->from.bytes != t->to.bytes) {
                 source_failed(f, piece->source, ZERO_EPROTO, "it has other shards than expected");
                 return ZERO_EPROTO;
         }
         t->source = h;
         shard_pin(h, piece->group);
-        job_copy(t->f->job, &t->copy, t->to.at, t->from.at, t->bytes, copy_done);
+        job_copy(t->f->job, &t->copy, t->to.at, t->from.at, t->to.bytes, copy_done);
         return 0;
 }
 
@@ -120,22 +120,12 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         pull.count = piece->count;
         t->ask.done = transfer_landed;
         r = ask_send(&t->ask, f->job, holder_node(&f->from, piece->source), TRAFFIC_STATE, &pull,
-                     t->to.at, t->bytes);
+                     t->to.at, t->to.bytes);
         if (r == -ENOMEM)
                 fill_target_fail(f, ZERO_ENOMEM, "out of memory");
         else if (r)
                 source_failed(f, piece->source, ZERO_EPEER, "it is not reachable");
         return r;
-}
-
-static struct mapping draft_map(const struct fill_target *f, const struct piece *piece,
-                                enum zero_plane plane, uint64_t *ret_bytes)
-{
-        struct range part = { piece->first, piece->count };
-        struct range span = plan_span(f->state->plan, plane, piece->group, part);
-
-        *ret_bytes = span.count * sizeof(float);
-        return state_map(f->state, plane, span);
 }
 
 /* Begins the next plane of the current piece; there is one. */
@@ -150,12 +140,13 @@ static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
                                             .remote = holder_node(&f->from, piece->source) !=
                                                       f->x->cluster->self };
         list_init(&t->ask.link);
-        t->to = draft_map(f, piece, plane, &t->bytes);
+        t->to = state_map(f->state, plane, piece->group,
+                          (struct range){ piece->first, piece->count });
         if (!plan_has(f->state->plan, piece->group, ZERO_PLANE_MASTER + ++f->next_plane)) {
                 f->next_plane = 0;
                 f->next_piece++;
         }
-        if (t->bytes == 0) { /* frozen: no moments */
+        if (t->to.bytes == 0) { /* frozen: no moments */
                 state_unmap(&t->to);
                 return 0;
         }

@@ -45,20 +45,14 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
 }
 
 struct mapping fill_source_map(const struct replica *h, enum zero_plane plane, uint32_t group,
-                               struct range part, uint64_t *ret_bytes)
+                               struct range part)
 {
-        const struct state *state = h->state;
-        const struct range *has = &state->plan->shards[group].range;
-        struct range span;
+        const struct plan *plan = h->state->plan;
 
-        if (!plan_has(state->plan, group, plane) || part.first % LAYOUT_ALIGN ||
-            part.count % LAYOUT_ALIGN || part.first < has->first ||
-            part.first - has->first > has->count ||
-            part.count > has->count - (part.first - has->first))
+        if (!plan_has(plan, group, plane) || part.first % LAYOUT_ALIGN ||
+            part.count % LAYOUT_ALIGN || !range_within(part, plan->shards[group].range))
                 return (struct mapping){ NULL };
-        span = plan_span(state->plan, plane, group, part);
-        *ret_bytes = span.count * sizeof(float);
-        return state_map(state, plane, span);
+        return state_map(h->state, plane, group, part);
 }
 
 /* ---- planes ------------------------------------------------------------------------------ */
@@ -81,7 +75,7 @@ static void payload_sent(void *arg, int status)
 }
 
 static int payload_send(struct replica *h, uint32_t node, uint32_t group, uint64_t transfer,
-                        struct mapping *plane, uint64_t bytes)
+                        struct mapping *plane)
 {
         struct sending *sending = malloc(sizeof *sending);
 
@@ -93,7 +87,7 @@ static int payload_send(struct replica *h, uint32_t node, uint32_t group, uint64
         shard_pin(h, group);
         job_ref(h->job);
         crash_point(CRASH_FILL_SENDING);
-        if (staged_payload(h->job, node, transfer, TRAFFIC_STATE, plane->at, bytes, false,
+        if (staged_payload(h->job, node, transfer, TRAFFIC_STATE, plane->at, plane->bytes, false,
                            payload_sent, sending))
                 payload_sent(sending, -ENOTCONN); /* the node is gone, and its request with it */
         return 0;
@@ -110,7 +104,6 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
         struct fault fault;
         struct replica *h = fill_source_find(job, &g, &fault);
         struct mapping p = { NULL };
-        uint64_t bytes = 0;
 
         if (!h) {
                 ask_refuse(job, node, request->transfer, fault.status, fault.text);
@@ -118,12 +111,12 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
         }
         if (request->group < job->layout->n_groups)
                 p = fill_source_map(h, (enum zero_plane)request->plane, request->group,
-                                    (struct range){ request->first, request->count }, &bytes);
-        if (bytes == 0) {
+                                    (struct range){ request->first, request->count });
+        if (p.bytes == 0) {
                 state_unmap(&p);
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO,
                            "the range reaches beyond these shards");
-        } else if (payload_send(h, node, request->group, request->transfer, &p, bytes)) {
+        } else if (payload_send(h, node, request->group, request->transfer, &p)) {
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
         }
 }

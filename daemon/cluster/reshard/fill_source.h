@@ -15,4 +15,4 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
                                  struct fault *fault);
 /* A part of a group in MASTER or a moment; not mapped: this replica lacks some of it. */
 struct mapping fill_source_map(const struct replica *h, enum zero_plane plane, uint32_t group,
-                               struct range part, uint64_t *ret_bytes);
+                               struct range part);

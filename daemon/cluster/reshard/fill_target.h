@@ -37,7 +37,6 @@ struct fill_target_transfer {
         struct replica *source; /* a pinned replica on this node; NULL: remote */
         uint32_t group;
         struct mapping from, to;
-        uint64_t bytes;
 };
 
 struct fill_target {

@@ -121,6 +121,13 @@ const char *optimizer_plane_name(const layout *l, uint32_t plane)
         return name;
 }
 
+uint64_t plane_bytes(enum zero_plane plane, enum zero_dtype dtype, uint64_t n)
+{
+        if (plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET)
+                return n * sizeof(uint64_t);
+        return n * dtype_size(plane == ZERO_PLANE_SERVE ? dtype : ZERO_FP32);
+}
+
 void optimizer_text(const layout *l, char *text, size_t size)
 {
         *text = '\0';

@@ -64,6 +64,8 @@ int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault);
 /* The name of a layout's plane; "moment1" or the like if groups differ.  NULL: no group has the
  * plane. */
 const char *optimizer_plane_name(const layout *l, uint32_t plane);
+/* Bytes that n elements of a group's plane take; dtype: in which trainers get the group. */
+uint64_t plane_bytes(enum zero_plane plane, enum zero_dtype dtype, uint64_t n);
 /* "adamw (master, exp_avg, exp_avg_sq)" for each optimizer of a layout. */
 void optimizer_text(const layout *l, char *text, size_t size);
 

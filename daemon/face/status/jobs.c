@@ -164,8 +164,8 @@ static void state_add(const struct state *state, bytes_of_plan *of, enum zero_pl
 }
 
 /* Over all replicas here, those of earlier owner lists included. */
-static uint64_t plane_bytes(const struct job *job, bytes_of_plan *of, enum zero_plane plane,
-                            uint64_t *on_gpu)
+static uint64_t replicas_bytes(const struct job *job, bytes_of_plan *of, enum zero_plane plane,
+                               uint64_t *on_gpu)
 {
         uint64_t bytes = 0;
 
@@ -198,14 +198,14 @@ static void report_planes(struct arena *arena, const struct job *job, struct sta
 
                 if (name)
                         counts_add(arena, &ret->planes, name,
-                                   plane_bytes(job, plan_plane_bytes, status_planes[p],
-                                               &ret->planes_on_gpu));
+                                   replicas_bytes(job, plan_plane_bytes, status_planes[p],
+                                                  &ret->planes_on_gpu));
         }
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
                 if (job->layout->groups[g].eager) {
                         counts_add(arena, &ret->planes, "old",
-                                   plane_bytes(job, old_bytes, ZERO_PLANE_MASTER,
-                                               &ret->planes_on_gpu));
+                                   replicas_bytes(job, old_bytes, ZERO_PLANE_MASTER,
+                                                  &ret->planes_on_gpu));
                         return;
                 }
 }

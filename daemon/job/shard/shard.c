@@ -62,13 +62,11 @@ static void pull_refuse(struct pull *p, int status, const char *text)
 static void pull_send(struct pull *p)
 {
         struct replica *h = p->replica;
-        const struct job *job = h->job;
-        const struct layout_group *g = &job->layout->groups[p->group];
 
-        p->sent = state_map_shard(h->state, job->layout, p->group, p->range);
+        p->sent = state_map(h->state, ZERO_PLANE_SERVE, p->group, p->range);
         shard_pin(h, p->group);
         if (staged_payload(h->job, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at,
-                           layout_group_bytes(g, p->range.count), false, pull_sent, p))
+                           p->sent.bytes, false, pull_sent, p))
                 pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 

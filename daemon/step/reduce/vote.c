@@ -125,13 +125,12 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 return;
         }
         *s = (struct sending){ h, request->group,
-                               state_map(h->state, ZERO_PLANE_GRAD,
-                                         (struct range){ shard->moment + range.first,
-                                                         range.count }) };
+                               state_map(h->state, ZERO_PLANE_GRAD, request->group, shard->range) };
         job_ref(job);
         accumulator_read_begin(h, request->group);
-        if (staged_payload(h->job, node, request->transfer, TRAFFIC_REDUCE, s->sum.at,
-                           range.count * sizeof(float), false, sum_sent, s))
+        if (staged_payload(h->job, node, request->transfer, TRAFFIC_REDUCE,
+                           (float *)s->sum.at + range.first, range.count * sizeof(float), false,
+                           sum_sent, s))
                 sum_sent(s, -ECANCELED); /* the node is gone */
         else
                 crash_point(CRASH_MIRROR_SENDING);

@@ -86,7 +86,7 @@ static void summing_add(struct summing *c, const struct plan_segment *s, uint64_
         const struct state *state = c->work.replica->state;
         enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + c->plane);
         uint64_t first = s->in_group - c->work.job->layout->tensors[s->tensor].offset + c->at;
-        uint64_t at = s->master, *sum = c->sum.sum[c->plane];
+        uint64_t *sum = c->sum.sum[c->plane];
         struct mapping values;
 
         if (c->plane == CHECKSUM_STEP || c->plane == CHECKSUM_SET) {
@@ -97,11 +97,9 @@ static void summing_add(struct summing *c, const struct plan_segment *s, uint64_
                                      : state->tensor_set[s->tensor]);
                 return;
         }
-        if (c->plane > 0)
-                at = plan_moment(&state->plan->shards[s->group], c->plane - 1, s->moment);
-        values = state_map(state, plane, (struct range){ at + c->at, n });
+        values = state_map(state, plane, s->group, (struct range){ s->in_group + c->at, n });
         checksum_blocks(sum, plane, s->tensor, first,
-                        place_read(values.at, n * sizeof(float), c->work.buffer), n);
+                        place_read(values.at, values.bytes, c->work.buffer), n);
         state_unmap(&values);
 }
 

@@ -69,16 +69,6 @@ static void told_part(struct norms_told *t, int status, const char *text)
         free(t);
 }
 
-static uint64_t segment_at(const struct work *w, const struct plan_segment *s)
-{
-        if (w->plane == ZERO_PLANE_MASTER)
-                return s->master;
-        if (w->plane == ZERO_PLANE_GRAD)
-                return s->moment;
-        return plan_moment(&w->replica->state->plan->shards[w->group],
-                           w->plane - ZERO_PLANE_MOMENT1, s->moment);
-}
-
 /* Adds up to n elements of the segment, from w->at on. */
 static void norms_add_segment(struct work *w, const struct plan_segment *s, uint64_t n)
 {
@@ -90,8 +80,8 @@ static void norms_add_segment(struct work *w, const struct plan_segment *s, uint
         w->elements += n;
         if (!sum->present)
                 return;
-        values = state_map(w->replica->state, w->plane,
-                           (struct range){ segment_at(w, s) + w->at, n });
+        values = state_map(w->replica->state, w->plane, w->group,
+                           (struct range){ s->in_group + w->at, n });
         job->x->ops->norm(values.at, n, scale, &sum->squares, &sum->finite);
         state_unmap(&values);
 }

@@ -31,11 +31,7 @@ bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t p
 
 size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
 {
-        if (plane_is_single(plane))
-                return sizeof(uint64_t);
-        if (plane == ZERO_PLANE_SERVE)
-                return dtype_size(job->layout->groups[job->layout->tensors[tensor].group].dtype);
-        return sizeof(float);
+        return plane_bytes(plane, job->layout->groups[job->layout->tensors[tensor].group].dtype, 1);
 }
 
 size_t values_size(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype)
@@ -62,29 +58,19 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 
 /* ---- an owner's part ---------------------------------------------------------- */
 
-/* Maps the work's elements of a plane, which lie in one segment, or the tensor's one value. */
+/* Maps the work's elements of a plane, or the tensor's one value. */
 static struct mapping work_map(const struct work *w, enum zero_plane plane)
 {
-        const layout *l = w->job->layout;
         const struct state *state = w->replica->state;
-        const struct plan_shard *shard = &state->plan->shards[w->group];
-        const struct plan_segment *s = &state->plan->segments[shard->first_segment];
-        uint64_t in_group = l->tensors[w->tensor].offset + w->first, at;
+        const struct layout_tensor *t = &w->job->layout->tensors[w->tensor];
 
         if (plane == ZERO_PLANE_STEP)
-                return (struct mapping){ NULL, (void *)&state->tensor_step[w->tensor] };
+                return (struct mapping){ NULL, (void *)&state->tensor_step[w->tensor],
+                                         sizeof(uint64_t) };
         if (plane == ZERO_PLANE_SET)
-                return (struct mapping){ NULL, (void *)&state->tensor_set[w->tensor] };
-        if (plane == ZERO_PLANE_SERVE)
-                return state_map_shard(state, l, w->group, (struct range){ in_group, w->count });
-        at = shard->master + (in_group - shard->range.first);
-        if (plane != ZERO_PLANE_MASTER) {
-                while (s->tensor != w->tensor)
-                        s++;
-                at = plan_moment(shard, plane - ZERO_PLANE_MOMENT1, s->moment) +
-                     (in_group - s->in_group);
-        }
-        return state_map(state, plane, (struct range){ at, w->count });
+                return (struct mapping){ NULL, (void *)&state->tensor_set[w->tensor],
+                                         sizeof(uint64_t) };
+        return state_map(state, plane, w->group, (struct range){ t->offset + w->first, w->count });
 }
 
 /* Copies a put's values.  Reads the client's memory once, so master and serve get the same values
@@ -111,7 +97,6 @@ static void work_copy(struct work *w)
         const layout *l = job->layout;
         bool master = w->put && w->plane == ZERO_PLANE_MASTER;
         struct mapping plane = work_map(w, w->plane), serve = { NULL }, ema = { NULL };
-        size_t bytes = w->count * plane_size(job, w->tensor, w->plane);
         const struct device_ops *ops = w->job->x->ops;
 
         if (master && layout_group_served(&l->groups[w->group]))
@@ -119,12 +104,12 @@ static void work_copy(struct work *w)
         if (w->put)
                 put_copy(w, plane.at, serve.at);
         else
-                ops->copy(w->buffer, plane.at, bytes);
+                ops->copy(w->buffer, plane.at, plane.bytes);
         if (master && !l->tensors[w->tensor].frozen && l->groups[w->group].ema &&
             w->replica->state->tensor_step[w->tensor] == 0) {
                 ema = work_map(
                         w, (enum zero_plane)(ZERO_PLANE_MASTER + optimizer_moments(l, w->group)));
-                ops->copy(ema.at, plane.at, bytes);
+                ops->copy(ema.at, plane.at, plane.bytes);
         }
         state_unmap(&ema);
         state_unmap(&serve);
@@ -304,13 +289,11 @@ static void plane_sent(void *arg, int status)
 
 static void plane_send(struct work *w)
 {
-        size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
-
         w->sent = work_map(w, w->plane);
         shard_pin(w->replica, w->group);
         w->pinned = true;
-        if (staged_payload(w->replica->job, w->node, w->transfer, TRAFFIC_STATE, w->sent.at, bytes,
-                           false, plane_sent, w))
+        if (staged_payload(w->replica->job, w->node, w->transfer, TRAFFIC_STATE, w->sent.at,
+                           w->sent.bytes, false, plane_sent, w))
                 work_free(w);
 }
 

@@ -143,15 +143,12 @@ static void shard_map(struct launch *l)
 {
         const struct state *s = l->replica->state;
         const struct plan_shard *shard = run_shard(l);
-        const uint64_t n = shard->moment_count;
 
-        l->planes[0] = state_map(s, ZERO_PLANE_MASTER,
-                                 (struct range){ shard->master, shard->range.count });
-        for (uint32_t i = 0; i < shard->n_moments; i++)
-                l->planes[1 + i] = state_map(s, (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
-                                             (struct range){ shard->moments[i], n });
-        l->grad = state_map(s, ZERO_PLANE_GRAD, (struct range){ shard->moment, n });
-        l->served = state_map_shard(s, l->replica->job->layout, l->group, shard->range);
+        for (uint32_t k = 0; k <= shard->n_moments; k++)
+                l->planes[k] = state_map(s, (enum zero_plane)(ZERO_PLANE_MASTER + k), l->group,
+                                         shard->range);
+        l->grad = state_map(s, ZERO_PLANE_GRAD, l->group, shard->range);
+        l->served = state_map(s, ZERO_PLANE_SERVE, l->group, shard->range);
 }
 
 static void shard_unmap(struct launch *l)

@@ -29,7 +29,7 @@ struct loader {
         struct plan *plan;
         struct snapshot_map map;
         const struct device_ops *ops;
-        float *stage; /* a piece on its way to another place; NULL: the CPU reaches the draft */
+        uint8_t *stage; /* a piece on its way to another place; NULL: the CPU reaches the draft */
         struct fault *fault;
 };
 
@@ -136,7 +136,7 @@ static int take_blobs(struct loader *ld)
 
 static int take_piece(struct loader *ld, uint64_t offset, uint8_t *to, uint64_t n)
 {
-        uint8_t *dst = ld->stage ? (uint8_t *)ld->stage : to;
+        uint8_t *dst = ld->stage ? ld->stage : to;
         int r;
 
         if (ld->progress->cancelled)
@@ -144,93 +144,45 @@ static int take_piece(struct loader *ld, uint64_t offset, uint8_t *to, uint64_t 
         r = snapshot_shard_read(ld->shard, offset, dst, n, ld->fault);
         if (r == 0 && ld->stage)
                 ld->ops->copy(to, dst, n);
+        if (r == 0)
+                ld->progress->bytes += n;
         return r;
 }
 
-static int take(struct loader *ld, uint64_t offset, enum zero_plane plane, uint64_t first,
-                uint64_t count)
+/* Takes what the two shards of a group have in common of a plane, which begins at `at` in the
+ * stream.  It is contiguous in both. */
+static int take_plane(struct loader *ld, uint32_t group, enum zero_plane plane, uint64_t at)
 {
+        const struct range *from = &ld->plan->shards[group].range;
+        const struct range *to = &ld->state->plan->shards[group].range;
+        uint64_t first = from->first > to->first ? from->first : to->first;
+        uint64_t from_end = from->first + from->count, to_end = to->first + to->count;
+        uint64_t end = from_end < to_end ? from_end : to_end;
+        struct range both = { first, end > first ? end - first : 0 };
+        struct mapping m = state_map(ld->state, plane, group, both);
         int r = 0;
 
-        for (uint64_t n; r == 0 && count > 0; first += n, count -= n) {
-                n = count < PIECE / sizeof(float) ? count : PIECE / sizeof(float);
-                struct mapping to = state_map(ld->state, plane, (struct range){ first, n });
-                r = take_piece(ld, offset, to.at, n * sizeof(float));
-                state_unmap(&to);
-                if (r == 0)
-                        ld->progress->bytes += n * sizeof(float);
-                offset += n * sizeof(float);
+        at += plan_bytes(ld->plan, plane, group, both).first -
+              plan_bytes(ld->plan, plane, group, *from).first;
+        for (uint64_t done = 0, n; r == 0 && done < m.bytes; done += n) {
+                n = m.bytes - done < PIECE ? m.bytes - done : PIECE;
+                r = take_piece(ld, at + done, (uint8_t *)m.at + done, n);
         }
-        return r;
-}
-
-/* Offset of a group in the shard's stream. */
-static uint64_t group_at(const struct loader *ld, uint32_t group)
-{
-        return group ? ld->map.group_end[group - 1] : 0;
-}
-
-struct span {
-        uint64_t first, end;
-};
-
-static struct span overlap(uint64_t a, uint64_t a_count, uint64_t b, uint64_t b_count)
-{
-        struct span s = { a > b ? a : b, a + a_count < b + b_count ? a + a_count : b + b_count };
-
-        if (s.end < s.first)
-                s.end = s.first;
-        return s;
-}
-
-static int take_master(struct loader *ld, uint32_t group)
-{
-        const struct plan_shard *from = &ld->plan->shards[group];
-        const struct plan_shard *to = &ld->state->plan->shards[group];
-        struct span s =
-                overlap(from->range.first, from->range.count, to->range.first, to->range.count);
-
-        return take(ld, group_at(ld, group) + (s.first - from->range.first) * sizeof(float),
-                    ZERO_PLANE_MASTER, to->master + (s.first - to->range.first), s.end - s.first);
-}
-
-/* Moment i of the group, which begins at `base` in the stream. */
-static int take_moment(struct loader *ld, uint32_t group, uint64_t base, uint32_t i)
-{
-        const struct plan_shard *from = &ld->plan->shards[group];
-        const struct plan_shard *to = &ld->state->plan->shards[group];
-        const struct plan_segment *f = ld->plan->segments + from->first_segment;
-        const struct plan_segment *t = ld->state->plan->segments + to->first_segment;
-        const struct plan_segment *f_end = f + from->n_segments, *t_end = t + to->n_segments;
-        int r = 0;
-
-        while (r == 0 && f < f_end && t < t_end) {
-                struct span s = overlap(f->in_group, f->count, t->in_group, t->count);
-
-                if (s.end > s.first && f->moment != UINT64_MAX)
-                        r = take(ld,
-                                 base + (f->moment - from->moment + s.first - f->in_group) *
-                                                 sizeof(float),
-                                 (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
-                                 plan_moment(to, i, t->moment) + (s.first - t->in_group),
-                                 s.end - s.first);
-                if (f->in_group + f->count <= t->in_group + t->count)
-                        f++;
-                else
-                        t++;
-        }
+        state_unmap(&m);
         return r;
 }
 
 static int take_group(struct loader *ld, uint32_t group)
 {
         const struct plan_shard *from = &ld->plan->shards[group];
-        uint64_t at = group_at(ld, group) + from->range.count * sizeof(float);
-        int r = take_master(ld, group);
+        uint64_t at = group ? ld->map.group_end[group - 1] : 0;
+        int r = 0;
 
-        for (uint32_t i = 0; r == 0 && i < from->n_moments; i++) {
-                r = take_moment(ld, group, at, i);
-                at += from->moment_count * sizeof(float);
+        for (uint32_t k = 0; r == 0 && k <= from->n_moments; k++) {
+                enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + k);
+
+                r = take_plane(ld, group, plane, at);
+                at += plan_bytes(ld->plan, plane, group, from->range).count;
         }
         return r;
 }
@@ -277,7 +229,7 @@ int snapshot_load(int dir, const struct manifest *m, const layout *l, struct sta
 {
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         CLEANUP(cleanup_free) bool *known = calloc(l->n_tensors + 1, sizeof(*known));
-        CLEANUP(cleanup_free) float *stage = state_for_cpu(draft) ? NULL : malloc(PIECE);
+        CLEANUP(cleanup_free) uint8_t *stage = state_for_cpu(draft) ? NULL : malloc(PIECE);
         struct snapshot_loaded loaded = { .n_blobs = 0 };
         struct loader ld = { .m = m,
                              .l = l,

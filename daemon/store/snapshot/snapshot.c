@@ -27,12 +27,12 @@ void snapshot_map_deinit(struct snapshot_map *map)
         *map = (struct snapshot_map){ .n = 0 };
 }
 
-static void map_add(struct snapshot_map *map, struct snapshot_extent e, uint64_t count)
+static void map_add(struct snapshot_map *map, const struct plan *plan, struct snapshot_extent e)
 {
-        if (count == 0)
-                return;
         e.offset = map->bytes;
-        e.bytes = count * sizeof(float);
+        e.bytes = plan_bytes(plan, e.plane, e.group, e.part).count;
+        if (e.bytes == 0)
+                return;
         map->extents[map->n++] = e;
         map->bytes += e.bytes;
 }
@@ -43,20 +43,20 @@ static void map_add_master(struct snapshot_map *map, const struct plan *plan, ui
         const struct plan_shard *shard = &plan->shards[group];
         const struct plan_segment *s = &plan->segments[shard->first_segment];
         struct snapshot_extent run = { .plane = ZERO_PLANE_MASTER, .group = group };
-        uint64_t count = 0;
 
         for (uint32_t i = 0; i < shard->n_segments; i++) {
                 bool frozen = s[i].moment == UINT64_MAX;
 
-                if (count == 0 || frozen != run.frozen) {
-                        map_add(map, run, count);
-                        run.element = s[i].master;
-                        run.frozen = frozen;
-                        count = 0;
+                if (frozen != run.frozen) {
+                        map_add(map, plan, run);
+                        run.part.count = 0;
                 }
-                count += s[i].count;
+                if (run.part.count == 0)
+                        run.part.first = s[i].in_group;
+                run.frozen = frozen;
+                run.part.count += s[i].count;
         }
-        map_add(map, run, count);
+        map_add(map, plan, run);
 }
 
 int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
@@ -75,12 +75,11 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
 
                 map_add_master(&map, plan, g);
                 for (uint32_t i = 0; i < shard->n_moments; i++)
-                        map_add(&map,
+                        map_add(&map, plan,
                                 (struct snapshot_extent){
                                         .plane = (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
-                                        .element = shard->moments[i],
-                                        .group = g },
-                                shard->moment_count);
+                                        .group = g,
+                                        .part = shard->range });
                 map.group_end[g] = map.bytes;
         }
         *ret = map;
@@ -109,8 +108,7 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
         for (const struct snapshot_extent *e = extent_at(map, offset); n > 0; e++) {
                 uint64_t skip = offset - e->offset;
                 size_t part = e->bytes - skip < n ? e->bytes - skip : n;
-                struct mapping m = state_map(
-                        state, e->plane, (struct range){ e->element, e->bytes / sizeof(float) });
+                struct mapping m = state_map(state, e->plane, e->group, e->part);
 
                 ops->copy(dst, (const uint8_t *)m.at + skip, part);
                 state_unmap(&m);
@@ -120,30 +118,25 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
         }
 }
 
-static void save_values(const struct device_ops *ops, const float *values, uint32_t n, uint64_t at,
-                        uint64_t from, uint8_t *stream)
-{
-        if (at + n * sizeof(float) > from)
-                ops->serve(ZERO_FP32, stream + at, values, n);
-}
-
 void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan,
                          const struct device_ops *ops, uint32_t chunk, struct undo_values old,
                          uint64_t from, uint8_t *stream)
 {
         const struct plan_chunk c = plan_chunk(plan, chunk);
         const struct plan_shard *shard = &plan->shards[c.group];
-        uint64_t moment_bytes = shard->moment_count * sizeof(float);
-        uint32_t n = shard->n_moments;
-        uint64_t moments = map->group_end[c.group] - n * moment_bytes;
-        uint64_t master = moments - shard->range.count * sizeof(float);
+        uint64_t at = c.group ? map->group_end[c.group - 1] : 0; /* of the plane */
 
-        save_values(ops, old.planes[0], c.n, master + (c.master - shard->master) * sizeof(float),
-                    from, stream);
-        for (uint32_t i = 0; i < n; i++)
-                save_values(ops, old.planes[1 + i], c.n,
-                            moments + i * moment_bytes + (c.moment - shard->moment) * sizeof(float),
-                            from, stream);
+        for (uint32_t k = 0; k <= shard->n_moments; k++) {
+                enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + k);
+                struct range all = plan_bytes(plan, plane, c.group, shard->range);
+                struct range own =
+                        plan_bytes(plan, plane, c.group, (struct range){ c.in_group, c.n });
+
+                own.first += at - all.first;
+                if (own.first + own.count > from)
+                        ops->serve(ZERO_FP32, stream + own.first, old.planes[k], c.n);
+                at += all.count;
+        }
 }
 
 /* ---- meta ---- */

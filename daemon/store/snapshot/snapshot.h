@@ -27,7 +27,7 @@ enum { SNAPSHOT_BLOCK = 4 << 20 };
 /* Contiguous elements of one group in one plane; all of them are frozen, or none. */
 struct snapshot_extent {
         uint64_t offset, bytes; /* in the stream */
-        uint64_t element;       /* the first, in its plane */
+        struct range part;      /* of the group */
         enum zero_plane plane;
         uint32_t group;
         bool frozen; /* no update changes it */

@@ -40,12 +40,14 @@ Test(map, a_part_of_a_plane_is_the_same_memory_as_in_a_map_of_all_of_it)
                                            ZERO_PLANE_MOMENT2, ZERO_PLANE_GRAD };
 
         for (unsigned i = 0; i < sizeof(planes) / sizeof(*planes); i++) {
-                uint64_t n = plan_plane_bytes(state->plan, planes[i]) / sizeof(float);
-                struct mapping all = state_map(state, planes[i], (struct range){ 0, n });
-                struct mapping last = state_map(state, planes[i], (struct range){ n - 1, 1 });
+                struct range whole = state->plan->shards[0].range;
+                struct mapping all = state_map(state, planes[i], 0, whole);
+                struct mapping last = state_map(state, planes[i], 0,
+                                                (struct range){ whole.first + whole.count - 1, 1 });
 
+                cr_assert_eq(last.bytes, sizeof(float));
                 *(float *)last.at = 17;
-                cr_assert_eq(((float *)all.at)[n - 1], 17);
+                cr_assert_eq(((float *)all.at)[all.bytes / sizeof(float) - 1], 17);
                 state_unmap(&last);
                 state_unmap(&all);
                 cr_assert(!all.state && !all.at);
@@ -56,8 +58,8 @@ Test(map, a_shard_is_what_trainers_get)
 {
         const struct plan_shard *bf16 = &state->plan->shards[0], *fp32 = &state->plan->shards[1];
         struct range part = { bf16->range.first + LAYOUT_ALIGN, LAYOUT_ALIGN };
-        struct mapping served = state_map_shard(state, l, 0, part);
-        struct mapping master = state_map_shard(state, l, 1, fp32->range);
+        struct mapping served = state_map(state, ZERO_PLANE_SERVE, 0, part);
+        struct mapping master = state_map(state, ZERO_PLANE_SERVE, 1, fp32->range);
         uint16_t expected[LAYOUT_ALIGN];
 
         device_host(NULL)->cast(ZERO_BF16, expected, ZERO_FP32,
@@ -72,7 +74,7 @@ Test(map, a_shard_is_what_trainers_get)
 Test(map, what_is_not_mapped_is_unmapped_without_effect)
 {
         struct mapping nothing = { NULL },
-                       some = state_map(state, ZERO_PLANE_GRAD, (struct range){ 0, 0 });
+                       some = state_map(state, ZERO_PLANE_GRAD, 0, (struct range){ 0, 0 });
 
         state_unmap(&nothing);
         state_unmap(&some);
@@ -82,7 +84,7 @@ Test(map, what_is_not_mapped_is_unmapped_without_effect)
 static void *map_often(void *arg)
 {
         for (int i = 0; i < 10000; i++) {
-                struct mapping m = state_map(state, ZERO_PLANE_MASTER, (struct range){ 0, 1 });
+                struct mapping m = state_map(state, ZERO_PLANE_MASTER, 0, (struct range){ 0, 1 });
 
                 state_unmap(&m);
         }
@@ -116,7 +118,7 @@ static bool aborts(void (*call)(void))
 
 static void close_mapped(void)
 {
-        state_map(state, ZERO_PLANE_MASTER, (struct range){ 0, 1 });
+        state_map(state, ZERO_PLANE_MASTER, 0, (struct range){ 0, 1 });
         state_close(state);
 }
 
@@ -127,10 +129,10 @@ Test(map, a_state_is_not_closed_while_some_of_it_is_mapped)
 
 static void map_behind(void)
 {
-        state_map(state, ZERO_PLANE_MASTER, (struct range){ state->plan->master_elements, 1 });
+        state_map(state, ZERO_PLANE_MASTER, 0, (struct range){ l->groups[0].elements, 1 });
 }
 
-Test(map, nothing_behind_the_end_of_a_plane_is_mapped)
+Test(map, nothing_behind_the_end_of_a_shard_is_mapped)
 {
         cr_assert(aborts(map_behind));
 }

@@ -89,14 +89,20 @@ static void parts_follow(const struct plan *p, uint32_t group, uint64_t step)
 
         for (uint64_t at = shard->range.first; at < end; at += step) {
                 struct range part = { at, end - at < step ? end - at : step };
-                struct range m = plan_span(p, ZERO_PLANE_MASTER, group, part);
-                struct range v = plan_span(p, ZERO_PLANE_MOMENT2, group, part);
+                struct range m = plan_bytes(p, ZERO_PLANE_MASTER, group, part);
+                struct range v = plan_bytes(p, ZERO_PLANE_MOMENT2, group, part);
+                struct range s = plan_bytes(p, ZERO_PLANE_SERVE, group, part);
 
-                cr_assert(m.first == master && m.count == part.count);
-                cr_assert(v.first == moment || v.count == 0);
-                cr_assert_leq(v.count, part.count);
-                master += m.count;
-                moment += v.count;
+                cr_assert(m.first == 4 * master && m.count == 4 * part.count);
+                cr_assert(v.first == 4 * moment || v.count == 0);
+                cr_assert_leq(v.count, m.count);
+                if (shard->serve == UINT64_MAX)
+                        cr_assert(s.first == m.first && s.count == m.count);
+                else
+                        cr_assert(s.first == shard->serve + 2 * (at - shard->range.first) &&
+                                  s.count == 2 * part.count);
+                master += part.count;
+                moment += v.count / 4;
         }
         cr_assert_eq(master, shard->master + shard->range.count);
         cr_assert_eq(moment, shard->moment + shard->moment_count);
@@ -113,11 +119,11 @@ static void has_spans(const layout *l, const struct partition *partition, const 
         for (uint32_t i = 0; i < p->n_segments; i++) {
                 const struct plan_segment *s = &p->segments[i];
                 struct range part = { s->in_group, s->count };
-                struct range v = plan_span(p, ZERO_PLANE_MOMENT1, s->group, part);
+                struct range v = plan_bytes(p, ZERO_PLANE_MOMENT1, s->group, part);
 
-                cr_assert_eq(plan_span(p, ZERO_PLANE_MASTER, s->group, part).first, s->master);
-                cr_assert_eq(v.count, s->moment == UINT64_MAX ? 0 : s->count);
-                cr_assert(v.count == 0 || v.first == s->moment);
+                cr_assert_eq(plan_bytes(p, ZERO_PLANE_MASTER, s->group, part).first, 4 * s->master);
+                cr_assert_eq(v.count, s->moment == UINT64_MAX ? 0 : 4 * s->count);
+                cr_assert(v.count == 0 || v.first == 4 * s->moment);
         }
 }
 

@@ -138,7 +138,7 @@ static uint64_t file_space(void)
         return (uint64_t)st.st_blocks * 512;
 }
 
-static uint64_t plane_bytes(const struct state *s)
+static uint64_t file_plane_bytes(const struct state *s)
 {
         return plan_state_bytes(s->plan) + plan_plane_bytes(s->plan, ZERO_PLANE_GRAD);
 }
@@ -185,7 +185,7 @@ Test(planes, a_new_state_is_empty_and_leaves_a_hole_in_its_file)
                   gpu_of(s->in->serve) == 0);
         for (uint64_t i = 0; i < bytes / sizeof(float); i++)
                 cr_assert_eq(values[i], 0);
-        cr_assert_leq(file_space(), state_bytes(s) - s->plan->serve_bytes - plane_bytes(s));
+        cr_assert_leq(file_space(), state_bytes(s) - s->plan->serve_bytes - file_plane_bytes(s));
         free(values);
         state_close(s);
 }
@@ -309,7 +309,7 @@ Test(planes, an_orderly_end_writes_planes_to_the_file)
         serve_all(s);
         memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
         assert_same_planes(s, twin);
-        cr_assert_geq(file_space(), hole + plane_bytes(s));
+        cr_assert_geq(file_space(), hole + file_plane_bytes(s));
 
         cr_assert_eq(state_move(s, 1, NULL), 0);
         cr_assert(!state_survives(s));
