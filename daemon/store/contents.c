@@ -81,17 +81,18 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
                            state->in->master + shard->master, shard->range.count);
 }
 
-void state_serve_chunk(struct state *state, const layout *l, uint32_t chunk,
-                       const struct device_ops *ops)
+void state_serve_unit(struct state *state, const layout *l, uint32_t unit,
+                      const struct device_ops *ops)
 {
-        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        const struct plan_chunk c = plan_chunk(state->plan, unit);
         const struct plan_shard *shard = &state->plan->shards[c.group];
         const struct layout_group *g = &l->groups[c.group];
 
-        if (shard->serve == UINT64_MAX)
-                return;
-        ops->serve(g->dtype,
-                   state->in->serve + shard->serve +
-                           layout_group_bytes(g, c.in_group - shard->range.first),
-                   state->in->master + c.master, c.n);
+        if (shard->unit == UNIT_SHARD)
+                state_serve_group(state, l, c.group, ops);
+        else if (shard->serve != UINT64_MAX)
+                ops->serve(g->dtype,
+                           state->in->serve + shard->serve +
+                                   layout_group_bytes(g, c.in_group - shard->range.first),
+                           state->in->master + c.master, c.n);
 }

@@ -11,14 +11,14 @@
  *   tensor sets       words [tensor]
  *   puts              two words: how many have begun and not ended; state->puts
  *   chunk versions    words [chunk]
- *   undo slots        struct undo_slot [n_undo] with their values (undo.c)
+ *   undo slots        struct undo_slot [n_undo] with their values (undo_slot.c)
  *   master            float [plan->master_elements]
  *   moments           float [plan->moments[i]], one plane behind the other
  *   grad              float [plan->moment_elements]
  *   old values        float [plan->old_elements]
  *
  * While a state is on a GPU the file has a hole in place of the planes.  Only the first chunk of a
- * shard then has a version (state_chunks()).  Closing the state writes the others.
+ * unit has a version (state_chunks()).  Closing the state writes the others.
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are in the machine's byte order,
  * because a file never leaves its machine.  Only the file's name has the epoch (store.c).
@@ -187,7 +187,29 @@ void record_init(struct state *state);
 /* Finds the copy that counts.  ZERO_EIO if a copy is damaged, or none counts, or it is invalid. */
 int record_load(struct state *state, struct fault *fault);
 
-/* ---- undo.c ---- */
+/* Points ret to the chunk's values in the planes of its group, and returns the number of planes. */
+static inline uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
+                                    float *ret[static UPDATE_PLANES])
+{
+        const struct plan_shard *shard = &s->plan->shards[c->group];
+        uint32_t n = 1 + shard->n_moments;
+
+        ret[0] = s->in->master + c->master;
+        for (uint32_t k = 1; k < n; k++)
+                ret[k] = s->in->moments[k - 1] + plan_moment(shard, k - 1, c->moment);
+        return n;
+}
+
+/* ---- undo_kept.c ---- */
+
+/* The place for the chunk's old values of plane k. */
+float *kept_at(const struct state *s, const struct plan_chunk *c, uint32_t k);
+/* Puts the kept values of a unit that is ahead of `version` back, and the unit at `version`. */
+void kept_back(struct state *state, uint32_t unit, uint64_t version);
+/* Puts all units back that are ahead: the record has not decided to update. */
+void kept_back_all(struct state *state);
+
+/* ---- undo_slot.c ---- */
 
 /* Puts old values back after a crash: of chunks whose update was interrupted, and of chunks that
  * are ahead of the recorded decision.  Returns how many slots were held. */
@@ -209,8 +231,10 @@ int tables_load(struct state *state, struct fault *fault);
 void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t version);
 /* Sets the version of all chunks that have one. */
 void tables_set_versions(struct state *state, uint64_t version);
-/* Before planes come to a GPU: finds shards whose chunks differ in version. */
-void tables_find_mixed(struct state *state);
+/* After planes have come to a GPU: a shard is one unit.  Finds shards whose chunks differ in
+ * version.
+ */
+void tables_join_units(struct state *state);
 /* After planes were on a GPU: gives every chunk of the file its version. */
 void tables_spread_versions(struct state *state);
 /* Write the side that does not count, and return its number. */

@@ -10,16 +10,22 @@
  * groups, each at a multiple of 4096 bytes.
  *
  * An update may change an eager group before its step is decided, so the group has a place for old
- * values (undo.c).  The place has as many elements for each of the group's planes as the group has
- * in grad, one plane behind the other.
+ * values (undo_kept.c).  The place has as many elements for each of the group's planes as the group
+ * has in grad, one plane behind the other.
  *
- * A chunk is the unit of update and of commit: up to chunk_elements consecutive trainable elements
- * of one shard, contiguous in every plane.
+ * A chunk is up to chunk_elements consecutive trainable elements of one shard, contiguous in every
+ * plane.  The unit of update and of commit is a chunk or all of a shard.
  */
 #pragma once
 
 #include "daemon/compute/optimizer/optimizer.h"
 #include "proto/partition.h"
+
+/* What an update brings from one version to the next at once (undo.h). */
+enum update_unit {
+        UNIT_CHUNK, /* in host memory: each with a version that outlives the process */
+        UNIT_SHARD, /* on a GPU: all of the shard, in as few launches as possible */
+};
 
 /* The part of a tensor inside this owner's shard, with the alignment gap behind it.  A gap counts
  * as trainable if its tensor is. */
@@ -46,6 +52,7 @@ struct plan_shard {
         uint64_t old;   /* first element of its old values; UINT64_MAX: not eager */
         uint32_t first_segment, n_segments;
         uint32_t first_chunk, n_chunks;
+        enum update_unit unit; /* UNIT_CHUNK, until the state comes to a GPU */
 };
 
 /* Consecutive trainable segments of a shard.  Its chunks have `length` elements; the last one may
@@ -95,6 +102,10 @@ static inline struct plan_chunk plan_chunk(const struct plan *p, uint32_t chunk)
                                     .master = run->master + at,
                                     .moment = run->moment + at,
                                     .in_group = run->in_group + at };
+}
+static inline enum update_unit plan_unit(const struct plan *p, uint32_t chunk)
+{
+        return p->shards[p->segments[p->chunk_segments[chunk]].group].unit;
 }
 /* Elements of a segment that belong to its tensor; the gap behind the tensor has no values. */
 static inline uint64_t plan_segment_elements(const struct layout_tensor *t,

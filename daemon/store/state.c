@@ -1,6 +1,7 @@
 /*
  * A job's state: opening, closing, moving to another place.  create.c makes a new state, and file.h
- * maps the file.  record.c, undo.c and tables.c keep the state consistent at every instruction.
+ * maps the file.  record.c, undo_slot.c and tables.c keep the state consistent at every
+ * instruction.
  */
 #include <assert.h>
 #include <errno.h>
@@ -296,8 +297,8 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                 planes_park(s);
                 return r;
         }
-        if (!s->in->home->survives)
-                tables_find_mixed(s);
+        if (s->in->planes)
+                tables_join_units(s);
         undo_all(s);
         blobs_settle(s);
         puts_settle(s);
@@ -407,7 +408,7 @@ int state_move(struct state *state, uint32_t place, struct fault *fault)
         }
         if (state->plan->serve_bytes)
                 segment_free(&serve);
-        tables_find_mixed(state);
+        tables_join_units(state);
         planes_load(state, &places);
         return 0;
 }

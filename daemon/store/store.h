@@ -12,12 +12,12 @@
  * state is lost (state_lost()).
  *
  * Rule: an update changes a chunk only after the decision is in the record, and in host memory only
- * by undo_update().  Eager groups alone are updated before the decision (undo_update_ahead()).
+ * by undo_update().  Eager groups alone are updated before the decision, and keep their old values.
  */
 #pragma once
 
 #include "daemon/store/map.h"
-#include "daemon/store/state.h"
+#include "daemon/store/undo.h"
 
 struct store;
 

@@ -182,9 +182,11 @@ void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t vers
 
 uint32_t state_chunks(const struct state *state, uint32_t group)
 {
-        uint32_t n = state->plan->shards[group].n_chunks;
+        const struct plan_shard *shard = &state->plan->shards[group];
 
-        return n && !state->in->home->survives && !state->in->mixed[group] ? 1 : n;
+        return shard->n_chunks && shard->unit == UNIT_SHARD && !state->in->mixed[group]
+                       ? 1
+                       : shard->n_chunks;
 }
 
 void tables_set_versions(struct state *state, uint64_t version)
@@ -195,10 +197,17 @@ void tables_set_versions(struct state *state, uint64_t version)
                                                  version);
 }
 
-void state_updated(struct state *state, uint32_t group, uint64_t version)
+bool undo_reached(const struct state *state, uint32_t unit, uint64_t version)
 {
-        state->in->mixed[group] = false;
-        tables_set_chunk_version(state, state->plan->shards[group].first_chunk, version);
+        return state_chunk_version(state, unit) == version &&
+               !state->in->mixed[plan_chunk(state->plan, unit).group];
+}
+
+void undo_done(struct state *state, uint32_t unit, uint64_t version)
+{
+        if (plan_unit(state->plan, unit) == UNIT_SHARD)
+                state->in->mixed[plan_chunk(state->plan, unit).group] = false;
+        tables_set_chunk_version(state, unit, version);
 }
 
 static bool is_mixed(const struct state *s, const struct plan_shard *shard)
@@ -211,10 +220,12 @@ static bool is_mixed(const struct state *s, const struct plan_shard *shard)
         return false;
 }
 
-void tables_find_mixed(struct state *state)
+void tables_join_units(struct state *state)
 {
-        for (uint32_t g = 0; g < state->plan->n_groups; g++)
+        for (uint32_t g = 0; g < state->plan->n_groups; g++) {
+                state->plan->shards[g].unit = UNIT_SHARD;
                 state->in->mixed[g] = is_mixed(state, &state->plan->shards[g]);
+        }
 }
 
 void tables_spread_versions(struct state *state)

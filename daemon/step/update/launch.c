@@ -4,14 +4,11 @@
  * A piece is a contiguous range of one tensor that is still at the old version; its served
  * parameters are written with it.  A piece is a whole segment, except in a state that came to
  * the device in the middle of an update.  Pieces are launched together and waited for together.
- * Nothing here outlives the process, so there are no undo slots, and a shard counts as updated when
- * all of it is done.  So the work here grows with tensors, not with their elements.
+ * The unit is the shard, so the work here grows with tensors, not with their elements.
  */
 #include "daemon/step/update/launch.h"
 
 #include <assert.h>
-
-#include "daemon/floor/base/crash.h"
 
 enum { PIECES = 64 }; /* that are launched together */
 
@@ -23,10 +20,8 @@ struct run {
 
 struct launch {
         const struct replica *replica;
-        const struct update_scalars *scalars;
-        const uint8_t *present;                    /* [tensor] */
+        const struct unit_update *update;
         const struct node_gradient *node_gradient; /* NULL: the gradient is in the state */
-        bool serve;
         uint32_t group;
         struct mapping planes[UPDATE_PLANES], grad, served; /* of the shard */
         struct run run;
@@ -80,7 +75,7 @@ static void run_end(struct launch *l)
         const struct layout_group *g = &job->layout->groups[l->group];
         struct run r = l->run;
         struct update_piece update = { .rule = shard->optimizer->rule,
-                                       .scalars = l->scalars[r.tensor],
+                                       .scalars = l->update->scalars[r.tensor],
                                        .n = run_elements(l),
                                        .serve_dtype = g->dtype };
 
@@ -88,12 +83,12 @@ static void run_end(struct launch *l)
         for (uint32_t i = 0; i < shard->n_moments; i++)
                 update.in[1 + i] = update.out[1 + i] =
                         (float *)l->planes[1 + i].at + (r.moment - shard->moment);
-        if (update.n && l->present[r.tensor])
+        if (update.n && l->update->present[r.tensor])
                 run_gradient(l, &update);
         l->run.count = 0;
         if (update.k == 0)
                 return;
-        if (l->serve && shard->serve != UINT64_MAX)
+        if (!l->update->ahead && shard->serve != UINT64_MAX)
                 update.serve =
                         (char *)l->served.at + layout_group_bytes(g, r.master - shard->master);
         if (l->n_pieces == PIECES)
@@ -159,32 +154,26 @@ static void shard_unmap(struct launch *l)
         state_unmap(&l->served);
 }
 
-void launch_group(const struct replica *h, const struct update_scalars *scalars,
-                  const uint8_t *present, const struct node_gradient *node_gradient, bool serve,
-                  uint32_t group, uint64_t version)
+void launch_shard(const struct replica *h, const struct unit_update *update,
+                  const struct node_gradient *node_gradient, uint32_t group)
 {
         const struct plan *plan = h->state->plan;
-        const struct plan_shard *shard = &plan->shards[group];
-        uint32_t chunks = state_chunks(h->state, group);
-        struct launch l = { .replica = h,
-                            .scalars = scalars,
-                            .present = present,
-                            .node_gradient = node_gradient,
-                            .serve = serve,
-                            .group = group };
+        uint32_t first = plan->shards[group].first_chunk, chunks = state_chunks(h->state, group);
+        struct launch l = {
+                .replica = h, .update = update, .node_gradient = node_gradient, .group = group
+        };
 
-        if (chunks == 1 && state_chunk_version(h->state, shard->first_chunk) == version)
-                return;
+        if (update->ahead)
+                undo_keep(h->state, first);
         shard_map(&l);
         if (chunks == 1)
                 shard_add(&l);
-        for (uint32_t c = shard->first_chunk; chunks > 1 && c < shard->first_chunk + chunks; c++)
-                if (state_chunk_version(h->state, c) != version)
+        for (uint32_t c = first; chunks > 1 && c < first + chunks; c++)
+                if (state_chunk_version(h->state, c) != update->version)
                         chunk_add(&l, plan_chunk(plan, c));
         run_end(&l);
         pieces_end(&l);
         place_updated(h->state->id.place);
         shard_unmap(&l);
-        crash_point(CRASH_UPDATE_CHUNK);
-        state_updated(h->state, group, version);
+        undo_done(h->state, first, update->version);
 }

@@ -4,11 +4,9 @@
 #include "daemon/step/update/update.h"
 
 /*
- * Updates the replica's shard of the group to `version`; skips what is there already.  scalars,
- * present: [tensor].  The gradient is the sum of the node
- * gradient's contributions; NULL: the gradient is in the state.  serve: writes the served
- * parameters too.  For an offload thread.
+ * Updates what is left of the replica's shard of the group, and unless it is ahead writes what the
+ * shard serves.  The gradient is the sum of the node gradient's contributions; NULL: it is in the
+ * state.  For an offload thread.
  */
-void launch_group(const struct replica *h, const struct update_scalars *scalars,
-                  const uint8_t *present, const struct node_gradient *node_gradient, bool serve,
-                  uint32_t group, uint64_t version);
+void launch_shard(const struct replica *h, const struct unit_update *update,
+                  const struct node_gradient *node_gradient, uint32_t group);

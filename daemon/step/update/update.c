@@ -3,16 +3,16 @@
  *
  * Groups are updated in the order in which ranks used them in the step before, so that the next
  * forward pass waits for its first group alone.  A group whose old bytes somebody still reads
- * (pins) is passed over until the last reader has gone.  Each worker commits chunk by chunk through
- * its undo slot.  On a GPU a group is updated in place (launch.h), also from contributions whose
- * sum was deferred.  A group is at the new version as soon as its last chunk is; the record is
- * finished after the last group.
+ * (pins) is passed over until the last reader has gone.  Each worker commits unit by unit
+ * (store/undo.h).  A shard on a GPU is one unit, and is updated by launches (launch.h), also from
+ * contributions whose sum was deferred.  A group is at the new version as soon as its last unit is;
+ * the record is finished after the last group.
  *
  * Eager groups are updated ahead of the decision, each as soon as its sum is complete, if ranks
- * have said how the step will end.  Their old values are kept (store/undo.c), and they are served
- * as before.  When the step is committed they only have to be served.  When it is skipped or void,
- * or somebody wants to read the planes meanwhile, the old values are put back.  That is safe at any
- * time: an update that finds the old values starts from the recorded gradient.
+ * have said how the step will end.  Their old values are kept, and they are served as before.  When
+ * the step is committed they only have to be served.  When it is skipped or void, or somebody wants
+ * to read the planes meanwhile, the old values are put back.  That is safe at any time: an update
+ * that finds the old values starts from the recorded gradient.
  */
 #include "daemon/step/update/launch.h"
 
@@ -60,7 +60,8 @@ struct update_task {
         struct replica *replica;
         enum update_aim aim;
         uint32_t group, first, end; /* chunks */
-        uint64_t version, save_from;
+        struct unit_update update;
+        uint64_t save_from;
 };
 
 static int update_new(struct replica *h)
@@ -116,119 +117,75 @@ static void save_end(struct replica *h)
                         o->update_end(h);
 }
 
-/* ---- one chunk, on an offload thread -------------------------------------------- */
+/* ---- units, on an offload thread --------------------------------------------------- */
 
-static bool chunk_present(const struct replica *h, const struct plan_chunk *c,
-                          const uint8_t *present)
+static bool unit_present(const struct plan *plan, uint32_t unit, const uint8_t *present)
 {
-        const struct plan *plan = h->state->plan;
-        uint64_t end = c->in_group + c->n;
+        const struct plan_chunk c = plan_chunk(plan, unit);
+        const struct plan_shard *shard = &plan->shards[c.group];
+        uint64_t end = shard->unit == UNIT_SHARD ? UINT64_MAX : c.in_group + c.n;
 
-        for (uint32_t i = c->first_segment; i < plan->n_segments; i++) {
-                const struct plan_segment *s = &plan->segments[i];
-
-                if (s->group != c->group || s->in_group >= end)
-                        break;
-                if (present[s->tensor])
+        for (uint32_t i = c.first_segment;
+             i < shard->first_segment + shard->n_segments && plan->segments[i].in_group < end; i++)
+                if (present[plan->segments[i].tensor])
                         return true;
-        }
         return false;
 }
 
-static void chunk_carry_out(const struct update_task *t, uint32_t chunk, uint32_t worker)
+/* Returns the old values, of a chunk. */
+static struct undo_values unit_update(const struct update_task *t, uint32_t unit, uint32_t worker)
+{
+        const struct replica *h = t->replica;
+        const struct offer *deferred = h->update->groups[t->group].deferred;
+
+        if (plan_unit(h->state->plan, unit) == UNIT_CHUNK)
+                return undo_update(h->state, worker, unit, &t->update, h->job->x->ops);
+        launch_shard(h, &t->update, deferred ? deferred_node_gradient(deferred) : NULL, t->group);
+        return (struct undo_values){ .planes = { NULL } };
+}
+
+/*
+ * Brings a unit to the task's version.  A unit without a gradient stays as it is.  A checkpoint
+ * that saves the group gets all of it once: what goes back was saved when it went ahead.
+ */
+static void unit_run(const struct update_task *t, uint32_t unit, uint32_t worker)
 {
         const struct replica *h = t->replica;
         struct state *state = h->state;
-        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        bool carries = t->aim == AIM_CARRY_OUT, saves = t->save_from != UINT64_MAX;
+        bool reached = undo_reached(state, unit, t->update.version);
+        bool present = unit_present(state->plan, unit, t->update.present);
         struct undo_values old = { .planes = { NULL } };
-        bool present = chunk_present(h, &c, state->present);
 
-        if (state_chunk_version(state, chunk) != t->version) {
-                if (present) {
-                        old = undo_update(state, worker, chunk, t->version, h->job->x->ops,
-                                          h->update->scalars);
-                } else {
-                        if (t->save_from != UINT64_MAX)
-                                old = undo_values(state, worker, chunk);
-                        undo_skip(state, chunk, t->version);
-                }
-                crash_point(CRASH_UPDATE_CHUNK);
-                if (t->save_from != UINT64_MAX)
-                        save_chunk(h, chunk, old, t->save_from);
-        }
-        if (present) /* also if the chunk was updated ahead */
-                state_serve_chunk(state, h->job->layout, chunk, h->job->x->ops);
-}
-
-/* A chunk without a gradient stays as it is. */
-static void chunk_lead(const struct update_task *t, uint32_t chunk, uint32_t worker)
-{
-        const struct replica *h = t->replica;
-        struct state *state = h->state;
-        const struct plan_chunk c = plan_chunk(state->plan, chunk);
-        const uint8_t *gradients = h->update->present;
-        struct undo_values old;
-
-        if (chunk_present(h, &c, gradients))
-                old = undo_update_ahead(state, worker, chunk, t->version, gradients, h->job->x->ops,
-                                        h->update->scalars);
-        else if (t->save_from != UINT64_MAX)
-                old = undo_values(state, worker, chunk);
-        if (t->save_from != UINT64_MAX)
-                save_chunk(h, chunk, old, t->save_from);
-}
-
-/* A checkpoint that was saving the group gets all of it: chunks that are ahead were saved. */
-static void chunk_undo(const struct update_task *t, uint32_t chunk, uint32_t worker)
-{
-        struct state *state = t->replica->state;
-
-        if (state_chunk_version(state, chunk) != t->version)
-                undo_ahead(state, worker, chunk, t->version);
-        else if (t->save_from != UINT64_MAX)
-                save_chunk(t->replica, chunk, undo_values(state, worker, chunk), t->save_from);
-}
-
-static void device_update(const struct update_task *t)
-{
-        const struct replica *h = t->replica;
-        const struct update *u = h->update;
-        const struct update_group *g = &u->groups[t->group];
-        bool lead = t->aim == AIM_LEAD;
-
-        if (t->aim == AIM_UNDO) {
-                if (state_chunk_version(h->state, t->first) != t->version)
-                        undo_back(h->state, t->group, t->version);
+        if (t->aim == AIM_UNDO && !reached) {
+                undo_back(state, worker, unit, t->update.version);
                 return;
         }
-        if (lead)
-                undo_keep(h->state, t->group);
-        launch_group(h, u->scalars, lead ? u->present : h->state->present,
-                     g->deferred ? deferred_node_gradient(g->deferred) : NULL, !lead, t->group,
-                     t->version);
-        if (g->ahead && !lead)
-                state_serve_group(h->state, h->job->layout, t->group, h->job->x->ops);
+        if (!carries || !reached) {
+                if (present && t->aim != AIM_UNDO)
+                        old = unit_update(t, unit, worker);
+                else if (saves)
+                        old = undo_values(state, worker, unit);
+                if (carries && !present)
+                        undo_done(state, unit, t->update.version);
+                if (carries)
+                        crash_point(CRASH_UPDATE_CHUNK);
+                if (saves)
+                        save_chunk(h, unit, old, t->save_from);
+        }
+        /* a launch serves what it updates */
+        if (carries && present && (reached || plan_unit(state->plan, unit) == UNIT_CHUNK))
+                state_serve_unit(state, h->job->layout, unit, h->job->x->ops);
 }
 
 static void update_run(struct offload_task *task, uint32_t worker)
 {
         const struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+        const struct plan_shard *shard = &t->replica->state->plan->shards[t->group];
+        uint32_t chunks = shard->unit == UNIT_SHARD ? shard->n_chunks : 1;
 
-        if (!state_in_file(t->replica->state)) {
-                device_update(t);
-                return;
-        }
-        for (uint32_t c = t->first; c < t->end; c++)
-                switch (t->aim) {
-                case AIM_LEAD:
-                        chunk_lead(t, c, worker);
-                        break;
-                case AIM_UNDO:
-                        chunk_undo(t, c, worker);
-                        break;
-                default:
-                        chunk_carry_out(t, c, worker);
-                }
+        for (uint32_t unit = t->first; unit < t->end; unit += chunks)
+                unit_run(t, unit, worker);
 }
 
 /* ---- the order of groups ---------------------------------------------------------- */
@@ -378,8 +335,9 @@ static bool group_submit(struct replica *h, uint32_t group)
         struct update_group *g = &h->update->groups[group];
         const struct plan_shard *shard = &h->state->plan->shards[group];
         uint32_t end = shard->first_chunk + shard->n_chunks;
-        /* a GPU does not take turns with gathers: fewer launches are better */
-        uint32_t most = state_in_file(h->state) ? TASK_CHUNKS : shard->n_chunks;
+        uint32_t most = shard->unit == UNIT_SHARD ? shard->n_chunks : TASK_CHUNKS;
+        const struct update *u = h->update;
+        bool leads = u->aim == AIM_LEAD;
         struct update_task *t;
 
         if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end ||
@@ -389,12 +347,15 @@ static bool group_submit(struct replica *h, uint32_t group)
         if (g->phase == GROUP_PENDING && !g->saved)
                 g->save_from = g->ahead ? UINT64_MAX : save_begin(h, group);
         g->saved = g->save_from != UINT64_MAX;
-        if (h->update->aim == AIM_LEAD)
+        if (leads)
                 g->ahead = true;
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .replica = h,
-                                   .aim = h->update->aim,
-                                   .version = h->update->version,
+                                   .aim = u->aim,
+                                   .update = { .version = u->version,
+                                               .ahead = leads,
+                                               .present = leads ? u->present : h->state->present,
+                                               .scalars = u->scalars },
                                    .group = group,
                                    .first = g->next_chunk,
                                    .end = end - g->next_chunk > most ? g->next_chunk + most : end,

@@ -1,6 +1,6 @@
 /*
  * Updates in place, with nothing that makes them crash-consistent: takes the place of
- * daemon/store/undo.c in the zerod that bench-step measures the other one against, and in no
+ * daemon/store/undo_slot.c in the zerod that bench-step measures the other one against, and in no
  * other program.
  *
  * What is left of it costs a word a chunk: versions, by which the record is finished.  A process
@@ -18,8 +18,8 @@ void undo_init(struct state *state)
 {
 }
 
-struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
-                               const struct device_ops *ops, const struct update_scalars *scalars)
+struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk,
+                               const struct unit_update *update, const struct device_ops *ops)
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
         const struct plan_segment *segment = &state->plan->segments[c.first_segment];
@@ -28,23 +28,19 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
                 uint64_t left = segment->in_group + segment->count - (c.in_group + done);
 
                 n = left < c.n - done ? (uint32_t)left : c.n - done;
-                run_adamw(ops, &scalars[segment->tensor], n, state->in->master + c.master + done,
+                run_adamw(ops, &update->scalars[segment->tensor], n,
+                          state->in->master + c.master + done,
                           state->in->moments[0] + c.moment + done,
                           state->in->moments[1] + c.moment + done,
                           state->in->grad + c.moment + done, NULL);
         }
-        tables_set_chunk_version(state, chunk, version);
+        tables_set_chunk_version(state, chunk, update->version);
         return (struct undo_values){ 0 };
 }
 
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk)
 {
         return (struct undo_values){ 0 };
-}
-
-void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
-{
-        tables_set_chunk_version(state, chunk, version);
 }
 
 uint32_t undo_all(struct state *state)
@@ -57,24 +53,7 @@ int undo_check(const struct state *state, struct fault *fault)
         return 0;
 }
 
-struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_t chunk,
-                                     uint64_t version, const uint8_t *present,
-                                     const struct device_ops *ops,
-                                     const struct update_scalars *scalars)
-{
-        return undo_update(state, slot, chunk, version, ops, scalars);
-}
-
-void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
+void undo_back(struct state *state, uint32_t slot, uint32_t unit, uint64_t version)
 {
         abort(); /* no group is eager */
-}
-
-void undo_keep(const struct state *state, uint32_t group)
-{
-}
-
-void undo_back(struct state *state, uint32_t group, uint64_t version)
-{
-        abort();
 }

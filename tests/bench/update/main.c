@@ -111,11 +111,13 @@ static void begin_attempt(struct state *x)
 static void update_consistent(struct scene *s, uint32_t first, uint32_t end, bool save)
 {
         struct state *x = s->state;
-        uint64_t version = x->record->version + 1;
+        const struct unit_update update = { .version = x->record->version + 1,
+                                            .present = x->present,
+                                            .scalars = &s->scalars };
 
         for (uint32_t i = first; i < end; i++) {
                 const struct plan_chunk c = plan_chunk(x->plan, i);
-                struct undo_values old = undo_update(x, 0, i, version, s->ops, &s->scalars);
+                struct undo_values old = undo_update(x, 0, i, &update, s->ops);
 
                 if (save)
                         snapshot_save_chunk(&s->map, x->plan, s->ops, i, old, 0, s->saved);
@@ -158,7 +160,7 @@ static void update_by_turns(struct scene *s, bool first_in_place, double *ret_in
                         update_in_place(s, first, end);
                 took[consistent][parts[consistent]++] = now() - begin;
                 for (uint32_t i = first; !consistent && i < end; i++)
-                        undo_skip(s->state, i, s->state->record->version + 1);
+                        undo_done(s->state, i, s->state->record->version + 1);
         }
         begin = now();
         state_finish(s->state);
@@ -205,7 +207,8 @@ static int scene_layout(uint64_t elements, layout **ret, struct fault *fault)
 static int scene_state(struct scene *s, uint32_t chunk, struct fault *fault)
 {
         struct state_identity id = {
-                .job = { .name = "bench", .world_size = 1, .reduce_dtype = ZERO_BF16 }, .n_owners = 1
+                .job = { .name = "bench", .world_size = 1, .reduce_dtype = ZERO_BF16 },
+                .n_owners = 1
         };
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         struct plan *plan = NULL;

@@ -216,7 +216,7 @@ static void run_attempt(struct state *s)
         toy_decide(s);
         for (uint32_t c = 0; reader && c < s->plan->n_chunks; c++)
                 if (state_chunk_version(s, c) != s->record->version)
-                        undo_ahead(s, 0, c, s->record->version);
+                        undo_back(s, 0, c, s->record->version);
         toy_update(s, 0, 0, 1);
         state_finish(s);
 }

@@ -404,9 +404,9 @@ static void go_ahead(struct state *s)
 
                 if (shard->n_chunks == 0)
                         continue;
-                undo_keep(s, g);
+                undo_keep(s, shard->first_chunk);
                 gpu_ops()->zero(s->in->master + shard->master, shard->range.count * sizeof(float));
-                state_updated(s, g, s->record->version + 1);
+                undo_done(s, shard->first_chunk, s->record->version + 1);
         }
 }
 

@@ -67,18 +67,18 @@ const struct device_ops *toy_ops;
 static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk, bool ahead)
 {
         const struct device_ops *ops = toy_ops ? toy_ops : device_host(NULL);
-        uint64_t version = s->record->version + 1;
         uint32_t group = plan_chunk(s->plan, chunk).group;
         struct update_scalars scalars[16];
+        const struct unit_update update = { .version = s->record->version + 1,
+                                            .ahead = ahead,
+                                            .present = s->present,
+                                            .scalars = scalars };
 
         assert(s->n_tensors <= 16);
         for (uint32_t t = 0; t < s->n_tensors; t++)
                 scalars[t] = hyper_scalars(&toy_sets[s->tensor_set[t]], s->plan->shards[group].ema,
                                            3, 0.5);
-        if (ahead)
-                undo_update_ahead(s, slot, chunk, version, s->present, ops, scalars);
-        else
-                undo_update(s, slot, chunk, version, ops, scalars);
+        undo_update(s, slot, chunk, &update, ops);
 }
 
 void toy_update_ahead(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
@@ -96,7 +96,7 @@ void toy_update(struct state *s, uint32_t slot, uint32_t first, uint32_t stride)
                 if (r->commit && state_chunk_version(s, c) == r->version)
                         update_chunk(s, slot, c, false);
                 else if (!r->commit && state_chunk_version(s, c) != r->version)
-                        undo_ahead(s, slot, c, r->version);
+                        undo_back(s, slot, c, r->version);
 }
 
 void toy_attempt(struct state *s, const layout *l)

@@ -14,17 +14,11 @@
  * does.  Slots with new values, copied to the planes afterwards, left memory nearly idle during
  * each copy.  An update then took 1.2 to 1.3 times as long.
  *
- * An eager group is updated before its step is decided.  Before a thread raises the chunk's
- * version, it also copies the slot's old values to the chunk's place for them (plan.h), where they
- * stay.  So a chunk whose version is ahead of the recorded decision has its old values there.
- * undo_ahead() or the next process puts them back.
- *
- * A reader may want the old values put back, and the step may be committed meanwhile.  A process
- * that is killed half way would then leave a chunk that counts as updated.  So undo_ahead() also
- * holds the slot, with the version that the chunk goes back to, and the next process puts the chunk
- * back again.
- *
- * States on a GPU use no slots: their planes do not survive the process.
+ * An update ahead of the decision copies the slot's old values to where they are kept (undo_kept.c)
+ * before it raises the chunk's version.  Somebody may want them put back, and the step may be
+ * committed meanwhile.  A process that is killed half way would then leave a chunk that counts as
+ * updated.  So undo_back() also holds the slot, with the version that the chunk goes back to, and
+ * the next process puts the chunk back again.
  *
  * A slot that is held after a crash belongs to a chunk that was being updated or put back.  If an
  * updated chunk has its new version, the process died between the last two stores, and there is
@@ -40,8 +34,6 @@
 #include "daemon/store/file.h"
 #include "daemon/store/seal.h"
 
-enum { KEEP_MOST = 1 << 30 }; /* elements in one copy */
-
 static struct undo_slot *slot_at(const struct state *s, uint32_t slot)
 {
         assert(slot < s->in->n_undo);
@@ -55,19 +47,6 @@ static struct update_undo arrays(const struct state *s, struct undo_slot *slot)
         for (uint32_t k = 0; k < s->plan->n_planes; k++)
                 undo.old[k] = slot->values + k * s->plan->chunk_elements;
         return undo;
-}
-
-/* Points ret to the chunk's values in the planes of its group, and returns the number of planes. */
-static uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
-                             float *ret[static UPDATE_PLANES])
-{
-        const struct plan_shard *shard = &s->plan->shards[c->group];
-        uint32_t n = 1 + shard->n_moments;
-
-        ret[0] = s->in->master + c->master;
-        for (uint32_t k = 1; k < n; k++)
-                ret[k] = s->in->moments[k - 1] + plan_moment(shard, k - 1, c->moment);
-        return n;
 }
 
 /* 0: free; 1 + a chunk: the chunk may have changed; UINT64_MAX: damaged. */
@@ -90,13 +69,6 @@ void undo_init(struct state *state)
                 hold(state, i, 0);
 }
 
-static void assert_decided(const struct state *s, uint32_t chunk, uint64_t version)
-{
-        assert(chunk < s->plan->n_chunks && version == s->record->version + 1);
-        assert(s->record->phase == ATTEMPT_DECIDED && s->record->commit);
-        assert(state_chunk_version(s, chunk) == version - 1);
-}
-
 /* Holds the slot for a chunk that goes to `version`. */
 static struct undo_slot *begin(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
 {
@@ -111,9 +83,8 @@ static struct undo_slot *begin(struct state *state, uint32_t slot, uint32_t chun
 
 /* Updates the chunk tensor by tensor.  The slot also gets the old values of tensors without a
  * gradient, because the kept elements of a chunk have no gaps. */
-static void update(struct state *s, const struct plan_chunk *c, const uint8_t *present,
-                   const struct device_ops *ops, const struct update_scalars *scalars,
-                   struct update_undo undo)
+static void update(struct state *s, const struct plan_chunk *c, const struct unit_update *u,
+                   const struct device_ops *ops, struct update_undo undo)
 {
         const struct plan_segment *segment = &s->plan->segments[c->first_segment];
         enum update_rule rule = s->plan->shards[c->group].optimizer->rule;
@@ -124,8 +95,8 @@ static void update(struct state *s, const struct plan_chunk *c, const uint8_t *p
                 uint64_t left = segment->in_group + segment->count - (c->in_group + done);
 
                 n = left < c->n - done ? (uint32_t)left : c->n - done;
-                if (present[segment->tensor]) {
-                        ops->update(rule, &scalars[segment->tensor], n, planes,
+                if (u->present[segment->tensor]) {
+                        ops->update(rule, &u->scalars[segment->tensor], n, planes,
                                     s->in->grad + c->moment + done, &undo);
                         crash_point(CRASH_UPDATE_TORN);
                 } else {
@@ -138,122 +109,40 @@ static void update(struct state *s, const struct plan_chunk *c, const uint8_t *p
         }
 }
 
-/* The place for a chunk's old values of plane k. */
-static float *old_at(const struct state *s, const struct plan_chunk *c, uint32_t k)
+static bool is_updating(const struct state *s)
 {
-        const struct plan_shard *shard = &s->plan->shards[c->group];
-
-        assert(shard->old != UINT64_MAX);
-        return s->in->old + shard->old + k * shard->moment_count + (c->moment - shard->moment);
+        return s->record->phase == ATTEMPT_DECIDED && s->record->commit;
 }
 
-static struct undo_values update_chunk(struct state *state, uint32_t slot, uint32_t chunk,
-                                       uint64_t version, const uint8_t *present,
-                                       const struct device_ops *ops,
-                                       const struct update_scalars *scalars, bool ahead)
+struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk,
+                               const struct unit_update *u, const struct device_ops *ops)
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
-        struct update_undo undo = arrays(state, begin(state, slot, chunk, version));
+        struct update_undo undo = arrays(state, begin(state, slot, chunk, u->version));
         struct undo_values old;
 
-        assert(state_chunk_version(state, chunk) == version - 1);
+        assert(u->ahead || (is_updating(state) && u->version == state->record->version + 1));
+        assert(state_chunk_version(state, chunk) == u->version - 1);
         crash_point(CRASH_UPDATE_VALID);
-        update(state, &c, present, ops, scalars, undo);
-        for (uint32_t k = 0; ahead && k <= state->plan->shards[c.group].n_moments; k++)
-                memcpy(old_at(state, &c, k), undo.old[k], c.n * sizeof(float));
-        tables_set_chunk_version(state, chunk, version);
-        crash_point(ahead ? CRASH_AHEAD_KEPT : CRASH_UPDATE_COPIED);
+        update(state, &c, u, ops, undo);
+        for (uint32_t k = 0; u->ahead && k <= state->plan->shards[c.group].n_moments; k++)
+                memcpy(kept_at(state, &c, k), undo.old[k], c.n * sizeof(float));
+        tables_set_chunk_version(state, chunk, u->version);
+        crash_point(u->ahead ? CRASH_AHEAD_KEPT : CRASH_UPDATE_COPIED);
         hold(state, slot, 0);
         memcpy(old.planes, undo.old, sizeof(old.planes));
         return old;
 }
 
-struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version,
-                               const struct device_ops *ops, const struct update_scalars *scalars)
+void undo_back(struct state *state, uint32_t slot, uint32_t unit, uint64_t version)
 {
-        assert_decided(state, chunk, version);
-        return update_chunk(state, slot, chunk, version, state->present, ops, scalars, false);
-}
+        bool holds = plan_unit(state->plan, unit) == UNIT_CHUNK;
 
-struct undo_values undo_update_ahead(struct state *state, uint32_t slot, uint32_t chunk,
-                                     uint64_t version, const uint8_t *present,
-                                     const struct device_ops *ops,
-                                     const struct update_scalars *scalars)
-{
-        return update_chunk(state, slot, chunk, version, present, ops, scalars, true);
-}
-
-/* Copies part of a shard to the place for its old values, or back; c: the part, as a chunk. */
-static void copy_old(const struct state *s, const struct plan_chunk *c, bool back)
-{
-        float *planes[UPDATE_PLANES] = { NULL };
-        uint32_t n = chunk_planes(s, c, planes);
-
-        for (uint32_t k = 0; k < n; k++) {
-                float *old = old_at(s, c, k), *to = back ? planes[k] : old;
-                const float *from = back ? old : planes[k];
-
-                if (s->in->planes)
-                        place_ops()->copy(to, from, c->n * sizeof(float));
-                else
-                        memcpy(to, from, c->n * sizeof(float));
-        }
-}
-
-static void go_back(struct state *state, uint32_t chunk, uint64_t version)
-{
-        const struct plan_chunk c = plan_chunk(state->plan, chunk);
-
-        assert(state_chunk_version(state, chunk) == version + 1);
-        copy_old(state, &c, true);
-        crash_point(CRASH_AHEAD_UNDONE);
-        tables_set_chunk_version(state, chunk, version);
-}
-
-void undo_ahead(struct state *state, uint32_t slot, uint32_t chunk, uint64_t version)
-{
-        begin(state, slot, chunk, version);
-        go_back(state, chunk, version);
-        hold(state, slot, 0);
-}
-
-static void copy_old_shard(const struct state *state, uint32_t group, bool back)
-{
-        const struct plan_shard *shard = &state->plan->shards[group];
-        const struct plan_segment *s = &state->plan->segments[shard->first_segment];
-
-        for (uint32_t i = 0; i < shard->n_segments; i++, s++)
-                for (uint64_t done = 0; s->moment != UINT64_MAX && done < s->count;) {
-                        uint64_t left = s->count - done;
-                        struct plan_chunk part = { .group = group,
-                                                   .n = left < KEEP_MOST ? (uint32_t)left
-                                                                         : KEEP_MOST,
-                                                   .master = s->master + done,
-                                                   .moment = s->moment + done };
-
-                        copy_old(state, &part, back);
-                        done += part.n;
-                }
-}
-
-void undo_keep(const struct state *state, uint32_t group)
-{
-        copy_old_shard(state, group, false);
-}
-
-void undo_back(struct state *state, uint32_t group, uint64_t version)
-{
-        /* an update ahead of its decision leaves no shard mixed */
-        assert(state_chunks(state, group) == 1);
-        copy_old_shard(state, group, true);
-        crash_point(CRASH_AHEAD_UNDONE);
-        state_updated(state, group, version);
-}
-
-void undo_skip(struct state *state, uint32_t chunk, uint64_t version)
-{
-        assert(state_chunk_version(state, chunk) == version - 1);
-        tables_set_chunk_version(state, chunk, version);
+        if (holds)
+                begin(state, slot, unit, version);
+        kept_back(state, unit, version);
+        if (holds)
+                hold(state, slot, 0);
 }
 
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk)
@@ -290,31 +179,8 @@ static void put_back(struct state *s, uint32_t slot, uint32_t to)
                 for (uint32_t k = 0; k < n; k++)
                         memcpy(planes[k], from.old[k], bytes);
         else if (slot_version(s, slot) == s->record->version)
-                go_back(s, to, s->record->version);
+                kept_back(s, to, s->record->version);
         hold(s, slot, 0);
-}
-
-/* Puts all chunks back that are ahead: the record has not decided to update. */
-static void put_back_ahead(struct state *s)
-{
-        uint64_t version = s->record->version;
-
-        for (uint32_t g = 0; g < s->plan->n_groups; g++)
-                for (uint32_t i = 0; i < state_chunks(s, g); i++) {
-                        uint32_t chunk = s->plan->shards[g].first_chunk + i;
-
-                        if (state_chunk_version(s, chunk) == version)
-                                continue;
-                        if (s->in->planes)
-                                undo_back(s, g, version);
-                        else
-                                go_back(s, chunk, version);
-                }
-}
-
-static bool is_updating(const struct state *s)
-{
-        return s->record->phase == ATTEMPT_DECIDED && s->record->commit;
 }
 
 static bool may_be_ahead(const struct state *s, uint32_t chunk)
@@ -343,7 +209,7 @@ uint32_t undo_all(struct state *state)
                 n++;
         }
         if (!is_updating(state) && !state->in->lost)
-                put_back_ahead(state);
+                kept_back_all(state);
         return n;
 }
 
