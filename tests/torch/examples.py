@@ -12,6 +12,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
+import forks  # noqa: E402
 from cluster import SLOW, Tools, spawn  # noqa: E402
 from harness import Skip, case, cases_of  # noqa: E402
 
@@ -44,7 +45,7 @@ def local_cluster(*arguments):
     with tempfile.TemporaryDirectory(prefix="zerod-test-") as own:
         process = spawn([SCRIPT, "--tree", tree, "--nodes", "2", *map(str, arguments)], stdin=subprocess.DEVNULL,
                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                        env={**os.environ, "ZEROD_PYTHON": sys.executable, "TMPDIR": own})
+                        env={**os.environ, "ZEROD_PYTHON": forks.PYTHON, "TMPDIR": own})
         try:
             out, err = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:

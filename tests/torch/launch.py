@@ -8,6 +8,7 @@ import textwrap
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+import forks  # noqa: E402
 from cluster import Cluster, free_ports, until  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
@@ -44,7 +45,7 @@ def script_in(cluster):
 def torchrun_on_one_node():
     with Cluster(1) as cluster:
         said = finish([launch(cluster, 0, "--standalone", "--nproc-per-node=3",
-                              script=script_in(cluster))])
+                              script=script_in(cluster), python=sys.executable)])
         assert sorted(said) == [0, 1, 2] and len(set(said.values())) == 1, said
         assert said[0].split()[3].startswith("torchrun-"), said
         until(lambda: cluster[0].status()["jobs"] == [], what="the end of a job that all ranks have closed")
@@ -181,10 +182,31 @@ def the_default_run_id_names_no_job():
 def two_unnamed_ranks_are_told_to_name_the_job():
     with Cluster(1) as cluster:
         environment = {**worker_environment(cluster), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        out = subprocess.run([sys.executable, "-B", script_in(cluster)], capture_output=True,
+        out = subprocess.run([forks.PYTHON, "-B", script_in(cluster)], capture_output=True,
                              text=True, timeout=END_S, check=False, stdin=subprocess.DEVNULL,
                              env=environment)
         assert out.returncode != 0 and "ZEROD_JOB" in out.stderr, out
+
+
+@cases_of({"sys.exit(3)": 3, "sys.exit('mine')": 1, "1 / 0": 1, "os._exit(3)": 3, "print(1)": 0,
+           "atexit.register(print, 1)": 0, "threading.Thread(target=print, args=(1,)).start()": 0,
+           "os.kill(os.getpid(), 9)": -9, "os.kill(os.getppid(), 0); os.kill(os.getpid(), 15)": -15}.items(), "{0[0]}")
+def a_fork_ends_as_a_python_does(what):
+    script = f"import atexit, os, sys, threading; {what[0]}"
+    by_each = [subprocess.run([python, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                              timeout=END_S) for python in (sys.executable, forks.PYTHON)]
+    assert by_each[0].returncode == by_each[1].returncode == what[1], by_each
+    assert by_each[0].stdout == by_each[1].stdout, by_each
+    assert [r.stderr.splitlines()[-1:] for r in by_each][0] == by_each[1].stderr.splitlines()[-1:], by_each
+
+
+@case
+def a_fork_and_what_it_started_end_with_whoever_asked_for_it():
+    script = "import os, time; os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"
+    with subprocess.Popen([forks.PYTHON, "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as asked:
+        pids = [int(asked.stdout.readline()) for _ in range(2)]
+        asked.kill()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), what="the end of both")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import textwrap
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402  first: it goes on under a Python that has PyTorch
+import forks  # noqa: E402
 from cluster import Cluster, until  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
@@ -34,7 +35,7 @@ def run(cluster, until=3, end="", world=1, environment=(), **options):
         f.write(SCRIPT)
     ends = end if isinstance(end, list) else [end] * world
     started = [subprocess.Popen(
-        [sys.executable, "-B", path, str(until), ends[rank], repr(options)], text=True, stdin=subprocess.DEVNULL,
+        [forks.PYTHON, "-B", path, str(until), ends[rank], repr(options)], text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env={**worker_environment(cluster), "ZEROD_JOB": "again", "RANK": str(rank), "WORLD_SIZE": str(world),
              "LOCAL_WORLD_SIZE": str(world), **dict(environment)}) for rank in range(world)]

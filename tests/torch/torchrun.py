@@ -2,8 +2,8 @@
 import os
 import signal
 import subprocess
-import sys
 
+import forks
 import ranks
 from cluster import spawn
 
@@ -18,12 +18,12 @@ def worker_environment(cluster, node=0):
     return {**environment, "ZEROD_SOCKET": cluster[node].socket}
 
 
-def launch(cluster, node, *options, job=None, script, arguments=()):
+def launch(cluster, node, *options, job=None, script, arguments=(), python=forks.PYTHON):
     """torchrun on a node."""
     environment = {**worker_environment(cluster, node), "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": cluster.directory}
     if job:
         environment["ZEROD_JOB"] = job
-    process = spawn([sys.executable, "-B", "-m", "torch.distributed.run", *options, script, *arguments],
+    process = spawn([python, "-B", "-m", "torch.distributed.run", *options, script, *arguments],
                     env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT, text=True, start_new_session=True)
     cluster.others.append(process)

@@ -13,6 +13,7 @@ import warnings
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
+import forks  # noqa: E402
 from cluster import free_ports  # noqa: E402
 from common import adapters_only, frozen_files, raises  # noqa: E402
 from harness import case, cases_of  # noqa: E402
@@ -185,7 +186,7 @@ def lightning_starts_the_ranks_itself():
     """They have no RANK, and rank 0 names the job."""
     cluster = ranks.shared(2)
     environment = {k: v for k, v in os.environ.items() if k not in ("ZEROD_JOB", "RANK", "WORLD_SIZE")}
-    done = subprocess.run([sys.executable, f"{ranks.ROOT}/client/examples/with_lightning.py", "--devices", "2", "--epochs", "2"],
+    done = subprocess.run([forks.PYTHON, f"{ranks.ROOT}/client/examples/with_lightning.py", "--devices", "2", "--epochs", "2"],
                           env={**environment, "ZEROD_SOCKET": cluster[0].socket, "ZEROD_LIBRARY": ranks.LIBRARY,
                                "GLOO_SOCKET_IFNAME": "lo"}, text=True,
                           capture_output=True, timeout=ranks.DEADLINE_S, check=False)
