@@ -65,12 +65,11 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         m.puts = place(&end, 2 * sizeof(uint64_t));
         m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
         m.undo = place(&end, n_undo * file_undo_stride(plan));
-        m.master = place(&end, plan_plane_bytes(plan, ZERO_PLANE_MASTER));
+        m.master = place(&end, plan_plane_bytes(plan, plane_master));
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                m.moments[i] = place(
-                        &end, plan_plane_bytes(plan, (enum zero_plane)(ZERO_PLANE_MOMENT1 + i)));
-        m.grad = place(&end, plan_plane_bytes(plan, ZERO_PLANE_GRAD));
-        m.old = place(&end, plan->old_elements * sizeof(float));
+                m.moments[i] = place(&end, plan_plane_bytes(plan, plane_updated(1 + i)));
+        m.grad = place(&end, plan_plane_bytes(plan, plane_grad));
+        m.old = place(&end, plan_plane_bytes(plan, plane_old));
         m.bytes = end;
         return m;
 }

@@ -9,17 +9,21 @@
 
 #include "daemon/store/file.h"
 
-static uint8_t *plane_at(const struct state_inside *in, enum zero_plane plane)
+static void *plane_at(const struct state_inside *in, struct plane plane)
 {
-        if (plane == ZERO_PLANE_SERVE)
+        switch (plane.kind) {
+        case PLANE_SERVE:
                 return in->serve;
-        if (plane == ZERO_PLANE_MASTER)
-                return (uint8_t *)in->master;
-        return (uint8_t *)(plane == ZERO_PLANE_GRAD ? in->grad
-                                                    : in->moments[plane - ZERO_PLANE_MOMENT1]);
+        case PLANE_MASTER:
+                return in->master;
+        case PLANE_MOMENT:
+                return in->moments[plane.index];
+        default:
+                return in->grad;
+        }
 }
 
-struct mapping state_map(const struct state *state, enum zero_plane plane, uint32_t group,
+struct mapping state_map(const struct state *state, struct plane plane, uint32_t group,
                          struct range part)
 {
         const struct plan_shard *shard = &state->plan->shards[group];

@@ -18,7 +18,7 @@ struct mapping {
 
 /* What a part of a group's shard has in a plane of the group (plan_bytes()).  SERVE: the part as
  * trainers get it. */
-struct mapping state_map(const struct state *state, enum zero_plane plane, uint32_t group,
+struct mapping state_map(const struct state *state, struct plane plane, uint32_t group,
                          struct range part);
 /* Must be called before the state is closed, dropped or moved to a GPU. */
 void state_unmap(struct mapping *m);

@@ -221,17 +221,25 @@ int plan_new(const layout *l, const struct partition *partition, uint32_t owner,
         return 0;
 }
 
-static uint64_t plane_elements(const struct plan *p, enum zero_plane plane)
+static uint64_t plane_elements(const struct plan *p, struct plane plane)
 {
-        if (plane == ZERO_PLANE_MASTER)
+        switch (plane.kind) {
+        case PLANE_MASTER:
                 return p->master_elements;
-        return plane == ZERO_PLANE_GRAD ? p->moment_elements
-                                        : p->moments[plane - ZERO_PLANE_MOMENT1];
+        case PLANE_MOMENT:
+                return p->moments[plane.index];
+        case PLANE_GRAD:
+                return p->moment_elements;
+        case PLANE_OLD:
+                return p->old_elements;
+        default:
+                return 0;
+        }
 }
 
-uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane)
+uint64_t plan_plane_bytes(const struct plan *p, struct plane plane)
 {
-        return plane == ZERO_PLANE_SERVE ? p->serve_bytes
+        return plane.kind == PLANE_SERVE ? p->serve_bytes
                                          : plane_bytes(plane, ZERO_FP32, plane_elements(p, plane));
 }
 
@@ -253,8 +261,7 @@ static uint64_t trainable_before(const struct plan *p, const struct plan_shard *
         return s->moment - shard->moment + (at > s->in_group ? at - s->in_group : 0);
 }
 
-struct range plan_bytes(const struct plan *p, enum zero_plane plane, uint32_t group,
-                        struct range part)
+struct range plan_bytes(const struct plan *p, struct plane plane, uint32_t group, struct range part)
 {
         const struct plan_shard *shard = &p->shards[group];
         uint64_t base = 0, first = part.first - shard->range.first, n = part.count;
@@ -263,33 +270,32 @@ struct range plan_bytes(const struct plan *p, enum zero_plane plane, uint32_t gr
                 return (struct range){ 0, 0 };
         assert(range_within(part, shard->range));
         plane = plan_stored(shard, plane);
-        if (plane == ZERO_PLANE_SERVE) {
+        if (plane.kind == PLANE_SERVE) {
                 base = shard->serve;
-        } else if (plane == ZERO_PLANE_MASTER) {
+        } else if (plane.kind == PLANE_MASTER) {
                 first += shard->master;
         } else {
-                assert(plane == ZERO_PLANE_GRAD || plan_has(p, group, plane));
+                assert(plane.kind == PLANE_GRAD || plan_has(p, group, plane));
                 first = trainable_before(p, shard, part.first);
                 n = trainable_before(p, shard, part.first + n) - first;
-                first += plane == ZERO_PLANE_GRAD ? shard->moment
-                                                  : shard->moments[plane - ZERO_PLANE_MOMENT1];
+                first += plane.kind == PLANE_GRAD ? shard->moment : shard->moments[plane.index];
         }
         return (struct range){ base + plane_bytes(plane, shard->dtype, first),
                                plane_bytes(plane, shard->dtype, n) };
 }
 
-bool plan_has(const struct plan *p, uint32_t group, uint32_t plane)
+bool plan_has(const struct plan *p, uint32_t group, struct plane plane)
 {
-        return plane >= ZERO_PLANE_MASTER &&
-               plane - ZERO_PLANE_MASTER <= p->shards[group].n_moments;
+        return plane.kind == PLANE_MASTER ||
+               (plane.kind == PLANE_MOMENT && plane.index < p->shards[group].n_moments);
 }
 
 uint64_t plan_state_bytes(const struct plan *p)
 {
-        uint64_t bytes = plan_plane_bytes(p, ZERO_PLANE_MASTER);
+        uint64_t bytes = 0;
 
-        for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                bytes += plan_plane_bytes(p, (enum zero_plane)(ZERO_PLANE_MOMENT1 + i));
+        for (uint32_t k = 0; k < UPDATE_PLANES; k++)
+                bytes += plan_plane_bytes(p, plane_updated(k));
         return bytes;
 }
 
@@ -320,10 +326,9 @@ uint64_t plan_owner_bytes(const layout *l, const struct partition *p, uint32_t o
                 struct range range = partition_range(p, g, owner);
                 uint64_t trainable = plan_trainable(l, g, range);
 
-                bytes += plane_bytes(ZERO_PLANE_MASTER, l->groups[g].dtype, range.count);
-                for (uint32_t i = 0; i < optimizer_moments(l, g); i++)
-                        bytes += plane_bytes((enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
-                                             l->groups[g].dtype, trainable);
+                for (uint32_t k = 0; k <= optimizer_moments(l, g); k++)
+                        bytes += plane_bytes(plane_updated(k), l->groups[g].dtype,
+                                             k ? trainable : range.count);
         }
         return bytes;
 }

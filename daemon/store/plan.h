@@ -123,19 +123,19 @@ static inline uint64_t plan_moment(const struct plan_shard *shard, uint32_t i, u
         return shard->moments[i] + (moment - shard->moment);
 }
 /* The plane that has the group's values: MASTER in place of SERVE, if trainers get those. */
-static inline enum zero_plane plan_stored(const struct plan_shard *shard, enum zero_plane plane)
+static inline struct plane plan_stored(const struct plan_shard *shard, struct plane plane)
 {
-        return plane == ZERO_PLANE_SERVE && shard->serve == UINT64_MAX ? ZERO_PLANE_MASTER : plane;
+        return plane.kind == PLANE_SERVE && shard->serve == UINT64_MAX ? plane_master : plane;
 }
 /* Where a part of the owner's shard of a group lies in a plane of the group: contiguous bytes.
  * Frozen elements have none but in MASTER and SERVE. */
-struct range plan_bytes(const struct plan *p, enum zero_plane plane, uint32_t group,
+struct range plan_bytes(const struct plan *p, struct plane plane, uint32_t group,
                         struct range part);
-/* Bytes of one plane: MASTER, a moment, GRAD or SERVE. */
-uint64_t plan_plane_bytes(const struct plan *p, enum zero_plane plane);
+/* Bytes of one plane. */
+uint64_t plan_plane_bytes(const struct plan *p, struct plane plane);
 /* True if an update of the group changes the plane: MASTER, or a moment of the group's optimizer.
  */
-bool plan_has(const struct plan *p, uint32_t group, uint32_t plane);
+bool plan_has(const struct plan *p, uint32_t group, struct plane plane);
 /* Bytes of all planes that an update changes. */
 uint64_t plan_state_bytes(const struct plan *p);
 

@@ -100,7 +100,7 @@ static int serve_file(struct state *s, uint64_t master)
                 return 0;
         served->fd = openat(s->in->store->dir, s->in->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
         served->data = s->in->map;
-        served->bytes = master + plan_plane_bytes(s->plan, ZERO_PLANE_MASTER);
+        served->bytes = master + plan_plane_bytes(s->plan, plane_master);
         return served->fd < 0 ? -errno : 0;
 }
 
@@ -240,7 +240,8 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         if (r == 0)
                 r = find_planes(s, fault);
         if (r == 0)
-                r = file_reserve(s->in->fd, s->in->home->in_file ? bytes : FILE_ALIGN + h.layout_bytes,
+                r = file_reserve(s->in->fd,
+                                 s->in->home->in_file ? bytes : FILE_ALIGN + h.layout_bytes,
                                  s->in->file, fault);
         if (r)
                 return r;

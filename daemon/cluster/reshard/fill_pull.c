@@ -75,8 +75,7 @@ static void transfer_landed(struct ask *ask, int status)
         transfer_end(t, status == 0);
 }
 
-static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
-                      enum zero_plane plane)
+static int start_copy(struct fill_target_transfer *t, const struct piece *piece, struct plane plane)
 {
         struct fill_target *f = t->f;
         struct fill_source g = source_of(f, piece->source);
@@ -99,8 +98,7 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
         return 0;
 }
 
-static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
-                      enum zero_plane plane)
+static int start_pull(struct fill_target_transfer *t, const struct piece *piece, struct plane plane)
 {
         struct fill_target *f = t->f;
         const struct fill_source g = source_of(f, piece->source);
@@ -115,7 +113,7 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         pull.attempt = g.attempt;
         pull.puts = g.puts;
         pull.group = piece->group;
-        pull.plane = plane;
+        pull.plane = plane_number(plane);
         pull.first = piece->first;
         pull.count = piece->count;
         t->ask.done = transfer_landed;
@@ -132,7 +130,7 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
 static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
 {
         const struct piece *piece = &f->pieces->items[f->next_piece];
-        enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + f->next_plane);
+        struct plane plane = plane_updated(f->next_plane);
         int r;
 
         *t = (struct fill_target_transfer){ .f = f,
@@ -142,7 +140,7 @@ static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
         list_init(&t->ask.link);
         t->to = state_map(f->state, plane, piece->group,
                           (struct range){ piece->first, piece->count });
-        if (!plan_has(f->state->plan, piece->group, ZERO_PLANE_MASTER + ++f->next_plane)) {
+        if (!plan_has(f->state->plan, piece->group, plane_updated(++f->next_plane))) {
                 f->next_plane = 0;
                 f->next_piece++;
         }

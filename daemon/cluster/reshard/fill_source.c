@@ -44,7 +44,7 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
         return h;
 }
 
-struct mapping fill_source_map(const struct replica *h, enum zero_plane plane, uint32_t group,
+struct mapping fill_source_map(const struct replica *h, struct plane plane, uint32_t group,
                                struct range part)
 {
         const struct plan *plan = h->state->plan;
@@ -110,7 +110,7 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
                 return;
         }
         if (request->group < job->layout->n_groups)
-                p = fill_source_map(h, (enum zero_plane)request->plane, request->group,
+                p = fill_source_map(h, plane_from(request->plane), request->group,
                                     (struct range){ request->first, request->count });
         if (p.bytes == 0) {
                 state_unmap(&p);

@@ -14,5 +14,5 @@ struct fill_source {
 struct replica *fill_source_find(const struct job *job, const struct fill_source *g,
                                  struct fault *fault);
 /* A part of a group in MASTER or a moment; not mapped: this replica lacks some of it. */
-struct mapping fill_source_map(const struct replica *h, enum zero_plane plane, uint32_t group,
+struct mapping fill_source_map(const struct replica *h, struct plane plane, uint32_t group,
                                struct range part);

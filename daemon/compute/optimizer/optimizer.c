@@ -105,27 +105,22 @@ int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault)
         return r;
 }
 
-const char *optimizer_plane_name(const layout *l, uint32_t plane)
+const char *optimizer_plane_name(const layout *l, struct plane plane)
 {
         const char *name = NULL;
 
-        if (plane < ZERO_PLANE_MOMENT1 || plane >= ZERO_PLANE_MOMENT1 + OPTIMIZER_MOMENTS)
-                return plane_name(plane);
+        if (plane.kind != PLANE_MOMENT && plane.kind != PLANE_OLD)
+                return plane_name(plane_number(plane));
         for (uint32_t g = 0; g < l->n_groups; g++) {
-                const char *own = optimizer_moment(l, g, plane - ZERO_PLANE_MOMENT1);
+                const char *own = plane.kind == PLANE_MOMENT ? optimizer_moment(l, g, plane.index)
+                                  : l->groups[g].eager       ? "old"
+                                                             : NULL;
 
                 if (name && own && strcmp(name, own) != 0)
-                        return plane_name(plane);
+                        return plane_name(plane_number(plane));
                 name = own ? own : name;
         }
         return name;
-}
-
-uint64_t plane_bytes(enum zero_plane plane, enum zero_dtype dtype, uint64_t n)
-{
-        if (plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET)
-                return n * sizeof(uint64_t);
-        return n * dtype_size(plane == ZERO_PLANE_SERVE ? dtype : ZERO_FP32);
 }
 
 void optimizer_text(const layout *l, char *text, size_t size)

@@ -6,7 +6,7 @@
  * of the layout names its optimizer, and says whether it keeps an average of its weights (ema),
  * which goes with any optimizer (rules.h).  All other code asks here how many moments a group has,
  * what their names are, and whether a set of hyperparameters is valid.  Moment i of every group
- * lies in plane ZERO_PLANE_MOMENT1 + i; groups that have fewer moments have no part in the later
+ * lies in the plane of that index; groups that have fewer moments have no part in the later
  * planes.  The average lies behind the optimizer's own moments, as the group's last one.
  *
  * To add one: a file here and its line in OPTIMIZER_MAP, a rule in daemon/compute/device/rules.h
@@ -15,6 +15,7 @@
 #pragma once
 
 #include "daemon/compute/device/device.h"
+#include "daemon/compute/optimizer/plane.h"
 #include "proto/layout.h"
 
 /* OPTIMIZER_MOMENTS: with the average.  OPTIMIZER_VALUES: with its decay. */
@@ -63,9 +64,7 @@ const char *optimizer_moment(const layout *l, uint32_t group, uint32_t i);
 int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault);
 /* The name of a layout's plane; "moment1" or the like if groups differ.  NULL: no group has the
  * plane. */
-const char *optimizer_plane_name(const layout *l, uint32_t plane);
-/* Bytes that n elements of a group's plane take; dtype: in which trainers get the group. */
-uint64_t plane_bytes(enum zero_plane plane, enum zero_dtype dtype, uint64_t n);
+const char *optimizer_plane_name(const layout *l, struct plane plane);
 /* "adamw (master, exp_avg, exp_avg_sq)" for each optimizer of a layout. */
 void optimizer_text(const layout *l, char *text, size_t size);
 

@@ -10,7 +10,7 @@ static const char *told_plane(const struct job *job, size_t p)
 {
         if (p == CHECKSUM_STEP || p == CHECKSUM_SET)
                 return p == CHECKSUM_STEP ? "step" : "set";
-        return optimizer_plane_name(job->layout, ZERO_PLANE_MASTER + (uint32_t)p);
+        return optimizer_plane_name(job->layout, plane_updated((uint32_t)p));
 }
 
 static const char *const copies[PLACEMENT_COPIES] = { "own", "mirror" };

@@ -112,7 +112,7 @@ static int handle_access(struct pending_call *call, const Zero__Request *m, stru
 /* Gradients are a rank's to ask for: an observer knows no attempt. */
 static int handle_norms(struct pending_call *call, const Zero__Request *m, struct fault *fault)
 {
-        bool grad = m->norms->plane == ZERO_PLANE_GRAD;
+        bool grad = plane_from(m->norms->plane).kind == PLANE_GRAD;
         struct rank *rank = call->session->rank;
         struct push_window *window;
         struct job *job;

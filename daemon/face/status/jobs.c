@@ -11,10 +11,6 @@
 
 enum { STALLED_WAIT_S = 10, STALLED_STEPS = 10 };
 
-const enum zero_plane status_planes[STATUS_PLANES] = { ZERO_PLANE_MASTER,  ZERO_PLANE_MOMENT1,
-                                                       ZERO_PLANE_MOMENT2, ZERO_PLANE_MOMENT3,
-                                                       ZERO_PLANE_GRAD,    ZERO_PLANE_SERVE };
-
 static void report_ranks(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         for (uint32_t r = 0; r < job->world_size; r++) {
@@ -145,18 +141,10 @@ static void report_stash(struct arena *arena, const struct job *job, struct stat
                                                info.reserved, info.used, info.most, info.received };
 }
 
-/* Of one plane, or of something else that lies where the planes do. */
-typedef uint64_t bytes_of_plan(const struct plan *plan, enum zero_plane plane);
-
-static uint64_t old_bytes(const struct plan *plan, enum zero_plane plane)
+static void state_add(const struct state *state, struct plane plane, uint64_t *bytes,
+                      uint64_t *on_gpu)
 {
-        return plan->old_elements * sizeof(float);
-}
-
-static void state_add(const struct state *state, bytes_of_plan *of, enum zero_plane plane,
-                      uint64_t *bytes, uint64_t *on_gpu)
-{
-        uint64_t n = state ? of(state->plan, plane) : 0;
+        uint64_t n = state ? plan_plane_bytes(state->plan, plane) : 0;
 
         *bytes += n;
         if (state && !place_is_host(state->id.place))
@@ -164,16 +152,14 @@ static void state_add(const struct state *state, bytes_of_plan *of, enum zero_pl
 }
 
 /* Over all replicas here, those of earlier owner lists included. */
-static uint64_t replicas_bytes(const struct job *job, bytes_of_plan *of, enum zero_plane plane,
-                               uint64_t *on_gpu)
+static uint64_t replicas_bytes(const struct job *job, struct plane plane, uint64_t *on_gpu)
 {
         uint64_t bytes = 0;
 
         for_replicas (job, h)
-                state_add(h->state, of, plane, &bytes, on_gpu);
+                state_add(h->state, plane, &bytes, on_gpu);
         list_for_each ((struct list *)&job->old_replicas, item) {
-                state_add(CONTAINER_OF(item, struct replica, link)->state, of, plane, &bytes,
-                          on_gpu);
+                state_add(CONTAINER_OF(item, struct replica, link)->state, plane, &bytes, on_gpu);
         }
         return bytes;
 }
@@ -191,23 +177,23 @@ static void report_formula(const struct job *job, struct status_job *ret)
         ret->zero_formula.stage3_bytes = bytes / job->placement.n_owners;
 }
 
+static void report_plane(struct arena *arena, const struct job *job, struct plane plane,
+                         struct status_job *ret)
+{
+        const char *name = optimizer_plane_name(job->layout, plane);
+
+        if (name)
+                counts_add(arena, &ret->planes, name,
+                           replicas_bytes(job, plane, &ret->planes_on_gpu));
+}
+
 static void report_planes(struct arena *arena, const struct job *job, struct status_job *ret)
 {
-        for (size_t p = 0; p < STATUS_PLANES; p++) {
-                const char *name = optimizer_plane_name(job->layout, status_planes[p]);
-
-                if (name)
-                        counts_add(arena, &ret->planes, name,
-                                   replicas_bytes(job, plan_plane_bytes, status_planes[p],
-                                                  &ret->planes_on_gpu));
-        }
-        for (uint32_t g = 0; g < job->layout->n_groups; g++)
-                if (job->layout->groups[g].eager) {
-                        counts_add(arena, &ret->planes, "old",
-                                   replicas_bytes(job, old_bytes, ZERO_PLANE_MASTER,
-                                                  &ret->planes_on_gpu));
-                        return;
-                }
+        for (uint32_t k = 0; k < UPDATE_PLANES; k++)
+                report_plane(arena, job, plane_updated(k), ret);
+        report_plane(arena, job, plane_grad, ret);
+        report_plane(arena, job, plane_serve, ret);
+        report_plane(arena, job, plane_old, ret);
 }
 
 static void report_origin(struct arena *arena, const struct rank *rank, struct status_job *ret)

@@ -91,5 +91,3 @@ bool wait_is_for_rank(const struct status_wait *w);
 void report_owners(struct arena *arena, const struct engine *x, const struct placement *placement,
                    struct record_texts *ret);
 /* Planes in the order of answers. */
-enum { STATUS_PLANES = 6 };
-extern const enum zero_plane status_planes[STATUS_PLANES];

@@ -63,10 +63,10 @@ static void pull_send(struct pull *p)
 {
         struct replica *h = p->replica;
 
-        p->sent = state_map(h->state, ZERO_PLANE_SERVE, p->group, p->range);
+        p->sent = state_map(h->state, plane_serve, p->group, p->range);
         shard_pin(h, p->group);
-        if (staged_payload(h->job, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at,
-                           p->sent.bytes, false, pull_sent, p))
+        if (staged_payload(h->job, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at, p->sent.bytes,
+                           false, pull_sent, p))
                 pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 

@@ -212,7 +212,7 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         e->in_flight++;
         if (h) {
                 shard_pin(h, group);
-                s->src = state_map(h->state, ZERO_PLANE_SERVE, group, range);
+                s->src = state_map(h->state, plane_serve, group, range);
                 job_copy(job, &s->copy, s->dst, s->src.at, s->bytes, slice_copied);
         }
         return true;

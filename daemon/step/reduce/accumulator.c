@@ -256,7 +256,7 @@ static void accumulator_add(const struct replica *h, uint32_t group, const struc
         struct pieces p;
 
         pieces_init(&p, shard->n_segments, o);
-        sum = state_map(h->state, ZERO_PLANE_GRAD, group, shard->range);
+        sum = state_map(h->state, plane_grad, group, shard->range);
         pieces_take(&p, h, group, o, norm, sum.at);
         pieces_reduce(h, &p, o, norm);
         state_unmap(&sum);

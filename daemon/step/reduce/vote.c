@@ -125,7 +125,7 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 return;
         }
         *s = (struct sending){ h, request->group,
-                               state_map(h->state, ZERO_PLANE_GRAD, request->group, shard->range) };
+                               state_map(h->state, plane_grad, request->group, shard->range) };
         job_ref(job);
         accumulator_read_begin(h, request->group);
         if (staged_payload(h->job, node, request->transfer, TRAFFIC_REDUCE,

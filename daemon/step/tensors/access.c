@@ -125,7 +125,7 @@ static void access_dirty(struct access *a)
 
 static void access_written(struct access *a, int status, const char *text)
 {
-        if (a->pending == 1 && !a->status && !status && a->put && a->plane == ZERO_PLANE_MASTER)
+        if (a->pending == 1 && !a->status && !status && a->put && a->plane.kind == PLANE_MASTER)
                 access_dirty(a);
         else
                 access_part(a, status, text);
@@ -260,7 +260,7 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
         pull.kind = ZERO__PULL__KIND__PLANE;
         pull.owner = owner;
         pull.tensor = w->tensor;
-        pull.plane = w->plane;
+        pull.plane = plane_number(w->plane);
         pull.first = w->first;
         pull.count = w->count;
         pull.version = w->job->version;
@@ -281,7 +281,7 @@ static void part_put(struct access *a, struct work *w, uint32_t holder)
         range.owner = holder_owner(placement, holder);
         range.copy = holder_copy(placement, holder);
         range.tensor = w->tensor;
-        range.plane = w->plane;
+        range.plane = plane_number(w->plane);
         range.first = w->first;
         range.count = w->count;
         range.version = w->job->version;
@@ -371,6 +371,7 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                         uint64_t transfer_bytes, struct fault *fault)
 {
         uint64_t most = put ? transfer_bytes / PUT_SLOTS : transfer_bytes, bytes;
+        const struct plane plane = plane_from(m->plane);
         const struct layout_tensor *t;
 
         if (m->tensor >= job->layout->n_tensors)
@@ -379,15 +380,15 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         t = &job->layout->tensors[m->tensor];
         if (!plane_name(m->plane))
                 return fault_set(fault, ZERO_EINVAL, "there is no plane %u", m->plane);
-        if (m->plane == ZERO_PLANE_GRAD)
+        if (plane.kind == PLANE_GRAD)
                 return fault_set(fault, ZERO_EINVAL, "plane grad cannot be read or written");
-        if (put && m->plane == ZERO_PLANE_SERVE)
+        if (put && plane.kind == PLANE_SERVE)
                 return fault_set(fault, ZERO_EINVAL,
                                  "the serve plane follows master: write master");
-        if (t->frozen && m->plane != ZERO_PLANE_MASTER && m->plane != ZERO_PLANE_SERVE)
+        if (t->frozen && plane.kind != PLANE_MASTER && plane.kind != PLANE_SERVE)
                 return fault_set(fault, ZERO_EINVAL,
                                  "tensor '%s' is frozen: it has no optimizer state", t->name);
-        if (!tensor_has(job, t, m->plane))
+        if (!tensor_has(job, t, plane))
                 return fault_set(
                         fault, ZERO_EINVAL,
                         "tensor '%s' has no plane %s: its group, of %s%s, keeps %u beside the "
@@ -395,19 +396,18 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
                         t->name, plane_name(m->plane), optimizer_of(job->layout, t->group)->name,
                         job->layout->groups[t->group].ema ? " with averages" : "",
                         optimizer_moments(job->layout, t->group));
-        if (plane_is_single((enum zero_plane)m->plane)
-                    ? m->first != 0 || m->count != 1
-                    : m->first > t->elements || m->count > t->elements - m->first)
+        if (plane_is_single(plane) ? m->first != 0 || m->count != 1
+                                   : m->first > t->elements || m->count > t->elements - m->first)
                 return fault_set(fault, ZERO_ERANGE,
                                  "elements %llu to %llu lie outside tensor '%s' (%llu elements)",
                                  (unsigned long long)m->first,
                                  (unsigned long long)(m->first + m->count), t->name,
                                  (unsigned long long)t->elements);
-        if (m->dtype && (!put || !plane_takes(job, m->tensor, (enum zero_plane)m->plane, m->dtype)))
+        if (m->dtype && (!put || !plane_takes(job, m->tensor, plane, m->dtype)))
                 return fault_set(fault, ZERO_EINVAL,
                                  "tensor '%s': values of type %s do not go with plane %s", t->name,
                                  dtype_name((enum zero_dtype)m->dtype), plane_name(m->plane));
-        bytes = m->count * values_size(job, m->tensor, (enum zero_plane)m->plane, m->dtype);
+        bytes = m->count * values_size(job, m->tensor, plane, m->dtype);
         if (bytes > most || m->at > transfer_bytes - bytes)
                 return fault_set(fault, ZERO_ERANGE,
                                  "the call moves more than %llu bytes, or bytes outside the "
@@ -480,7 +480,7 @@ static int access_may_begin(struct access *a, struct fault *fault)
         int r = 0;
 
         if (a->put)
-                r = a->plane == ZERO_PLANE_SET ? put_set_check(job, a->window, fault)
+                r = a->plane.kind == PLANE_SET ? put_set_check(job, a->window, fault)
                                                : put_check(job, fault);
         if (r || !a->put || borrows(a))
                 return r;
@@ -521,7 +521,7 @@ int access_start(struct job *job, struct push_window *window, const Zero__Access
                               .put = put,
                               .id = ++job->x->tensors->last_put,
                               .tensor = m->tensor,
-                              .plane = (enum zero_plane)m->plane,
+                              .plane = plane_from(m->plane),
                               .dtype = m->dtype,
                               .first = m->first,
                               .count = m->count,

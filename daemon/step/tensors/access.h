@@ -55,7 +55,7 @@ struct access {
         bool put;
         uint64_t id; /* the put's number, for other nodes */
         uint32_t tensor;
-        enum zero_plane plane;
+        struct plane plane;
         uint32_t dtype; /* of the values; 0: the plane's */
         uint64_t first, count;
         uint64_t at; /* in the transfer area */
@@ -83,7 +83,7 @@ struct work {
         uint64_t version;  /* the job's version, as the client's node knows it */
         uint64_t put_name; /* the same for owner and mirror (state_put_end()) */
         uint32_t tensor, group;
-        enum zero_plane plane;
+        struct plane plane;
         uint32_t dtype;        /* of the values in the buffer; 0: the plane's */
         uint64_t first, count; /* in the tensor */
         void *buffer;          /* the client's memory, or a buffer */
@@ -95,21 +95,21 @@ struct work {
 };
 
 /* True if the plane has one value per tensor, kept by every owner with a part of the tensor. */
-bool plane_is_single(enum zero_plane plane);
+bool plane_is_single(struct plane plane);
 /* True if the tensor has the plane.  A frozen tensor has no moments, step or set, and the optimizer
  * decides how many moments there are. */
-bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t plane);
+bool tensor_has(const struct job *job, const struct layout_tensor *t, struct plane plane);
 /* Says what ZERO_ERANGE means for a put to that plane. */
-const char *work_range_text(enum zero_plane plane);
+const char *work_range_text(struct plane plane);
 /* Bytes per element of the plane. */
-size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane);
+size_t plane_size(const struct job *job, uint32_t tensor, struct plane plane);
 /* Bytes per value of type dtype on its way to the plane; dtype 0: the plane's type. */
-size_t values_size(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype);
+size_t values_size(const struct job *job, uint32_t tensor, struct plane plane, uint32_t dtype);
 /* True if values of the type can be put into the plane; dtype 0: the plane's type. */
-bool plane_takes(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype);
+bool plane_takes(const struct job *job, uint32_t tensor, struct plane plane, uint32_t dtype);
 
 /* A work is made, begun once no update runs, copied on an offload thread, and freed. */
-struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum zero_plane plane,
+struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, struct plane plane,
                       uint64_t first, uint64_t count);
 /* Gives the put one name for owner and mirror, from the client's node and the put's number there.
  */
@@ -131,7 +131,7 @@ struct norm_sum {
 };
 void norm_sums_init(struct norm_sum *sums, uint32_t n);
 /* True if the norm counts the tensor's values: bytes have no norm. */
-bool norm_counts(const struct job *job, const struct layout_tensor *t, uint32_t plane);
+bool norm_counts(const struct job *job, const struct layout_tensor *t, struct plane plane);
 int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault);
 /* Ends the norms of a job that was dropped. */
 void norms_fail(struct job *job, int status, const char *text);

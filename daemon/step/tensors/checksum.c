@@ -84,7 +84,7 @@ static uint64_t summing_count(const struct summing *c, const struct plan_segment
 static void summing_add(struct summing *c, const struct plan_segment *s, uint64_t n)
 {
         const struct state *state = c->work.replica->state;
-        enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + c->plane);
+        struct plane plane = plane_updated(c->plane);
         uint64_t first = s->in_group - c->work.job->layout->tensors[s->tensor].offset + c->at;
         uint64_t *sum = c->sum.sum[c->plane];
         struct mapping values;
@@ -92,13 +92,15 @@ static void summing_add(struct summing *c, const struct plan_segment *s, uint64_
         if (c->plane == CHECKSUM_STEP || c->plane == CHECKSUM_SET) {
                 bool step = c->plane == CHECKSUM_STEP;
 
-                checksum_single(sum, step ? ZERO_PLANE_STEP : ZERO_PLANE_SET, s->tensor, first, n,
+                plane.kind = step ? PLANE_STEP : PLANE_SET;
+                plane.index = 0;
+                checksum_single(sum, plane_number(plane), s->tensor, first, n,
                                 step ? state->tensor_step[s->tensor]
                                      : state->tensor_set[s->tensor]);
                 return;
         }
         values = state_map(state, plane, s->group, (struct range){ s->in_group + c->at, n });
-        checksum_blocks(sum, plane, s->tensor, first,
+        checksum_blocks(sum, plane_number(plane), s->tensor, first,
                         place_read(values.at, values.bytes, c->work.buffer), n);
         state_unmap(&values);
 }

@@ -23,20 +23,20 @@ void norm_sums_init(struct norm_sum *sums, uint32_t n)
         }
 }
 
-bool norm_counts(const struct job *job, const struct layout_tensor *t, uint32_t plane)
+bool norm_counts(const struct job *job, const struct layout_tensor *t, struct plane plane)
 {
         if (dtype_is_bytes(job->layout->groups[t->group].dtype))
                 return false;
-        return plane == ZERO_PLANE_GRAD ? !t->frozen : tensor_has(job, t, plane);
+        return plane.kind == PLANE_GRAD ? !t->frozen : tensor_has(job, t, plane);
 }
 
 int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault)
 {
+        const struct plane plane = plane_from(m->plane);
         uint32_t n = job->layout->n_tensors;
 
-        if (m->plane != ZERO_PLANE_GRAD && m->plane != ZERO_PLANE_MASTER &&
-            (m->plane < ZERO_PLANE_MOMENT1 || m->plane > ZERO_PLANE_MOMENT3 ||
-             !optimizer_plane_name(job->layout, m->plane)))
+        if (plane.kind != PLANE_GRAD && plane.kind != PLANE_MASTER &&
+            (plane.kind != PLANE_MOMENT || !optimizer_plane_name(job->layout, plane)))
                 return fault_set(fault, ZERO_EINVAL,
                                  "plane %s (%u) has no norms: only gradients, master weights and "
                                  "the moments of the job's optimizers have norms",
@@ -167,7 +167,7 @@ static void norms_ask(struct norms *n, uint64_t version)
         norm_sums_init(n->sums, n->count);
         n->elements = n->newest = 0;
         n->oldest = UINT64_MAX;
-        of.plane = n->plane;
+        of.plane = plane_number(n->plane);
         of.first = n->first;
         of.count = n->count;
         of.attempt = n->attempt;
@@ -197,7 +197,7 @@ static int norms_new(struct job *job, struct push_window *window, const Zero__No
         if (n)
                 *n = (struct norms){ .job = job,
                                      .window = window,
-                                     .plane = m->plane,
+                                     .plane = plane_from(m->plane),
                                      .first = m->first,
                                      .count = m->count,
                                      .attempt = m->attempt,

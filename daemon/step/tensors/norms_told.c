@@ -73,7 +73,7 @@ static void told_part(struct norms_told *t, int status, const char *text)
 static void norms_add_segment(struct work *w, const struct plan_segment *s, uint64_t n)
 {
         const struct job *job = w->job;
-        double scale = w->plane == ZERO_PLANE_GRAD ? reduce_norm_scale(job, w->group) : 1;
+        double scale = w->plane.kind == PLANE_GRAD ? reduce_norm_scale(job, w->group) : 1;
         struct norm_sum *sums = w->buffer, *sum = &sums[s->tensor - w->tensor];
         struct mapping values;
 
@@ -133,7 +133,7 @@ static void norms_submit(struct work *w)
 {
         w->task.run = norms_run;
         w->task.done = norms_ran;
-        job_compute(w->job, w->plane == ZERO_PLANE_GRAD ? OFFLOAD_STEP : work_lane(w), &w->task);
+        job_compute(w->job, w->plane.kind == PLANE_GRAD ? OFFLOAD_STEP : work_lane(w), &w->task);
 }
 
 static void norms_ran(struct offload_task *task)
@@ -153,7 +153,7 @@ static void norms_ran(struct offload_task *task)
                 to->finite = to->finite && sums[i].finite;
         }
         t->elements += w->elements;
-        if (w->plane == ZERO_PLANE_GRAD)
+        if (w->plane.kind == PLANE_GRAD)
                 accumulator_read_end(w->replica, w->group);
         norms_work_end(w, ZERO_OK, "");
 }
@@ -167,7 +167,7 @@ static bool norms_must_wait(struct work *w)
         w->replica = h;
         if (!h)
                 return false;
-        if (w->plane != ZERO_PLANE_GRAD)
+        if (w->plane.kind != PLANE_GRAD)
                 return job->version < w->version || h->updating;
         return job->attempt < w->attempt ||
                (job->attempt == w->attempt && !accumulator_settle(h, w->group));
@@ -178,7 +178,7 @@ static void norms_begin(struct work *w)
 {
         struct norm_sum *sums = w->buffer;
         struct norms_told *t = w->norms;
-        bool grad = w->plane == ZERO_PLANE_GRAD;
+        bool grad = w->plane.kind == PLANE_GRAD;
 
         if (w->job->dead) {
                 norms_work_end(w, ZERO_ENOJOB, "the job was dropped or the daemon stops");
@@ -209,7 +209,7 @@ static void norms_begin(struct work *w)
 static void told_begin(struct norms_told *t, struct replica *h, uint32_t tensor, uint32_t n,
                        const Zero__NormsAsk *ask)
 {
-        struct work *w = work_new(t->job, h, tensor, (enum zero_plane)ask->of->plane, 0, n);
+        struct work *w = work_new(t->job, h, tensor, plane_from(ask->of->plane), 0, n);
 
         if (w)
                 w->buffer = calloc(n, sizeof(struct norm_sum));

@@ -25,7 +25,8 @@ struct norms {
         struct turn turn; /* of planes other than GRAD */
         struct job *job;
         struct push_window *window; /* counts the norms among the client's gets */
-        uint32_t plane, first, count;
+        struct plane plane;
+        uint32_t first, count;
         uint64_t attempt; /* GRAD */
         uint64_t timeout_ms;
         uint32_t rank;           /* GRAD: the rank that asks */
@@ -55,7 +56,7 @@ void norms_result(const struct norms *n, struct request *r);
 /* norms_told.c */
 void norms_ask_message(struct job *job, uint32_t node, const Zero__LinkMessage *m);
 
-/* Indices of checksum.sum: master and moments are at plane - ZERO_PLANE_MASTER, then come these. */
+/* Indices of checksum.sum: plane_updated(k) is at k, then come these. */
 enum { CHECKSUM_STEP = UPDATE_PLANES, CHECKSUM_SET, CHECKSUM_PLANES };
 /* A hash of each plane over an owner's part: sums of block hashes, in any order. */
 struct checksum {

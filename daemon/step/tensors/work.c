@@ -14,44 +14,43 @@
 
 #include "proto/cleanup.h"
 
-bool plane_is_single(enum zero_plane plane)
+bool plane_is_single(struct plane plane)
 {
-        return plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET;
+        return plane.kind == PLANE_STEP || plane.kind == PLANE_SET;
 }
 
-bool tensor_has(const struct job *job, const struct layout_tensor *t, uint32_t plane)
+bool tensor_has(const struct job *job, const struct layout_tensor *t, struct plane plane)
 {
-        if (plane == ZERO_PLANE_MASTER || plane == ZERO_PLANE_SERVE)
+        if (plane.kind == PLANE_MASTER || plane.kind == PLANE_SERVE)
                 return true;
-        if (plane == ZERO_PLANE_STEP || plane == ZERO_PLANE_SET)
-                return !t->frozen;
-        return !t->frozen && plane >= ZERO_PLANE_MOMENT1 &&
-               plane - ZERO_PLANE_MOMENT1 < optimizer_moments(job->layout, t->group);
+        return !t->frozen &&
+               (plane_is_single(plane) || (plane.kind == PLANE_MOMENT &&
+                                           plane.index < optimizer_moments(job->layout, t->group)));
 }
 
-size_t plane_size(const struct job *job, uint32_t tensor, enum zero_plane plane)
+size_t plane_size(const struct job *job, uint32_t tensor, struct plane plane)
 {
         return plane_bytes(plane, job->layout->groups[job->layout->tensors[tensor].group].dtype, 1);
 }
 
-size_t values_size(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype)
+size_t values_size(const struct job *job, uint32_t tensor, struct plane plane, uint32_t dtype)
 {
         return dtype ? dtype_size((enum zero_dtype)dtype) : plane_size(job, tensor, plane);
 }
 
-bool plane_takes(const struct job *job, uint32_t tensor, enum zero_plane plane, uint32_t dtype)
+bool plane_takes(const struct job *job, uint32_t tensor, struct plane plane, uint32_t dtype)
 {
         uint32_t group = job->layout->tensors[tensor].group;
 
         if (dtype == 0)
                 return true;
         return (dtype == ZERO_BF16 || dtype == ZERO_FP16) && !plane_is_single(plane) &&
-               plane != ZERO_PLANE_SERVE && !dtype_is_bytes(job->layout->groups[group].dtype);
+               plane.kind != PLANE_SERVE && !dtype_is_bytes(job->layout->groups[group].dtype);
 }
 
-const char *work_range_text(enum zero_plane plane)
+const char *work_range_text(struct plane plane)
 {
-        return plane == ZERO_PLANE_SET ? "hyperparameter sets are numbered from 0 to 255"
+        return plane.kind == PLANE_SET ? "hyperparameter sets are numbered from 0 to 255"
                                        : "a tensor's step is at most 549755813887";
 }
 _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the texts say");
@@ -59,15 +58,15 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 /* ---- an owner's part ---------------------------------------------------------- */
 
 /* Maps the work's elements of a plane, or the tensor's one value. */
-static struct mapping work_map(const struct work *w, enum zero_plane plane)
+static struct mapping work_map(const struct work *w, struct plane plane)
 {
         const struct state *state = w->replica->state;
         const struct layout_tensor *t = &w->job->layout->tensors[w->tensor];
 
-        if (plane == ZERO_PLANE_STEP)
+        if (plane.kind == PLANE_STEP)
                 return (struct mapping){ NULL, (void *)&state->tensor_step[w->tensor],
                                          sizeof(uint64_t) };
-        if (plane == ZERO_PLANE_SET)
+        if (plane.kind == PLANE_SET)
                 return (struct mapping){ NULL, (void *)&state->tensor_set[w->tensor],
                                          sizeof(uint64_t) };
         return state_map(state, plane, w->group, (struct range){ t->offset + w->first, w->count });
@@ -95,20 +94,19 @@ static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
         const layout *l = job->layout;
-        bool master = w->put && w->plane == ZERO_PLANE_MASTER;
+        bool master = w->put && w->plane.kind == PLANE_MASTER;
         struct mapping plane = work_map(w, w->plane), serve = { NULL }, ema = { NULL };
         const struct device_ops *ops = w->job->x->ops;
 
         if (master && layout_group_served(&l->groups[w->group]))
-                serve = work_map(w, ZERO_PLANE_SERVE);
+                serve = work_map(w, plane_serve);
         if (w->put)
                 put_copy(w, plane.at, serve.at);
         else
                 ops->copy(w->buffer, plane.at, plane.bytes);
         if (master && !l->tensors[w->tensor].frozen && l->groups[w->group].ema &&
             w->replica->state->tensor_step[w->tensor] == 0) {
-                ema = work_map(
-                        w, (enum zero_plane)(ZERO_PLANE_MASTER + optimizer_moments(l, w->group)));
+                ema = work_map(w, plane_updated(optimizer_moments(l, w->group)));
                 ops->copy(ema.at, plane.at, plane.bytes);
         }
         state_unmap(&ema);
@@ -140,7 +138,7 @@ void work_name_put(struct work *w, uint32_t node, uint64_t put)
 /* Puts a tensor's one value, on the loop thread, so that no vote comes between. */
 static void work_put_single(struct work *w)
 {
-        uint64_t number, most = w->plane == ZERO_PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
+        uint64_t number, most = w->plane.kind == PLANE_SET ? ZERO_SET_MAX - 1 : STATE_STEP_MAX;
 
         memcpy(&number, w->buffer, sizeof number);
         if (number > most) {
@@ -148,7 +146,7 @@ static void work_put_single(struct work *w)
                 return;
         }
         state_put_begin(w->replica->state);
-        if (w->plane == ZERO_PLANE_SET)
+        if (w->plane.kind == PLANE_SET)
                 state_put_set(w->replica->state, w->tensor, number);
         else
                 state_put_step(w->replica->state, w->tensor, number);
@@ -188,12 +186,12 @@ static bool work_must_wait(struct work *w)
                 return true;
         if (w->put && h->copying)
                 return true;
-        return w->put && w->plane == ZERO_PLANE_SET && accumulator_voted(h);
+        return w->put && w->plane.kind == PLANE_SET && accumulator_voted(h);
 }
 
 void work_start(struct work *w)
 {
-        if (w->plane != ZERO_PLANE_GRAD && w->replica)
+        if (w->plane.kind != PLANE_GRAD && w->replica)
                 update_undo(w->replica); /* planes are read and written as the record has them */
         if (work_must_wait(w))
                 list_insert(&w->job->x->tensors->works, &w->link);
@@ -239,7 +237,7 @@ void work_free(struct work *w)
         free(w);
 }
 
-struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, enum zero_plane plane,
+struct work *work_new(struct job *job, struct replica *h, uint32_t tensor, struct plane plane,
                       uint64_t first, uint64_t count)
 {
         struct work *w = calloc(1, sizeof *w);
@@ -263,20 +261,19 @@ const char being_moved[] = "the job's shards are being moved: try again";
 /* ---- other nodes' requests ----------------------------------------------------------- */
 
 static bool request_lies_here(const struct job *job, const struct replica *h, uint32_t tensor,
-                              uint32_t plane, uint64_t first, uint64_t count)
+                              struct plane plane, uint64_t first, uint64_t count)
 {
         const struct layout_tensor *t;
         struct range range;
 
-        if (!h || tensor >= job->layout->n_tensors || plane < ZERO_PLANE_MASTER ||
-            plane > ZERO_PLANE_SET || plane == ZERO_PLANE_GRAD)
+        if (!h || tensor >= job->layout->n_tensors)
                 return false;
         t = &job->layout->tensors[tensor];
         range = h->state->plan->shards[t->group].range;
         if (first > t->elements || count > t->elements - first || count == 0 || range.count == 0 ||
             !tensor_has(job, t, plane))
                 return false;
-        if (plane_is_single((enum zero_plane)plane))
+        if (plane_is_single(plane))
                 return count == 1;
         return t->offset + first >= range.first &&
                t->offset + first + count <= range.first + range.count;
@@ -320,7 +317,8 @@ static void put_pull(struct job *job, uint32_t node, const Zero__Pull *request)
         size_t size;
         uint64_t skip;
 
-        if (!a || a->job != job || a->tensor != request->tensor || a->plane != request->plane ||
+        if (!a || a->job != job || a->tensor != request->tensor ||
+            plane_number(a->plane) != request->plane ||
             (!plane_is_single(a->plane) &&
              (request->first < a->first || request->count > a->count ||
               request->first - a->first > a->count - request->count)) ||
@@ -349,13 +347,13 @@ void access_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 ask_refuse(job, node, request->transfer, ZERO_EBUSY, being_moved);
                 return;
         }
-        if (!request_lies_here(job, h, request->tensor, request->plane, request->first,
+        if (!request_lies_here(job, h, request->tensor, plane_from(request->plane), request->first,
                                request->count)) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO,
                            "no such range on this owner");
                 return;
         }
-        w = work_new(job, h, request->tensor, (enum zero_plane)request->plane, request->first,
+        w = work_new(job, h, request->tensor, plane_from(request->plane), request->first,
                      request->count);
         if (!w) {
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
@@ -405,13 +403,14 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
                 answer(job->x, node, m, ZERO_EBUSY, being_moved);
                 return;
         }
-        if (!request_lies_here(job, h, put->tensor, put->plane, put->first, put->count) ||
-            !plane_takes(job, put->tensor, (enum zero_plane)put->plane, put->dtype)) {
+        if (!request_lies_here(job, h, put->tensor, plane_from(put->plane), put->first,
+                               put->count) ||
+            !plane_takes(job, put->tensor, plane_from(put->plane), put->dtype)) {
                 answer(job->x, node, m, ZERO_EPROTO, "no such range on this owner");
                 return;
         }
-        w = work_new(job, h, put->tensor, (enum zero_plane)put->plane, put->first, put->count);
-        bytes = put->count * values_size(job, put->tensor, (enum zero_plane)put->plane, put->dtype);
+        w = work_new(job, h, put->tensor, plane_from(put->plane), put->first, put->count);
+        bytes = put->count * values_size(job, put->tensor, plane_from(put->plane), put->dtype);
         if (w)
                 w->buffer = malloc(bytes);
         if (!w || !w->buffer) {

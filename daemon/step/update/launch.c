@@ -140,10 +140,9 @@ static void shard_map(struct launch *l)
         const struct plan_shard *shard = run_shard(l);
 
         for (uint32_t k = 0; k <= shard->n_moments; k++)
-                l->planes[k] = state_map(s, (enum zero_plane)(ZERO_PLANE_MASTER + k), l->group,
-                                         shard->range);
-        l->grad = state_map(s, ZERO_PLANE_GRAD, l->group, shard->range);
-        l->served = state_map(s, ZERO_PLANE_SERVE, l->group, shard->range);
+                l->planes[k] = state_map(s, plane_updated(k), l->group, shard->range);
+        l->grad = state_map(s, plane_grad, l->group, shard->range);
+        l->served = state_map(s, plane_serve, l->group, shard->range);
 }
 
 static void shard_unmap(struct launch *l)

@@ -151,7 +151,7 @@ static int take_piece(struct loader *ld, uint64_t offset, uint8_t *to, uint64_t 
 
 /* Takes what the two shards of a group have in common of a plane, which begins at `at` in the
  * stream.  It is contiguous in both. */
-static int take_plane(struct loader *ld, uint32_t group, enum zero_plane plane, uint64_t at)
+static int take_plane(struct loader *ld, uint32_t group, struct plane plane, uint64_t at)
 {
         const struct range *from = &ld->plan->shards[group].range;
         const struct range *to = &ld->state->plan->shards[group].range;
@@ -179,7 +179,7 @@ static int take_group(struct loader *ld, uint32_t group)
         int r = 0;
 
         for (uint32_t k = 0; r == 0 && k <= from->n_moments; k++) {
-                enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + k);
+                struct plane plane = plane_updated(k);
 
                 r = take_plane(ld, group, plane, at);
                 at += plan_bytes(ld->plan, plane, group, from->range).count;

@@ -42,7 +42,7 @@ static void map_add_master(struct snapshot_map *map, const struct plan *plan, ui
 {
         const struct plan_shard *shard = &plan->shards[group];
         const struct plan_segment *s = &plan->segments[shard->first_segment];
-        struct snapshot_extent run = { .plane = ZERO_PLANE_MASTER, .group = group };
+        struct snapshot_extent run = { .plane = plane_master, .group = group };
 
         for (uint32_t i = 0; i < shard->n_segments; i++) {
                 bool frozen = s[i].moment == UINT64_MAX;
@@ -76,10 +76,9 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
                 map_add_master(&map, plan, g);
                 for (uint32_t i = 0; i < shard->n_moments; i++)
                         map_add(&map, plan,
-                                (struct snapshot_extent){
-                                        .plane = (enum zero_plane)(ZERO_PLANE_MOMENT1 + i),
-                                        .group = g,
-                                        .part = shard->range });
+                                (struct snapshot_extent){ .plane = plane_updated(1 + i),
+                                                          .group = g,
+                                                          .part = shard->range });
                 map.group_end[g] = map.bytes;
         }
         *ret = map;
@@ -127,7 +126,7 @@ void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan
         uint64_t at = c.group ? map->group_end[c.group - 1] : 0; /* of the plane */
 
         for (uint32_t k = 0; k <= shard->n_moments; k++) {
-                enum zero_plane plane = (enum zero_plane)(ZERO_PLANE_MASTER + k);
+                struct plane plane = plane_updated(k);
                 struct range all = plan_bytes(plan, plane, c.group, shard->range);
                 struct range own =
                         plan_bytes(plan, plane, c.group, (struct range){ c.in_group, c.n });

@@ -28,7 +28,7 @@ enum { SNAPSHOT_BLOCK = 4 << 20 };
 struct snapshot_extent {
         uint64_t offset, bytes; /* in the stream */
         struct range part;      /* of the group */
-        enum zero_plane plane;
+        struct plane plane;
         uint32_t group;
         bool frozen; /* no update changes it */
 };

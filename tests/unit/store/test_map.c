@@ -36,8 +36,8 @@ TestSuite(map, .init = begin, .fini = end);
 
 Test(map, a_part_of_a_plane_is_the_same_memory_as_in_a_map_of_all_of_it)
 {
-        const enum zero_plane planes[] = { ZERO_PLANE_MASTER, ZERO_PLANE_MOMENT1,
-                                           ZERO_PLANE_MOMENT2, ZERO_PLANE_GRAD };
+        const struct plane planes[] = { plane_master, plane_updated(1), plane_updated(2),
+                                        plane_grad };
 
         for (unsigned i = 0; i < sizeof(planes) / sizeof(*planes); i++) {
                 struct range whole = state->plan->shards[0].range;
@@ -58,8 +58,8 @@ Test(map, a_shard_is_what_trainers_get)
 {
         const struct plan_shard *bf16 = &state->plan->shards[0], *fp32 = &state->plan->shards[1];
         struct range part = { bf16->range.first + LAYOUT_ALIGN, LAYOUT_ALIGN };
-        struct mapping served = state_map(state, ZERO_PLANE_SERVE, 0, part);
-        struct mapping master = state_map(state, ZERO_PLANE_SERVE, 1, fp32->range);
+        struct mapping served = state_map(state, plane_serve, 0, part);
+        struct mapping master = state_map(state, plane_serve, 1, fp32->range);
         uint16_t expected[LAYOUT_ALIGN];
 
         device_host(NULL)->cast(ZERO_BF16, expected, ZERO_FP32,
@@ -74,7 +74,7 @@ Test(map, a_shard_is_what_trainers_get)
 Test(map, what_is_not_mapped_is_unmapped_without_effect)
 {
         struct mapping nothing = { NULL },
-                       some = state_map(state, ZERO_PLANE_GRAD, 0, (struct range){ 0, 0 });
+                       some = state_map(state, plane_grad, 0, (struct range){ 0, 0 });
 
         state_unmap(&nothing);
         state_unmap(&some);
@@ -84,7 +84,7 @@ Test(map, what_is_not_mapped_is_unmapped_without_effect)
 static void *map_often(void *arg)
 {
         for (int i = 0; i < 10000; i++) {
-                struct mapping m = state_map(state, ZERO_PLANE_MASTER, 0, (struct range){ 0, 1 });
+                struct mapping m = state_map(state, plane_master, 0, (struct range){ 0, 1 });
 
                 state_unmap(&m);
         }
@@ -118,7 +118,7 @@ static bool aborts(void (*call)(void))
 
 static void close_mapped(void)
 {
-        state_map(state, ZERO_PLANE_MASTER, 0, (struct range){ 0, 1 });
+        state_map(state, plane_master, 0, (struct range){ 0, 1 });
         state_close(state);
 }
 
@@ -129,7 +129,7 @@ Test(map, a_state_is_not_closed_while_some_of_it_is_mapped)
 
 static void map_behind(void)
 {
-        state_map(state, ZERO_PLANE_MASTER, 0, (struct range){ l->groups[0].elements, 1 });
+        state_map(state, plane_master, 0, (struct range){ l->groups[0].elements, 1 });
 }
 
 Test(map, nothing_behind_the_end_of_a_shard_is_mapped)

@@ -89,9 +89,9 @@ static void parts_follow(const struct plan *p, uint32_t group, uint64_t step)
 
         for (uint64_t at = shard->range.first; at < end; at += step) {
                 struct range part = { at, end - at < step ? end - at : step };
-                struct range m = plan_bytes(p, ZERO_PLANE_MASTER, group, part);
-                struct range v = plan_bytes(p, ZERO_PLANE_MOMENT2, group, part);
-                struct range s = plan_bytes(p, ZERO_PLANE_SERVE, group, part);
+                struct range m = plan_bytes(p, plane_master, group, part);
+                struct range v = plan_bytes(p, plane_updated(2), group, part);
+                struct range s = plan_bytes(p, plane_serve, group, part);
 
                 cr_assert(m.first == 4 * master && m.count == 4 * part.count);
                 cr_assert(v.first == 4 * moment || v.count == 0);
@@ -119,9 +119,9 @@ static void has_spans(const layout *l, const struct partition *partition, const 
         for (uint32_t i = 0; i < p->n_segments; i++) {
                 const struct plan_segment *s = &p->segments[i];
                 struct range part = { s->in_group, s->count };
-                struct range v = plan_bytes(p, ZERO_PLANE_MOMENT1, s->group, part);
+                struct range v = plan_bytes(p, plane_updated(1), s->group, part);
 
-                cr_assert_eq(plan_bytes(p, ZERO_PLANE_MASTER, s->group, part).first, 4 * s->master);
+                cr_assert_eq(plan_bytes(p, plane_master, s->group, part).first, 4 * s->master);
                 cr_assert_eq(v.count, s->moment == UINT64_MAX ? 0 : 4 * s->count);
                 cr_assert(v.count == 0 || v.first == 4 * s->moment);
         }
@@ -237,8 +237,8 @@ Test(plan, the_owners_planes_add_up_to_the_layout)
                         CLEANUP(cleanup_plan_free) struct plan *p = NULL;
 
                         cr_assert_eq(plan_new(l, partition, owner, 1 << 20, &p), 0);
-                        master += plan_plane_bytes(p, ZERO_PLANE_MASTER);
-                        cr_assert_eq(plan_plane_bytes(p, ZERO_PLANE_GRAD), 4 * p->moment_elements);
+                        master += plan_plane_bytes(p, plane_master);
+                        cr_assert_eq(plan_plane_bytes(p, plane_grad), 4 * p->moment_elements);
                 }
                 cr_assert_eq(master, 4 * l->elements);
         }

@@ -76,14 +76,13 @@ static void assert_same_plane(const char *name, const void *a, const void *b, ui
 /* Compares planes in any place. */
 static void assert_same_planes(const struct state *a, const struct state *b)
 {
-        uint64_t master = plan_plane_bytes(a->plan, ZERO_PLANE_MASTER);
+        uint64_t master = plan_plane_bytes(a->plan, plane_master);
 
         assert_same_plane("master", a->in->master, b->in->master, master);
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
                 assert_same_plane("a moment", a->in->moments[k], b->in->moments[k],
                                   a->plan->moments[k] * sizeof(float));
-        assert_same_plane("grad", a->in->grad, b->in->grad,
-                          plan_plane_bytes(a->plan, ZERO_PLANE_GRAD));
+        assert_same_plane("grad", a->in->grad, b->in->grad, plan_plane_bytes(a->plan, plane_grad));
         assert_same_plane("serve", a->in->serve, b->in->serve, a->plan->serve_bytes);
 }
 
@@ -121,12 +120,11 @@ static void serve_all(struct state *s)
 /* Copies the twin's values to the state. */
 static void fill(struct state *s, const struct state *twin)
 {
-        gpu_ops()->copy(s->in->master, twin->in->master,
-                        plan_plane_bytes(s->plan, ZERO_PLANE_MASTER));
+        gpu_ops()->copy(s->in->master, twin->in->master, plan_plane_bytes(s->plan, plane_master));
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
                 gpu_ops()->copy(s->in->moments[k], twin->in->moments[k],
                                 s->plan->moments[k] * sizeof(float));
-        gpu_ops()->copy(s->in->grad, twin->in->grad, plan_plane_bytes(s->plan, ZERO_PLANE_GRAD));
+        gpu_ops()->copy(s->in->grad, twin->in->grad, plan_plane_bytes(s->plan, plane_grad));
         serve_all(s);
 }
 
@@ -140,7 +138,7 @@ static uint64_t file_space(void)
 
 static uint64_t file_plane_bytes(const struct state *s)
 {
-        return plan_state_bytes(s->plan) + plan_plane_bytes(s->plan, ZERO_PLANE_GRAD);
+        return plan_state_bytes(s->plan) + plan_plane_bytes(s->plan, plane_grad);
 }
 
 static uint64_t gpu_used(void)
@@ -176,7 +174,7 @@ static void anew(bool orderly)
 Test(planes, a_new_state_is_empty_and_leaves_a_hole_in_its_file)
 {
         struct state *s = make();
-        uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_MOMENT1);
+        uint64_t bytes = plan_plane_bytes(s->plan, plane_updated(1));
         float *values = read_plane(s->in->moments[0], bytes);
 
         cr_assert(!state_survives(s) && !state_lost(s));
@@ -194,10 +192,10 @@ Test(planes, first_values_are_those_of_a_state_in_host_memory)
 {
         struct state *twin = make_twin(), *s = make();
 
-        memset(twin->in->master, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MASTER));
-        memset(twin->in->moments[0], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT1));
-        memset(twin->in->moments[1], 0, plan_plane_bytes(twin->plan, ZERO_PLANE_MOMENT2));
-        memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
+        memset(twin->in->master, 0, plan_plane_bytes(twin->plan, plane_master));
+        memset(twin->in->moments[0], 0, plan_plane_bytes(twin->plan, plane_updated(1)));
+        memset(twin->in->moments[1], 0, plan_plane_bytes(twin->plan, plane_updated(2)));
+        memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, plane_grad));
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 cr_assert_eq(state_init_group(twin, l, g, device_host("scalar")), 0);
                 cr_assert_eq(state_init_group(s, l, g, gpu_ops()), 0);
@@ -307,7 +305,7 @@ Test(planes, an_orderly_end_writes_planes_to_the_file)
         s = fixture_reopen(store, &stored);
         cr_assert(state_survives(s) && !state_lost(s));
         serve_all(s);
-        memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD));
+        memset(twin->in->grad, 0, plan_plane_bytes(twin->plan, plane_grad));
         assert_same_planes(s, twin);
         cr_assert_geq(file_space(), hole + file_plane_bytes(s));
 
@@ -358,7 +356,7 @@ static void decide_to_skip(struct state *s)
 static void assert_kept(const struct state *twin, void (*go_to)(struct state *s), bool written,
                         bool counts)
 {
-        uint64_t bytes = plan_plane_bytes(twin->plan, ZERO_PLANE_GRAD);
+        uint64_t bytes = plan_plane_bytes(twin->plan, plane_grad);
         struct state *s = make();
         layout *stored = NULL;
         void *grad = malloc(bytes);
@@ -492,7 +490,7 @@ Test(planes, several_threads_carry_planes_to_the_file_and_back)
         struct zero_cuda_plugin together;
         layout *large = large_layout(), *stored = NULL;
         struct state *s = fixture_state_on_gpu(store, "j", large, 1, 0, 2);
-        uint64_t bytes = plan_plane_bytes(s->plan, ZERO_PLANE_MASTER);
+        uint64_t bytes = plan_plane_bytes(s->plan, plane_master);
         float *values = malloc(bytes);
 
         for (uint64_t i = 0; i < bytes / sizeof(float); i++)
