@@ -54,9 +54,15 @@ static void copy_done(struct offload_task *task)
 {
         struct fill_target_transfer *t = CONTAINER_OF(task, struct fill_target_transfer, copy.task);
 
-        state_unmap(&t->from);
-        shard_unpin(t->source, t->group);
+        shard_part_end(&t->from);
         transfer_end(t, true);
+}
+
+static void copy_ready(struct shard_part *from)
+{
+        struct fill_target_transfer *t = CONTAINER_OF(from, struct fill_target_transfer, from);
+
+        job_copy(t->f->job, &t->copy, t->to.at, from->bytes.at, t->to.bytes, copy_done);
 }
 
 static void transfer_landed(struct ask *ask, int status)
@@ -79,6 +85,7 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
 {
         struct fill_target *f = t->f;
         struct fill_source g = source_of(f, piece->source);
+        struct range part = { piece->first, piece->count };
         struct fault fault;
         struct replica *h = fill_source_find(f->job, &g, &fault);
 
@@ -86,15 +93,11 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
                 source_failed(f, piece->source, fault.status, fault.text);
                 return fault.status;
         }
-        t->from = fill_source_map(h, plane, piece->group,
-                                  (struct range){ piece->first, piece->count });
-        if (!t->from.state || t->from.bytes != t->to.bytes) {
+        if (fill_source_bytes(h, plane, piece->group, part) != t->to.bytes) {
                 source_failed(f, piece->source, ZERO_EPROTO, "it has other shards than expected");
                 return ZERO_EPROTO;
         }
-        t->source = h;
-        shard_pin(h, piece->group);
-        job_copy(t->f->job, &t->copy, t->to.at, t->from.at, t->to.bytes, copy_done);
+        shard_want(&t->from, h, plane, piece->group, part, copy_ready);
         return 0;
 }
 
@@ -133,10 +136,9 @@ static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
         struct plane plane = plane_updated(f->next_plane);
         int r;
 
-        *t = (struct fill_target_transfer){ .f = f,
-                                            .group = piece->group,
-                                            .remote = holder_node(&f->from, piece->source) !=
-                                                      f->x->cluster->self };
+        *t = (struct fill_target_transfer){
+                .f = f, .remote = holder_node(&f->from, piece->source) != f->x->cluster->self
+        };
         list_init(&t->ask.link);
         t->to = state_map(f->state, plane, piece->group,
                           (struct range){ piece->first, piece->count });
@@ -150,7 +152,6 @@ static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
         }
         r = t->remote ? start_pull(t, piece, plane) : start_copy(t, piece, plane);
         if (r) {
-                state_unmap(&t->from);
                 state_unmap(&t->to);
                 return r;
         }

@@ -44,53 +44,44 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
         return h;
 }
 
-struct mapping fill_source_map(const struct replica *h, struct plane plane, uint32_t group,
-                               struct range part)
+uint64_t fill_source_bytes(const struct replica *h, struct plane plane, uint32_t group,
+                           struct range part)
 {
         const struct plan *plan = h->state->plan;
 
-        if (!plan_has(plan, group, plane) || part.first % LAYOUT_ALIGN ||
+        if (group >= plan->n_groups || !plan_has(plan, group, plane) || part.first % LAYOUT_ALIGN ||
             part.count % LAYOUT_ALIGN || !range_within(part, plan->shards[group].range))
-                return (struct mapping){ NULL };
-        return state_map(h->state, plane, group, part);
+                return 0;
+        return plan_bytes(plan, plane, group, part).count;
 }
 
 /* ---- planes ------------------------------------------------------------------------------ */
 
 /* A payload in progress. */
 struct sending {
-        struct replica *replica;
-        uint32_t group;
-        struct mapping plane;
+        struct shard_part part;
+        uint32_t node;
+        uint64_t transfer;
 };
 
 static void payload_sent(void *arg, int status)
 {
         struct sending *sending = arg;
+        struct job *job = sending->part.replica->job;
 
-        state_unmap(&sending->plane);
-        shard_unpin(sending->replica, sending->group);
-        job_unref(sending->replica->job);
+        shard_part_end(&sending->part);
+        job_unref(job);
         free(sending);
 }
 
-static int payload_send(struct replica *h, uint32_t node, uint32_t group, uint64_t transfer,
-                        struct mapping *plane)
+static void payload_ready(struct shard_part *part)
 {
-        struct sending *sending = malloc(sizeof *sending);
+        struct sending *sending = CONTAINER_OF(part, struct sending, part);
 
-        if (!sending) {
-                state_unmap(plane);
-                return -ENOMEM;
-        }
-        *sending = (struct sending){ h, group, *plane };
-        shard_pin(h, group);
-        job_ref(h->job);
         crash_point(CRASH_FILL_SENDING);
-        if (staged_payload(h->job, node, transfer, TRAFFIC_STATE, plane->at, plane->bytes, false,
-                           payload_sent, sending))
+        if (staged_payload(part->replica->job, sending->node, sending->transfer, TRAFFIC_STATE,
+                           part->bytes.at, part->bytes.bytes, false, payload_sent, sending))
                 payload_sent(sending, -ENOTCONN); /* the node is gone, and its request with it */
-        return 0;
 }
 
 void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *request)
@@ -103,22 +94,27 @@ void fill_source_pull_message(struct job *job, uint32_t node, const Zero__Pull *
                                        .puts = request->puts };
         struct fault fault;
         struct replica *h = fill_source_find(job, &g, &fault);
-        struct mapping p = { NULL };
+        struct range range = { request->first, request->count };
+        struct plane plane = plane_from(request->plane);
+        struct sending *sending;
 
         if (!h) {
                 ask_refuse(job, node, request->transfer, fault.status, fault.text);
                 return;
         }
-        if (request->group < job->layout->n_groups)
-                p = fill_source_map(h, plane_from(request->plane), request->group,
-                                    (struct range){ request->first, request->count });
-        if (p.bytes == 0) {
-                state_unmap(&p);
+        if (!fill_source_bytes(h, plane, request->group, range)) {
                 ask_refuse(job, node, request->transfer, ZERO_EPROTO,
                            "the range reaches beyond these shards");
-        } else if (payload_send(h, node, request->group, request->transfer, &p)) {
-                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+                return;
         }
+        sending = malloc(sizeof *sending);
+        if (!sending) {
+                ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        *sending = (struct sending){ .node = node, .transfer = request->transfer };
+        job_ref(job);
+        shard_want(&sending->part, h, plane, request->group, range, payload_ready);
 }
 
 /* ---- the rest ------------------------------------------------------------------------------- */

@@ -13,6 +13,6 @@ struct fill_source {
 /* The replica, if it is here in that state; otherwise NULL, and why. */
 struct replica *fill_source_find(const struct job *job, const struct fill_source *g,
                                  struct fault *fault);
-/* A part of a group in MASTER or a moment; not mapped: this replica lacks some of it. */
-struct mapping fill_source_map(const struct replica *h, struct plane plane, uint32_t group,
-                               struct range part);
+/* Bytes of a part of a group in MASTER or a moment; 0: this replica lacks some of it. */
+uint64_t fill_source_bytes(const struct replica *h, struct plane plane, uint32_t group,
+                           struct range part);

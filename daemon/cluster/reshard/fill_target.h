@@ -34,9 +34,8 @@ struct fill_target_transfer {
         struct copy copy;
         struct fill_target *f;
         bool busy, remote;
-        struct replica *source; /* a pinned replica on this node; NULL: remote */
-        uint32_t group;
-        struct mapping from, to;
+        struct shard_part from; /* on this node, unless remote */
+        struct mapping to;
 };
 
 struct fill_target {

@@ -20,7 +20,7 @@ struct pull {
         uint32_t node, group;
         uint64_t version, transfer;
         struct range range; /* of the shard */
-        struct mapping sent;
+        struct shard_part part;
 };
 
 void shard_pin(struct replica *h, uint32_t group)
@@ -38,6 +38,20 @@ void shard_unpin(struct replica *h, uint32_t group)
                         o->unpinned(h);
 }
 
+void shard_want(struct shard_part *part, struct replica *h, struct plane plane, uint32_t group,
+                struct range range, void (*done)(struct shard_part *part))
+{
+        shard_pin(h, group);
+        *part = (struct shard_part){ h, group, state_map(h->state, plane, group, range) };
+        done(part);
+}
+
+void shard_part_end(struct shard_part *part)
+{
+        state_unmap(&part->bytes);
+        shard_unpin(part->replica, part->group);
+}
+
 static void pull_free(struct pull *p)
 {
         job_unref(p->replica->job);
@@ -48,8 +62,7 @@ static void pull_sent(void *arg, int status)
 {
         struct pull *p = arg;
 
-        state_unmap(&p->sent);
-        shard_unpin(p->replica, p->group);
+        shard_part_end(&p->part);
         pull_free(p);
 }
 
@@ -59,15 +72,18 @@ static void pull_refuse(struct pull *p, int status, const char *text)
         pull_free(p);
 }
 
+static void pull_ready(struct shard_part *part)
+{
+        struct pull *p = CONTAINER_OF(part, struct pull, part);
+
+        if (staged_payload(p->replica->job, p->node, p->transfer, TRAFFIC_GATHER, part->bytes.at,
+                           part->bytes.bytes, false, pull_sent, p))
+                pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
+}
+
 static void pull_send(struct pull *p)
 {
-        struct replica *h = p->replica;
-
-        p->sent = state_map(h->state, plane_serve, p->group, p->range);
-        shard_pin(h, p->group);
-        if (staged_payload(h->job, p->node, p->transfer, TRAFFIC_GATHER, p->sent.at, p->sent.bytes,
-                           false, pull_sent, p))
-                pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
+        shard_want(&p->part, p->replica, plane_serve, p->group, p->range, pull_ready);
 }
 
 void shard_use(struct replica *h, uint32_t group, uint64_t version)

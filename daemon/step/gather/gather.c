@@ -78,11 +78,10 @@ struct slice {
         struct copy copy;
         struct ask ask;
         struct gather *gather;
-        struct replica *replica; /* to copy from; NULL: on another node */
         uint32_t group;
         uint64_t version;
         void *dst;
-        struct mapping src; /* of the replica */
+        struct shard_part src; /* on this node */
         size_t bytes;
         uint64_t elements;
 };
@@ -109,9 +108,15 @@ static void slice_copied(struct offload_task *task)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, copy.task);
 
-        state_unmap(&s->src);
-        shard_unpin(s->replica, s->group);
+        shard_part_end(&s->src);
         slice_end(s, true);
+}
+
+static void slice_ready(struct shard_part *src)
+{
+        struct slice *s = CONTAINER_OF(src, struct slice, src);
+
+        job_copy(s->gather->job, &s->copy, s->dst, src->bytes.at, s->bytes, slice_copied);
 }
 
 static void slice_landed(struct ask *ask, int status)
@@ -195,7 +200,6 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                 return false;
         }
         *s = (struct slice){ .gather = g,
-                             .replica = h,
                              .group = group,
                              .version = e->version,
                              .dst = (char *)gather_slab(g, group) +
@@ -210,11 +214,8 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         job_ref(job);
         gather_use(g);
         e->in_flight++;
-        if (h) {
-                shard_pin(h, group);
-                s->src = state_map(h->state, plane_serve, group, range);
-                job_copy(job, &s->copy, s->dst, s->src.at, s->bytes, slice_copied);
-        }
+        if (h)
+                shard_want(&s->src, h, plane_serve, group, range, slice_ready);
         return true;
 }
 

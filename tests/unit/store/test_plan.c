@@ -273,3 +273,25 @@ Test(plan, more_chunks_than_can_be_counted_are_refused_at_once)
         cr_assert_eq(plan_new(l, partition, 0, 1280, &p), -EOVERFLOW);
         cr_assert_null(p);
 }
+
+/* Other releases, checksums and clients have these numbers. */
+Test(plan, numbers_of_planes_stay_what_they_are)
+{
+        static const struct plane planes[] = {
+                [1] = { PLANE_MASTER, 0 }, [2] = { PLANE_MOMENT, 0 }, [3] = { PLANE_MOMENT, 1 },
+                [4] = { PLANE_MOMENT, 2 }, [5] = { PLANE_SERVE, 0 },  [6] = { PLANE_GRAD, 0 },
+                [7] = { PLANE_STEP, 0 },   [8] = { PLANE_SET, 0 },
+        };
+
+        for (uint32_t i = 1; i <= 8; i++) {
+                cr_assert_eq(plane_number(planes[i]), i);
+                cr_assert(plane_from(i).kind == planes[i].kind &&
+                          plane_from(i).index == planes[i].index);
+        }
+        for (uint32_t k = 0; k < UPDATE_PLANES; k++)
+                cr_assert_eq(plane_number(plane_updated(k)), 1 + k);
+        cr_assert_eq(plane_from(0).kind, PLANE_NONE);
+        cr_assert_eq(plane_from(9).kind, PLANE_NONE); /* clients name the moment */
+        cr_assert_eq(plane_from(UINT32_MAX).kind, PLANE_NONE);
+        cr_assert_eq(plane_number(plane_old), 0);
+}
