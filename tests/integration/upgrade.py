@@ -190,6 +190,30 @@ def averages_of_both_releases_are_the_same():
             assert train_averaged(c, "no", 2) == expected[4]
 
 
+def refuse_whole(c):
+    """Whatever nodes have the release before: an attach says which tensor it does not take, and leaves nothing."""
+    layout = [{**g, "tensors": [{**t, "whole": t["name"] == "b1.w"} for t in g["tensors"]]} for g in LAYOUT]
+    for i in range(4):  # other names have other coordinators
+        a = c.caller(f"whole{i}", layout, [0], 0, 20000 * SLOW)
+        finish_all([a]), finish_all([a])
+        a.refused("EINVAL", "attach", "tensor 'b1.w' of group 'block1' has an unknown kind", **NEEDS)
+        c.dismiss(a)
+    assert not any("whole" in f for d in c.daemons for f in d.state_files())
+
+
+@case
+def whole_tensors_wait_for_the_last_node():
+    """The release before would cut them."""
+    with release_before():
+        cluster = Cluster(2)
+    with cluster as c:
+        refuse_whole(c)
+        stop(c, c[0])
+        c[0].start()
+        c.wait_up()
+        refuse_whole(c)
+
+
 @case
 def no_way_back_from_the_new_format():
     """Once all nodes had the new release, the one before refuses the state, says so and leaves it alone."""

@@ -100,6 +100,31 @@ def eager_groups_and_bytes():
     assert run(1, False) == run(3, True) == run(2, True)
 
 
+@cases_of(((), MATRICES), "{}")
+def a_checkpoint_loads_into_a_job_with_others(before):
+    """A job keeps its own whole tensors; where there is no job, those of the checkpoint count."""
+    after = () if before else ("b1.w", "head")
+    with Place() as d:
+        with Cluster(2) as c:
+            ranks = c.ranks("job", whole(before), [0, 1], **NEEDS)
+            train(ranks, 2)
+            place = c[0].ctl("checkpoint", "job", d)["path"]
+            saved = c.checksum("job")["planes"]
+        with Cluster(3) as c:
+            c[2].ctl("restore", "job", place)
+            uncut(c, whole(before))
+            for a in c.ranks("job", whole(before), [0, 1], **NEEDS):
+                c.dismiss(a)
+            c[0].ctl("drop", "job")
+            for a in c.ranks("job", whole(after), [0, 1], **NEEDS):
+                c.dismiss(a)
+            c[2].ctl("restore", "job", place)
+            assert c.checksum("job")["planes"] == saved
+            uncut(c, whole(after))
+            train(c.ranks("job", whole(after), [0, 1], **NEEDS), STEPS - 2)
+            as_undisturbed(c, [0, 1])
+
+
 @case
 def ranks_agree_and_a_node_has_room():
     with Cluster(2, memory_limit=24 << 20) as c:

@@ -18,6 +18,7 @@ struct loading {
         uint64_t id, call;
         uint32_t node;
         struct job_spec job;
+        layout *saved; /* as the checkpoint's owners had it */
         char *directory;
         struct manifest manifest;
         struct blocking_work disk;
@@ -45,6 +46,7 @@ static void loading_free(struct loading *ld)
                 snapshot_loaded_deinit(&ld->drafts[i].loaded);
         }
         layout_free(ld->job.layout);
+        layout_free(ld->saved);
         free(ld->directory);
         free(ld);
 }
@@ -85,7 +87,7 @@ static int load_draft(struct loading *ld, struct draft *d, int dir)
         int r = make_draft(ld, d, fault);
 
         if (r == 0)
-                r = snapshot_load(dir, &ld->manifest, ld->job.layout, d->state, ld->x->ops,
+                r = snapshot_load(dir, &ld->manifest, ld->saved, d->state, ld->x->ops,
                                   &ld->progress, &d->loaded, fault);
         for (uint32_t g = 0; r == 0 && g < ld->job.layout->n_groups; g++)
                 state_serve_group(d->state, ld->job.layout, g, ld->x->ops);
@@ -196,13 +198,17 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
         int r = manifest_parse(s->manifest, strlen(s->manifest), &ld->manifest, fault);
 
         if (r == 0)
-                r = snapshot_layout(s->layout.data, s->layout.len, &ld->job.layout, fault);
+                r = snapshot_layout(s->layout.data, s->layout.len, &ld->saved, fault);
         if (r)
                 return r;
-        layout_hash(ld->job.layout, model);
+        layout_hash(ld->saved, model);
         if (memcmp(model, ld->manifest.model_hash, sizeof model) != 0)
                 return fault_set(fault, ZERO_EIO,
                                  "the checkpoint's layout does not match its manifest");
+        if (layout_copy(ld->saved, &ld->job.layout))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        for (uint32_t t = 0; s->whole.len == ld->saved->n_tensors && t < s->whole.len; t++)
+                ld->job.layout->tensors[t].whole = s->whole.data[t];
         snprintf(ld->job.name, sizeof ld->job.name, "%s", m->job);
         JOB_SPEC_COPY(&ld->job, &ld->manifest.job);
         ld->job.uid = job ? job->uid : s->uid ? s->uid : ld->manifest.job.uid;

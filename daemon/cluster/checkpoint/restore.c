@@ -15,6 +15,8 @@
 
 #include "proto/cleanup.h"
 
+DEFINE_CLEANUP(layout *, layout_free)
+
 static void swapped(struct operation *op)
 {
         operation_end(op, ZERO_OK, "");
@@ -50,6 +52,30 @@ static void read_run(struct blocking_work *job)
                 fault_set(fault, ZERO_ENOMEM, "out of memory");
 }
 
+/* A job whose layout is the checkpoint's but for whole tensors keeps its own; false: out of memory.
+ */
+static bool keep_whole(const struct operation *op, ProtobufCBinaryData *ret)
+{
+        const struct job *job = job_find(op->x, op->job);
+        CLEANUP(cleanup_layout_free) layout *l = NULL;
+        struct fault fault;
+        int r = job ? snapshot_layout(op->layout, op->manifest.layout_bytes, &l, &fault) : ZERO_EIO;
+
+        if (r || l->n_tensors != job->layout->n_tensors)
+                return r != ZERO_ENOMEM;
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                l->tensors[t].whole = job->layout->tensors[t].whole;
+        if (!layout_equal(l, job->layout, NULL, 0))
+                return true;
+        ret->data = malloc(l->n_tensors + 1);
+        if (!ret->data)
+                return false;
+        ret->len = l->n_tensors;
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                ret->data[t] = l->tensors[t].whole;
+        return true;
+}
+
 static void read_done(struct blocking_work *job)
 {
         struct operation *op = CONTAINER_OF(job, struct operation, disk);
@@ -66,7 +92,10 @@ static void read_done(struct blocking_work *job)
         s.manifest = op->text;
         s.layout.data = op->layout;
         s.layout.len = op->manifest.layout_bytes;
+        if (!op->fault.status && !keep_whole(op, &s.whole))
+                fault_set(&op->fault, ZERO_ENOMEM, "out of memory");
         operation_ask(op, op->fault.status ? NODE_SET_NONE : NODE_SET_ALL, &s, loaded);
+        free(s.whole.data);
 }
 
 int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,
