@@ -10,6 +10,7 @@
 struct training training_default(void)
 {
         return (struct training){ .net = { .nodes = 2, .owners = 2 },
+                                  .part = 1,
                                   .ranks = 4,
                                   .node_of_rank = { 0, 0, 1, 1 },
                                   .steps = 3,
@@ -193,7 +194,7 @@ void session_open(struct session *s, const struct training *training)
         memset(s, 0, sizeof *s);
         s->training = training;
         net_open(&s->net, &training->net);
-        s->layout = zoo_layout(training->ranks);
+        s->layout = zoo_layout(training->ranks, training->part);
         for (uint32_t g = 0; g < ZOO_GROUPS; g++)
                 s->layout->groups[g].eager = training->eager;
         s->params = (struct step_params){ .n_sets = 2,

@@ -8,6 +8,7 @@ enum { RANKS_MAX = 4, STEPS_MAX = 8 };
 
 struct training {
         struct net_options net;
+        uint64_t part; /* see zoo.h */
         uint32_t ranks;
         uint32_t node_of_rank[RANKS_MAX];
         uint32_t steps, micro_batches;

@@ -31,7 +31,7 @@ static void tensor(layout *l, const char *name, uint64_t elements, bool frozen, 
         CHECK(r == 0, "%s", fault.text);
 }
 
-layout *zoo_layout(uint32_t world_size)
+layout *zoo_layout(uint32_t world_size, uint64_t part)
 {
         uint32_t even[64], n_even = 0, last = world_size - 1;
         struct fault fault;
@@ -41,25 +41,25 @@ layout *zoo_layout(uint32_t world_size)
         for (uint32_t r = 0; r < world_size; r += 2)
                 even[n_even++] = r;
         group(l, "big", ZERO_BF16, NULL, 0);
-        tensor(l, "big.weight", 150001, false, 0);
-        tensor(l, "big.frozen", 3000, true, 0);
+        tensor(l, "big.weight", 150001 / part, false, 0);
+        tensor(l, "big.frozen", 3000 / part, true, 0);
         tensor(l, "big.bias", 1, false, 1);
-        tensor(l, "big.norm", 20000, false, 1);
+        tensor(l, "big.norm", 20000 / part, false, 1);
         group(l, "float", ZERO_FP32, NULL, 0);
         tensor(l, "float.none", 0, false, 0);
         tensor(l, "float.one", 1, false, 0);
-        tensor(l, "float.weight", 50003, false, 0);
+        tensor(l, "float.weight", 50003 / part, false, 0);
         group(l, "empty", ZERO_BF16, NULL, 0);
         tensor(l, "empty.none", 0, false, 0);
         group(l, "tiny", ZERO_FP32, NULL, 0);
         tensor(l, "tiny.a", 3, false, 0);
         tensor(l, "tiny.b", 1, false, 1);
         group(l, "frozen", ZERO_FP32, NULL, 0);
-        tensor(l, "frozen.weight", 30000, true, 0);
+        tensor(l, "frozen.weight", 30000 / part, true, 0);
         group(l, "even", ZERO_BF16, even, n_even);
-        tensor(l, "even.weight", 70000, false, 0);
+        tensor(l, "even.weight", 70000 / part, false, 0);
         group(l, "last", ZERO_FP32, &last, 1);
-        tensor(l, "last.weight", 20000, false, 0);
+        tensor(l, "last.weight", 20000 / part, false, 0);
         CHECK(layout_check(l, &fault) == 0, "%s", fault.text);
         return l;
 }

@@ -14,5 +14,5 @@ enum zoo_group {
         ZOO_GROUPS,
 };
 
-/* For ranks 0 to world_size - 1. */
-layout *zoo_layout(uint32_t world_size);
+/* For ranks 0 to world_size - 1.  part: what the large tensors' elements are divided by. */
+layout *zoo_layout(uint32_t world_size, uint64_t part);
