@@ -30,7 +30,7 @@ LARGE = [group(f"g{i}", {"name": f"w{i}", "shape": [PARAMETERS // 4]}) for i in 
 GROUPS = 65535 // SLOW
 MANY = [group(f"g{i}", {"name": f"w{i}", "shape": [1]}) for i in range(GROUPS)]
 MASTER = 1
-WINDOW_S, WINDOWS, BATCH = 1, 3, 5
+WINDOW_S, WINDOWS, BATCH = 0.5, 3, 5
 LEAST = 0.1  # of the steps; an attack without bounds leaves none, and with them 0.43 is the least seen on a busy machine
 
 
