@@ -483,7 +483,7 @@ static void capture_step(struct capture *t, const Zero__Snapshot *s)
         if (s->phase == ZERO__SNAPSHOT__PHASE__COPY && t->phase == CAPTURE_PREPARED) {
                 r = 0;
                 update_undo(t->replica);
-                if (t->replica->updating)
+                if (update_holds(t->replica))
                         t->phase = CAPTURE_DUE;
                 else
                         capture_copy(t);

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/step/update/update.h"
 #include "proto/cleanup.h"
 
 /* An update waits for one piece at most: a quarter of a millisecond. */
@@ -88,7 +89,7 @@ void capture_save_advance(struct capture *t)
 {
         uint32_t most = pieces_most(t), i = 0;
 
-        if (t->whole || t->replica->updating || t->replica->ahead)
+        if (t->whole || update_holds(t->replica))
                 return;
         while (i < most && (t->pieces[i].busy || piece_submit(t, &t->pieces[i])))
                 i++;

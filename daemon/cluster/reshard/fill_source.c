@@ -33,7 +33,7 @@ struct replica *fill_source_find(const struct job *job, const struct fill_source
                 return NULL;
         }
         update_undo(h);
-        if (h->updating) {
+        if (update_holds(h)) {
                 fault_set(fault, ZERO_EABORTED, "it puts back what was updated ahead of a step");
                 return NULL;
         }

@@ -156,7 +156,7 @@ static void work_put_single(struct work *w)
 
 enum offload_lane work_lane(const struct work *w)
 {
-        return w->replica->updating || w->replica->ahead ? OFFLOAD_STEP : OFFLOAD_READ;
+        return update_holds(w->replica) ? OFFLOAD_STEP : OFFLOAD_READ;
 }
 
 void work_submit(struct work *w)

@@ -15,6 +15,12 @@ void update_led_as(struct replica *h, const struct step_params *params);
 /* Puts the old values of all that is ahead of the decision back, and updates nothing more before
  * it.  Observers hear `settled` when that is done. */
 void update_undo(struct replica *h);
+/* True if planes are, or may be, other than the record has them: an update runs, old values are put
+ * back, or groups are ahead of the decision. */
+static inline bool update_holds(const struct replica *h)
+{
+        return h->updating || h->ahead;
+}
 /* The replica has received its state: goes on with a vote or carries out a decision that the
  * state's record has. */
 void replica_take_up(struct replica *h);
