@@ -414,14 +414,97 @@ static void go_ahead_and_skip(struct state *s)
         go_ahead(s);
 }
 
-Test(planes, old_values_are_written_while_an_update_is_ahead)
+static void make_eager(void)
 {
-        struct state *twin;
-
         for (uint32_t g = 0; g < l->n_groups; g++)
                 l->groups[g].eager = true;
         for (uint32_t t = 0; t < l->n_tensors; t++)
                 l->tensors[t].frozen = false;
+}
+
+Test(planes, what_is_ahead_on_a_gpu_goes_back)
+{
+        struct state *twin, *s;
+
+        make_eager();
+        twin = make_twin();
+        s = make();
+        fill(s, twin);
+        go_ahead(s);
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                uint32_t first = s->plan->shards[g].first_chunk;
+
+                if (state_chunks(s, g) == 0)
+                        continue;
+                undo_back(s, 0, first, s->record->version);
+                cr_assert(undo_reached(s, first, s->record->version));
+        }
+        assert_same_planes(s, twin);
+        state_close(s);
+        end_twin(twin);
+}
+
+static void assert_units(const struct state *s, enum update_unit unit)
+{
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                const struct plan_shard *shard = &s->plan->shards[g];
+
+                cr_assert_eq(shard->unit, unit);
+                cr_assert_eq(state_chunks(s, g),
+                             shard->n_chunks && unit == UNIT_SHARD ? 1 : shard->n_chunks);
+        }
+}
+
+Test(planes, a_chunk_in_host_memory_is_a_unit_and_on_a_gpu_a_shard_is)
+{
+        struct state *s = fixture_state(store, "j", l, 1, 0, 2);
+        layout *stored = NULL;
+
+        assert_units(s, UNIT_CHUNK);
+        cr_assert_eq(state_move(s, 1, NULL), 0);
+        assert_units(s, UNIT_SHARD);
+        state_close(s);
+        s = fixture_reopen(store, &stored);
+        assert_units(s, UNIT_SHARD);
+        state_drop(s);
+        s = make();
+        assert_units(s, UNIT_SHARD);
+        state_close(s);
+        layout_free(stored);
+}
+
+Test(planes, a_shard_that_came_in_the_middle_of_an_update_is_reached_once_all_of_it_is)
+{
+        struct state *s = fixture_state(store, "j", l, 1, 0, 2);
+        uint64_t version = s->record->version + 1;
+        uint32_t n = 0;
+
+        toy_init(s);
+        toy_push(s, l);
+        decide_to_commit(s);
+        toy_update(s, 0, 0, 2);
+        cr_assert_eq(state_move(s, 1, NULL), 0);
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                uint32_t first = s->plan->shards[g].first_chunk;
+
+                if (s->plan->shards[g].n_chunks < 2)
+                        continue;
+                n += state_chunk_version(s, first) == version;
+                cr_assert_eq(state_chunks(s, g), s->plan->shards[g].n_chunks);
+                cr_assert(!undo_reached(s, first, version));
+                undo_done(s, first, version);
+                cr_assert(undo_reached(s, first, version));
+                cr_assert_eq(state_chunks(s, g), 1);
+        }
+        cr_assert_gt(n, 0);
+        state_close(s);
+}
+
+Test(planes, old_values_are_written_while_an_update_is_ahead)
+{
+        struct state *twin;
+
+        make_eager();
         twin = make_twin();
         assert_kept(twin, go_ahead, true, false);
         assert_kept(twin, go_ahead_and_skip, true, false);
