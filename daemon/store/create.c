@@ -106,7 +106,7 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         puts_init(s);
         undo_init(s);
         record_init(s);
-        if (s->in->planes)
+        if (!s->in->home->survives)
                 tables_join_units(s);
         return blobs_open(s, fault);
 }

@@ -298,7 +298,7 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
                 planes_park(s);
                 return r;
         }
-        if (s->in->planes)
+        if (!s->in->home->survives)
                 tables_join_units(s);
         undo_all(s);
         blobs_settle(s);

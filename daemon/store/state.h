@@ -94,11 +94,6 @@ const char *state_file(const struct state *state);
 bool state_survives(const struct state *state);
 /* True if the CPU reads, writes and updates the planes.  Otherwise their device alone does. */
 bool state_for_cpu(const struct state *state);
-/* As state_for_cpu(). */
-static inline bool state_in_file(const struct state *state)
-{
-        return state_for_cpu(state);
-}
 
 /*
  * ---- the record ----

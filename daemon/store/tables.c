@@ -9,7 +9,7 @@
  * The state keeps working copies of tensor steps and sets in its own memory.  A put writes to both.
  * Steps are read from the file once the record has named their side.
  */
-#include "daemon/store/planes.h"
+#include "daemon/store/file.h"
 #include "daemon/store/seal.h"
 
 #include <errno.h>

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/floor/base/crash.h"
-#include "daemon/store/file.h"
+#include "daemon/store/planes.h"
 
 enum { KEEP_MOST = 1 << 30 }; /* elements in one copy */
 
@@ -31,10 +31,10 @@ static void copy(const struct state *s, const struct plan_chunk *c, bool back)
                 float *old = kept_at(s, c, k), *to = back ? planes[k] : old;
                 const float *from = back ? old : planes[k];
 
-                if (s->in->planes)
-                        place_ops()->copy(to, from, c->n * sizeof(float));
-                else
+                if (s->in->home->for_cpu)
                         memcpy(to, from, c->n * sizeof(float));
+                else
+                        place_ops()->copy(to, from, c->n * sizeof(float));
         }
 }
 

@@ -31,7 +31,7 @@
 #include <string.h>
 
 #include "daemon/floor/base/crash.h"
-#include "daemon/store/file.h"
+#include "daemon/store/planes.h"
 #include "daemon/store/seal.h"
 
 static struct undo_slot *slot_at(const struct state *s, uint32_t slot)
@@ -74,7 +74,8 @@ static struct undo_slot *begin(struct state *state, uint32_t slot, uint32_t chun
 {
         struct undo_slot *s = slot_at(state, slot);
 
-        assert(chunk < state->plan->n_chunks && held(state, slot) == 0 && !state->in->planes);
+        assert(chunk < state->plan->n_chunks && held(state, slot) == 0 &&
+               state->in->home->survives);
         s->version = seal(SEAL_UNDO_VERSION, slot, version);
         s->kept = undo_mark(0);
         hold(state, slot, (uint64_t)chunk + 1);
@@ -220,7 +221,7 @@ static bool slot_is_wrong(const struct state *s, uint32_t slot)
 
         if (chunk == 0)
                 return false;
-        return s->in->planes || s->in->lost || chunk > s->plan->n_chunks ||
+        return !s->in->home->survives || chunk > s->plan->n_chunks ||
                !may_change(s, (uint32_t)(chunk - 1), slot_version(s, slot)) ||
                undo_kept(at->kept) > plan_chunk(s->plan, (uint32_t)(chunk - 1)).n;
 }
