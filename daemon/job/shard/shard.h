@@ -8,8 +8,8 @@
 #pragma once
 
 #include "daemon/job/rules/owner.h"
+#include "daemon/job/shard/part.h"
 #include "daemon/job/transfer/transfer.h"
-#include "daemon/store/store.h"
 
 struct accumulator;
 struct capture;
@@ -81,17 +81,6 @@ void owner_of_job(const struct job *job, struct owner *ret, struct replica *at[O
 /* A reader of the shard begins: the update waits until there are none. */
 void shard_pin(struct replica *h, uint32_t group);
 void shard_unpin(struct replica *h, uint32_t group);
-/* A part of a group that is read: mapped, and the group is pinned. */
-struct shard_part {
-        struct replica *replica;
-        uint32_t group;
-        struct mapping bytes;
-};
-/* Calls done() once the part can be read.  That is before this returns, because the memory of all
- * planes has an address.  done() or what follows ends the part. */
-void shard_want(struct shard_part *part, struct replica *h, struct plane plane, uint32_t group,
-                struct range range, void (*done)(struct shard_part *part));
-void shard_part_end(struct shard_part *part);
 /* The shard has reached a version: pulls and gathers that wait for it go on. */
 void shard_ready(struct replica *h, uint32_t group, uint64_t version);
 /* A rank of any node uses the group at that version.  Updates take groups in the order of use. */
