@@ -148,5 +148,29 @@ def what_is_refused():
     ranks.run(run, 1, ranks.shared())
 
 
+@case
+def whole_parameters_are_at_one_owner():
+    """Norms, steps and their bits are those of parameters that owners divide."""
+    def run(rank, patterns):
+        zt, model = zero(make(width=192), whole=patterns)
+        optimizer = zt.AdamW(model, lr=1e-2)
+        for t in range(STEPS):
+            model(batch_of(t, 8).chunk(2)[rank]).backward()
+            optimizer.step()
+        groups = next(j for j in model.sharded.client.query("shards")["jobs"] if j["job"] == model.sharded.client.job)["groups"]
+        ends = {s["first"] for g in groups if g["group"] == "blocks.0" for s in g["shards"]}
+        return ends, [name for g in groups for name in g["whole"]], zt.weight_norms(model)
+
+    def refused(_):
+        raises(ValueError, ["whole", "block.*"], zero, make(), whole=["head.weight", "block.*"])
+    divided, plain = ranks.run(run, [0, 1], ranks.shared(2), arguments=[()]), None
+    for patterns in (["blocks.*.weight"], ["blocks.0.up.weight"]):
+        for (before, none, plain), (ends, names, norms) in zip(divided, ranks.run(run, [0, 1], ranks.shared(2), arguments=[patterns])):
+            assert norms == plain and not none and "blocks.0.up.weight" in names, names
+            assert len(names) == (12 if "*" in patterns[0] else 1), names
+            assert len(ends) == len(before) == 2 and ends != before, (ends, before)
+    ranks.run(refused, 1, ranks.shared())
+
+
 if __name__ == "__main__":
     ranks.main()

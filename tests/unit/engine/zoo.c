@@ -60,6 +60,11 @@ layout *zoo_layout(uint32_t world_size, uint64_t part)
         tensor(l, "even.weight", 70000 / part, false, 0);
         group(l, "last", ZERO_FP32, &last, 1);
         tensor(l, "last.weight", 20000 / part, false, 0);
+        group(l, "whole", ZERO_BF16, NULL, 0);
+        tensor(l, "whole.small", 40000 / part, false, 0);
+        tensor(l, "whole.large", 130000 / part, false, 1);
+        for (uint32_t t = l->n_tensors - 2; t < l->n_tensors; t++)
+                CHECK(layout_set_whole(l, t, NULL) == 0);
         CHECK(layout_check(l, &fault) == 0, "%s", fault.text);
         return l;
 }

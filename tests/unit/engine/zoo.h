@@ -11,6 +11,7 @@ enum zoo_group {
         ZOO_FROZEN, /* fp32; frozen */
         ZOO_EVEN,   /* bf16; of the ranks with even numbers */
         ZOO_LAST,   /* fp32; of the last rank alone */
+        ZOO_WHOLE,  /* bf16; two whole tensors of different sizes, so slices differ, too */
         ZOO_GROUPS,
 };
 
