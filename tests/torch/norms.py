@@ -157,15 +157,17 @@ def whole_parameters_are_at_one_owner():
         for t in range(STEPS):
             model(batch_of(t, 8).chunk(2)[rank]).backward()
             optimizer.step()
-        groups = next(j for j in model.sharded.client.query("shards")["jobs"] if j["job"] == model.sharded.client.job)["groups"]
+        job = model.sharded.client.job
+        groups = next(j for j in model.sharded.client.query("shards")["jobs"] if j["job"] == job)["groups"]
         ends = {s["first"] for g in groups if g["group"] == "blocks.0" for s in g["shards"]}
         return ends, [name for g in groups for name in g["whole"]], zt.weight_norms(model)
 
     def refused(_):
         raises(ValueError, ["whole", "block.*"], zero, make(), whole=["head.weight", "block.*"])
-    divided, plain = ranks.run(run, [0, 1], ranks.shared(2), arguments=[()]), None
+    divided = ranks.run(run, [0, 1], ranks.shared(2), arguments=[()])
     for patterns in (["blocks.*.weight"], ["blocks.0.up.weight"]):
-        for (before, none, plain), (ends, names, norms) in zip(divided, ranks.run(run, [0, 1], ranks.shared(2), arguments=[patterns])):
+        kept = ranks.run(run, [0, 1], ranks.shared(2), arguments=[patterns])
+        for (before, none, plain), (ends, names, norms) in zip(divided, kept):
             assert norms == plain and not none and "blocks.0.up.weight" in names, names
             assert len(names) == (12 if "*" in patterns[0] else 1), names
             assert len(ends) == len(before) == 2 and ends != before, (ends, before)

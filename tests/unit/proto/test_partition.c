@@ -385,8 +385,29 @@ Test(partition, owners_of_whole_matrices_of_a_large_decoder_have_5_percent_more_
 
         cr_assert_leq(decoder_share(&of_experts, 64), 1.05);
         cr_assert_leq(decoder_share(&of_experts, 8), 1.05);
+        cr_assert_leq(decoder_share(&dense, 64), 1.05);
         cr_assert_leq(decoder_share(&dense, 8), 1.05);
         cr_assert_leq(decoder_share(&dense, 3), 1.05);
+}
+
+/* Of two owners, dealt large slices in turn, the same one would get all that are left over. */
+Test(partition, owners_exchange_slices_where_groups_of_two_kinds_take_turns)
+{
+        static const uint64_t one[] = { 10 << 17 }, two[] = { 10 << 17, 9 << 17 };
+        struct partition *p;
+        layout *l;
+
+        cr_assert_eq(layout_new(&l), 0);
+        for (uint32_t i = 0; i < 40; i++) {
+                char name[16];
+
+                snprintf(name, sizeof name, "%u", i);
+                add_tensors(l, name, i % 2 ? two : one, 1 + i % 2, 1, true);
+        }
+        cr_assert_eq(partition_new(l, 2, &p), 0);
+        owners_are_near(l, p);
+        partition_free(p);
+        layout_free(l);
 }
 
 /* Results of the release before: its states and messages are cut so. */
