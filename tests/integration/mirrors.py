@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """mirror = 1: a second node holds a copy of every owner's shards, and fills the first again when that loses them."""
-import json
 import os
 import sys
 import time
@@ -80,7 +79,7 @@ def lost_after_a_put(who):
         d = victims(c, who)[0]
         lose(d)
         until(lambda: all(o.ctl_run("status").returncode == 0 and o.peers_up() for o in c.daemons), what="the links")
-        until(lambda: "mirrors" in json.loads(d.ctl_run("--json", "checksum", "job").stdout or "{}"),
+        until(lambda: "mirrors" in (d.query("checksum", "job")[0] or {}),
               what="the end of the fill")
         told = c.checksum("job")
         assert told["mirrors"] == told["planes"], told

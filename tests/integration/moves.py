@@ -120,9 +120,8 @@ def asks(daemon, *words):
 
 def move_of(daemon):
     """The job's move in the node's status; None if the job does not move, or while the daemon starts anew."""
-    r = daemon.ctl_run("--json", "status")
-    jobs = json.loads(r.stdout)["jobs"] if r.returncode == 0 else []
-    return next((job["move"] for job in jobs if job["state"] == "moving"), None)
+    told, _ = daemon.query("status")
+    return next((job["move"] for job in (told["jobs"] if told else []) if job["state"] == "moving"), None)
 
 
 @case

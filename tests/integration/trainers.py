@@ -3,7 +3,6 @@
 
 Each case kills at certain versions of the job; at the end the service's checksum must be that of an undisturbed run.
 """
-import json
 import os
 import random
 import signal
@@ -65,8 +64,8 @@ class Run:
     def version(self):
         """The job's version, as the first daemon that answers knows it."""
         for daemon in self.cluster.daemons:
-            r = daemon.ctl_run("--json", "status")
-            for job in json.loads(r.stdout)["jobs"] if r.returncode == 0 else []:
+            told, _ = daemon.query("status")
+            for job in told["jobs"] if told else []:
                 return job["version"]
         return 0
 

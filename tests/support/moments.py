@@ -35,9 +35,8 @@ class Endless:
 
     def version(self):
         """The newest version that a living daemon reports."""
-        jobs = [d.ctl_run("--json", "status") for d in self.c.daemons if d.alive()]
-        jobs = [job for r in jobs if r.returncode == 0 for job in json.loads(r.stdout)["jobs"]]
-        return max((job["version"] for job in jobs if job["job"] == "job"), default=0)
+        told = [d.query("status")[0] for d in self.c.daemons if d.alive()]
+        return max((job["version"] for t in told if t for job in t["jobs"] if job["job"] == "job"), default=0)
 
     def goes_on(self):
         """Waits for two more steps, so that at least one began after this call."""
