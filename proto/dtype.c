@@ -31,7 +31,7 @@ bool dtype_is_bytes(uint32_t dtype)
         }
 }
 
-size_t dtype_size(enum zero_dtype dtype)
+size_t dtype_bytes(enum zero_dtype dtype, size_t n)
 {
         static const uint8_t sizes[] = {
 #define X(name, code, bytes, text) [code] = bytes,
@@ -39,9 +39,9 @@ size_t dtype_size(enum zero_dtype dtype)
 #undef X
         };
         if (dtype_is_bytes(dtype))
-                return sizeof(uint32_t);
+                return n * sizeof(uint32_t);
         assert(dtype_valid(dtype));
-        return sizes[dtype];
+        return n * sizes[dtype];
 }
 
 const char *dtype_name(enum zero_dtype dtype)
@@ -140,4 +140,30 @@ float dtype_fp32_from_fp16(uint16_t x)
         if (exponent > 0)
                 return float_of(sign | (exponent + 112) << 23 | fraction << 13);
         return float_of(sign | bits_of((float)fraction * 0x1p-24f));
+}
+
+float dtype_load(enum zero_dtype from, const void *src, size_t i)
+{
+        switch (from) {
+        case ZERO_BF16:
+                return dtype_fp32_from_bf16(((const uint16_t *)src)[i]);
+        case ZERO_FP16:
+                return dtype_fp32_from_fp16(((const uint16_t *)src)[i]);
+        default: /* ZERO_FP32: nobody computes with bytes */
+                return ((const float *)src)[i];
+        }
+}
+
+void dtype_store(enum zero_dtype to, void *dst, size_t i, float x)
+{
+        switch (to) {
+        case ZERO_BF16:
+                ((uint16_t *)dst)[i] = dtype_bf16_from_fp32(x);
+                break;
+        case ZERO_FP16:
+                ((uint16_t *)dst)[i] = dtype_fp16_from_fp32(x);
+                break;
+        default: /* ZERO_FP32: nobody computes with bytes */
+                ((float *)dst)[i] = x;
+        }
 }

@@ -8,8 +8,8 @@
 bool dtype_valid(uint32_t dtype);
 /* Whether the service keeps values of the type as bytes, in words of four. */
 bool dtype_is_bytes(uint32_t dtype);
-/* Bytes of an element, or of a word; dtype must be one of either kind. */
-size_t dtype_size(enum zero_dtype dtype);
+/* Bytes of n elements, or of n words; dtype must be one of either kind. */
+size_t dtype_bytes(enum zero_dtype dtype, size_t n);
 const char *dtype_name(enum zero_dtype dtype);
 /* As ZERO_PLANE_MAP has it; NULL: there is no such plane. */
 const char *plane_name(uint32_t plane);
@@ -23,3 +23,6 @@ uint16_t dtype_bf16_from_fp32(float x);
 float dtype_fp32_from_bf16(uint16_t x);
 uint16_t dtype_fp16_from_fp32(float x);
 float dtype_fp32_from_fp16(uint16_t x);
+/* Element i of an array, of a type that the service computes with. */
+float dtype_load(enum zero_dtype from, const void *src, size_t i);
+void dtype_store(enum zero_dtype to, void *dst, size_t i, float x);

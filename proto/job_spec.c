@@ -17,7 +17,7 @@ int job_spec_check(const struct job_spec *spec, struct fault *fault)
                 return fault_set(fault, ZERO_ERANK, "world size %u is not in 1..%d",
                                  spec->world_size, ZERO_RANK_MAX);
         if (!dtype_valid(spec->reduce_dtype))
-                return fault_set(fault, ZERO_EINVAL, "reduce_dtype is fp32, bf16 or fp16");
+                return fault_set(fault, ZERO_EINVAL, "reduce_dtype is " ZERO_DTYPES);
         return 0;
 }
 
@@ -42,5 +42,5 @@ int job_spec_compare(const struct job_spec *asked, const struct job_spec *job, s
 
 uint64_t job_spec_sum_bytes(const struct job_spec *spec, uint64_t elements)
 {
-        return elements * dtype_size(spec->reduce_dtype);
+        return dtype_bytes(spec->reduce_dtype, elements);
 }

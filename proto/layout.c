@@ -406,12 +406,12 @@ size_t layout_group_served(const struct layout_group *g)
         /* an update ahead of its decision changes the master weights, but not what is served */
         if (dtype_is_bytes(g->dtype))
                 return 0;
-        return g->dtype == ZERO_FP32 && !g->eager ? 0 : dtype_size(g->dtype);
+        return g->dtype == ZERO_FP32 && !g->eager ? 0 : dtype_bytes(g->dtype, 1);
 }
 
 uint64_t layout_group_bytes(const struct layout_group *g, uint64_t elements)
 {
-        return elements * dtype_size(g->dtype);
+        return dtype_bytes(g->dtype, elements);
 }
 
 bool layout_group_trainable(const layout *l, uint32_t group)

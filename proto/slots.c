@@ -25,7 +25,7 @@ void slots_free(struct slots *s)
 uint64_t slots_group_bytes(const layout *l, uint32_t group, uint32_t dtype)
 {
         const struct layout_group *g = &l->groups[group];
-        uint64_t bytes = g->elements * dtype_size(dtype ? dtype : g->dtype);
+        uint64_t bytes = dtype_bytes(dtype ? dtype : g->dtype, g->elements);
 
         return (bytes + SLOTS_ALIGN - 1) / SLOTS_ALIGN * SLOTS_ALIGN;
 }

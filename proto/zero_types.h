@@ -61,6 +61,7 @@ enum zero_status {
         X(FP32, 1, 4, "fp32")                                                  \
         X(BF16, 2, 2, "bf16")                                                  \
         X(FP16, 3, 2, "fp16")
+#define ZERO_DTYPES "fp32, bf16 or fp16"
 
 /*
  * X(name, code, text): types of frozen tensors that the service keeps and serves as bytes without a

@@ -357,7 +357,7 @@ int zero_layout_find(const struct zero_layout *l, const char *name, uint32_t *re
 
 size_t zero_dtype_size(enum zero_dtype dtype)
 {
-        return dtype_valid(dtype) || dtype_is_bytes(dtype) ? dtype_size(dtype) : 0;
+        return dtype_valid(dtype) || dtype_is_bytes(dtype) ? dtype_bytes(dtype, 1) : 0;
 }
 
 bool zero_dtype_is_bytes(enum zero_dtype dtype)

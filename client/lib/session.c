@@ -162,11 +162,10 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
         if (!l)
                 return client_fail(c, ZERO_EINVAL, "a rank attaches with a layout");
         if (!dtype_valid(needs->grad_dtype))
-                return client_fail(c, ZERO_EINVAL, "grad_dtype is %s (%d), not fp32, bf16 or fp16",
+                return client_fail(c, ZERO_EINVAL, "grad_dtype is %s (%d), not " ZERO_DTYPES,
                                    dtype_name(needs->grad_dtype), (int)needs->grad_dtype);
         if (!dtype_valid(needs->reduce_dtype))
-                return client_fail(c, ZERO_EINVAL,
-                                   "reduce_dtype is %s (%d), not fp32, bf16 or fp16",
+                return client_fail(c, ZERO_EINVAL, "reduce_dtype is %s (%d), not " ZERO_DTYPES,
                                    dtype_name(needs->reduce_dtype), (int)needs->reduce_dtype);
         if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
                 return client_fail(c, ZERO_EINVAL,

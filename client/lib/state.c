@@ -2,9 +2,9 @@
  * Reading and writing planes through the session's transfer area, piece by piece, and
  * queries of the daemon.
  *
- * What is written goes through slots, into which the transfer area is cut: while the daemon takes
- * some pieces in, the next one is copied or read into its slot.  So a whole file takes no more
- * memory than the slots and what its reader reads ahead.
+ * The transfer area is cut into slots for what is written.  While the daemon takes some pieces in,
+ * the next one is copied or read into its slot.  So a whole file takes no more memory than the
+ * slots and what its reader reads ahead.
  */
 #include "client.h"
 #include "file_reader.h"
@@ -58,7 +58,7 @@ static int plane_shape(struct zero_client *c, struct access *a, bool write, uint
                                                t->name)
                                  : 0;
         case ZERO_PLANE_SERVE:
-                a->element = dtype_size(c->layout->groups[t->group].dtype);
+                a->element = dtype_bytes(c->layout->groups[t->group].dtype, 1);
                 return write ? client_fail(c, ZERO_EINVAL,
                                            "write master, not serve: serve is "
                                            "made from it")
@@ -339,7 +339,7 @@ static int check_values(struct zero_client *c, const struct zero_values *v, uint
                                    dtype_is_bytes(kept) ? dtype_name(kept) : "fp32");
         if (dtype_valid(v->dtype) && v->dtype != ZERO_FP32) {
                 a.dtype = v->dtype;
-                a.element = dtype_size(v->dtype);
+                a.element = dtype_bytes(v->dtype, 1);
         }
         ret_from->at = v->at;
         ret_from->bytes =

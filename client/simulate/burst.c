@@ -108,7 +108,7 @@ static void pulls_come(struct arrivals *a, uint32_t group, uint32_t slice, const
         const struct range range = partition_range(d->partition, group, owner);
         uint64_t parts = partition_slice_parts(&d->layout->groups[group], range, PART_BYTES);
         double bytes = (double)range.count / (double)parts *
-                       (double)dtype_size(d->layout->groups[group].dtype);
+                       (double)dtype_bytes(d->layout->groups[group].dtype, 1);
         uint64_t each = (uint64_t)(bytes / d->link * 1e9);
 
         each = each > 2 * d->message ? each : 2 * d->message; /* a request, and what comes of it */

@@ -62,7 +62,7 @@ const struct command_option plan_options[] = {
           "consecutive ranks that stash the same bytes, each an Nth of them (default: 1)",
           .count = &tensor_parallel },
         { "dtype", "DTYPE",
-          "of the parameters that trainers fetch: fp32, bf16 or fp16 (default: the model's)",
+          "of the parameters that trainers fetch: " ZERO_DTYPES " (default: the model's)",
           .text = &dtype },
         { "grad-dtype", "DTYPE", "of the gradients that trainers push (default: the parameters')",
           .text = &grad_dtype },
@@ -119,7 +119,7 @@ static int take_dtype(const char *option, const char *text, enum zero_dtype *ret
         }
         ZERO_DTYPE_MAP(X)
 #undef X
-        ctl_error("%s: --%s is fp32, bf16 or fp16, not '%s'", asker->name, option, text);
+        ctl_error("%s: --%s is " ZERO_DTYPES ", not '%s'", asker->name, option, text);
         return CTL_USAGE;
 }
 

@@ -97,20 +97,15 @@ uint64_t dice(uint64_t *state)
 
 static void fill(struct twin *t, uint64_t *state)
 {
-        size_t size = dtype_size(t->dtype);
+        size_t size = dtype_bytes(t->dtype, 1);
 
         for (size_t i = 0; i < t->n; i++) {
                 uint64_t bits = dice(state);
                 float x = (float)((double)(bits >> 11) * 0x1p-52 - 1);
                 uint32_t word = (uint32_t)(bits >> 32);
 
-                if (bits & 1) {
-                        if (t->dtype == ZERO_FP32)
-                                memcpy(&word, &x, sizeof word);
-                        else
-                                word = t->dtype == ZERO_BF16 ? dtype_bf16_from_fp32(x)
-                                                             : dtype_fp16_from_fp32(x);
-                }
+                if (bits & 1)
+                        dtype_store(t->dtype, &word, 0, x);
                 memcpy((uint8_t *)t->host + i * size, &word, size);
         }
 }
@@ -118,10 +113,10 @@ static void fill(struct twin *t, uint64_t *state)
 struct twin twin_new(const struct gpu *gpu, enum zero_dtype dtype, size_t n, size_t offset,
                      uint64_t *state)
 {
-        size_t lead = MARGIN + offset * dtype_size(dtype);
+        size_t lead = MARGIN + dtype_bytes(dtype, offset);
         struct twin t = { .dtype = dtype, .n = n };
 
-        t.bytes = lead + n * dtype_size(dtype) + MARGIN;
+        t.bytes = lead + dtype_bytes(dtype, n) + MARGIN;
         t.host_memory = malloc(t.bytes);
         if (!t.host_memory)
                 die("out of memory");
@@ -146,17 +141,9 @@ void twin_free(const struct gpu *gpu, struct twin *t)
         free(t->host_memory);
 }
 
-static float element(const void *array, enum zero_dtype dtype, size_t i)
-{
-        if (dtype == ZERO_FP32)
-                return ((const float *)array)[i];
-        return dtype == ZERO_BF16 ? dtype_fp32_from_bf16(((const uint16_t *)array)[i])
-                                  : dtype_fp32_from_fp16(((const uint16_t *)array)[i]);
-}
-
 bool twin_same(const struct gpu *gpu, const struct twin *t)
 {
-        size_t size = dtype_size(t->dtype), lead = (size_t)((uint8_t *)t->host - t->host_memory);
+        size_t size = dtype_bytes(t->dtype, 1), lead = (size_t)((uint8_t *)t->host - t->host_memory);
         uint8_t *came = malloc(t->bytes);
         bool same = true;
 
@@ -167,8 +154,8 @@ bool twin_same(const struct gpu *gpu, const struct twin *t)
                 uint8_t *here = came + lead + i * size;
 
                 /* a NaN's bits are nobody's promise */
-                if (isnan(element(t->host, t->dtype, i)) &&
-                    isnan(element(came + lead, t->dtype, i)))
+                if (isnan(dtype_load(t->dtype, t->host, i)) &&
+                    isnan(dtype_load(t->dtype, came + lead, i)))
                         memcpy(here, (uint8_t *)t->host + i * size, size);
         }
         same = memcmp(came, t->host_memory, t->bytes) == 0;

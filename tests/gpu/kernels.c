@@ -199,10 +199,10 @@ static void make_finite(struct run *r, struct twin *t)
                 float x = ldexpf((float)(dice(&r->state) % 1000),
                                  (int)(dice(&r->state) % (2 * (unsigned)spread)) - spread);
 
-                host_scalar_ops.cast(t->dtype, (char *)t->host + i * dtype_size(t->dtype),
+                host_scalar_ops.cast(t->dtype, (char *)t->host + dtype_bytes(t->dtype, i),
                                      ZERO_FP32, &x, 1);
         }
-        gpu_move(r->gpu, t->gpu, t->host, r->n * dtype_size(t->dtype));
+        gpu_move(r->gpu, t->gpu, t->host, dtype_bytes(t->dtype, r->n));
 }
 
 /* The root of their mean square is `size`; of either sign. */
@@ -211,10 +211,10 @@ static void make_sized(struct run *r, struct twin *t, double size)
         for (size_t i = 0; i < r->n; i++) {
                 float x = (float)(size * sqrt(3) * ldexp((double)(int32_t)dice(&r->state), -31));
 
-                host_scalar_ops.cast(t->dtype, (char *)t->host + i * dtype_size(t->dtype),
+                host_scalar_ops.cast(t->dtype, (char *)t->host + dtype_bytes(t->dtype, i),
                                      ZERO_FP32, &x, 1);
         }
-        gpu_move(r->gpu, t->gpu, t->host, r->n * dtype_size(t->dtype));
+        gpu_move(r->gpu, t->gpu, t->host, dtype_bytes(t->dtype, r->n));
 }
 
 /* With a scale of 0.3, as the truth is asked for; norm: zeroed before, or NULL. */
@@ -342,7 +342,7 @@ static void check_nonfinite(struct run *r)
                 for (int where = -1; where < 3; where++) {
                         struct twin t = array(r, dtypes[d]);
                         size_t at = where < 2 ? (size_t)(where > 0) * (r->n - 1) : r->n / 2;
-                        size_t bytes = dtype_size(dtypes[d]);
+                        size_t bytes = dtype_bytes(dtypes[d], 1);
                         const void *src = t.gpu;
 
                         memset(t.host, 0, r->n * bytes);

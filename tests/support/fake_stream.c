@@ -181,9 +181,9 @@ static void update_inside(const struct stream *s, struct update_piece *u)
                 u->out[k] = inside(s, u->out[k], bytes);
         }
         for (uint32_t i = 0; i < u->k && i < UPDATE_SOURCES; i++)
-                u->grad[i] = inside(s, u->grad[i], u->n * dtype_size(u->from));
+                u->grad[i] = inside(s, u->grad[i], dtype_bytes(u->from, u->n));
         if (u->serve)
-                u->serve = inside(s, u->serve, u->n * dtype_size(u->serve_dtype));
+                u->serve = inside(s, u->serve, dtype_bytes(u->serve_dtype, u->n));
 }
 
 int fake_update(const struct update_piece *pieces, size_t n, void *stream)
@@ -217,8 +217,8 @@ int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *s
 
         if (r)
                 return r < 0 ? r : 0;
-        w.dst = inside(s, dst, n * dtype_size(to));
-        w.src[0] = inside(s, src, n * dtype_size(from));
+        w.dst = inside(s, dst, dtype_bytes(to, n));
+        w.src[0] = inside(s, src, dtype_bytes(from, n));
         return enqueue(s, &w);
 }
 
@@ -236,9 +236,9 @@ int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *co
 
         if (r)
                 return r < 0 ? r : 0;
-        w.dst = inside(s, dst, n * dtype_size(to));
+        w.dst = inside(s, dst, dtype_bytes(to, n));
         for (size_t i = 0; i < k; i++)
-                w.src[i] = inside(s, src[i], n * dtype_size(from));
+                w.src[i] = inside(s, src[i], dtype_bytes(from, n));
         return enqueue(s, &w);
 }
 
@@ -274,7 +274,7 @@ static struct reduce_piece *pieces_inside(const struct stream *s, const struct z
                 if (p->n)
                         p->acc = inside(s, p->acc, p->n * sizeof(float));
                 for (size_t i = 0; p->n && i < p->k; i++)
-                        src[i] = inside(s, p->src[i], p->n * dtype_size(r->from));
+                        src[i] = inside(s, p->src[i], dtype_bytes(r->from, p->n));
                 p->src = src;
                 src += p->k;
         }

@@ -90,26 +90,6 @@ static bool buffered(const struct remote *remote)
         return remote->options.dtype != ZERO_FP32 || remote->options.device;
 }
 
-static void widen(enum zero_dtype from, uint64_t n, const uint16_t *src, float *dst)
-{
-        if (from == ZERO_BF16)
-                for (uint64_t i = 0; i < n; i++)
-                        dst[i] = dtype_fp32_from_bf16(src[i]);
-        else
-                for (uint64_t i = 0; i < n; i++)
-                        dst[i] = dtype_fp32_from_fp16(src[i]);
-}
-
-static void narrow(enum zero_dtype to, uint64_t n, const float *src, uint16_t *dst)
-{
-        if (to == ZERO_BF16)
-                for (uint64_t i = 0; i < n; i++)
-                        dst[i] = dtype_bf16_from_fp32(src[i]);
-        else
-                for (uint64_t i = 0; i < n; i++)
-                        dst[i] = dtype_fp16_from_fp32(src[i]);
-}
-
 static struct zero_sync *sync_of(const struct remote *remote)
 {
         return remote->device ? device_sync(remote->device) : NULL;
@@ -123,12 +103,12 @@ static int load(struct remote *remote, uint32_t index, const void *view, real *t
         int r = 0;
         if (remote->device) {
                 void *copy = dtype == ZERO_FP32 ? (void *)to : device_staging(remote->device);
-                r = device_copy(remote->device, copy, view, n * dtype_size(dtype),
+                r = device_copy(remote->device, copy, view, dtype_bytes(dtype, n),
                                 &remote->backend.fault);
                 view = copy;
         }
-        if (!r && dtype != ZERO_FP32)
-                widen(dtype, n, view, to);
+        for (uint64_t i = 0; !r && dtype != ZERO_FP32 && i < n; i++)
+                to[i] = dtype_load(dtype, view, i);
         return r;
 }
 
@@ -137,12 +117,12 @@ static int store(struct remote *remote, uint32_t index, const real *from, void *
         enum zero_dtype dtype = remote->options.dtype;
         uint64_t n = elements(remote, index);
         void *narrowed = remote->device ? device_staging(remote->device) : memory;
-        if (dtype != ZERO_FP32)
-                narrow(dtype, n, from, narrowed);
+        for (uint64_t i = 0; dtype != ZERO_FP32 && i < n; i++)
+                dtype_store(dtype, narrowed, i, from[i]);
         if (!remote->device)
                 return 0;
         return device_copy(remote->device, memory, dtype == ZERO_FP32 ? from : narrowed,
-                           n * dtype_size(dtype), &remote->backend.fault);
+                           dtype_bytes(dtype, n), &remote->backend.fault);
 }
 
 static int take_buffer(struct remote *remote, real **ret_buffer)

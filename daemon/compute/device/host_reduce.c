@@ -10,7 +10,7 @@ enum { PART = 16 * NORM_BLOCK };
 
 static const void *element(const void *array, enum zero_dtype dtype, size_t i)
 {
-        return (const char *)array + i * dtype_size(dtype);
+        return (const char *)array + dtype_bytes(dtype, i);
 }
 
 /* Adds n elements from `first` on, of acc and of the sources. */

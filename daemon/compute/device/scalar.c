@@ -85,33 +85,6 @@ static void scalar_update(enum update_rule rule, const struct update_scalars *s,
 
 /* ---- the rest ---- */
 
-static float load(enum zero_dtype from, const void *src, size_t i)
-{
-        switch (from) {
-        case ZERO_BF16:
-                return dtype_fp32_from_bf16(((const uint16_t *)src)[i]);
-        case ZERO_FP16:
-                return dtype_fp32_from_fp16(((const uint16_t *)src)[i]);
-        default: /* ZERO_FP32: no kernel gets bytes */
-                break;
-        }
-        return ((const float *)src)[i];
-}
-
-static void store(enum zero_dtype to, void *dst, size_t i, float x)
-{
-        switch (to) {
-        case ZERO_BF16:
-                ((uint16_t *)dst)[i] = dtype_bf16_from_fp32(x);
-                return;
-        case ZERO_FP16:
-                ((uint16_t *)dst)[i] = dtype_fp16_from_fp32(x);
-                return;
-        default: /* ZERO_FP32: no kernel gets bytes */
-                ((float *)dst)[i] = x;
-        }
-}
-
 static void scalar_copy(void *dst, const void *src, size_t n)
 {
         if (n)
@@ -129,11 +102,11 @@ static void scalar_cast(enum zero_dtype to, void *dst, enum zero_dtype from, con
 {
         assert(to == from || to == ZERO_FP32 || from == ZERO_FP32);
         if (to == from) {
-                scalar_copy(dst, src, n * dtype_size(to));
+                scalar_copy(dst, src, dtype_bytes(to, n));
                 return;
         }
         for (size_t i = 0; i < n; i++)
-                store(to, dst, i, load(from, src, i));
+                dtype_store(to, dst, i, dtype_load(from, src, i));
 }
 
 static void scalar_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
@@ -145,7 +118,7 @@ static void scalar_accumulate(float *acc, enum zero_dtype from, const void *src,
                               bool first)
 {
         for (size_t i = 0; i < n; i++) {
-                float x = load(from, src, i);
+                float x = dtype_load(from, src, i);
 
                 acc[i] = first ? x : acc[i] + x;
         }
@@ -156,11 +129,11 @@ static void scalar_sum(enum zero_dtype to, void *dst, enum zero_dtype from, cons
 {
         assert(k >= 1);
         for (size_t i = 0; i < n; i++) {
-                float x = load(from, src[0], i);
+                float x = dtype_load(from, src[0], i);
 
                 for (size_t j = 1; j < k; j++)
-                        x += load(from, src[j], i);
-                store(to, dst, i, x);
+                        x += dtype_load(from, src[j], i);
+                dtype_store(to, dst, i, x);
         }
 }
 
@@ -191,16 +164,16 @@ static float rounded(enum zero_dtype wire, float x)
 {
         uint64_t crossing = 0;
 
-        store(wire, &crossing, 0, x);
-        return load(wire, &crossing, 0);
+        dtype_store(wire, &crossing, 0, x);
+        return dtype_load(wire, &crossing, 0);
 }
 
 static float sum_of(const struct reduce_piece *p, enum zero_dtype from, size_t i)
 {
-        float x = load(from, p->src[0], i);
+        float x = dtype_load(from, p->src[0], i);
 
         for (size_t j = 1; j < p->k; j++)
-                x += load(from, p->src[j], i);
+                x += dtype_load(from, p->src[j], i);
         return x;
 }
 

@@ -504,7 +504,7 @@ static int needs_check(struct engine *x, const struct rank_needs *n, struct faul
                 return fault_set(fault, ZERO_ERANK, "local world size %u exceeds the world size %u",
                                  n->local_world_size, n->job.world_size);
         if (!dtype_valid(n->grad_dtype))
-                return fault_set(fault, ZERO_EINVAL, "grad_dtype is fp32, bf16 or fp16");
+                return fault_set(fault, ZERO_EINVAL, "grad_dtype is " ZERO_DTYPES);
         if (n->hold_groups < 1 || n->push_groups < 1)
                 return fault_set(fault, ZERO_EINVAL, "hold_groups and push_groups are at least 1");
         if (!place_is_host(n->windows) && setups_left(x, n->job.uid, n->windows) >= SETUPS_LEFT_MAX)

@@ -144,7 +144,7 @@ static void spill_start(struct contribution *c)
 {
         struct job *job = c->job;
         uint64_t elements = job->layout->groups[c->group].elements;
-        size_t bytes = elements * dtype_size(job->reduce->grad_dtype);
+        size_t bytes = dtype_bytes(job->reduce->grad_dtype, elements);
 
         c->copy = buffer_new(bytes);
         if (!c->copy) {

@@ -261,7 +261,7 @@ static uint32_t sources_of(const struct node_gradient *p, uint32_t tensor, uint6
         for (uint32_t s = 0; s < p->n_sources; s++)
                 if (source_has(p->sources[s], tensor))
                         src[k++] = (const char *)p->sources[s]->data +
-                                   element * dtype_size(p->grad_dtype);
+                                   dtype_bytes(p->grad_dtype, element);
         return k;
 }
 
@@ -482,7 +482,7 @@ void node_gradient_read_end(struct node_gradient *p, uint32_t owner, uint64_t ta
 bool node_gradient_may_stay(const struct node_gradient *p, uint32_t place)
 {
         if (!list_empty(&p->blocks) || p->job->layout->n_groups > KEPT_MAX ||
-            p->n_sources * dtype_size(p->grad_dtype) >= 2 * sizeof(float))
+            p->n_sources * dtype_bytes(p->grad_dtype, 1) >= 2 * sizeof(float))
                 return false;
         for (uint32_t i = 0; i < p->n_sources; i++) {
                 const struct contribution *c = p->sources[i];

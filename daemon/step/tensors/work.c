@@ -35,7 +35,7 @@ size_t plane_size(const struct job *job, uint32_t tensor, struct plane plane)
 
 size_t values_size(const struct job *job, uint32_t tensor, struct plane plane, uint32_t dtype)
 {
-        return dtype ? dtype_size((enum zero_dtype)dtype) : plane_size(job, tensor, plane);
+        return dtype ? dtype_bytes((enum zero_dtype)dtype, 1) : plane_size(job, tensor, plane);
 }
 
 bool plane_takes(const struct job *job, uint32_t tensor, struct plane plane, uint32_t dtype)
@@ -82,7 +82,7 @@ static void put_copy(const struct work *w, void *plane, void *serve)
         const void *from = w->buffer;
 
         if (serve && served == dtype) {
-                ops->copy(serve, from, w->count * dtype_size(dtype));
+                ops->copy(serve, from, dtype_bytes(dtype, w->count));
                 from = serve;
         }
         ops->cast(ZERO_FP32, plane, dtype, from, w->count);

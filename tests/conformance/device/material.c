@@ -51,8 +51,8 @@ double dice_unit(struct dice *d)
 
 struct plate plate_new(enum zero_dtype dtype, size_t n, size_t offset)
 {
-        size_t lead = MARGIN + offset * dtype_size(dtype);
-        size_t bytes = lead + n * dtype_size(dtype) + MARGIN;
+        size_t lead = MARGIN + dtype_bytes(dtype, offset);
+        size_t bytes = lead + dtype_bytes(dtype, n) + MARGIN;
         struct plate p = { .bytes = (bytes + 63) / 64 * 64 };
 
         p.memory = aligned_alloc(64, p.bytes);
@@ -98,24 +98,11 @@ void plate_fill(struct plate *p, enum zero_dtype dtype, size_t n, struct dice *d
         }
 }
 
-static float element(const struct plate *p, enum zero_dtype dtype, size_t i)
-{
-        switch (dtype) {
-        case ZERO_BF16:
-                return dtype_fp32_from_bf16(((const uint16_t *)p->data)[i]);
-        case ZERO_FP16:
-                return dtype_fp32_from_fp16(((const uint16_t *)p->data)[i]);
-        default: /* ZERO_FP32: no kernel gets bytes */
-                break;
-        }
-        return ((const float *)p->data)[i];
-}
-
 static bool elements_same(const struct plate *a, const struct plate *b, enum zero_dtype dtype,
                           size_t n)
 {
         for (size_t i = 0; i < n; i++) {
-                float x = element(a, dtype, i), y = element(b, dtype, i);
+                float x = dtype_load(dtype, a->data, i), y = dtype_load(dtype, b->data, i);
 
                 if (memcmp(&x, &y, sizeof(x)) != 0 && !(x != x && y != y))
                         return false;
@@ -134,7 +121,7 @@ static bool margins_same(const struct plate *a, const struct plate *b, size_t da
 
 bool plate_same(const struct plate *a, const struct plate *b, enum zero_dtype dtype, size_t n)
 {
-        return margins_same(a, b, n * dtype_size(dtype)) && elements_same(a, b, dtype, n);
+        return margins_same(a, b, dtype_bytes(dtype, n)) && elements_same(a, b, dtype, n);
 }
 
 bool plate_identical(const struct plate *a, const struct plate *b)

@@ -153,8 +153,8 @@ static void placed_cast(enum zero_dtype to, void *dst, enum zero_dtype from, con
                         size_t n)
 {
         begin();
-        dst = place(dst, n * dtype_size(to));
-        src = place(src, n * dtype_size(from));
+        dst = place(dst, dtype_bytes(to, n));
+        src = place(src, dtype_bytes(from, n));
         gpu_ops()->cast(to, dst, from, src, n);
         end();
 }
@@ -162,7 +162,7 @@ static void placed_cast(enum zero_dtype to, void *dst, enum zero_dtype from, con
 static void placed_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
 {
         begin();
-        dst = place(dst, n * dtype_size(to));
+        dst = place(dst, dtype_bytes(to, n));
         src = place(src, n * sizeof *src);
         gpu_ops()->serve(to, dst, src, n);
         end();
@@ -173,7 +173,7 @@ static void placed_accumulate(float *acc, enum zero_dtype from, const void *src,
 {
         begin();
         acc = place(acc, n * sizeof *acc);
-        src = place(src, n * dtype_size(from));
+        src = place(src, dtype_bytes(from, n));
         gpu_ops()->accumulate(acc, from, src, n, first);
         end();
 }
@@ -184,9 +184,9 @@ static void placed_sum(enum zero_dtype to, void *dst, enum zero_dtype from, cons
         const void *placed[OPERANDS];
 
         begin();
-        dst = place(dst, n * dtype_size(to));
+        dst = place(dst, dtype_bytes(to, n));
         for (size_t i = 0; i < k; i++)
-                placed[i] = place(src[i], n * dtype_size(from));
+                placed[i] = place(src[i], dtype_bytes(from, n));
         gpu_ops()->sum(to, dst, from, placed, k, n);
         end();
 }
@@ -211,7 +211,7 @@ static void placed_reduce(const struct reduce_piece *pieces, size_t n_pieces, en
                 placed[i].acc = place(pieces[i].acc, pieces[i].n * sizeof(float));
                 placed[i].src = src + n;
                 for (size_t j = 0; j < pieces[i].k; j++)
-                        src[n++] = place(pieces[i].src[j], pieces[i].n * dtype_size(from));
+                        src[n++] = place(pieces[i].src[j], dtype_bytes(from, pieces[i].n));
         }
         gpu_ops()->reduce(placed, n_pieces, wire, from, scale, norm, finite);
         end();

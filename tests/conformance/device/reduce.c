@@ -102,7 +102,7 @@ static void fill_ordinary(struct arrays *a, enum zero_dtype from, struct dice *d
                 for (size_t i = 0; i < a->piece.n; i++) {
                         float x = (float)ldexp(2 * dice_unit(d) - 1, (int)(dice_bits(d) % 8) - 4);
 
-                        truth_ops()->cast(from, (char *)a->src[j].data + i * dtype_size(from),
+                        truth_ops()->cast(from, (char *)a->src[j].data + dtype_bytes(from, i),
                                           ZERO_FP32, &x, 1);
                 }
 }

@@ -148,8 +148,8 @@ static void check_serve(struct client *c, const layout *l, uint32_t tensor)
         for (uint64_t i = 0; i < t->elements; i++)
                 values[i] = value(tensor, ZERO_PLANE_MASTER, i);
         device_host("scalar")->cast(dtype, rounded, ZERO_FP32, values, t->elements);
-        get(c, tensor, ZERO_PLANE_SERVE, 0, t->elements, values, dtype_size(dtype));
-        CHECK(memcmp(values, rounded, t->elements * dtype_size(dtype)) == 0, "tensor %u", tensor);
+        get(c, tensor, ZERO_PLANE_SERVE, 0, t->elements, values, dtype_bytes(dtype, 1));
+        CHECK(memcmp(values, rounded, dtype_bytes(dtype, t->elements)) == 0, "tensor %u", tensor);
 }
 
 static const struct state *held(struct session *s, uint32_t owner, uint32_t copy)

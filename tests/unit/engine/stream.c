@@ -180,7 +180,7 @@ static void work_add(const struct stream *s, struct work *w, uint32_t group)
         if (!s->trainer->views[group] || g->elements == 0)
                 return;
         r->view = s->trainer->views[group];
-        r->n = g->elements * dtype_size(g->dtype);
+        r->n = dtype_bytes(g->dtype, g->elements);
         r->bytes = malloc(r->n);
         CHECK(r->bytes);
         gpu_ops()->copy(r->bytes, r->view, r->n);

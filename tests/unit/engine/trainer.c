@@ -183,7 +183,7 @@ void trainer_write_gradient(const struct trainer *t, const struct op *op, uint32
                 if (op->poison && tensor->elements && !tensor->frozen)
                         values[tensor->elements / 2] = t->needs.rank % 2 ? NAN : INFINITY;
                 if (tensor->elements)
-                        trainer_ops(t)->cast(dtype, dst + tensor->offset * dtype_size(dtype),
+                        trainer_ops(t)->cast(dtype, dst + dtype_bytes(dtype, tensor->offset),
                                              ZERO_FP32, values, tensor->elements);
         }
 }
@@ -191,7 +191,7 @@ void trainer_write_gradient(const struct trainer *t, const struct op *op, uint32
 void trainer_spoil_slot(const struct trainer *t, const struct op *op, uint32_t slot)
 {
         const struct layout_group *g = &t->layout->groups[op->group];
-        size_t n = g->elements * dtype_size(t->needs.grad_dtype);
+        size_t n = dtype_bytes(t->needs.grad_dtype, g->elements);
         void *spoilt = malloc(n + 1);
 
         CHECK(spoilt);
@@ -395,7 +395,7 @@ static bool op_begin(struct trainer *t, const struct op *op)
 const void *trainer_view(struct trainer *t, uint32_t group)
 {
         const struct layout_group *g = &t->layout->groups[group];
-        size_t n = g->elements * dtype_size(g->dtype);
+        size_t n = dtype_bytes(g->dtype, g->elements);
 
         if (!t->stream || n == 0)
                 return t->views[group];

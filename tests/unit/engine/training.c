@@ -38,7 +38,7 @@ static uint64_t view_hash(const layout *l, uint32_t group, const char *view)
         crypto_generichash_init(&state, NULL, 0, sizeof hash);
         for (uint32_t i = 0; i < g->n_tensors; i++) {
                 const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
-                size_t size = dtype_size(g->dtype);
+                size_t size = dtype_bytes(g->dtype, 1);
 
                 if (t->elements)
                         crypto_generichash_update(&state, (const uint8_t *)view + t->offset * size,

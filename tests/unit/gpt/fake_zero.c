@@ -41,28 +41,11 @@ static struct zero_client *left; /* the client of a trainer that has ended befor
 
 struct fake_zero fake_zero;
 
-static float load(enum zero_dtype dtype, const void *from, uint64_t i)
-{
-        if (dtype == ZERO_FP32)
-                return ((const float *)from)[i];
-        uint16_t x = ((const uint16_t *)from)[i];
-        return dtype == ZERO_BF16 ? dtype_fp32_from_bf16(x) : dtype_fp32_from_fp16(x);
-}
-
-static void store(enum zero_dtype dtype, void *to, uint64_t i, float x)
-{
-        if (dtype == ZERO_FP32)
-                ((float *)to)[i] = x;
-        else
-                ((uint16_t *)to)[i] =
-                        dtype == ZERO_BF16 ? dtype_bf16_from_fp32(x) : dtype_fp16_from_fp32(x);
-}
-
 static void end_view(struct zero_client *c, struct fake_group *g)
 {
         if (!g->view)
                 return;
-        memset(g->view, 0xff, g->n * dtype_size(g->dtype)); /* NaN in every dtype */
+        memset(g->view, 0xff, dtype_bytes(g->dtype, g->n)); /* NaN in every dtype */
         free(g->view);
         g->view = NULL;
         c->held--;
@@ -201,9 +184,9 @@ int zero_fetch(struct zero_client *c, uint32_t group, const void **ret_view)
                 return ZERO_EABORTED;
         struct fake_group *g = &c->groups[group];
         assert(!g->view); /* this trainer has no reason to fetch twice */
-        g->view = malloc(g->n * dtype_size(g->dtype));
+        g->view = malloc(dtype_bytes(g->dtype, g->n));
         for (uint64_t i = 0; i < g->n; i++)
-                store(g->dtype, g->view, i, g->master[i]);
+                dtype_store(g->dtype, g->view, i, g->master[i]);
         c->held++;
         assert(fake_zero.hold_groups == ZERO_ALL || c->held <= fake_zero.hold_groups);
         fake_zero.most_held = c->held > fake_zero.most_held ? c->held : fake_zero.most_held;
@@ -226,7 +209,7 @@ int zero_grad(struct zero_client *c, uint32_t group, void **ret_grad)
         struct fake_group *g = &c->groups[group];
         assert(!g->complete);
         if (!g->grad) {
-                size_t size = g->n * dtype_size(c->grad_dtype);
+                size_t size = dtype_bytes(c->grad_dtype, g->n);
                 g->grad = malloc(size);
                 memset(g->grad, 0xff, size);
                 c->open++;
@@ -243,7 +226,7 @@ int zero_push(struct zero_client *c, uint32_t group, const uint8_t *present, boo
         struct fake_group *g = &c->groups[group];
         assert(g->grad && !g->complete && !present);
         for (uint64_t i = 0; i < g->n; i++)
-                g->sum[i] += load(c->grad_dtype, g->grad, i);
+                g->sum[i] += dtype_load(c->grad_dtype, g->grad, i);
         end_grad(c, g);
         g->complete = last;
         c->pushes++;

@@ -204,7 +204,7 @@ Test(dtype, types_of_bytes_are_others_and_kept_in_words_of_four)
         for (uint32_t d = 0; d < 1000; d++) {
                 cr_assert_eq(dtype_is_bytes(d), d >= ZERO_INT8 && d <= ZERO_BOOL);
                 if (dtype_is_bytes(d))
-                        cr_assert_eq(dtype_size((enum zero_dtype)d), 4);
+                        cr_assert_eq(dtype_bytes((enum zero_dtype)d, 3), 12);
         }
         cr_assert_str_eq(dtype_name(ZERO_UINT8), "uint8");
         cr_assert_str_eq(dtype_name(ZERO_FP8_E5M2), "fp8-e5m2");
@@ -212,9 +212,9 @@ Test(dtype, types_of_bytes_are_others_and_kept_in_words_of_four)
 
 Test(dtype, sizes_and_names)
 {
-        cr_assert_eq(dtype_size(ZERO_FP32), 4);
-        cr_assert_eq(dtype_size(ZERO_BF16), 2);
-        cr_assert_eq(dtype_size(ZERO_FP16), 2);
+        cr_assert_eq(dtype_bytes(ZERO_FP32, 3), 12);
+        cr_assert_eq(dtype_bytes(ZERO_BF16, 3), 6);
+        cr_assert_eq(dtype_bytes(ZERO_FP16, 3), 6);
         cr_assert_str_eq(dtype_name(ZERO_FP32), "fp32");
         cr_assert_str_eq(dtype_name(ZERO_BF16), "bf16");
         cr_assert_str_eq(dtype_name(ZERO_FP16), "fp16");

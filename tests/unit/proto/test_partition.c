@@ -40,8 +40,8 @@ static void for_all(property holds)
 
 static uint64_t slice_bytes(const layout *l, const struct partition *p, uint32_t g, uint32_t i)
 {
-        return partition_range(p, g, partition_owner(p, g, i)).count *
-               dtype_size(l->groups[g].dtype);
+        return dtype_bytes(l->groups[g].dtype,
+                           partition_range(p, g, partition_owner(p, g, i)).count);
 }
 
 static void slices_cover_the_group(const layout *l, const struct partition *p)
@@ -108,7 +108,7 @@ Test(partition, no_slice_is_smaller_than_the_minimum_where_a_group_is_cut)
 static void as_many_owners_as_possible(const layout *l, const struct partition *p)
 {
         for (uint32_t g = 0; g < l->n_groups; g++) {
-                uint64_t bytes = l->groups[g].elements * dtype_size(l->groups[g].dtype);
+                uint64_t bytes = dtype_bytes(l->groups[g].dtype, l->groups[g].elements);
                 uint64_t room = bytes / PARTITION_SLICE_MIN;
                 if (bytes == 0)
                         cr_assert_eq(p->slices[g], 0);
@@ -130,7 +130,7 @@ static void slices_are_even(const layout *l, const struct partition *p)
                 for (uint32_t i = 1; i < p->slices[g]; i++) {
                         int64_t difference =
                                 (int64_t)slice_bytes(l, p, g, i) - (int64_t)slice_bytes(l, p, g, 0);
-                        int64_t unit = LAYOUT_ALIGN * (int64_t)dtype_size(l->groups[g].dtype);
+                        int64_t unit = LAYOUT_ALIGN * (int64_t)dtype_bytes(l->groups[g].dtype, 1);
                         cr_assert(difference >= -unit && difference <= unit);
                 }
 }

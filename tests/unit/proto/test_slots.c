@@ -9,7 +9,7 @@
 
 static uint64_t group_bytes(const layout *l, uint32_t g, uint32_t dtype)
 {
-        return l->groups[g].elements * dtype_size(dtype ? dtype : l->groups[g].dtype);
+        return dtype_bytes(dtype ? dtype : l->groups[g].dtype, l->groups[g].elements);
 }
 
 static uint64_t slot_end(const struct slots *s, uint32_t i)

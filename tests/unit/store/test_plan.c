@@ -214,7 +214,7 @@ static void serve_places(const layout *l, const struct partition *partition, con
                 }
                 cr_assert_eq(shard->serve % 4096, 0);
                 cr_assert_geq(shard->serve, end);
-                end = shard->serve + shard->range.count * dtype_size(l->groups[g].dtype);
+                end = shard->serve + dtype_bytes(l->groups[g].dtype, shard->range.count);
         }
         cr_assert_geq(p->serve_bytes, end);
         cr_assert_lt(p->serve_bytes, end + 4096);

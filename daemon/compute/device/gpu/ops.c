@@ -103,15 +103,15 @@ static void convert(enum zero_dtype to, void *dst, enum zero_dtype from, const v
         s.host = host;
         s.to = to;
         s.from = from;
-        staged_add(&s, dst, (uint32_t)dtype_size(to), false, true);
-        staged_add(&s, src, (uint32_t)dtype_size(from), true, false);
+        staged_add(&s, dst, (uint32_t)dtype_bytes(to, 1), false, true);
+        staged_add(&s, src, (uint32_t)dtype_bytes(from, 1), true, false);
         staged_run(&s);
 }
 
 static void gpu_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *src, size_t n)
 {
         if (to == from)
-                gpu_copy(dst, src, n * dtype_size(to));
+                gpu_copy(dst, src, dtype_bytes(to, n));
         else
                 convert(to, dst, from, src, n, cast_host);
 }
@@ -169,9 +169,9 @@ static void sum_of_many(enum zero_dtype to, uint8_t *dst, enum zero_dtype from,
 
                 for (size_t i = 0; i < k; i++)
                         gpu_accumulate(sum, from,
-                                       (const uint8_t *)src[i] + first * dtype_size(from), part,
+                                       (const uint8_t *)src[i] + dtype_bytes(from, first), part,
                                        i == 0);
-                gpu_cast(to, dst + first * dtype_size(to), ZERO_FP32, sum, part);
+                gpu_cast(to, dst + dtype_bytes(to, first), ZERO_FP32, sum, part);
         }
 }
 
@@ -194,9 +194,9 @@ static void gpu_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const v
         s.host = sum_host;
         s.to = to;
         s.from = from;
-        staged_add(&s, dst, (uint32_t)dtype_size(to), false, true);
+        staged_add(&s, dst, (uint32_t)dtype_bytes(to, 1), false, true);
         for (size_t i = 0; i < k; i++)
-                staged_add(&s, src[i], (uint32_t)dtype_size(from), true, false);
+                staged_add(&s, src[i], (uint32_t)dtype_bytes(from, 1), true, false);
         staged_run(&s);
 }
 

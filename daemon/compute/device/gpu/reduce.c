@@ -133,7 +133,7 @@ static void add_staged(const struct reduce_piece *p, enum zero_dtype wire, enum 
         s.first = p->first;
         staged_add(&s, p->acc, sizeof(float), !p->first, true);
         for (size_t i = 0; i < p->k; i++)
-                staged_add(&s, p->src[i], (uint32_t)dtype_size(from), true, false);
+                staged_add(&s, p->src[i], (uint32_t)dtype_bytes(from, 1), true, false);
         staged_run(&s);
 }
 
@@ -152,7 +152,7 @@ static void add_many(const struct reduce_piece *p, enum zero_dtype wire, enum ze
                 n = p->n - first < SUM_PART ? p->n - first : SUM_PART;
                 for (size_t i = 0; i < p->k; i++)
                         gpu_accumulate(sum, from,
-                                       (const char *)p->src[i] + first * dtype_size(from), n,
+                                       (const char *)p->src[i] + dtype_bytes(from, first), n,
                                        i == 0);
                 if (wire != ZERO_FP32)
                         gpu_host->cast(wire, half, ZERO_FP32, sum, n);
