@@ -40,7 +40,9 @@ int push_init(struct push *p, const layout *l, uint32_t wanted, enum zero_dtype 
                 push_deinit(p);
                 return -ENOMEM;
         }
-        push_forget(p);
+        memset(p->of_group, 0xff, p->n_groups * sizeof(*p->of_group));
+        for (; p->n_free < p->n; p->n_free++)
+                p->free[p->n_free] = p->n - 1 - p->n_free;
         return 0;
 }
 
@@ -107,15 +109,6 @@ void push_reset(struct push *p)
 {
         for (uint32_t g = 0; g < p->n_groups; g++)
                 push_drop(p, g);
-}
-
-void push_forget(struct push *p)
-{
-        memset(p->of_group, 0xff, p->n_groups * sizeof(*p->of_group));
-        memset(p->busy, 0, p->n * sizeof(*p->busy));
-        p->n_busy = 0;
-        for (p->n_free = 0; p->n_free < p->n; p->n_free++)
-                p->free[p->n_free] = p->n - 1 - p->n_free;
 }
 
 void push_give_back(const struct push *p, uint8_t *base, uint32_t slot, uint64_t bytes)

@@ -3,8 +3,7 @@
  * daemon still reads.  Bookkeeping, and what memory slots take.
  *
  * A group writes to at most one slot.  A slot goes free -> taken (push_take) -> busy (push_send)
- * -> free (push_done), or from taken back to free (push_drop, push_reset).  push_forget() frees
- * all slots.
+ * -> free (push_done), or from taken back to free (push_drop, push_reset).
  *
  * In host memory a free slot keeps the memory that most gradients need.  The rest of it, which a
  * large group has touched, goes back to the system.
@@ -40,8 +39,6 @@ void push_done(struct push *p, uint32_t slot);
 void push_drop(struct push *p, uint32_t group);
 /* Frees the slots that the trainer writes to. */
 void push_reset(struct push *p);
-/* Frees all slots: the daemon that read them is gone. */
-void push_forget(struct push *p);
 /*
  * Behind push_done(): the slot, of the slots at base, had a gradient of `bytes`.  A failure costs
  * memory only.
