@@ -2,7 +2,7 @@
  * The request to attach, and what its reply brings: windows, and where the first attempt starts.
  * A client is attached exactly when it has a layout.
  *
- * Once the daemon has accepted the rank, a failure on this side closes the connection: nothing
+ * If this side fails after the daemon has accepted the rank, it closes the connection.  Nothing
  * else tells the daemon that the rank did not attach.
  */
 #include "client.h"

@@ -12,8 +12,8 @@
  *   session.c  the rank's stay in its job: a lost connection is resumed, a request repeated
  *   stream_order.c, step.c, stash_calls.c, state.c: the public calls
  *
- * Every public call begins by reporting what went wrong since the last one: a closed
- * connection, or the refusal of a request that nobody waited for (client_begin()).
+ * Every public call first reports what went wrong since the last one (client_begin()): a closed
+ * connection, or the refusal of a request that nobody waited for.
  *
  * A connection ends in one of two ways.  Lost: the daemon went away from a client that is a
  * rank.  The conversation returns CLIENT_LOST; a call that does not wait does only its local
@@ -263,9 +263,9 @@ int client_dial(struct zero_client *c, int64_t until_ms);
 /* ---- session.c: calls that outlive a connection ---- */
 
 /*
- * What a public call begins with.  client_begin_aborted() reports an abort,
- * client_begin_unwaited() any refusal; neither waits, and the connection may be lost.
- * client_begin() is for calls that wait: it resumes, and reports any refusal.
+ * What a public call begins with.  client_begin_aborted() reports an abort, client_begin_unwaited()
+ * any refusal.  Neither waits, and the connection may be lost.  client_begin() is for calls that
+ * wait: it resumes, and reports any refusal.
  */
 int client_begin_aborted(struct zero_client *c);
 int client_begin_unwaited(struct zero_client *c);

@@ -18,8 +18,8 @@
 enum { MEMORY = READER_WINDOWS * READER_WINDOW, LARGE_PAGE = 2 << 20, CACHE_LINE = 64 };
 
 /*
- * A virtual machine's disk is a core of the host, which takes twice the time to write to memory
- * that a core of the machine has in its cache.
+ * A core of the host writes what a virtual machine reads from its disk.  That takes twice the time
+ * if a core of the machine has the memory in its cache.
  */
 static void uncache(const uint8_t *memory, size_t bytes)
 {

@@ -2,9 +2,8 @@
  * file_reader.h - reads a file, and ahead of who takes it from front to back.
  *
  * A thread reads the file in windows, so that nobody waits for a disk without a deadline.  What the
- * page cache does not have goes around it, where the file system can, into memory in large pages:
- * reading through the page cache takes new pages for the whole file, which may cost more than the
- * disk.
+ * page cache does not have bypasses it, if the file system can, and goes into memory in large
+ * pages.  Through the cache the whole file would take new pages, which may cost more than the disk.
  */
 #pragma once
 

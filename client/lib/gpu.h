@@ -6,13 +6,13 @@
  * Events are made when the plugin is loaded, and the request to attach tells the daemon their
  * handles.  A request that is ordered behind GPU work names an event (gpu_name()).  The event is
  * free again when that request was answered (gpu_answered()) or never will be (gpu_forget()); only
- * a free event is recorded.  Where the daemon cannot open events, or the driver passes none to
- * other processes, no request names one (no_events): the client itself waits until the event is
+ * a free event is recorded.  If the daemon cannot open events, or the driver passes none to other
+ * processes, no request names one (no_events).  Then the client itself waits until the event is
  * done.
  *
- * Events are never destroyed: the daemon may poll one until it hears that the client has gone, and
- * CUDA leaves undefined what it finds in an event that its maker has destroyed.  The next client of
- * this process takes them over.
+ * Events are never destroyed.  The daemon may poll one until it hears that the client has gone, and
+ * CUDA leaves undefined what a poll of a destroyed event finds.  The next client of this process
+ * takes them over.
  */
 #pragma once
 

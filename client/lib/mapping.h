@@ -2,11 +2,11 @@
  * A window of the daemon's memory, and its successors.
  *
  * Rule: addresses that were given out stay mapped until mapping_deinit(), whatever happens to
- * the daemon.  The next window takes the address of the last one if it fits there; the rest
- * of the last one then reads as zeros and holds none of the daemon's memory.
+ * the daemon.  The next window takes the address of the last one if it fits there.  The rest of the
+ * last one then reads as zeros and holds none of the daemon's memory.
  *
  * On a GPU a window cannot take the address of another, and a mapped window occupies the GPU's
- * memory: there a window stays mapped until its successor is replaced too.
+ * memory.  There a window stays mapped until its successor is replaced too.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ struct mapping {
 };
 
 /*
- * Maps a window, or keeps a copy of its descriptor if protection is PROT_NONE (private views); fd
+ * Maps a window, or keeps a copy of its descriptor if protection is PROT_NONE (private views).  fd
  * stays the caller's.  lazy: pages take memory as they are touched, not at once.  -errno.
  */
 int mapping_open(int fd, uint64_t bytes, int protection, bool lazy, struct mapping *ret);

@@ -1,7 +1,7 @@
 /*
  * Stream order: a request takes effect behind work of the GPU.  The client records an event, and
- * the daemon polls the event; where the daemon cannot open this process's events, the client
- * waits for the event before it sends the request.  Every wait for the GPU has a deadline.
+ * the daemon polls the event.  If the daemon cannot open this process's events, the client waits
+ * for the event before it sends the request.  Every wait for the GPU has a deadline.
  */
 #include "client.h"
 

@@ -1,9 +1,8 @@
 /*
  * Private views: each group has an address range of its own for the client's life.
  *
- * While the group is held, its bytes in a window are mapped there copy-on-write: what the
- * caller writes is the caller's own, and gone with the mapping.  Otherwise the range is
- * inaccessible.
+ * While the group is held, its bytes in a window are mapped there copy-on-write.  What the caller
+ * writes is the caller's own, and gone with the mapping.  Otherwise the range is inaccessible.
  *
  * Rule: places in a window begin at a page.  The pages are mapped read-only first, so that
  * all are resident without a copy, and then made writable.

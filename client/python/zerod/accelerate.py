@@ -187,7 +187,7 @@ class Accelerator(Prepared):
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **more: Any) -> Any:
         """Writes accelerate's files; all ranks call it.  The main process streams model.safetensors and optimizer.bin,
-        and no process has the whole model.  master.pt beside them has the fp32 master weights of a 16-bit model."""
+        so no process has the whole model.  master.pt beside them has the fp32 master weights of a 16-bit model."""
         if not safe_serialization or more:
             raise ValueError("save_state() writes safetensors, and takes no further arguments")
         with self._without_model("save_state()", self._save_model_state_pre_hook) as (model, optimizer):

@@ -172,8 +172,8 @@ class Client(Conversation):
 
     def base(self, files: Sequence[str | os.PathLike]) -> list[memoryview]:
         """Maps files of frozen weights, before attach(), once for a client.  The node has one copy for all processes
-        of the user that name files of the same contents.  The job's layout then names the base by its contents: all
-        ranks of the job name the same, and so do ranks that go on with it later.
+        of the user that name files of the same contents.  The job's layout then names the base by its contents.  All
+        ranks of the job name the same base, also those that go on with the job later.
 
         Returns the contents of each file.  They are read-only: a write ends the process.  The memory stays while a
         view of it is used, whatever happens to the daemon or to the files.
@@ -263,9 +263,9 @@ class Client(Conversation):
         return addresses there, and private_views are not possible.
         stash: room for activation checkpoints, a :class:`Stash` or its bytes, which attach() reserves; None: no stash.
 
-        Raises LayoutMismatch with the first difference, Window with the size needed, Deadline with the ranks that are
-        missing, Rank, Quota, and Gpu if the device cannot be used.  Raises Conflict if other ranks of the job on this
-        node have another grad_dtype, or other ranks of the set declare another stash.
+        Raises LayoutMismatch with the first difference, Window with the size needed, and Deadline with the missing
+        ranks.  Raises Rank and Quota, and Gpu if the device cannot be used.  Raises Conflict if other ranks of the job
+        on this node have another grad_dtype, or other ranks of the set declare another stash.
         """
         self._may_have_job = True
         if layout is None:

@@ -184,7 +184,7 @@ def _clean(text):
 
 def job(environment: Mapping[str, str] | None = None) -> str | None:
     """Returns the job's name by the environment: $ZEROD_JOB, else "torchrun-" and torchrun's run id, else "slurm-" and
-    Slurm's job id, else None.  torchrun's default run id "none" names nothing."""
+    Slurm's job id.  None: there is none of these.  torchrun's default run id "none" names nothing."""
     environment = os.environ if environment is None else environment
     if environment.get("ZEROD_JOB"):
         return environment["ZEROD_JOB"]

@@ -69,7 +69,7 @@ enum { UPDATE_SOURCES = 3 }; /* most contributions that an update of a piece add
  * the device reads neither.
  *
  * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves,
- * which are added up as by reduce(): then their sum was measured and need not have been kept.
+ * which are added up as by reduce().  Then their sum has been measured, and need not be kept.
  */
 struct update_piece {
         enum update_rule rule;
@@ -116,15 +116,15 @@ struct device_ops {
         /*
          * Adds scale * (sum of x squared) of each block of 128 elements (the last may
          * be shorter) to *acc.  A block with a NaN or an infinity, or whose scaled sum is
-         * beyond a double, is left out and clears *finite (never set here).  A block's sum
-         * is taken in double in a fixed order, so the result does not depend on how
-         * a range is cut at block boundaries, or on the order of calls.
+         * beyond a double, is left out and clears *finite (never set here).  A block's sum is taken
+         * in double in a fixed order.  So neither cuts at block boundaries nor the order of calls
+         * change the result.
          */
         void (*norm)(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite);
         /*
          * A gradient's reduction, in one pass over memory: acc of each piece = the sum of its
          * sources (first) or acc + that (else).  Sources of dtype `from` are added in order in
-         * fp32, and their sum is rounded once to dtype `wire`; a sum beyond that dtype's range
+         * fp32, and their sum is rounded once to dtype `wire`.  A sum beyond that dtype's range
          * becomes an infinity, which the norm reports.  Then, unless norm is NULL, as norm() of
          * every piece's acc.
          */

@@ -2,8 +2,8 @@
  * rules.h - what an update computes for each element: the contract of the kernels.
  *
  * A rule changes the master weight and the moments of an element by its gradient.  Each device has
- * a kernel a rule (daemon/compute/device, cuda); all agree to the bit with the scalar one.  g below is the
- * gradient times grad_scale.  In the order written:
+ * a kernel a rule (daemon/compute/device, cuda), and all agree to the bit with the scalar one.  g
+ * below is the gradient times grad_scale.  In the order written:
  *
  *   ADAMW  p = p * decay                      (in the order of torch.optim.AdamW)
  *          m = m + (g - m) * one_minus_beta1
@@ -27,8 +27,8 @@
  *
  *          e = e + (p - e) * ema_rate
  *
- * The scalars are computed once in double by the optimizer (optimizer.h), each rounded once to
- * fp32, so that a repeated update is the same to the bit.
+ * The optimizer (optimizer.h) computes the scalars in double and rounds each once to fp32, so a
+ * repeated update has the same bits.
  */
 #pragma once
 

@@ -87,12 +87,12 @@ class ServiceOptimizer(torch.optim.Optimizer):
     model's parameters, of (name, parameter) or of dicts ``{"params": [...], "lr": ...}``.  The service has 256 sets:
     with more groups than that, groups with the same hyperparameters share a set.  Parameters in no group are not
     updated.  Parameters that were frozen when the model was sharded are left out.
-    Hyperparameters are numbers, read at each step; lr and others that are one number may be a tensor of one
-    element, which goes into files as a number.
-    ema_decay: the service averages the weights, as torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn()
-    does that is updated after each step; :func:`ema_params` reads the averages.  The model is of shard(ema=True).
-    A number in [0, 1), read at each step.  A step that is skipped leaves the averages as they are, and so does one
-    without a gradient for that parameter.  None: no averages.
+    Hyperparameters are numbers, read at each step.  lr and others that are one number may be a tensor of one element,
+    which goes into files as a number.
+    ema_decay: the service averages the weights after each step, as torch.optim.swa_utils.AveragedModel with
+    get_ema_multi_avg_fn() does.  :func:`ema_params` reads the averages.  The model is of shard(ema=True).  A number in
+    [0, 1), read at each step.  A step that is skipped leaves the averages as they are, and so does one without a
+    gradient for that parameter.  None: no averages.
     how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
     differentiable are False, else a ValueError.
 

@@ -1,9 +1,9 @@
 """Parameters of tensor-parallel models: DTensors that are divided over a dimension of a device mesh.
 
-Each part is a tensor of the layout, in a group that the ranks with this part push: those at one coordinate of the
-mesh's dimension.  So a part's gradient comes from its own ranks, the norm counts each part once, and each rank fetches
-its own parts.  Whole tensors are put together from the parts of all coordinates, so state dicts and files do not depend
-on the mesh.
+Each part is a tensor of the layout.  The ranks at one coordinate of the mesh's dimension have the part, and push its
+group.  So a part's gradient comes from its own ranks, the norm counts each part once, and each rank fetches its own
+parts.  Whole tensors are put together from the parts of all coordinates, so state dicts and files do not depend on the
+mesh.
 
 Parameters that are replicated over the mesh are pushed by all ranks.
 """

@@ -336,10 +336,10 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     parameters are bf16, else fp32.  A sum beyond fp16's range (65504) counts as not finite, and the step is skipped:
     use :class:`GradScaler` with it.
     prefetch: the number of units that are fetched ahead of their use.
-    push_groups: the number of groups whose gradients may be on their way at once; zerod.ALL for all.  zerod.AUTO: 2, or
-    all on a GPU that also has the states of a job of one rank, if they take at most an eighth of its free memory.  With
-    all no push waits for another one, and the update adds gradients up where they are.  Pass 2 if the model needs that
-    memory.
+    push_groups: the number of groups whose gradients may be on their way at once; zerod.ALL for all.  zerod.AUTO: 2.
+    On a GPU that also has the states of a job of one rank: all, if they take at most an eighth of its free memory.
+    With all no push waits for another one, and the update adds gradients up where they are.  Pass 2 if the model needs
+    that memory.
     on_lost_rank: "wait": a step whose rank dies waits for its successor, for as long as the timeout of
     :func:`zerod.connect`.  "fail": the others get zerod.LostRank at once.
     device: of parameters and gradients while the model computes: "cpu" for host memory, or "cuda", "cuda:N" for this
@@ -384,12 +384,12 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     of the same contents.  A parameter that `mesh` divides is this rank's part of the mapped tensor.  Stages of a
     pipeline all name the files of the whole model, and each node has all of them in memory.  A GPU has one copy of the
     files for all processes of the user there, beside the node's copy in host memory.  Each process has a copy of its
-    own with `mesh` or `pipeline`, with a driver that exports no descriptors, or with a daemon of the release before.
-    Mapped memory cannot be written to: peft's merge raises RuntimeError (merge a copy.deepcopy()).  Any other operation
-    in place on such a parameter ends the process by SIGSEGV in host memory.  On a GPU it is a fault of the process's
-    GPU context.  If the driver maps all memory writable, optimizer.step() raises WrittenToBase.  A write to a process's
-    own copy changes that process alone.  Files of :func:`save_safetensors` and :func:`save_checkpoint` have only the
-    other parameters.
+    own with `mesh` or `pipeline`.  So it is with a driver that exports no descriptors, and with a daemon of the
+    release before.  Mapped memory cannot be written to: peft's merge raises RuntimeError (merge a copy.deepcopy()).
+    Any other operation in place on such a parameter ends the process by SIGSEGV in host memory.  On a GPU it is a
+    fault of the process's GPU context.  If the driver maps all memory writable, optimizer.step() raises
+    WrittenToBase.  A write to a process's own copy changes that process alone.  Files of :func:`save_safetensors` and
+    :func:`save_checkpoint` have only the other parameters.
 
     Errors: TypeError and ValueError, naming the parameter, for a model that cannot be sharded.  CheckpointError for
     files of a base that are broken.  zerod.Error of the service: LayoutMismatch with the first difference between
