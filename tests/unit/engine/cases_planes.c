@@ -555,9 +555,8 @@ static uint32_t tensor_of(const struct job *job)
         for (uint32_t i = 0; i < job->layout->n_tensors; i++) {
                 const struct layout_tensor *t = &job->layout->tensors[i];
 
-                if (!t->frozen && t->elements &&
-                    partition_range(job->partition, t->group, owner).count ==
-                            job->layout->groups[t->group].elements)
+                if (!t->frozen && range_within((struct range){ t->offset, t->elements },
+                                               partition_range(job->partition, t->group, owner)))
                         return i;
         }
         CHECK(false, "no such tensor");
