@@ -8,6 +8,7 @@ Rules: the parent has one thread and never runs autograd, because neither surviv
 that computes is a rank, or runs in one by alone().  Every rank has a deadline and dies with the
 parent.  When a rank fails, the others are ended, and its traceback is the case's error.
 """
+import atexit
 import faulthandler
 import gc
 import itertools
@@ -67,6 +68,7 @@ import harness  # noqa: E402
 from cluster import SLOW, Cluster, die_with_parent  # noqa: E402
 
 gc.freeze()  # ranks that collect would copy all of it
+atexit.register(gc.unfreeze)  # else a library reports what is left at the end
 gc.enable()
 torch.set_num_threads(1)
 if "TESTS_FORKS" not in os.environ:
