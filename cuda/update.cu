@@ -3,54 +3,10 @@
  * serve copy once.  The order of operations is that of the scalar truth.  Built without contraction
  * and with correctly rounded division and square root.
  */
+#include "cuda/machine.cuh"
+
+#define RULE_FUNCTION static __device__ inline
 #include "cuda/kernel.cuh"
-
-/* ---- the rules (daemon/compute/device/rules.h): x[] is an element of each plane ---- */
-
-static __device__ inline void adam_step(const adam_scalars &s, float g, float (&x)[UPDATE_PLANES])
-{
-        x[1] = x[1] + (g - x[1]) * s.one_minus_beta1;
-        x[2] = x[2] * s.beta2 + (g * g) * s.one_minus_beta2;
-        x[0] -= s.step_size * (x[1] / (sqrtf(x[2]) / s.sqrt_bias2 + s.eps));
-}
-
-static __device__ inline void adamw(const update_scalars &s, float g, float (&x)[UPDATE_PLANES])
-{
-        x[0] = x[0] * s.adam.decay;
-        adam_step(s.adam, g, x);
-}
-
-static __device__ inline void adam(const update_scalars &s, float g, float (&x)[UPDATE_PLANES])
-{
-        adam_step(s.adam, g + x[0] * s.adam.decay, x);
-}
-
-static __device__ inline void lion(const update_scalars &scalars, float g,
-                                   float (&x)[UPDATE_PLANES])
-{
-        const lion_scalars &s = scalars.lion;
-        float c = x[1] * s.beta1 + g * s.one_minus_beta1;
-
-        x[0] = x[0] * s.decay - (c > 0 || c < 0 ? copysignf(s.lr, c) : c);
-        x[1] = x[1] * s.beta2 + g * s.one_minus_beta2;
-}
-
-static __device__ inline void sgd(const update_scalars &scalars, float g, float (&x)[UPDATE_PLANES])
-{
-        const sgd_scalars &s = scalars.sgd;
-
-        x[0] -= s.lr * (g + x[0] * s.weight_decay);
-}
-
-static __device__ inline void sgd_momentum(const update_scalars &scalars, float g,
-                                           float (&x)[UPDATE_PLANES])
-{
-        const sgd_scalars &s = scalars.sgd;
-        float d = g + x[0] * s.weight_decay;
-
-        x[1] = x[1] * s.momentum + d * s.one_minus_dampening;
-        x[0] -= s.lr * (d * s.g_part + x[1] * s.b_part);
-}
 
 /* Master and moments. */
 template <update_rule RULE> static constexpr unsigned OWN = 0;
@@ -67,7 +23,7 @@ static __device__ inline void update_element(const update_scalars &s, float grad
 
 #define X(rule, function, planes)            \
         if constexpr (RULE == UPDATE_##rule) \
-                function(s, g, x);
+                function(&s, g, x);
         UPDATE_RULE_MAP(X)
 #undef X
         if constexpr (EMA)

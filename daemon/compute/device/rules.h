@@ -109,3 +109,52 @@ static inline uint32_t update_planes(enum update_rule rule, const struct update_
 {
         return rule_planes(rule) + update_has_ema(s);
 }
+
+/* The rules for an element, x[] of each plane.  The scalar kernel and CUDA's define RULE_FUNCTION:
+ * what stands before a function there. */
+#ifdef RULE_FUNCTION
+#include <math.h>
+
+RULE_FUNCTION void adam_step(const struct adam_scalars *s, float g, float *x)
+{
+        x[1] = x[1] + (g - x[1]) * s->one_minus_beta1;
+        x[2] = x[2] * s->beta2 + (g * g) * s->one_minus_beta2;
+        x[0] -= s->step_size * (x[1] / (sqrtf(x[2]) / s->sqrt_bias2 + s->eps));
+}
+
+RULE_FUNCTION void adamw(const struct update_scalars *scalars, float g, float *x)
+{
+        x[0] = x[0] * scalars->adam.decay;
+        adam_step(&scalars->adam, g, x);
+}
+
+RULE_FUNCTION void adam(const struct update_scalars *scalars, float g, float *x)
+{
+        adam_step(&scalars->adam, g + x[0] * scalars->adam.decay, x);
+}
+
+RULE_FUNCTION void lion(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct lion_scalars *s = &scalars->lion;
+        float c = x[1] * s->beta1 + g * s->one_minus_beta1;
+
+        x[0] = x[0] * s->decay - (c > 0 || c < 0 ? copysignf(s->lr, c) : c);
+        x[1] = x[1] * s->beta2 + g * s->one_minus_beta2;
+}
+
+RULE_FUNCTION void sgd(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct sgd_scalars *s = &scalars->sgd;
+
+        x[0] -= s->lr * (g + x[0] * s->weight_decay);
+}
+
+RULE_FUNCTION void sgd_momentum(const struct update_scalars *scalars, float g, float *x)
+{
+        const struct sgd_scalars *s = &scalars->sgd;
+        float d = g + x[0] * s->weight_decay;
+
+        x[1] = x[1] * s->momentum + d * s->one_minus_dampening;
+        x[0] -= s->lr * (d * s->g_part + x[1] * s->b_part);
+}
+#endif

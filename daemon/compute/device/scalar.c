@@ -2,58 +2,13 @@
  * The scalar truth: every other implementation, on the host or a GPU, must agree with it to the
  * bit.  Written to be read, not to be fast.
  */
+#define RULE_FUNCTION static
 #include "daemon/compute/device/host.h"
 
 #include <assert.h>
-#include <math.h>
 #include <string.h>
 
-/* ---- the rules (daemon/compute/device/rules.h): x[] is an element of each plane ---- */
-
 typedef void rule_fn(const struct update_scalars *scalars, float g, float *x);
-
-static void adam_step(const struct adam_scalars *s, float g, float *x)
-{
-        x[1] = x[1] + (g - x[1]) * s->one_minus_beta1;
-        x[2] = x[2] * s->beta2 + (g * g) * s->one_minus_beta2;
-        x[0] -= s->step_size * (x[1] / (sqrtf(x[2]) / s->sqrt_bias2 + s->eps));
-}
-
-static void adamw(const struct update_scalars *scalars, float g, float *x)
-{
-        x[0] = x[0] * scalars->adam.decay;
-        adam_step(&scalars->adam, g, x);
-}
-
-static void adam(const struct update_scalars *scalars, float g, float *x)
-{
-        adam_step(&scalars->adam, g + x[0] * scalars->adam.decay, x);
-}
-
-static void lion(const struct update_scalars *scalars, float g, float *x)
-{
-        const struct lion_scalars *s = &scalars->lion;
-        float c = x[1] * s->beta1 + g * s->one_minus_beta1;
-
-        x[0] = x[0] * s->decay - (c > 0 || c < 0 ? copysignf(s->lr, c) : c);
-        x[1] = x[1] * s->beta2 + g * s->one_minus_beta2;
-}
-
-static void sgd(const struct update_scalars *scalars, float g, float *x)
-{
-        const struct sgd_scalars *s = &scalars->sgd;
-
-        x[0] -= s->lr * (g + x[0] * s->weight_decay);
-}
-
-static void sgd_momentum(const struct update_scalars *scalars, float g, float *x)
-{
-        const struct sgd_scalars *s = &scalars->sgd;
-        float d = g + x[0] * s->weight_decay;
-
-        x[1] = x[1] * s->momentum + d * s->one_minus_dampening;
-        x[0] -= s->lr * (d * s->g_part + x[1] * s->b_part);
-}
 
 static void scalar_update(enum update_rule rule, const struct update_scalars *s, size_t n,
                           float *const *planes, const float *grad, const struct update_undo *undo)

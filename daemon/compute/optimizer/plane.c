@@ -29,5 +29,5 @@ uint64_t plane_bytes(struct plane plane, enum zero_dtype dtype, uint64_t n)
 {
         if (plane.kind == PLANE_STEP || plane.kind == PLANE_SET)
                 return n * sizeof(uint64_t);
-        return n * dtype_size(plane.kind == PLANE_SERVE ? dtype : ZERO_FP32);
+        return dtype_bytes(plane.kind == PLANE_SERVE ? dtype : ZERO_FP32, n);
 }
