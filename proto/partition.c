@@ -61,9 +61,10 @@ static void cut_group(struct partition *p, const layout *l, uint32_t group, uint
         uint64_t units = g->elements / LAYOUT_ALIGN, first = 0;
         uint64_t least = PARTITION_SLICE_MIN / layout_group_bytes(g, 1);
         uint32_t k = slice_count(g, p->n_owners), n = 0;
+        bool whole = layout_group_whole(l, group);
 
         for (uint32_t i = 1; i <= k; i++) {
-                uint64_t end = edge(l, g, units * i / k * LAYOUT_ALIGN);
+                uint64_t cut = units * i / k * LAYOUT_ALIGN, end = whole ? edge(l, g, cut) : cut;
 
                 if (i < k && (end < first + least || g->elements - end < least))
                         continue; /* two cuts have moved to one edge, or to near ones */
@@ -78,66 +79,93 @@ static void cut_group(struct partition *p, const layout *l, uint32_t group, uint
 
 /* ---- slices of different sizes ------------------------------------------- */
 
+enum {
+        EXCHANGES = 1 << 22
+}; /* groups that are looked at for exchanges: a hostile layout has many */
+
 struct slice {
         struct range range;
         uint32_t group;
+        uint64_t weight;
 };
+
+/* Slices that have no owner yet, and what owners have. */
+struct deal {
+        struct partition *p;
+        const layout *l;
+        struct slice *slices;
+        uint64_t *weights; /* [group * n_owners + owner] of the owner's slice */
+        uint64_t *loads;   /* [owner] sum of its weights */
+};
+
+/* A trained element has moments and a gradient beside its master weight: 16 bytes with Adam, where
+ * a frozen one has 4. */
+static uint64_t weight(const layout *l, uint32_t group, struct range range)
+{
+        return range.count + 3 * partition_trainable(l, group, range);
+}
 
 static int compare_slices(const void *a, const void *b)
 {
         const struct slice *x = a, *y = b;
 
-        if (x->range.count != y->range.count)
-                return x->range.count > y->range.count ? -1 : 1;
+        if (x->weight != y->weight)
+                return x->weight > y->weight ? -1 : 1;
         if (x->group != y->group)
                 return x->group < y->group ? -1 : 1;
         return x->range.first < y->range.first ? -1 : 1;
 }
 
+static void give(struct deal *d, uint32_t group, uint32_t owner, struct range range, uint64_t w)
+{
+        *range_at(d->p, group, owner) = range;
+        d->weights[(size_t)group * d->p->n_owners + owner] = w;
+        d->loads[owner] += w;
+}
+
 /* Takes the slices of groups with whole tensors from their owners; the rest of them is in loads. */
-static uint32_t take_slices(struct partition *p, const layout *l, struct slice *slices,
-                            uint64_t *loads)
+static uint32_t take_slices(struct deal *d)
 {
         uint32_t n = 0;
 
-        for (uint32_t g = 0; g < p->n_groups; g++) {
-                bool whole = layout_group_whole(l, g);
+        for (uint32_t g = 0; g < d->p->n_groups; g++) {
+                bool whole = layout_group_whole(d->l, g);
 
-                for (uint32_t o = 0; o < p->n_owners; o++) {
-                        struct range *r = range_at(p, g, o);
+                for (uint32_t o = 0; o < d->p->n_owners; o++) {
+                        struct range *at = range_at(d->p, g, o), r = *at;
+                        uint64_t w = r.count ? weight(d->l, g, r) : 0;
 
+                        *at = (struct range){ 0, 0 };
                         if (!whole)
-                                loads[o] += r->count;
-                        else if (r->count)
-                                slices[n++] = (struct slice){ *r, g };
-                        *r = whole ? (struct range){ 0, 0 } : *r;
+                                give(d, g, o, r, w);
+                        else if (r.count)
+                                d->slices[n++] = (struct slice){ r, g, w };
                 }
         }
         return n;
 }
 
 /* Gives a slice to the owner that has least, of those without one of its group. */
-static void give_slice(struct partition *p, const struct slice *s, uint64_t *loads)
+static void give_slice(struct deal *d, const struct slice *s)
 {
-        uint32_t to = p->n_owners;
+        uint32_t n = d->p->n_owners, to = n;
 
-        for (uint32_t o = 0; o < p->n_owners; o++)
-                if (!range_at(p, s->group, o)->count && (to == p->n_owners || loads[o] < loads[to]))
+        for (uint32_t o = 0; o < n; o++)
+                if (!range_at(d->p, s->group, o)->count && (to == n || d->loads[o] < d->loads[to]))
                         to = o;
-        *range_at(p, s->group, to) = s->range;
-        loads[to] += s->range.count;
+        give(d, s->group, to, s->range, s->weight);
 }
 
 /* Two owners exchange their slices of the group that bring them nearest; false: none does. */
-static bool exchange(struct partition *p, uint32_t high, uint32_t low, uint64_t *loads)
+static bool exchange(struct deal *d, uint32_t high, uint32_t low)
 {
-        uint64_t gap = loads[high] - loads[low], best = 0;
-        uint32_t group = 0;
+        uint64_t gap = d->loads[high] - d->loads[low], best = 0;
+        uint32_t group = 0, n = d->p->n_owners;
 
-        for (uint32_t g = 0; g < p->n_groups; g++) {
-                uint64_t more = range_at(p, g, high)->count, less = range_at(p, g, low)->count;
-                uint64_t d = more > less ? more - less : 0;
-                uint64_t gain = d < gap ? (d < gap - d ? d : gap - d) : 0;
+        for (uint32_t g = 0; g < d->p->n_groups; g++) {
+                const uint64_t *w = d->weights + (size_t)g * n;
+                uint64_t less = w[high] > w[low] ? w[high] - w[low] : 0;
+                uint64_t gain = less < gap ? (less < gap - less ? less : gap - less) : 0;
 
                 if (gain > best) {
                         best = gain;
@@ -146,27 +174,29 @@ static bool exchange(struct partition *p, uint32_t high, uint32_t low, uint64_t 
         }
         if (best == 0)
                 return false;
-        struct range *a = range_at(p, group, high), *b = range_at(p, group, low), was = *a;
-        loads[high] -= a->count - b->count;
-        loads[low] += a->count - b->count;
-        *a = *b;
-        *b = was;
+        struct range a = *range_at(d->p, group, high), b = *range_at(d->p, group, low);
+        uint64_t *w = d->weights + (size_t)group * n, was_high = w[high], was_low = w[low];
+
+        d->loads[high] -= was_high;
+        d->loads[low] -= was_low;
+        give(d, group, high, b, was_low);
+        give(d, group, low, a, was_high);
         return true;
 }
 
-/* A hostile layout might take long: the number of exchanges is limited. */
-static void even_out(struct partition *p, uint64_t *loads)
+static void even_out(struct deal *d)
 {
+        uint32_t n = d->p->n_owners;
         bool goes_on = true;
 
-        for (uint32_t i = 0; goes_on && i < 64 * p->n_owners; i++) {
+        for (uint64_t i = 0; goes_on && i < 64 * n && i * d->p->n_groups < EXCHANGES; i++) {
                 uint32_t high = 0, low = 0;
 
-                for (uint32_t o = 1; o < p->n_owners; o++) {
-                        high = loads[o] > loads[high] ? o : high;
-                        low = loads[o] < loads[low] ? o : low;
+                for (uint32_t o = 1; o < n; o++) {
+                        high = d->loads[o] > d->loads[high] ? o : high;
+                        low = d->loads[o] < d->loads[low] ? o : low;
                 }
-                goes_on = exchange(p, high, low, loads);
+                goes_on = exchange(d, high, low);
         }
 }
 
@@ -190,22 +220,26 @@ static void list_owners(struct partition *p, uint32_t group)
 
 static int deal(struct partition *p, const layout *l)
 {
-        size_t most = 1;
+        size_t most = 0;
 
         for (uint32_t g = 0; g < p->n_groups; g++)
-                most += p->slices[g];
-        CLEANUP(cleanup_free) struct slice *slices = calloc(most, sizeof(*slices));
-        CLEANUP(cleanup_free) uint64_t *loads = calloc(p->n_owners, sizeof(*loads));
-        if (!slices || !loads)
-                return -ENOMEM;
-        uint32_t n = take_slices(p, l, slices, loads);
-
-        if (n == 0)
+                most += layout_group_whole(l, g) ? p->slices[g] : 0;
+        if (most == 0)
                 return 0;
+        CLEANUP(cleanup_free) struct slice *slices = calloc(most, sizeof(*slices));
+        CLEANUP(cleanup_free)
+        uint64_t *weights = calloc((size_t)p->n_groups * p->n_owners, sizeof(*weights));
+        CLEANUP(cleanup_free) uint64_t *loads = calloc(p->n_owners, sizeof(*loads));
+        struct deal d = { p, l, slices, weights, loads };
+
+        if (!slices || !weights || !loads)
+                return -ENOMEM;
+        uint32_t n = take_slices(&d);
+
         qsort(slices, n, sizeof(*slices), compare_slices);
         for (uint32_t i = 0; i < n; i++)
-                give_slice(p, &slices[i], loads);
-        even_out(p, loads);
+                give_slice(&d, &slices[i]);
+        even_out(&d);
         for (uint32_t g = 0; g < p->n_groups; g++)
                 list_owners(p, g);
         return 0;
@@ -297,4 +331,21 @@ uint64_t partition_elements(const struct partition *p, uint32_t owner)
         for (uint32_t g = 0; g < p->n_groups; g++)
                 elements += partition_range(p, g, owner).count;
         return elements;
+}
+
+uint64_t partition_trainable(const layout *l, uint32_t group, struct range range)
+{
+        const struct layout_group *g = &l->groups[group];
+        uint64_t n = 0, end = range.first + range.count;
+
+        for (uint32_t i = 0; i < g->n_tensors; i++) {
+                const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
+                uint64_t from = t->offset, to = t->offset + layout_tensor_room(t);
+
+                from = from < range.first ? range.first : from;
+                to = to > end ? end : to;
+                if (!t->frozen && to > from)
+                        n += to - from;
+        }
+        return n;
 }

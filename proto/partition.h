@@ -6,10 +6,11 @@
  * A slice has at least PARTITION_SLICE_MIN bytes, so a small group uses fewer owners.  The owner of
  * the first slice advances from group to group, which keeps owners balanced.
  *
- * A cut that would fall into a whole tensor moves to the tensor's nearer edge.  Slices then differ,
- * and owners have them in any order: the largest slices of all groups are dealt first, each to the
- * owner that has least, and owners exchange slices until no exchange of the fullest with the
- * emptiest owner helps.  So these two differ by no more than the largest slice.
+ * A cut that would fall into a whole tensor moves to the tensor's nearer edge.  Slices of groups
+ * with whole tensors then differ, and owners have them in any order.  The largest are dealt first,
+ * each to the owner that has least, of those without a slice of that group.  Then the fullest and
+ * the emptiest owner exchange slices of a group as long as that helps, within a bound on the work.
+ * A trained element weighs as much as four frozen ones.
  */
 #pragma once
 
@@ -49,5 +50,7 @@ uint32_t partition_slice_parts(const struct layout_group *g, struct range slice,
 /* The same of the group's largest slice. */
 uint32_t partition_most_parts(const struct partition *p, const layout *l, uint32_t group,
                               uint64_t most);
+/* Trainable elements in a range of a group, gaps behind trainable tensors included. */
+uint64_t partition_trainable(const layout *l, uint32_t group, struct range range);
 /* Elements an owner holds of all groups. */
 uint64_t partition_elements(const struct partition *p, uint32_t owner);

@@ -149,10 +149,12 @@ int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct 
                        uint32_t *ret_tensor);
 
 /*
- * Keeps a tensor in one piece: one owner has all of it, where any other tensor is cut over several owners.  So one
- * message reads it, and its norm and its update are made on one node.  The shares of owners differ by no more than the
- * largest slice of a group; zeroctl plan tells by how much.  All ranks choose the same.  A checkpoint also loads into
- * a job with another choice; results are equal to the bit.  zerod of the release before refuses such a layout.
+ * Keeps a tensor in one piece: one owner has all of it, where any other tensor is cut over several owners.  So the
+ * owner alone computes the tensor's norm and update.  Slices then differ in size, and owners get them by the memory
+ * that they take; zeroctl plan tells how much the owner with most has of a job that exists.  All ranks choose the same,
+ * and results are equal, to the bit, to those of any other choice.  A job is continued with the same choice alone; a
+ * checkpoint that is restored into a job takes the choice of that job.  zerod of the release before refuses such a
+ * layout.
  */
 int zero_layout_whole(struct zero_layout *layout, uint32_t tensor);
 

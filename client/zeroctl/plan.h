@@ -95,7 +95,7 @@ struct plan {
         int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];
         bool eager;           /* some group is */
-        double largest_share; /* of an owner, over the mean */
+        double largest_share; /* bytes of an owner, over the mean */
         struct plan_node nodes[PLAN_NODES_MAX];
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
         double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */

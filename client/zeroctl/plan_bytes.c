@@ -262,19 +262,20 @@ static void walk_shards(struct work *w, int64_t node)
         }
 }
 
-/* The elements of the owner that has most, over the mean. */
+/* The bytes of the owner that has most, over the mean. */
 static double largest_share(const struct work *w)
 {
-        uint64_t most = 0;
+        double most = 0, all = 0;
 
         for (int64_t o = 0; o < w->n_owners; o++) {
-                uint64_t sum = 0;
+                double own = 0;
 
-                for (int64_t g = 0; g < w->p->groups; g++)
-                        sum += w->count[g * w->n_owners + o];
-                most = sum > most ? sum : most;
+                for (int i = 0; i < PLAN_PLANES; i++)
+                        own += (double)w->owners[o].planes[i];
+                most = own > most ? own : most;
+                all += own;
         }
-        return w->p->elements ? (double)most * (double)w->n_owners / (double)w->p->elements : 1;
+        return all > 0 ? most * (double)w->n_owners / all : 1;
 }
 
 /* ---- windows --------------------------------------------------------------------- */
@@ -584,8 +585,8 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
         }
         memset(ret, 0, sizeof(*ret));
         count(w);
-        ret->largest_share = largest_share(w);
         walk_shards(w, -1);
+        ret->largest_share = largest_share(w);
         bytes = window_bytes(w, &slots, grad_size(w), false, false);
         ret->push_window = TRANSFER;
         add(w, &ret->push_window, c->gpus ? up(bytes, GPU_UNIT) : bytes, 1);

@@ -124,7 +124,7 @@ void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 field_number(rank, "stage"), unit_bytes(field_number(zero, "rank_bytes")).text,
                 unit_count(field_number(zero, "rank_elements")).text);
         if (field_number(answer, "largest_share") > 1.01)
-                fprintf(out, "the owner that has most has %.2f times the mean\n",
+                fprintf(out, "the owner with most has %.2f times the mean of all owners\n",
                         field_number(answer, "largest_share"));
         show_nodes(ctl, out, json_object_get(answer, "nodes"));
         plan_measure_show(ctl, out, answer);

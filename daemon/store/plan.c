@@ -301,30 +301,13 @@ uint64_t plan_state_bytes(const struct plan *p)
 
 /* ---- without a plan ---- */
 
-uint64_t plan_trainable(const layout *l, uint32_t group, struct range range)
-{
-        const struct layout_group *g = &l->groups[group];
-        uint64_t n = 0, end = range.first + range.count;
-
-        for (uint32_t i = 0; i < g->n_tensors; i++) {
-                const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
-                uint64_t from = t->offset, to = t->offset + layout_tensor_room(t);
-
-                from = from < range.first ? range.first : from;
-                to = to > end ? end : to;
-                if (!t->frozen && to > from)
-                        n += to - from;
-        }
-        return n;
-}
-
 uint64_t plan_owner_bytes(const layout *l, const struct partition *p, uint32_t owner)
 {
         uint64_t bytes = 0;
 
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 struct range range = partition_range(p, g, owner);
-                uint64_t trainable = plan_trainable(l, g, range);
+                uint64_t trainable = partition_trainable(l, g, range);
 
                 for (uint32_t k = 0; k <= optimizer_moments(l, g); k++)
                         bytes += plane_bytes(plane_updated(k), l->groups[g].dtype,

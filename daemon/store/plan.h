@@ -141,7 +141,5 @@ uint64_t plan_state_bytes(const struct plan *p);
 
 /* ---- owners for which this node has no plan ---- */
 
-/* Trainable elements in a range of a group, gaps behind trainable tensors included. */
-uint64_t plan_trainable(const layout *l, uint32_t group, struct range range);
 /* Bytes of an owner's master weights and moments. */
 uint64_t plan_owner_bytes(const layout *l, const struct partition *p, uint32_t owner);

@@ -44,7 +44,7 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
 {
         struct range range = partition_range(job->partition, group, owner);
         uint32_t moments = optimizer_moments(job->layout, group);
-        uint64_t trainable = plan_trainable(job->layout, group, range) * sizeof(float);
+        uint64_t trainable = partition_trainable(job->layout, group, range) * sizeof(float);
         const struct layout_group *g = &job->layout->groups[group];
 
         ret->owner = node_name(job->x, job->placement.node[owner]);

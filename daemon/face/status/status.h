@@ -90,4 +90,3 @@ bool wait_is_for_rank(const struct status_wait *w);
 /* The node of each owner. */
 void report_owners(struct arena *arena, const struct engine *x, const struct placement *placement,
                    struct record_texts *ret);
-/* Planes in the order of answers. */

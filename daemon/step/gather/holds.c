@@ -1,8 +1,9 @@
 /*
  * What a client holds: the groups that it has asked for and not yet released.
  *
- * Invariants: a client holds at most `limit` groups, those on their way included.  Each fetch that
- * ends well has one lease, which is returned once: with its hold, or by holds_return() after it.
+ * Invariants: a client holds at most `limit` groups, those on their way included.  Each fetch of
+ * a group with a slab that ends well has one lease.  The lease is returned once: with its hold, or by
+ * holds_return() after it.
  */
 #include "daemon/step/gather/entry.h"
 

@@ -121,8 +121,9 @@ struct snapshot_progress {
 };
 
 /*
- * Fills a draft (state_draft()): reads its ranges from the checkpoint's shards.  The two numbers of
- * owners may differ.  Does not touch serve.
+ * Fills a draft (state_draft()): reads its ranges from the checkpoint's shards.  The numbers of
+ * owners may differ, and so may the whole tensors.  l: the checkpoint's layout.  Does not touch
+ * serve.
  */
 int snapshot_load(int dir, const struct manifest *m, const layout *l, struct state *draft,
                   const struct device_ops *ops, struct snapshot_progress *progress,

@@ -363,8 +363,9 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     moments take twice the memory in the service, so a step that is skipped or aborted can be undone.  No clipping, no
     loss scale.
     whole: names of parameters that no owner's slice cuts, or patterns of them as fnmatch has them: ["*.lora_A.*"].  One
-    owner has all of such a parameter, with its norm and its update.  The bits are the same.  ValueError for a name that
-    no parameter has.
+    owner has all of such a parameter, with its norm and its update; of a DTensor, all of each part.  The bits are the
+    same.  A job is continued with the same choice alone.  ValueError for a name that no parameter has; in a pipeline a
+    warning, because another stage may have the parameter.
     stash: room for the inputs of checkpointed blocks (:func:`checkpoint`): a zerod.Stash or its bytes, those of all
     inputs that one step has at once.  It is on the model's device or in host memory (its `where`).  None: no room.
 
@@ -418,10 +419,15 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     if not any(u.params for u in planned):
         raise ValueError(f"{type(model).__name__} has no parameters" + (" but those of the base" if apart else ""))
     params = [p for u in planned for p in u.params]
+    if isinstance(whole, str):
+        raise ValueError("whole: a list of names is expected, not one str")
     whole = list(whole)
     for pattern in whole:
-        if not cut and not any(_matches(p.names, [pattern]) for p in params):
+        if any(_matches(p.names, [pattern]) for p in params):
+            continue
+        if not cut:
             raise ValueError(f"whole: the model has no parameter '{pattern}'")
+        log.warning("whole: this stage has no parameter '%s'", pattern)
     for p in params:
         p.split = split_of(p.name, p.value, mesh)
         if is_dtensor(p.value) and p.value.is_meta:
