@@ -1,5 +1,5 @@
-/* The job's coordinator: daemon/job/rules/coordinator.h as it is.  Messages become events and
- * actions become messages, as in daemon/cluster/coordinator. */
+/* The job's coordinator: daemon/job/rules/coordinator.h as it is.  Messages become events and actions
+ * become messages, as in daemon/cluster/coordinator. */
 #include "client/simulate/simulate.h"
 
 #include <errno.h>

@@ -197,7 +197,8 @@ Test(layout_message, init)
         assert_refused("tensor 'u' of group 'a' has an initial value");
 }
 
-/* The release before knows kinds up to ZERO_INIT_PUT, and refuses all others by the tensor's name. */
+/* The release before knows kinds up to ZERO_INIT_PUT, and refuses all others by the tensor's name.
+ */
 Test(layout_message, the_release_before_refuses_whole_tensors)
 {
         layout *l, *copy;
