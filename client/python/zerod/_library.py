@@ -243,6 +243,7 @@ PROTOTYPES = {
     "zero_layout_eager": (c_int, _layout, c_uint32),
     "zero_layout_ema": (c_int, _layout, c_uint32),
     "zero_layout_whole": (c_int, _layout, c_uint32),
+    "zero_layout_partition": (c_int, _layout, c_uint32, c_int, POINTER(c_uint64), POINTER(c_uint64)),
     "zero_all_reduce": (c_int, _client, c_char_p, c_int, c_uint32, POINTER(c_double), POINTER(c_double)),
     "zero_ahead": (c_int, _client, POINTER(Step)),
     "zero_norm": (c_int, _client, POINTER(c_double), POINTER(c_bool)),

@@ -278,16 +278,24 @@ Test(partition, what_holds_of_slices_holds_with_whole_tensors_too)
         for_all_with_whole(shares_add_up);
 }
 
-/* No owner has more than the mean and the largest slice: a share of a group, and a whole tensor. */
+/* No owner has more than the mean and the largest slice: a share of a group, and a whole tensor.  A
+ * trained element counts four times in what owners have. */
 static void owners_are_near(const layout *l, const struct partition *p)
 {
-        uint64_t least = UINT64_MAX, most = 0, slice = 0, largest = 0, tensor = 0;
+        uint64_t least = UINT64_MAX, most = 0, slice = 0, largest = 0, tensor = 0, heaviest = 0;
 
         for (uint32_t o = 0; o < p->n_owners; o++) {
-                uint64_t n = partition_elements(p, o);
+                uint64_t sum = 0;
 
-                least = n < least ? n : least;
-                most = n > most ? n : most;
+                for (uint32_t g = 0; g < l->n_groups; g++) {
+                        struct range r = partition_range(p, g, o);
+                        uint64_t n = r.count + 3 * partition_trainable(l, g, r);
+
+                        sum += n;
+                        heaviest = n > heaviest ? n : heaviest;
+                }
+                least = sum < least ? sum : least;
+                most = sum > most ? sum : most;
         }
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 uint64_t share = l->groups[g].elements / p->n_owners;
@@ -303,7 +311,7 @@ static void owners_are_near(const layout *l, const struct partition *p)
         for (uint32_t t = 0; t < l->n_tensors; t++)
                 if (l->tensors[t].whole && l->tensors[t].elements > tensor)
                         tensor = l->tensors[t].elements;
-        cr_assert_leq(most - least, slice);
+        cr_assert_leq(most - least, heaviest);
         cr_assert_leq(slice, largest + tensor + 2 * LAYOUT_ALIGN);
 }
 
@@ -406,6 +414,35 @@ Test(partition, owners_exchange_slices_where_groups_of_two_kinds_take_turns)
         }
         cr_assert_eq(partition_new(l, 2, &p), 0);
         owners_are_near(l, p);
+        partition_free(p);
+        layout_free(l);
+}
+
+/* Groups in turn: by elements alone, half of the owners would have all that is trained. */
+Test(partition, owners_share_what_is_trained_where_frozen_groups_take_turns)
+{
+        static const uint64_t matrix = 1 << 24;
+        struct partition *p;
+        layout *l;
+
+        cr_assert_eq(layout_new(&l), 0);
+        for (uint32_t i = 0; i < 64; i++) {
+                char name[16];
+
+                snprintf(name, sizeof name, "%u", i);
+                add_tensors(l, name, &matrix, 1, 2, true);
+        }
+        for (uint32_t t = 0; t < l->n_tensors; t++)
+                l->tensors[t].frozen = t / 2 % 2 == 0;
+        cr_assert_eq(partition_new(l, 8, &p), 0);
+        owners_are_near(l, p);
+        for (uint32_t o = 0; o < 8; o++) {
+                uint64_t trained = 0;
+
+                for (uint32_t g = 0; g < l->n_groups; g++)
+                        trained += partition_trainable(l, g, partition_range(p, g, o));
+                cr_assert_eq(trained, 8 * matrix, "owner %u has %lu", o, (unsigned long)trained);
+        }
         partition_free(p);
         layout_free(l);
 }
