@@ -144,12 +144,14 @@ static void call_noted(struct request *r)
 /* ---- requests ----------------------------------------------------------------- */
 
 /* What comes after the handler: measured, with 65,535 groups, and as much on the coordinator's
- * node. */
-enum { LAYOUT_GROUP_NS = 4500 };
+ * node.  For each owner: to deal slices of groups with whole tensors (proto/partition.c). */
+enum { LAYOUT_GROUP_NS = 4500, LAYOUT_OWNER_NS = 150 };
 
-static void charge_layout(struct user *user, const Zero__Layout *l)
+static void charge_layout(const struct session *s, const Zero__Layout *l)
 {
-        budget_worked(&user->budget, l ? LAYOUT_GROUP_NS * (uint64_t)l->n_groups : 0);
+        uint64_t each = LAYOUT_GROUP_NS + LAYOUT_OWNER_NS * s->rpc->x->placement.n_owners;
+
+        budget_worked(&s->user->budget, l ? each * l->n_groups : 0);
 }
 
 static int handle(struct pending_call *call, const Zero__Request *m, struct fault *fault)
@@ -161,9 +163,8 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
         if (!s->greeted && m->body_case != ZERO__REQUEST__BODY_HELLO)
                 return fault_set(fault, ZERO_EPROTO, "the first request must be hello");
         if (kind->cost == CALL_LAYOUT)
-                charge_layout(s->user, m->body_case == ZERO__REQUEST__BODY_ATTACH
-                                               ? m->attach->layout
-                                               : m->compose->part);
+                charge_layout(s, m->body_case == ZERO__REQUEST__BODY_ATTACH ? m->attach->layout
+                                                                            : m->compose->part);
         if (kind->handle)
                 return kind->handle(call, m, fault);
         if (!kind->rank && !kind->ordered)
