@@ -36,16 +36,27 @@ static uint32_t slice_count(const struct layout_group *g, uint32_t n_owners)
         return n < n_owners ? (uint32_t)n : n_owners;
 }
 
+/* How many elements both ranges have. */
+static uint64_t range_overlap(struct range a, struct range b)
+{
+        uint64_t from = a.first > b.first ? a.first : b.first;
+        uint64_t a_end = a.first + a.count, b_end = b.first + b.count;
+        uint64_t to = a_end < b_end ? a_end : b_end;
+
+        return to > from ? to - from : 0;
+}
+
 static struct range *range_at(const struct partition *p, uint32_t group, uint32_t owner)
 {
         return &p->ranges[(size_t)group * p->n_owners + owner];
 }
 
-/* A cut, or the nearer edge of the whole tensor that it would cut. */
-static uint64_t edge(const layout *l, const struct layout_group *g, uint64_t cut)
+/* A cut, or the nearer edge of the whole tensor that it would cut.  *at: a tensor before the cut;
+ * it goes on to the cut's, because each cut of a group is behind the one before. */
+static uint64_t edge(const layout *l, const struct layout_group *g, uint32_t *at, uint64_t cut)
 {
-        for (uint32_t i = 0; i < g->n_tensors; i++) {
-                const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
+        for (; *at < g->n_tensors; (*at)++) {
+                const struct layout_tensor *t = &l->tensors[g->first_tensor + *at];
                 uint64_t end = t->offset + layout_tensor_room(t);
 
                 if (cut < end)
@@ -60,11 +71,12 @@ static void cut_group(struct partition *p, const layout *l, uint32_t group, uint
         const struct layout_group *g = &l->groups[group];
         uint64_t units = g->elements / LAYOUT_ALIGN, first = 0;
         uint64_t least = PARTITION_SLICE_MIN / layout_group_bytes(g, 1);
-        uint32_t k = slice_count(g, p->n_owners), n = 0;
+        uint32_t k = slice_count(g, p->n_owners), n = 0, at = 0;
         bool whole = layout_group_whole(l, group);
 
         for (uint32_t i = 1; i <= k; i++) {
-                uint64_t cut = units * i / k * LAYOUT_ALIGN, end = whole ? edge(l, g, cut) : cut;
+                uint64_t cut = units * i / k * LAYOUT_ALIGN,
+                         end = whole ? edge(l, g, &at, cut) : cut;
 
                 if (i < k && (end < first + least || g->elements - end < least))
                         continue; /* two cuts have moved to one edge, or to near ones */
@@ -99,10 +111,21 @@ struct deal {
 };
 
 /* A trained element has moments and a gradient beside its master weight: 16 bytes with Adam, where
- * a frozen one has 4. */
-static uint64_t weight(const layout *l, uint32_t group, struct range range)
+ * a frozen one has 4.  *at: as in edge(). */
+static uint64_t weight(const layout *l, const struct layout_group *g, uint32_t *at,
+                       struct range range)
 {
-        return range.count + 3 * partition_trainable(l, group, range);
+        uint64_t trained = 0, end = range.first + range.count;
+
+        for (; *at < g->n_tensors; (*at)++) {
+                const struct layout_tensor *t = &l->tensors[g->first_tensor + *at];
+                struct range own = { t->offset, layout_tensor_room(t) };
+
+                trained += t->frozen ? 0 : range_overlap(own, range);
+                if (own.first + own.count > end)
+                        break;
+        }
+        return range.count + 3 * trained;
 }
 
 static int compare_slices(const void *a, const void *b)
@@ -131,15 +154,16 @@ static uint32_t take_slices(struct deal *d)
         for (uint32_t g = 0; g < d->p->n_groups; g++) {
                 bool whole = layout_group_whole(d->l, g);
 
-                for (uint32_t o = 0; o < d->p->n_owners; o++) {
-                        struct range *at = range_at(d->p, g, o), r = *at;
-                        uint64_t w = r.count ? weight(d->l, g, r) : 0;
+                for (uint32_t i = 0, at = 0; i < d->p->slices[g]; i++) {
+                        uint32_t o = partition_owner(d->p, g, i);
+                        struct range r = *range_at(d->p, g, o);
+                        uint64_t w = weight(d->l, &d->l->groups[g], &at, r);
 
-                        *at = (struct range){ 0, 0 };
-                        if (!whole)
-                                give(d, g, o, r, w);
-                        else if (r.count)
+                        *range_at(d->p, g, o) = (struct range){ 0, 0 };
+                        if (whole)
                                 d->slices[n++] = (struct slice){ r, g, w };
+                        else
+                                give(d, g, o, r, w);
                 }
         }
         return n;
@@ -336,16 +360,14 @@ uint64_t partition_elements(const struct partition *p, uint32_t owner)
 uint64_t partition_trainable(const layout *l, uint32_t group, struct range range)
 {
         const struct layout_group *g = &l->groups[group];
-        uint64_t n = 0, end = range.first + range.count;
+        uint64_t n = 0;
 
         for (uint32_t i = 0; i < g->n_tensors; i++) {
                 const struct layout_tensor *t = &l->tensors[g->first_tensor + i];
-                uint64_t from = t->offset, to = t->offset + layout_tensor_room(t);
 
-                from = from < range.first ? range.first : from;
-                to = to > end ? end : to;
-                if (!t->frozen && to > from)
-                        n += to - from;
+                if (!t->frozen)
+                        n += range_overlap((struct range){ t->offset, layout_tensor_room(t) },
+                                           range);
         }
         return n;
 }

@@ -18,7 +18,7 @@
  *   old values        float [plan->old_elements]
  *
  * While a state is on a GPU the file has a hole in place of the planes.  Only the first chunk of a
- * unit has a version (state_chunks()).  Closing the state writes the others.
+ * shard has a version, unless the shard came to the GPU in the middle of an update (state_chunks()).  Closing the state writes the others.
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are in the machine's byte order,
  * because a file never leaves its machine.  Only the file's name has the epoch (store.c).

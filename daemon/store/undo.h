@@ -8,8 +8,8 @@
  *             is killed leaves the chunk at its new version, or the old values.
  *   a shard   (undo_kept.c) on a GPU does not outlive the process, and has no slot.
  *
- * A unit that is updated ahead of the decision keeps a copy of its old values until it is updated
- * again.  Any thread may update a unit, but no two threads the same one.
+ * A unit that is updated ahead of the decision keeps a copy of its old values until the next update
+ * ahead.  Any thread may update a unit, but no two threads the same one.
  */
 #pragma once
 

@@ -120,7 +120,8 @@ def close(found, wanted):
 def runner_of(rank, path, shape, zero=3, schedule=Schedule1F1B, tied=True):
     """Pipeline times data parallel."""
     mesh = meet(rank, path, shape, ("pp", "dp"))
-    model = zt.shard(stage_of(rank // shape[1], shape[0], tied), zero, mesh=mesh, pipeline="pp", tied=TIED if tied else ())
+    model = zt.shard(stage_of(rank // shape[1], shape[0], tied), zero, mesh=mesh, pipeline="pp", tied=TIED if tied else (),
+                     whole=TIED[0][1:] if tied else ())  # by the name of one stage: the others know the parameter, too
     return Runner(model, mesh, rank % shape[1], shape[1], schedule)
 
 

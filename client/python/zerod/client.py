@@ -21,7 +21,7 @@ from . import environment
 from ._conversation import Conversation
 from .errors import Aborted, Closed, Error, NoGroup, NotAttached, OutOfRange, error_of
 from .layout import Layout, code_of, name_of, number, real
-from .sets import HYPERPARAMETERS, AdamWSet
+from .sets import HYPERPARAMETERS, AdamSet, AdamWSet, LionSet, SGDSet  # pylint: disable=unused-import  # pickles name them here
 
 LOST_S = 60.0  # the timeout for a lost daemon, if connect() was given none
 

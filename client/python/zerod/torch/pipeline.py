@@ -50,8 +50,8 @@ class Stage:
         for p in params:
             for names in self.tied:
                 if set(names) & set(p.names):
-                    p.tied = names[0]
-                    p.names = [p.tied, *(n for n in p.names if n != p.tied)]
+                    p.tied = names
+                    p.names = [names[0], *(n for n in p.names if n != names[0])]
 
 
 class ParamElsewhere:

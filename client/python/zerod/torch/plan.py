@@ -34,7 +34,7 @@ class PlannedParam:
     names: list[str]
     places: list[tuple[nn.Module, str]]  # module and attribute
     split: Split | None = None
-    tied: str = ""  # its name in all stages of a pipeline that have it; "": one stage has it
+    tied: list[str] = field(default_factory=list)  # its names in the stages of a pipeline that share it, the first for all
 
     @property
     def name(self) -> str:
@@ -51,9 +51,9 @@ class PlannedUnit:
     def groups(self) -> list[list[PlannedParam]]:
         """Returns groups of parameters that agree in dtype, trained or frozen, dimension of the mesh, and set of
         stages."""
-        found: dict[tuple[torch.dtype, bool, str | None, str], list[PlannedParam]] = {}
+        found: dict[tuple[torch.dtype, bool, str | None, tuple[str, ...]], list[PlannedParam]] = {}
         for p in self.params:
-            found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along, p.tied), []).append(p)
+            found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along, tuple(p.tied)), []).append(p)
         return list(found.values())
 
 

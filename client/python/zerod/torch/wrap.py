@@ -146,11 +146,22 @@ register_optimizer_step_pre_hook(_check_optimizer)
 # ---- taking a model to the service ------------------------------------------------
 
 
-def _matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+def _whole(params: list[PlannedParam], patterns: Iterable[str], pipeline: bool) -> set[str]:
+    """Returns the names of the parameters that the patterns mean."""
+    whole: set[str] = set()
+    if isinstance(patterns, str):
+        raise ValueError("whole: a list of names is expected, not one str")
+    for pattern in patterns:
+        found = {p.name for p in params if any(fnmatch.fnmatchcase(n, pattern) for n in [*p.names, *p.tied])}
+        if not found and not pipeline:
+            raise ValueError(f"whole: the model has no parameter '{pattern}'")
+        if not found:
+            log.warning("whole: this stage has no parameter '%s'", pattern)
+        whole |= found
+    return whole
 
 
-def _lay_out(sharded: Sharded, planned: list[PlannedUnit], whole: list[str]) -> zerod.Layout:
+def _lay_out(sharded: Sharded, planned: list[PlannedUnit], whole: set[str]) -> zerod.Layout:
     """Makes units, groups and parameters.  Returns the layout: that of all ranks, or the part of this pipeline
     stage."""
     layout, stage = zerod.Layout(), sharded.pipeline
@@ -158,7 +169,7 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit], whole: list[str]) -> 
         groups = []
         for i, members in enumerate(unit.groups()):
             name = (unit.name or "(root)") + (f"#{i}" if i else "") + (stage.suffix if stage else "")
-            name = members[0].tied or name
+            name = members[0].tied[0] if members[0].tied else name
             params = [ShardedParam(sharded, p.names, p.places, p.value, p.split) for p in members]
             split = members[0].split
             divisor = split.batches if split else stage.ranks if stage else 0
@@ -170,7 +181,7 @@ def _lay_out(sharded: Sharded, planned: list[PlannedUnit], whole: list[str]) -> 
                                      ema=sharded.ema)
                 for p in params:
                     layout.tensor(index, p.name + suffix, tuple(p.split.shape(part) if split else p.shape),
-                                  frozen=not p.trainable, whole=_matches(p.names, whole))
+                                  frozen=not p.trainable, whole=p.name in whole)
             groups.append(Group(sharded.place, params))
         sharded.groups += groups
         sharded.units.append(Unit(sharded, unit.name, unit.module, groups))
@@ -419,15 +430,6 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     if not any(u.params for u in planned):
         raise ValueError(f"{type(model).__name__} has no parameters" + (" but those of the base" if apart else ""))
     params = [p for u in planned for p in u.params]
-    if isinstance(whole, str):
-        raise ValueError("whole: a list of names is expected, not one str")
-    whole = list(whole)
-    for pattern in whole:
-        if any(_matches(p.names, [pattern]) for p in params):
-            continue
-        if not cut:
-            raise ValueError(f"whole: the model has no parameter '{pattern}'")
-        log.warning("whole: this stage has no parameter '%s'", pattern)
     for p in params:
         p.split = split_of(p.name, p.value, mesh)
         if is_dtensor(p.value) and p.value.is_meta:
@@ -436,6 +438,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
         cut.tie(params)
     elif list(tied):
         raise ValueError("tied= names what stages of a pipeline share: pass pipeline= too")
+    kept_whole = _whole(params, whole, cut is not None)
     if mesh is not None:
         count_batches([*splits, *(p.split for p in params if p.split)], mesh, data, pipeline)
     elif data is not None:
@@ -449,7 +452,7 @@ def shard(model: nn.Module, stage: int = 3, groups: Groups = None, *,
     place = place_of(device, (p.value for p in params))
     sharded = Sharded(model, stage, prefetch, place, optimizer, bool(ema))
     sharded.pipeline, sharded.eager, sharded.base = cut, bool(eager), apart
-    layout = _lay_out(sharded, planned, whole)
+    layout = _lay_out(sharded, planned, kept_whole)
     sharded.client = client or zerod.connect(job, timeout=timeout)
     if mesh is not None:
         check_mesh(mesh, sharded.client.rank, sharded.client.world_size)
