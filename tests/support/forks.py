@@ -3,8 +3,7 @@ a CPU, and torchrun with two ranks three times that.
 
 PYTHON is what a test starts in place of sys.executable.  It ends as the fork does, and a fork whose PYTHON is gone is
 killed.  What differs from a python of its own: torch is
-there already, with one thread; all programs have one hash seed; the process has another parent and session; modules are
-not torn down at the end.
+there already, with one thread; all programs have one hash seed; and the process has another parent and session.
 """
 import atexit
 import builtins
@@ -18,7 +17,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 
 from cluster import die_with_parent
 
@@ -68,10 +66,6 @@ def run_as_python(program, *arguments):
     except BaseException:  # pylint: disable=broad-except
         sys.excepthook(*sys.exc_info())
         status = 1
-    threading._shutdown()  # pylint: disable=protected-access
-    atexit._run_exitfuncs()  # pylint: disable=protected-access
-    sys.stdout.flush()
-    sys.stderr.flush()
     return status & 0xff
 
 
@@ -86,7 +80,8 @@ def become(arguments, environment, directory, files):
         os.environ.update(environment)
         os.chdir(directory)
         tempfile.tempdir = None
-        ctypes.CDLL(None).exit(run_as_python(*arguments))  # libzero looks at the status there
+        sys.modules["torch"].set_num_threads(1)  # makes torch's pool of threads anew, before two threads want to at once
+        ctypes.pythonapi.Py_Exit(run_as_python(*arguments))  # ends threads of torch first; libzero looks at the status
     finally:
         os._exit(1)
 

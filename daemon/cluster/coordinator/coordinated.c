@@ -22,6 +22,7 @@ struct coordinated *coordinated_find(const struct engine *x, const char *name)
 
 static void coordinated_free(struct coordinated *c)
 {
+        c->x->freed++;
         for (uint32_t r = 0; r < c->n_handed; r++)
                 blob_clear(&c->handed[r]);
         for (uint32_t n = 0; n < ZERO_NODE_MAX; n++)

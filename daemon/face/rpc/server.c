@@ -129,12 +129,12 @@ static void server_listen(uv_timer_t *timer)
 
 /*
  * Trims the heap that clients have made grow.  Memory between used blocks counts as kept even after
- * its pages are returned, and a client may touch them again.  So the end of a session or of a job
- * triggers a trim, and the size of the heap does not.
+ * its pages are returned, and a client may touch them again.  So the end of a session, of a job or
+ * of a coordinator's record triggers a trim, and the size of the heap does not.
  */
 static void server_trim(struct rpc *rpc)
 {
-        uint64_t ends = rpc->users.ended + rpc->x->jobs_freed;
+        uint64_t ends = rpc->users.ended + rpc->x->freed;
 
         if (rpc->trimmed == ends)
                 return;

@@ -20,7 +20,7 @@ struct rpc {
         uv_timer_t tick;
         uint32_t ticks;
         uint32_t handles; /* not closed yet */
-        uint64_t trimmed; /* sessions ended and jobs freed when the heap was last trimmed */
+        uint64_t trimmed; /* sessions ended, and engine.freed, when the heap was last trimmed */
         struct conns conns;
         struct users users;
         struct list sessions;

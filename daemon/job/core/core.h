@@ -70,7 +70,7 @@ struct engine {
         struct membership *membership; /* how it changes; NULL: never */
         struct taken_back taken_back;  /* outlives a restart of the engine */
         struct list jobs, dead_jobs;   /* dead: dropped, with operations still in flight */
-        uint64_t jobs_freed;
+        uint64_t freed; /* jobs, and records of coordinators, so far */
         struct list coordinators;
         struct list composings; /* coordinator/composing.c */
         struct list composes;   /* coordinator/bringing.c */

@@ -125,7 +125,7 @@ static void modules_free(struct job *job)
 
 static void job_free(struct job *job)
 {
-        job->x->jobs_freed++;
+        job->x->freed++;
         modules_free(job);
         partition_free(job->partition);
         store_uncount(job->x->store, job_layout_bytes(job->layout));
