@@ -6,6 +6,7 @@ A name with one leading underscore that the package does not define itself belon
 may lack such a name; the list says what to look at then.
 """
 import ast
+import collections
 import inspect
 import os
 import sys
@@ -31,6 +32,7 @@ PACKAGE = os.path.join(ranks.CLIENT, "zerod")
 # What is asked for a name, and the names; what an instance alone has is looked for in the source of its class.
 PRIVATE = {
     "sys": (sys, ["_getframe"]),
+    "named tuples": (collections.namedtuple("Pair", "a b"), ["_fields"]),
     "threading": (threading, ["_DummyThread"]),
     "torch._C": (torch._C, ["_autograd", "_cuda_getCurrentRawStream", "_current_graph_task_id", "_functorch"]),
     "torch": (torch, ["_C", "_foreach_copy_"]),
