@@ -141,8 +141,8 @@ pack_peers() {
 
 pack_sources() {
         local path
-        (cd "$root" && find tests/{gpu,support,bench,integration,torch} deploy/lib.sh client/examples -name '*.py' -o \
-                -name '*.sh') | while read -r path; do
+        (cd "$root" && find tests/{gpu,support,bench,integration,torch} deploy/lib.sh client/examples proto -name '*.py' -o \
+                -name '*.sh' -o -name '*.proto') | while read -r path; do
                 install -D "$root/$path" "$work/bundle/$path" || return
         done
 }

@@ -430,10 +430,10 @@ def drop_while_a_node_is_away(what):
     with Cluster(nodes, mirror=mirror, owners=2) as c:
         ranks = c.ranks(name, small_layout(), [0, 1], hold=2, push=2)
         train(ranks, 2)
-        for a in ranks:
-            c.dismiss(a)
-        c[1].kill()
+        c.dismiss(ranks[0]), c.dismiss(ranks[1])
         asked = c[nodes - 1] if nodes == 3 else c[0]  # n2 owns no shards
+        until(lambda: name in [job["job"] for job in asked.status()["jobs"]], what="the job on the node that is asked")
+        c[1].kill()
         told = asked.ctl("drop", name)
         assert told == {"job": name, "dropped": True, "untold": ["n1"]}, told
         assert not any(f.endswith(".state") for f in c[0].state_files()), c[0].state_files()
