@@ -1,7 +1,7 @@
 /*
  * The engine over several nodes in one process.  Plain main, so that it runs under the
- * thread sanitizer.  Arguments: names of the cases to run, or -NAME to run all but that one; without
- * any, all.
+ * thread sanitizer.  Arguments: names of the cases to run, or -NAME to run all but that one, and
+ * K/N behind it to run every N-th of them from the K-th on; without any, all.
  *
  * The cases run in a child, so that their directories go with it, however it ends.
  */
@@ -16,12 +16,17 @@
 #include "net.h"
 #include "tests/support/temporary.h"
 
-static bool wanted(const char *name, int argc, char **argv)
+/* number: of the case, from 0 on. */
+static bool wanted(const char *name, unsigned number, int argc, char **argv)
 {
+        unsigned k = 1, n = 1;
+
+        if (argc > 2 && argv[1][0] == '-')
+                CHECK(sscanf(argv[2], "%u/%u", &k, &n) == 2 && k > 0 && k <= n);
         for (int i = 1; i < argc; i++)
                 if (strcmp(argv[i], name) == 0)
                         return true;
-        return argc < 2 || (argv[1][0] == '-' && strcmp(argv[1] + 1, name));
+        return argc < 2 || (argv[1][0] == '-' && strcmp(argv[1] + 1, name) && number % n == k - 1);
 }
 
 static int run_cases(int argc, char **argv)
@@ -31,12 +36,13 @@ static int run_cases(int argc, char **argv)
                                                   checkpoint_cases, restore_cases, gpu_cases,
                                                   gpus_cases,       part_cases,    checksum_cases,
                                                   memory_cases };
+        unsigned number = 0;
         int ran = 0;
 
         CHECK(sodium_init() >= 0);
         for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
                 for (const struct test_case *c = lists[i]; c->name; c++) {
-                        if (!wanted(c->name, argc, argv))
+                        if (!wanted(c->name, number++, argc, argv))
                                 continue;
                         printf("%s\n", c->name);
                         fflush(stdout);
