@@ -151,10 +151,10 @@ int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct 
 /*
  * Keeps a tensor in one piece: one owner has all of it, where any other tensor is cut over several owners.  So the
  * owner alone computes the tensor's norm and update.  Slices then differ in size.  Owners get them such that all have
- * about as much, a trained element counting as four frozen ones; zeroctl plan tells how much the owner with most has of a job that exists.  All ranks choose the same,
- * and results are equal, to the bit, to those of any other choice.  A job is continued with the same choice alone; a
- * checkpoint that is restored into a job takes the choice of that job.  zerod of the release before refuses such a
- * layout.
+ * about as much; a trained element counts as four frozen ones.  zeroctl plan tells, of a job that exists, how much the
+ * owner with most has.  All ranks choose the same.  Results are equal, to the bit, to those of any other choice.  A job
+ * is continued with the same choice alone.  A checkpoint that is restored into a job takes the choice of that job.
+ * zerod of the release before refuses such a layout.
  */
 int zero_layout_whole(struct zero_layout *layout, uint32_t tensor);
 

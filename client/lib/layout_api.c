@@ -176,9 +176,11 @@ int zero_layout_partition(const struct zero_layout *l, uint32_t n_owners, enum z
 
         r = given(r, ret_first);
         r = given(r, ret_count);
-        if (r == 0 && (n_owners == 0 || (dtype && !dtype_valid(dtype))))
-                r = fault_set(&fault, ZERO_EINVAL, "no owner, or dtype %d of none that is trained",
-                              (int)dtype);
+        if (r == 0 && n_owners == 0)
+                r = fault_set(&fault, ZERO_EINVAL, "n_owners is 0: at least one owner");
+        if (r == 0 && dtype && !dtype_valid(dtype))
+                r = fault_set(&fault, ZERO_EINVAL, "parameters have no dtype %d: choose %s",
+                              (int)dtype, ZERO_DTYPES);
         if (r == 0)
                 r = layout_copy(l, &copy);
         for (uint32_t g = 0; r == 0 && dtype && g < copy->n_groups; g++)

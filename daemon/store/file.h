@@ -18,7 +18,8 @@
  *   old values        float [plan->old_elements]
  *
  * While a state is on a GPU the file has a hole in place of the planes.  Only the first chunk of a
- * shard has a version, unless the shard came to the GPU in the middle of an update (state_chunks()).  Closing the state writes the others.
+ * shard has a version, unless the shard came to the GPU in the middle of an update
+ * (state_chunks()).  Closing the state writes the others.
  *
  * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are in the machine's byte order,
  * because a file never leaves its machine.  Only the file's name has the epoch (store.c).
@@ -232,8 +233,7 @@ void tables_set_chunk_version(struct state *state, uint32_t chunk, uint64_t vers
 /* Sets the version of all chunks that have one. */
 void tables_set_versions(struct state *state, uint64_t version);
 /* After planes have come to a GPU: a shard is one unit.  Finds shards whose chunks differ in
- * version.
- */
+ * version. */
 void tables_join_units(struct state *state);
 /* After planes were on a GPU: gives every chunk of the file its version. */
 void tables_spread_versions(struct state *state);

@@ -25,7 +25,8 @@ struct planes {
                             parked */
 };
 
-/* What differs by where planes are.  Planes that are lost have the row of the place they were in. */
+/* What differs by where planes are.  Planes that are lost have the row of the place they were in.
+ */
 struct home {
         bool survives; /* the planes outlive the process, so every chunk has a version */
         bool for_cpu;  /* the CPU reads, writes and updates them */

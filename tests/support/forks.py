@@ -2,8 +2,8 @@
 a CPU, and torchrun with two ranks three times that.
 
 PYTHON is what a test starts in place of sys.executable.  It ends as the fork does, and a fork whose PYTHON is gone is
-killed.  What differs from a python of its own: torch is
-there already, with one thread; all programs have one hash seed; and the process has another parent and session.
+killed.  What differs from a python of its own: torch is there already, with one thread; all programs have one hash seed;
+and the process has another parent and session.
 """
 import atexit
 import builtins

@@ -15,7 +15,8 @@ uint64_t layout_state_bytes(const layout *l)
                 uint64_t changed = 1 + optimizer_moments(l, g);
 
                 bytes += group->elements * (sizeof(float) + layout_group_served(group)) +
-                         partition_trainable(l, g, all) * changed * (1 + group->eager) * sizeof(float);
+                         partition_trainable(l, g, all) * changed * (1 + group->eager) *
+                                 sizeof(float);
         }
         return bytes;
 }

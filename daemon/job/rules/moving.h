@@ -125,8 +125,8 @@ enum opening_choice opening_choose(const struct standing *const *standings,
 
 /*
  * Looks through the lists from epoch `since` to the one before p's.  Returns the nodes of each list
- * if none of them is in `told`, the nodes that have told what they have.  The job waits for one node
- * of each such list.  since: at most p's epoch.
+ * if none of them is in `told`, the nodes that have told what they have.  The job waits for one
+ * node of each such list.  since: at most p's epoch.
  */
 node_set lists_untold(const struct placement *p, uint64_t since, node_set told);
 

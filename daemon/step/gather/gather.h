@@ -7,8 +7,8 @@ struct gather;
 
 /*
  * The state of a group in the window.  PAST: held in an attempt that was aborted.  The client
- * computes with the slab until it hears of that, so the slab stays its own until the client fetches,
- * ends a step or leaves.
+ * computes with the slab until it hears of that, so the slab stays its own until the client
+ * fetches, ends a step or leaves.
  */
 enum hold { HOLD_NONE, HOLD_ASKED, HOLD_HELD, HOLD_PAST };
 

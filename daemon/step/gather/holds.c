@@ -2,8 +2,8 @@
  * What a client holds: the groups that it has asked for and not yet released.
  *
  * Invariants: a client holds at most `limit` groups, those on their way included.  Each fetch of
- * a group with a slab that ends well has one lease.  The lease is returned once: with its hold, or by
- * holds_return() after it.
+ * a group with a slab that ends well has one lease.  The lease is returned once: with its hold, or
+ * by holds_return() after it.
  */
 #include "daemon/step/gather/entry.h"
 

@@ -2,9 +2,9 @@
  * Updates on a device other than the host.
  *
  * A piece is a contiguous range of one tensor that is still at the old version.  Its served
- * parameters are written with it, but not before the decision.  A piece is a whole segment, except in a state that came to
- * the device in the middle of an update.  Pieces are launched together and waited for together.
- * The unit is the shard, so the work here grows with tensors.
+ * parameters are written with it, but not before the decision.  A piece is a whole segment, except
+ * in a state that came to the device in the middle of an update.  Pieces are launched together and
+ * waited for together. The unit is the shard, so the work here grows with tensors.
  */
 #include "daemon/step/update/launch.h"
 

@@ -1,6 +1,7 @@
 /*
  * Loads a state from a checkpoint of any number of owners.  Each partition is a pure function of a
- * layout, the checkpoint's and the job's, so each range of this owner is found in the shards of the owners that saved it.
+ * layout, the checkpoint's and the job's, so each range of this owner is found in the shards of the
+ * owners that saved it.
  *
  * A tensor's step and set are read only from shards of owners that hold a part of the tensor.
  */

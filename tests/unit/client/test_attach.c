@@ -352,6 +352,30 @@ Test(attach, a_tensor_without_its_shape_is_told_so)
         zero_layout_free(l);
 }
 
+Test(attach, a_partition_is_told_and_what_it_cannot_be_of_is_refused)
+{
+        uint64_t shape = 1 << 20, first[2], count[2];
+        struct zero_tensor t = { .name = "t", .ndim = 1, .shape = &shape };
+        struct zero_layout *l;
+        uint32_t index;
+
+        cr_assert_eq(zero_layout_new(&l), ZERO_OK);
+        cr_assert_eq(zero_layout_group(l, "g", ZERO_FP32, NULL, 0, 0, &index), ZERO_OK);
+        cr_assert_eq(zero_layout_tensor(l, index, &t, &index), ZERO_OK);
+        cr_assert_eq(zero_layout_whole(l, 1), ZERO_EINVAL);
+        cr_assert_str_eq(zero_layout_error(l), "there is no tensor 1: the layout has 1");
+        cr_assert_eq(zero_layout_partition(l, 2, (enum zero_dtype)0, first, count), ZERO_OK);
+        cr_assert(count[0] == shape / 2 && first[1] == shape / 2 && count[1] == shape / 2);
+        cr_assert_eq(zero_layout_whole(l, 0), ZERO_OK);
+        cr_assert_eq(zero_layout_partition(l, 2, ZERO_BF16, first, count), ZERO_OK);
+        cr_assert(count[0] + count[1] == shape && (count[0] == 0 || count[1] == 0));
+        cr_assert_eq(zero_layout_partition(l, 0, (enum zero_dtype)0, first, count), ZERO_EINVAL);
+        cr_assert_str_eq(zero_error(NULL), "n_owners is 0: at least one owner");
+        cr_assert_eq(zero_layout_partition(l, 2, (enum zero_dtype)99, first, count), ZERO_EINVAL);
+        cr_assert(strstr(zero_error(NULL), "dtype 99"), "%s", zero_error(NULL));
+        zero_layout_free(l);
+}
+
 Test(attach, observer_is_given_the_layout)
 {
         struct fake f = { 0 };
