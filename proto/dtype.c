@@ -141,29 +141,3 @@ float dtype_fp32_from_fp16(uint16_t x)
                 return float_of(sign | (exponent + 112) << 23 | fraction << 13);
         return float_of(sign | bits_of((float)fraction * 0x1p-24f));
 }
-
-float dtype_load(enum zero_dtype from, const void *src, size_t i)
-{
-        switch (from) {
-        case ZERO_BF16:
-                return dtype_fp32_from_bf16(((const uint16_t *)src)[i]);
-        case ZERO_FP16:
-                return dtype_fp32_from_fp16(((const uint16_t *)src)[i]);
-        default: /* ZERO_FP32: nobody computes with bytes */
-                return ((const float *)src)[i];
-        }
-}
-
-void dtype_store(enum zero_dtype to, void *dst, size_t i, float x)
-{
-        switch (to) {
-        case ZERO_BF16:
-                ((uint16_t *)dst)[i] = dtype_bf16_from_fp32(x);
-                break;
-        case ZERO_FP16:
-                ((uint16_t *)dst)[i] = dtype_fp16_from_fp32(x);
-                break;
-        default: /* ZERO_FP32: nobody computes with bytes */
-                ((float *)dst)[i] = x;
-        }
-}

@@ -15,6 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/dtype.h"
+
 double field_number(const json_t *command, const char *name, double otherwise)
 {
         const json_t *value = json_object_get(command, name);
@@ -304,8 +306,8 @@ static int do_view(struct actor *actor, const json_t *command, json_t *ret)
         for (uint64_t i = 0; json_is_true(json_object_get(command, "values")) &&
                              i < zero_layout_group_elements(l, group);
              i++)
-                json_array_append_new(values, json_real((double)value_read(
-                                                      view, zero_layout_group_dtype(l, group), i)));
+                json_array_append_new(values, json_real((double)dtype_load(
+                                                      zero_layout_group_dtype(l, group), view, i)));
         json_object_set_new(ret, "values", values);
         return ZERO_OK;
 }
@@ -330,7 +332,7 @@ static int do_grad(struct actor *actor, const json_t *command, json_t *ret)
                 return r;
         gradient_fill(actor, &noise, group, NULL, 0, grad);
         if (bad)
-                value_write(grad, actor->grad_dtype, field_count(command, "at", 0), bad_value(bad));
+                dtype_store(actor->grad_dtype, grad, field_count(command, "at", 0), bad_value(bad));
         actor->grads[group] = grad;
         return ZERO_OK;
 }
@@ -456,7 +458,7 @@ static int do_put(struct actor *actor, const json_t *command, json_t *ret)
                 if (data && plane_counts(plane))
                         ((uint64_t *)data)[i] = (uint64_t)json_integer_value(value);
                 else if (data)
-                        value_write(data, ZERO_FP32, i, (float)json_number_value(value));
+                        dtype_store(ZERO_FP32, data, i, (float)json_number_value(value));
         }
         if (data)
                 r = zero_put(actor->client, tensor, plane, field_count(command, "first", 0),
@@ -480,8 +482,8 @@ static int do_get(struct actor *actor, const json_t *command, json_t *ret)
                 json_array_append_new(
                         values, plane_counts(plane)
                                         ? json_integer((json_int_t)data[i])
-                                        : json_real((double)value_read(
-                                                  data, plane_dtype(actor, tensor, plane), i)));
+                                        : json_real((double)dtype_load(
+                                                  plane_dtype(actor, tensor, plane), data, i)));
         json_object_set_new(ret, "values", values);
         free(data);
         return r;

@@ -55,9 +55,6 @@ bool actor_in_group(const struct actor *actor, uint32_t group);
 /* The first layout the client knows: the job's, else the one described. */
 const struct zero_layout *actor_known_layout(const struct actor *actor);
 
-float value_read(const void *p, enum zero_dtype dtype, uint64_t i);
-void value_write(void *p, enum zero_dtype dtype, uint64_t i, float x);
-
 /* A gradient that is a function of (seed, step, rank, micro_batch, group, element) alone. */
 struct noise {
         uint64_t seed, step, rank, micro_batch;

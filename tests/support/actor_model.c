@@ -94,35 +94,6 @@ bool actor_in_group(const struct actor *actor, uint32_t group)
 
 /* ---- numbers ------------------------------------------------------------------------ */
 
-float value_read(const void *p, enum zero_dtype dtype, uint64_t i)
-{
-        float x;
-
-        switch (dtype) {
-        case ZERO_BF16:
-                return dtype_fp32_from_bf16(((const uint16_t *)p)[i]);
-        case ZERO_FP16:
-                return dtype_fp32_from_fp16(((const uint16_t *)p)[i]);
-        default:
-                memcpy(&x, (const char *)p + 4 * i, sizeof x);
-                return x;
-        }
-}
-
-void value_write(void *p, enum zero_dtype dtype, uint64_t i, float x)
-{
-        switch (dtype) {
-        case ZERO_BF16:
-                ((uint16_t *)p)[i] = dtype_bf16_from_fp32(x);
-                break;
-        case ZERO_FP16:
-                ((uint16_t *)p)[i] = dtype_fp16_from_fp32(x);
-                break;
-        default:
-                memcpy((char *)p + 4 * i, &x, sizeof x);
-        }
-}
-
 /* splitmix64's finaliser. */
 static uint64_t mix(uint64_t x)
 {
@@ -154,8 +125,8 @@ void gradient_fill(const struct actor *actor, const struct noise *noise, uint32_
                 float x = noise_of(key, i, noise->scale);
 
                 if (view)
-                        x += pull * value_read(view, dtype, i);
-                value_write(grad, actor->grad_dtype, i, x);
+                        x += pull * dtype_load(dtype, view, i);
+                dtype_store(actor->grad_dtype, grad, i, x);
         }
 }
 
