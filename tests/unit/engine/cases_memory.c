@@ -193,7 +193,7 @@ static struct checksum live(const void *at, unsigned nth)
         struct checksum sum;
         struct session s;
 
-        t.part = 3; /* the places are the same 136, and a life takes half of the time */
+        t.part = 3; /* a life takes half of the time; groups with whole tensors stay divided */
         t.net.mirror = t.norm = t.masks = t.prefetch = true;
         open_listening(&s, &t);
         if (at)
