@@ -34,6 +34,13 @@ struct mapping state_map(const struct state *state, struct plane plane, uint32_t
         return (struct mapping){ state, bytes.count ? at + bytes.first : NULL, bytes.count };
 }
 
+void state_want(struct mapping *m, const struct state *state, struct plane plane, uint32_t group,
+                struct range part, void (*done)(struct mapping *m))
+{
+        *m = state_map(state, plane, group, part);
+        done(m);
+}
+
 void state_unmap(struct mapping *m)
 {
         if (m->state)

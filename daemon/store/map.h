@@ -20,6 +20,10 @@ struct mapping {
  * trainers get it. */
 struct mapping state_map(const struct state *state, struct plane plane, uint32_t group,
                          struct range part);
+/* As state_map(), for the loop thread.  Calls done() once the elements can be read and written.  That
+ * is before this returns, because the memory of all planes has an address. */
+void state_want(struct mapping *m, const struct state *state, struct plane plane, uint32_t group,
+                struct range part, void (*done)(struct mapping *m));
 /* Must be called before the state is closed, dropped or moved to a GPU. */
 void state_unmap(struct mapping *m);
 

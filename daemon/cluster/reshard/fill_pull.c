@@ -81,9 +81,10 @@ static void transfer_landed(struct ask *ask, int status)
         transfer_end(t, status == 0);
 }
 
-static int start_copy(struct fill_target_transfer *t, const struct piece *piece, struct plane plane)
+static int start_copy(struct fill_target_transfer *t)
 {
         struct fill_target *f = t->f;
+        const struct piece *piece = t->piece;
         struct fill_source g = source_of(f, piece->source);
         struct range part = { piece->first, piece->count };
         struct fault fault;
@@ -93,17 +94,18 @@ static int start_copy(struct fill_target_transfer *t, const struct piece *piece,
                 source_failed(f, piece->source, fault.status, fault.text);
                 return fault.status;
         }
-        if (fill_source_bytes(h, plane, piece->group, part) != t->to.bytes) {
+        if (fill_source_bytes(h, t->plane, piece->group, part) != t->to.bytes) {
                 source_failed(f, piece->source, ZERO_EPROTO, "it has other shards than expected");
                 return ZERO_EPROTO;
         }
-        shard_want(&t->from, h, plane, piece->group, part, copy_ready);
+        shard_want(&t->from, h, t->plane, piece->group, part, copy_ready);
         return 0;
 }
 
-static int start_pull(struct fill_target_transfer *t, const struct piece *piece, struct plane plane)
+static int start_pull(struct fill_target_transfer *t)
 {
         struct fill_target *f = t->f;
+        const struct piece *piece = t->piece;
         const struct fill_source g = source_of(f, piece->source);
         Zero__Pull pull = ZERO__PULL__INIT;
         int r;
@@ -116,7 +118,7 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         pull.attempt = g.attempt;
         pull.puts = g.puts;
         pull.group = piece->group;
-        pull.plane = plane_number(plane);
+        pull.plane = plane_number(t->plane);
         pull.first = piece->first;
         pull.count = piece->count;
         t->ask.done = transfer_landed;
@@ -129,36 +131,36 @@ static int start_pull(struct fill_target_transfer *t, const struct piece *piece,
         return r;
 }
 
+static void transfer_ready(struct mapping *to)
+{
+        struct fill_target_transfer *t = CONTAINER_OF(to, struct fill_target_transfer, to);
+
+        if (t->f->phase != FILL_TARGET_PULLING || (t->remote ? start_pull(t) : start_copy(t)))
+                transfer_end(t, false);
+}
+
 /* Begins the next plane of the current piece; there is one. */
-static int transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
+static void transfer_begin(struct fill_target *f, struct fill_target_transfer *t)
 {
         const struct piece *piece = &f->pieces->items[f->next_piece];
-        struct plane plane = plane_updated(f->next_plane);
-        int r;
+        struct range part = { piece->first, piece->count };
 
-        *t = (struct fill_target_transfer){
-                .f = f, .remote = holder_node(&f->from, piece->source) != f->x->cluster->self
-        };
+        *t = (struct fill_target_transfer){ .f = f,
+                                            .piece = piece,
+                                            .plane = plane_updated(f->next_plane),
+                                            .remote = holder_node(&f->from, piece->source) !=
+                                                      f->x->cluster->self };
         list_init(&t->ask.link);
-        t->to = state_map(f->state, plane, piece->group,
-                          (struct range){ piece->first, piece->count });
         if (!plan_has(f->state->plan, piece->group, plane_updated(++f->next_plane))) {
                 f->next_plane = 0;
                 f->next_piece++;
         }
-        if (t->to.bytes == 0) { /* frozen: no moments */
-                state_unmap(&t->to);
-                return 0;
-        }
-        r = t->remote ? start_pull(t, piece, plane) : start_copy(t, piece, plane);
-        if (r) {
-                state_unmap(&t->to);
-                return r;
-        }
+        if (plan_bytes(f->state->plan, t->plane, piece->group, part).count == 0)
+                return; /* frozen: no moments */
         t->busy = true;
         f->pulling++;
         f->busy++;
-        return 0;
+        state_want(&t->to, f->state, t->plane, piece->group, part, transfer_ready);
 }
 
 static struct fill_target_transfer *transfer_free(struct fill_target *f)
@@ -173,11 +175,13 @@ void fill_target_pull(struct fill_target *f)
 {
         struct fill_target_transfer *t;
 
-        while (f->next_piece < f->pieces->n && (t = transfer_free(f)))
-                if (transfer_begin(f, t))
-                        return;
-        if (f->pulling == 0)
+        f->busy++; /* a transfer that fails at once ends the fill */
+        while (f->phase == FILL_TARGET_PULLING && f->next_piece < f->pieces->n &&
+               (t = transfer_free(f)))
+                transfer_begin(f, t);
+        if (f->phase == FILL_TARGET_PULLING && f->pulling == 0)
                 fill_target_pulled(f);
+        fill_target_part_ended(f);
 }
 
 void fill_target_forget_pulls(struct fill_target *f)

@@ -33,6 +33,8 @@ struct fill_target_transfer {
         struct ask ask;
         struct copy copy;
         struct fill_target *f;
+        const struct piece *piece;
+        struct plane plane;
         bool busy, remote;
         struct shard_part from; /* on this node, unless remote */
         struct mapping to;

@@ -9,12 +9,12 @@ struct replica;
 
 /* A part of a group that is read: mapped, and the group is pinned. */
 struct shard_part {
-        struct replica *replica;
+        struct replica *replica; /* NULL: there is no part */
         uint32_t group;
         struct mapping bytes;
+        void (*done)(struct shard_part *part);
 };
-/* Calls done() once the part can be read.  That is before this returns, because the memory of all
- * planes has an address.  done() or what follows ends the part. */
+/* Calls done() once the part can be read (state_want()).  done() or what follows ends the part. */
 void shard_want(struct shard_part *part, struct replica *h, struct plane plane, uint32_t group,
                 struct range range, void (*done)(struct shard_part *part));
 void shard_part_end(struct shard_part *part);

@@ -38,12 +38,19 @@ void shard_unpin(struct replica *h, uint32_t group)
                         o->unpinned(h);
 }
 
+static void part_mapped(struct mapping *bytes)
+{
+        struct shard_part *part = CONTAINER_OF(bytes, struct shard_part, bytes);
+
+        part->done(part);
+}
+
 void shard_want(struct shard_part *part, struct replica *h, struct plane plane, uint32_t group,
                 struct range range, void (*done)(struct shard_part *part))
 {
         shard_pin(h, group);
-        *part = (struct shard_part){ h, group, state_map(h->state, plane, group, range) };
-        done(part);
+        *part = (struct shard_part){ .replica = h, .group = group, .done = done };
+        state_want(&part->bytes, h->state, plane, group, range, part_mapped);
 }
 
 void shard_part_end(struct shard_part *part)

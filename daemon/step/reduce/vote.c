@@ -30,7 +30,9 @@
 /* A part of a group's sum on its way to the mirror. */
 struct sending {
         struct replica *replica;
-        uint32_t group;
+        uint32_t node, group;
+        uint64_t transfer;
+        struct range range; /* elements of the sum */
         struct mapping sum;
 };
 
@@ -90,6 +92,18 @@ static void sum_sent(void *arg, int status)
         job_unref(job);
 }
 
+static void sum_ready(struct mapping *sum)
+{
+        struct sending *s = CONTAINER_OF(sum, struct sending, sum);
+
+        if (staged_payload(s->replica->job, s->node, s->transfer, TRAFFIC_REDUCE,
+                           (float *)sum->at + s->range.first, s->range.count * sizeof(float), false,
+                           sum_sent, s))
+                sum_sent(s, -ECANCELED); /* the node is gone */
+        else
+                crash_point(CRASH_MIRROR_SENDING);
+}
+
 /* Whether the pull comes from the mirror and stays within the offer. */
 static bool pull_fits(const struct job *job, const struct replica *h, uint32_t node,
                       const Zero__Pull *request)
@@ -124,16 +138,14 @@ void mirror_pull_message(struct job *job, uint32_t node, const Zero__Pull *reque
                 ask_refuse(job, node, request->transfer, ZERO_ENOMEM, "out of memory");
                 return;
         }
-        *s = (struct sending){ h, request->group,
-                               state_map(h->state, plane_grad, request->group, shard->range) };
+        *s = (struct sending){ .replica = h,
+                               .node = node,
+                               .group = request->group,
+                               .transfer = request->transfer,
+                               .range = range };
         job_ref(job);
         accumulator_read_begin(h, request->group);
-        if (staged_payload(h->job, node, request->transfer, TRAFFIC_REDUCE,
-                           (float *)s->sum.at + range.first, range.count * sizeof(float), false,
-                           sum_sent, s))
-                sum_sent(s, -ECANCELED); /* the node is gone */
-        else
-                crash_point(CRASH_MIRROR_SENDING);
+        state_want(&s->sum, h->state, plane_grad, request->group, shard->range, sum_ready);
 }
 
 /* ---- sums that nobody writes ---- */

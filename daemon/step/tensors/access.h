@@ -88,7 +88,7 @@ struct work {
         uint64_t first, count; /* in the tensor */
         void *buffer;          /* the client's memory, or a buffer */
         bool owns_buffer, pinned;
-        struct mapping sent;            /* the elements that are being sent to another node */
+        struct shard_part sent;         /* what is being sent to another node */
         struct norms_told *norms;       /* NULL: the work takes no norms (norms_told.c) */
         uint32_t owner, segment;        /* segment: of the group, where the next piece begins */
         uint64_t attempt, elements, at; /* at: in the segment */

@@ -57,19 +57,22 @@ _Static_assert(ZERO_SET_MAX == 256 && STATE_STEP_MAX == 549755813887, "as the te
 
 /* ---- an owner's part ---------------------------------------------------------- */
 
-/* Maps the work's elements of a plane, or the tensor's one value. */
-static struct mapping work_map(const struct work *w, struct plane plane)
+/* The tensor's one value of such a plane. */
+static const uint64_t *work_single(const struct work *w)
 {
         const struct state *state = w->replica->state;
-        const struct layout_tensor *t = &w->job->layout->tensors[w->tensor];
 
-        if (plane.kind == PLANE_STEP)
-                return (struct mapping){ NULL, (void *)&state->tensor_step[w->tensor],
-                                         sizeof(uint64_t) };
-        if (plane.kind == PLANE_SET)
-                return (struct mapping){ NULL, (void *)&state->tensor_set[w->tensor],
-                                         sizeof(uint64_t) };
-        return state_map(state, plane, w->group, (struct range){ t->offset + w->first, w->count });
+        return &(w->plane.kind == PLANE_SET ? state->tensor_set : state->tensor_step)[w->tensor];
+}
+
+static struct range work_range(const struct work *w)
+{
+        return (struct range){ w->job->layout->tensors[w->tensor].offset + w->first, w->count };
+}
+
+static struct mapping work_map(const struct work *w, struct plane plane)
+{
+        return state_map(w->replica->state, plane, w->group, work_range(w));
 }
 
 /* Copies a put's values.  Reads the client's memory once, so master and serve get the same values
@@ -95,9 +98,14 @@ static void work_copy(struct work *w)
         const struct job *job = w->job;
         const layout *l = job->layout;
         bool master = w->put && w->plane.kind == PLANE_MASTER;
-        struct mapping plane = work_map(w, w->plane), serve = { NULL }, ema = { NULL };
+        struct mapping plane, serve = { NULL }, ema = { NULL };
         const struct device_ops *ops = w->job->x->ops;
 
+        if (plane_is_single(w->plane)) {
+                memcpy(w->buffer, work_single(w), sizeof(uint64_t));
+                return;
+        }
+        plane = work_map(w, w->plane);
         if (master && layout_group_served(&l->groups[w->group]))
                 serve = work_map(w, plane_serve);
         if (w->put)
@@ -228,7 +236,8 @@ void works_go_on(struct job *job)
 void work_free(struct work *w)
 {
         list_remove(&w->link);
-        state_unmap(&w->sent);
+        if (w->sent.replica)
+                shard_part_end(&w->sent);
         if (w->pinned)
                 shard_unpin(w->replica, w->group);
         if (w->owns_buffer)
@@ -284,14 +293,27 @@ static void plane_sent(void *arg, int status)
         work_free(arg);
 }
 
+static void work_send(struct work *w, const void *at, uint64_t bytes)
+{
+        if (staged_payload(w->replica->job, w->node, w->transfer, TRAFFIC_STATE, at, bytes, false,
+                           plane_sent, w))
+                work_free(w);
+}
+
+static void plane_ready(struct shard_part *part)
+{
+        work_send(CONTAINER_OF(part, struct work, sent), part->bytes.at, part->bytes.bytes);
+}
+
 static void plane_send(struct work *w)
 {
-        w->sent = work_map(w, w->plane);
-        shard_pin(w->replica, w->group);
-        w->pinned = true;
-        if (staged_payload(w->replica->job, w->node, w->transfer, TRAFFIC_STATE, w->sent.at,
-                           w->sent.bytes, false, plane_sent, w))
-                work_free(w);
+        if (plane_is_single(w->plane)) {
+                shard_pin(w->replica, w->group);
+                w->pinned = true;
+                work_send(w, work_single(w), sizeof(uint64_t));
+        } else {
+                shard_want(&w->sent, w->replica, w->plane, w->group, work_range(w), plane_ready);
+        }
 }
 
 static struct access *put_find(struct engine *x, uint64_t id)
