@@ -48,7 +48,8 @@ extern "C" {
         X(EBUSY, 24, "busy")                                                   \
         X(EINTERNAL, 25, "internal error")                                     \
         X(EABORTED, 26, "the attempt was aborted")                             \
-        X(EGPU, 27, "no such GPU, or it cannot be used")
+        X(EGPU, 27, "no such GPU, or it cannot be used")                       \
+        X(EGONE, 28, "the version is gone")
 
 enum zero_status {
 #define X(name, code, text) ZERO_##name = code,

@@ -795,6 +795,42 @@ struct zero_values {
  */
 int zero_put_file(struct zero_client *client, int fd, const struct zero_values *values, uint32_t n);
 
+/* ---- following a job -------------------------------------------------- */
+
+/* A whole version of a job's parameters.  Its memory is read-only, and all readers of a node share it. */
+struct zero_weights {
+        uint64_t version; /* the number of committed steps */
+        const void *data; /* of all groups: see zero_weights_group(); valid until zero_unfollow() */
+        uint64_t bytes;
+        uint32_t copy;    /* of the node, for zero_unfollow() */
+};
+
+/*
+ * Waits for a whole version of the job's parameters, and holds it. [blocks]  The version is at least `least`, and at
+ * most `most`.  least 0 and most UINT64_MAX take the newest; least one above a version waits for a newer one; equal
+ * numbers wait for that version.  All parameters are those between two steps, in their groups' dtypes, bit for bit as
+ * the ranks fetch them.  Readers need not take every version, and trainers wait for no reader.
+ * The client is an observer (ZERO_OBSERVER) that is attached, on any node that has ranks or shards of the job.  It may
+ * hold several versions at once.  A node has one copy of a version for all readers, and as many copies of a job as its
+ * option follow_copies says.  If other versions are held in all of them, the call waits, and then names their readers.
+ * A zero_put() between two steps changes parameters within a version; the next zero_follow() gives the changed ones.
+ * Steps may follow each other faster than a version is read: the call then goes on with the newest.
+ * ZERO_EGONE: the job is past `most`, and no copy has such a version.  ZERO_EDEADLINE: there is no such version yet,
+ * and the call may be made again.  ZERO_ENOJOB: the job was dropped, or a checkpoint has replaced it: attach again.
+ * ZERO_EPERM: the client is a rank, or follow_copies is 0.  ZERO_ESHM, ZERO_ENOMEM: the node has no memory for a copy.
+ * ZERO_EVERSION: the daemon is of a release that does not know the call.
+ */
+int zero_follow(struct zero_client *client, uint64_t least, uint64_t most,
+                struct zero_weights *ret_weights);
+/*
+ * Returns a group's parameters in a version, in the group's dtype, laid flat (zero_layout_offset()).  NULL: there is
+ * no such group.  The memory is the service's, and valid until zero_unfollow() or zero_close().
+ */
+const void *zero_weights_group(const struct zero_client *client, const struct zero_weights *weights,
+                               uint32_t group);
+/* Ends one hold of a version. [blocks]  Its memory then takes later versions.  ZERO_ENOTHELD: the client has no hold. */
+int zero_unfollow(struct zero_client *client, const struct zero_weights *weights);
+
 /* ---- the service ------------------------------------------------------ */
 
 /*

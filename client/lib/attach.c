@@ -378,6 +378,7 @@ void client_detach(struct zero_client *c)
         mapping_deinit(&c->gather);
         mapping_deinit(&c->serve);
         stash_free(STEAL(c->stash));
+        follow_free(STEAL(c->follow));
         free((uint32_t *)STEAL(c->stash_needs.ranks));
 }
 

@@ -22,6 +22,8 @@ static Zero__Reply__BodyCase expected_body(Zero__Request__BodyCase what)
                 return ZERO__REPLY__BODY_ATTACH;
         case ZERO__REQUEST__BODY_FETCH:
                 return ZERO__REPLY__BODY_FETCH;
+        case ZERO__REQUEST__BODY_FOLLOW:
+                return ZERO__REPLY__BODY_FOLLOW;
         case ZERO__REQUEST__BODY_NORM:
                 return ZERO__REPLY__BODY_NORM;
         case ZERO__REQUEST__BODY_ALL_REDUCE:

@@ -10,7 +10,7 @@
  *   attach.c   the request to attach, and what its reply brings
  *   connect.c  connecting, greeting, closing
  *   session.c  the rank's stay in its job: a lost connection is resumed, a request repeated
- *   stream_order.c, step.c, stash_calls.c, state.c: the public calls
+ *   stream_order.c, step.c, stash_calls.c, state.c, follow.c: the public calls
  *
  * Every public call first reports what went wrong since the last one (client_begin()): a closed
  * connection, or the refusal of a request that nobody waited for.
@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "follow.h"
 #include "gpu.h"
 #include "mapping.h"
 #include "push.h"
@@ -44,6 +45,7 @@ enum {
         CLIENT_TELL_AGAIN_MS = 55000,
         CLIENT_SLOTS =
                 4, /* of the transfer area, for puts under way; PUTS_MAX of the daemon is more */
+        CLIENT_FOLLOWS = 7, /* the first protocol that has Follow */
         CLIENT_LOST = -EPIPE, /* not a status: the connection is lost, and can be resumed */
 };
 
@@ -115,6 +117,7 @@ struct zero_client {
         } copy;                        /* of the base, on a GPU */
         struct zero_stash stash_needs; /* where needs.stash is a copy */
         struct stash *stash;           /* NULL: none */
+        struct follow *follow;         /* of an observer; NULL: it has followed no job */
         struct mapping slots; /* of gradients, on a GPU; in host memory they are in session */
         struct views views;   /* private views */
         struct push push;

@@ -74,6 +74,21 @@ static void show_traffic(FILE *out, const json_t *job)
                 unit_count(field_number(json_object_get(job, "reduce"), "elements_sent")).text);
 }
 
+static void show_readers(FILE *out, const json_t *job)
+{
+        const json_t *readers = json_object_get(job, "readers");
+        const json_t *version = json_object_get(readers, "version");
+
+        if (!json_is_object(readers))
+                return;
+        fprintf(out, "  readers  %.0f, %.0f versions in %s, %.0f held",
+                field_number(readers, "clients"), field_number(readers, "copies"),
+                unit_bytes(field_number(readers, "bytes")).text, field_number(readers, "held"));
+        if (json_is_number(version))
+                fprintf(out, ", the newest is %.0f", json_number_value(version));
+        fputc('\n', out);
+}
+
 static void show_stash(FILE *out, const json_t *job)
 {
         const json_t *stash = json_object_get(job, "stash");
@@ -143,6 +158,7 @@ void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job)
         show_move(out, job);
         show_sessions(out, job);
         show_traffic(out, job);
+        show_readers(out, job);
         show_stash(out, job);
         show_planes(out, job);
 }

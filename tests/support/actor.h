@@ -40,6 +40,16 @@ int do_stash_write(struct actor *actor, const json_t *command, json_t *ret);
 int do_stash_read(struct actor *actor, const json_t *command, json_t *ret);
 int do_stash_release(struct actor *actor, const json_t *command, json_t *ret);
 
+/* ---- actor_follow.c ---- */
+
+/* "train" folds the hashes of the groups that a forward pass has fetched so. */
+#define TRAIN_HASH_BEGIN UINT64_C(0xcbf29ce484222325)
+#define TRAIN_HASH_PRIME UINT64_C(0x100000001b3)
+int do_follow(struct actor *actor, const json_t *command, json_t *ret);
+int do_rehash(struct actor *actor, const json_t *command, json_t *ret);
+int do_unfollow(struct actor *actor, const json_t *command, json_t *ret);
+int do_read(struct actor *actor, const json_t *command, json_t *ret);
+
 /* ---- the rest ---- */
 
 /* A number of a command, or what stands in for it. */

@@ -30,7 +30,6 @@
 #include <unistd.h>
 
 enum { KEPT_MAX = 2048 };
-static const uint64_t hash_begin = 0xcbf29ce484222325, hash_prime = 0x100000001b3;
 
 struct training {
         struct actor *actor;
@@ -119,7 +118,7 @@ static int forward(struct training *t)
                         r = zero_prefetch(a->client, next);
                 if (r)
                         return r;
-                t->step_hash = (t->step_hash ^ view_hash(a, g, a->views[g])) * hash_prime;
+                t->step_hash = (t->step_hash ^ view_hash(a, g, a->views[g])) * TRAIN_HASH_PRIME;
                 r = let_go(t, g);
         }
         return r;
@@ -225,7 +224,7 @@ static int whole_step(struct training *t, struct zero_step_options *step,
         int r = ZERO_OK;
 
         t->noise.step = t->first_step + version;
-        t->step_hash = hash_begin;
+        t->step_hash = TRAIN_HASH_BEGIN;
         if (t->ahead)
                 r = zero_ahead(a->client, step);
         for (uint32_t m = 0; !r && m < t->micro_batches; m++) {
@@ -244,7 +243,7 @@ static int whole_step(struct training *t, struct zero_step_options *step,
         if (r)
                 return r;
         journal_write(t, version);
-        t->hash = (t->hash ^ t->step_hash) * hash_prime;
+        t->hash = (t->hash ^ t->step_hash) * TRAIN_HASH_PRIME;
         t->skipped += ret_result->skipped;
         t->done++;
         return ZERO_OK;
@@ -285,7 +284,7 @@ int actor_train(struct actor *actor, const json_t *command, json_t *ret)
                 .micro_batches = (uint32_t)field_count(command, "micro_batches", 1),
                 .first_step = field_count(command, "first_step", 0),
                 .pull = (float)field_number(command, "pull", 0.125),
-                .hash = hash_begin,
+                .hash = TRAIN_HASH_BEGIN,
                 .patient = json_is_true(json_object_get(command, "patient")),
                 .keep = json_is_true(json_object_get(command, "keep")),
                 .own = json_is_true(json_object_get(command, "own")),

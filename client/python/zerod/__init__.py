@@ -9,12 +9,13 @@ from . import errors, sets
 from ._library import ALL, AUTO, OBSERVER
 from .client import BaseCopy, Client, FileValues, Stash, StepResult, connect, drop
 from .errors import *
+from .follower import Follower, Weights, follow
 from .layout import Layout
 from .sets import *
 
 __version__ = "0.1.0"
 
-__all__ = ["ALL", "AUTO", "OBSERVER", "BaseCopy", "Client", "FileValues", "Layout", "Stash", "StepResult", "connect",
-           "drop"]
+__all__ = ["ALL", "AUTO", "OBSERVER", "BaseCopy", "Client", "FileValues", "Follower", "Layout", "Stash", "StepResult",
+           "Weights", "connect", "drop", "follow"]
 __all__ += errors.__all__
 __all__ += sets.__all__

@@ -154,6 +154,12 @@ class Sync(Structure):
     _fields_ = [("stream", c_void_p)]
 
 
+class Weights(Structure):
+    """struct zero_weights"""
+
+    _fields_ = [("version", c_uint64), ("data", c_void_p), ("bytes", c_uint64), ("copy", c_uint32)]
+
+
 class Step(Structure):
     """struct zero_step_options"""
 
@@ -200,6 +206,7 @@ PROTOTYPES = {
     "zero_fetch": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_finish": (c_int, _client, c_bool),
     "zero_first_values": (c_int, _client, POINTER(c_void_p)),
+    "zero_follow": (c_int, _client, c_uint64, c_uint64, POINTER(Weights)),
     "zero_free": (None, c_void_p),
     "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),
@@ -262,6 +269,8 @@ PROTOTYPES = {
     "zero_status_text": (c_char_p, c_int),
     "zero_step": (c_int, _client, POINTER(Step), POINTER(Result)),
     "zero_steps": (c_uint64, _client),
+    "zero_unfollow": (c_int, _client, POINTER(Weights)),
+    "zero_weights_group": (c_void_p, _client, POINTER(Weights), c_uint32),
 }
 
 

@@ -7,7 +7,7 @@ Rule: the table mirrors ZERO_STATUS_MAP of zero_types.h, where codes are only ev
 """
 
 __all__ = [
-    "Aborted", "Busy", "Closed", "Conflict", "Deadline", "Error", "Gpu", "InputOutput", "Internal", "Invalid",
+    "Aborted", "Busy", "Closed", "Conflict", "Deadline", "Error", "Gone", "Gpu", "InputOutput", "Internal", "Invalid",
     "LayoutMismatch", "LostRank", "NoGroup", "NoJob", "NoMemory", "NoSharedMemory", "NotAttached", "NotHeld",
     "NotPermitted", "Order", "OutOfRange", "Peer", "Protocol", "ProtocolVersion", "Quota", "Rank", "TooManyHeld",
     "Window",
@@ -26,6 +26,10 @@ class Error(Exception):
 
 class Invalid(Error):
     """An argument makes no sense, or the job's layout does not allow it."""
+
+
+class Gone(Error):
+    """The version is gone: the job has gone on."""
 
 
 class Protocol(Error):
@@ -165,6 +169,7 @@ STATUS = (
     ("EINTERNAL", 25, Internal),
     ("EABORTED", 26, Aborted),
     ("EGPU", 27, Gpu),
+    ("EGONE", 28, Gone),
 )
 
 _by_code = {}

@@ -9,6 +9,7 @@
 #include "daemon/job/core/progress.h"
 #include "daemon/floor/base/log.h"
 #include "daemon/job/core/shut.h"
+#include "daemon/step/follow/follow.h"
 #include "proto/cleanup.h"
 
 static void job_fail_requests(struct job *job, int status, const char *text)
@@ -89,6 +90,7 @@ static void job_stand(struct job *job, const struct owner_action *a)
 {
         job->version = a->version;
         job->attempt = a->attempt;
+        follow_advance(job);
 }
 
 static void start_run(struct job *job, const Zero__Start *start, const struct owner_action *a,

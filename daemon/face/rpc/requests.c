@@ -129,6 +129,33 @@ static int handle_norms(struct pending_call *call, const Zero__Request *m, struc
                    : fault->status;
 }
 
+/* A rank fetches what it reads. */
+static int handle_follow(struct pending_call *call, const Zero__Request *m, struct fault *fault)
+{
+        struct session *s = call->session;
+        struct push_window *window;
+        struct job *job = session_job(s, &window, fault);
+
+        if (s->rank)
+                return fault_set(fault, ZERO_EPERM,
+                                 "a rank follows no job: connect as an observer");
+        s->reader.pid = (uint32_t)s->pid;
+        return job ? follow_wait(&s->reader, job, m->follow->least, m->follow->most, &call->request,
+                                 fault)
+                   : fault->status;
+}
+
+static int handle_unfollow(struct pending_call *call, const Zero__Request *m, struct fault *fault)
+{
+        struct push_window *window;
+
+        if (!session_job(call->session, &window, fault) ||
+            follow_release(&call->session->reader, m->unfollow->copy, fault))
+                return fault->status;
+        request_end(&call->request, ZERO_OK, NULL);
+        return 0;
+}
+
 static int handle_compose(struct pending_call *call, const Zero__Request *request,
                           struct fault *fault)
 {
@@ -211,6 +238,9 @@ static const struct call_kind kinds[] = {
         [ZERO__REQUEST__BODY_GET] = { "zero_get", CALL_PLANES, .handle = handle_access },
         [ZERO__REQUEST__BODY_NORMS] = { "zero_tensor_norms", CALL_PLANES, .handle = handle_norms,
                                         REPLY(NORMS) },
+        [ZERO__REQUEST__BODY_FOLLOW] = { "zero_follow", CALL_STEP, .handle = handle_follow,
+                                         REPLY(FOLLOW) },
+        [ZERO__REQUEST__BODY_UNFOLLOW] = { "zero_unfollow", CALL_STEP, .handle = handle_unfollow },
         [ZERO__REQUEST__BODY_QUERY] = { "zero_query", CALL_QUERY, .handle = handle_query,
                                         REPLY(QUERY) },
 };

@@ -84,6 +84,7 @@ void session_end(struct session *s)
         rank_leave(rank, s->orderly);
         base_leave(&s->base);
         push_window_unref(s->window);
+        follow_leave(&s->reader);
         if (s->job)
                 job_let_go(s->job);
         conn_close(s->conn, session_closed, s);

@@ -5,6 +5,7 @@
 #include "daemon/face/rpc/rpc.h"
 #include "daemon/face/rpc/user.h"
 #include "daemon/step/bases/bases.h"
+#include "daemon/step/follow/follow.h"
 
 enum { KEEPS_SLOTS = 7 }; /* the first protocol that has Noted, Reclaim and Waits */
 enum { SESSION_PENDING_MAX = 4096, SESSION_TIMEOUT_MAX_MS = 24 * 3600 * 1000 };
@@ -54,6 +55,7 @@ struct session {
         struct rank *rank; /* while attached (or attaching) as a rank */
         struct job *job;   /* observers: the job they look at */
         struct push_window *window; /* observers */
+        struct reader reader;       /* observers */
         struct base_use base;
         uint64_t told_ms; /* loop time at which the client last heard whom it waits for */
         uint32_t n_pending;

@@ -36,6 +36,15 @@
         F(number, elements_received, "elements from other nodes",                                  \
           COUNTER("gather_received_elements_total"))
 
+#define STATUS_READERS(F, R)                                                                       \
+        F(number, clients, "clients that follow the job on this node", GAUGE("readers"))           \
+        F(number, copies, "versions of the parameters in memory for them",                         \
+          GAUGE("reader_copies"))                                                                  \
+        F(number, held, "versions that somebody holds", GAUGE("reader_held_copies"))               \
+        F(number, bytes, "bytes of these copies", GAUGE("reader_bytes"))                           \
+        F(number, version, "newest whole version among them; null: none",                          \
+          GAUGE("reader_version"))
+
 #define STATUS_REDUCE(F, R)                                                                        \
         F(number, elements_sent, "elements of gradients, to other nodes",                          \
           COUNTER("reduce_sent_elements_total"))                                                   \
@@ -151,6 +160,7 @@
         F(real, longest_other_wait_s, "longest of these waits for a node, disk or person; null: "  \
           "none", GAUGE("job_node_wait_seconds"))                                                  \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
+        R(maybe, status_readers, readers, "whole versions for clients; null: nobody follows")      \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
         R(maybe, status_stash, stash, "activation checkpoints; null: no rank stashes here")         \
         F(counts, planes, "bytes of each plane on this node", GAUGE("job_plane_bytes"))            \
@@ -578,6 +588,7 @@
         X(status_rank, STATUS_RANK)                                                                \
         X(status_wait, STATUS_WAIT)                                                                \
         X(status_gather, STATUS_GATHER)                                                            \
+        X(status_readers, STATUS_READERS)                                                          \
         X(status_reduce, STATUS_REDUCE)                                                            \
         X(status_stash, STATUS_STASH)                                                              \
         X(status_formula, STATUS_FORMULA)                                                          \

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/step/follow/follow.h"
 #include "proto/cleanup.h"
 
 enum { STALLED_WAIT_S = 10, STALLED_STEPS = 10 };
@@ -125,6 +126,19 @@ static void report_gather(struct arena *arena, const struct job *job, struct sta
                 .spread = info.spread,
                 .elements_received = info.elements_received,
         };
+}
+
+static void report_readers(struct arena *arena, const struct job *job, struct status_job *ret)
+{
+        struct follow_info info;
+
+        follow_info(job, &info);
+        if (info.readers)
+                ret->readers = arena_new(arena, sizeof *ret->readers);
+        if (ret->readers)
+                *ret->readers =
+                        (struct status_readers){ info.readers, info.copies, info.held, info.bytes,
+                                                 info.whole ? info.version : RECORD_NULL };
 }
 
 static void report_stash(struct arena *arena, const struct job *job, struct status_job *ret)
@@ -337,6 +351,7 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         report_state(arena, job, ret);
         report_times(arena, job, ret);
         report_gather(arena, job, &ret->gather);
+        report_readers(arena, job, ret);
         report_stash(arena, job, ret);
         ret->reduce.elements_sent = reduce_elements_sent(job->reduce);
         ret->reduce.deferred = reduce_deferred(job->reduce);

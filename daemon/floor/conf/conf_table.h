@@ -105,6 +105,9 @@
         N("State and memory", window, SIZE, "bytes", "0", 0, 1ull << 50,                           \
           "Gather window of a job on this node. 0: what its ranks declare that they hold, at most " \
           "all groups.")                                                                           \
+        N("State and memory", follow_copies, COUNT, "copies", "3", 0, 16,                             \
+          "Most versions of a job's parameters that this node has in memory for clients that "     \
+          "follow the job (zero_follow()). 0: nobody follows a job here.")                         \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
           "ranks hold, the gradients that they push, what they stash there, and copies of "        \

@@ -12,6 +12,7 @@
 #include "proto/job_spec.h"
 #include "proto/partition.h"
 
+struct follow;
 struct job_reshard;
 struct job_stash;
 struct progress;
@@ -65,6 +66,7 @@ struct job {
         struct list gathers;       /* windows of local ranks */
         struct progress *progress; /* core/progress.h */
         /* What the folders of these names keep (module.h). */
+        struct follow *follow;
         struct job_stash *stash;
         struct reduce *reduce;
         struct job_reshard *reshard;

@@ -71,6 +71,7 @@ struct request {
                 Zero__Composed composed;
                 Zero__BaseReply base;
                 Zero__FetchReply fetch;
+                Zero__FollowReply follow;
                 Zero__NormReply norm;
                 Zero__NormsReply norms;
                 Zero__AllReduceReply reduced;

@@ -7,6 +7,8 @@
  * the local clients are expected to declare.  Where a node has several devices, nobody knows how
  * many clients will share one: a window there is made for an even share of the clients, and clients
  * that do not fit get another window beside it.
+ *
+ * A window apart is one client's alone, and has room for all groups.
  */
 #include "daemon/step/gather/entry.h"
 
@@ -37,21 +39,22 @@ static void gather_free(struct gather *g)
         free(g);
 }
 
-/* -ENOMEM. */
-static int gather_new(struct job *job, uint32_t place)
+/* NULL: out of memory. */
+static struct gather *gather_new(struct job *job, uint32_t place, bool apart)
 {
         uint32_t n = job->layout->n_groups;
         struct gather *g = calloc(1, sizeof *g);
 
         if (!g)
-                return -ENOMEM;
+                return NULL;
         g->job = job;
         g->place = place;
+        g->apart = apart;
         g->entries = calloc(n, sizeof *g->entries);
         g->skip = calloc(n, sizeof *g->skip);
         if (!g->entries || !g->skip) {
                 gather_free(g);
-                return -ENOMEM;
+                return NULL;
         }
         g->segment.fd = -1;
         list_init(&g->starving);
@@ -61,7 +64,7 @@ static int gather_new(struct job *job, uint32_t place)
                 g->entries[i].slab = SLAB_NONE;
         }
         list_insert(&job->gathers, &g->link);
-        return 0;
+        return g;
 }
 
 void gathers_free(struct job *job)
@@ -82,7 +85,7 @@ const struct segment *gather_serve(const struct gather *g)
         const struct replica *sole = replica_sole(g->job);
         const struct segment *serve = sole && sole->state ? state_serve(sole->state) : NULL;
 
-        return serve && g->place == serve->place ? serve : NULL;
+        return serve && !g->apart && g->place == serve->place ? serve : NULL;
 }
 
 bool gather_mapped(const struct gather *g, uint32_t group)
@@ -126,7 +129,7 @@ static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **r
 {
         const struct job *job = g->job;
         uint32_t wanted = gather_wanted(groups, job->layout->n_groups);
-        uint64_t limit = job->x->conf->window;
+        uint64_t limit = g->apart ? 0 : job->x->conf->window;
         struct slots *one = NULL;
 
         if (!limit)
@@ -230,7 +233,7 @@ static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t n
         for_gathers (job, g) {
                 int r;
 
-                if (g->place != place)
+                if (g->place != place || g->apart)
                         continue;
                 r = gather_check(g, own, n_local, fault);
                 if (r == 0)
@@ -240,28 +243,57 @@ static int gather_find(struct job *job, uint32_t place, uint64_t own, uint32_t n
                 if (r != ZERO_EWINDOW || !windows_beside(job, place))
                         return r;
         }
-        if (gather_new(job, place))
+        if (!gather_new(job, place, false))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         return gather_find(job, place, own, n_local, ret, fault);
+}
+
+static int holds_new(struct holds *h, struct gather *g, uint32_t limit, struct fault *fault)
+{
+        uint32_t n = g->job->layout->n_groups;
+        enum hold *of = calloc(n, sizeof *of);
+
+        if (!of) {
+                gather_vacate(g);
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        }
+        g->admitted += gather_wanted(limit, n);
+        *h = (struct holds){ .job = g->job, .gather = g, .limit = limit, .of = of };
+        return 0;
 }
 
 int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit, uint32_t n_local,
                 struct fault *fault)
 {
         uint64_t own = gather_wanted(limit, job->layout->n_groups);
-        struct holds made = { .job = job, .limit = limit };
-        int r = gather_find(job, place, own, n_local, &made.gather, fault);
+        struct gather *g = NULL;
+        int r = gather_find(job, place, own, n_local, &g, fault);
 
-        if (r)
-                return r;
-        made.of = calloc(job->layout->n_groups, sizeof *made.of);
-        if (!made.of) {
-                gather_vacate(made.gather);
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        return r ? r : holds_new(h, g, limit, fault);
+}
+
+/* A window apart that nobody uses any more, or a new one; NULL: out of memory. */
+static struct gather *gather_apart(struct job *job)
+{
+        for_gathers (job, g)
+                if (g->apart && !g->admitted && !g->has_window)
+                        return g;
+        return gather_new(job, 0, true);
+}
+
+int holds_admit_apart(struct holds *h, struct job *job, struct fault *fault)
+{
+        struct gather *g = gather_apart(job);
+        int r = g ? gather_make_window(g, job->layout->n_groups, fault)
+                  : fault_set(fault, ZERO_ENOMEM, "out of memory");
+
+        if (!r && g->segment.bytes && !segment_fits(g->segment.fd, g->segment.bytes)) {
+                r = fault_set(fault, ZERO_ESHM,
+                              "zerod's control group has no room for the %llu bytes of a version",
+                              (unsigned long long)g->segment.bytes);
+                gather_vacate(g);
         }
-        made.gather->admitted += own;
-        *h = made;
-        return 0;
+        return r ? r : holds_new(h, g, job->layout->n_groups, fault);
 }
 
 void holds_leave(struct holds *h)
@@ -289,7 +321,7 @@ static void info_add(const struct gather *g, struct gather_info *info)
         info->gathers += g->gathers;
         info->spread += g->spread;
         info->elements_received += g->elements_received;
-        if (!g->has_window)
+        if (!g->has_window || g->apart)
                 return;
         info->window_bytes += g->window.slots->bytes;
         info->slots += g->window.slots->n;

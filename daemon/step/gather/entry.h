@@ -28,6 +28,8 @@ struct gather {
         struct list link; /* job.gathers */
         struct job *job;
         uint32_t place;
+        bool apart;            /* it maps no served parameters: updates change nothing in it */
+        bool dirty;            /* apart: a put has changed a group since gather_dirtied() */
         struct entry *entries; /* [group] */
         struct window window;
         bool has_window;

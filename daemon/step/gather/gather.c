@@ -566,7 +566,8 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
         struct entry *e = &g->entries[group];
 
         for_replicas (job, h)
-                shard_use(h, group, version);
+                if (!g->apart) /* readers do not say in which order the next update goes */
+                        shard_use(h, group, version);
         r->describe = gather_describe;
         if (job->layout->groups[group].elements == 0) {
                 r->result.fetch.serve = false;
@@ -657,11 +658,20 @@ void gather_dirty(struct job *job, uint32_t group)
         for_gathers (job, g) {
                 struct entry *e = &g->entries[group];
 
+                g->dirty = true;
                 if (e->phase == ENTRY_READY)
                         e->phase = ENTRY_EMPTY;
                 else if (e->phase == ENTRY_FILLING)
                         e->again = true;
         }
+}
+
+bool gather_dirtied(struct gather *g)
+{
+        bool dirty = g->dirty;
+
+        g->dirty = false;
+        return dirty;
 }
 
 void gather_fail(struct job *job, int status, const char *text)

@@ -21,7 +21,7 @@ struct holds {
         enum hold *of;         /* [group] */
 };
 
-/* Over all windows of the job on this node. */
+/* Over all windows of the job on this node; windows apart only bring groups. */
 struct gather_info {
         uint64_t window_bytes, elements_received;
         uint64_t hits, misses;    /* fetches that found the group in the window, and others */
@@ -37,6 +37,11 @@ struct gather_info {
  */
 int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit, uint32_t n_local,
                 struct fault *fault);
+/*
+ * Admits a client to a window of its own in host memory, which has room for all groups and maps no
+ * served parameters: what the client holds stays as it is.  Also ZERO_ESHM.
+ */
+int holds_admit_apart(struct holds *h, struct job *job, struct fault *fault);
 /*
  * The client leaves, if it was admitted, and its holds end.  No fetch is on its way, and leases
  * that outlived their holds have been returned.
@@ -66,6 +71,8 @@ const struct segment *gather_segment(const struct gather *g);
 void gather_up(struct job *job);
 /* A put has changed the group. */
 void gather_dirty(struct job *job, uint32_t group);
+/* Whether a put has changed a group since the last call.  Only for a window apart. */
+bool gather_dirtied(struct gather *g);
 /*
  * The served parameters that clients map (state_serve()), or NULL.  They map it only where this
  * node holds everything, since otherwise they would map more than their windows, and only where it

@@ -16,6 +16,7 @@ from . import optim
 from .activations import checkpoint, checkpoint_blocks
 from .checkpoints import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
+from .follower import follow
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
 from .norms import grad_norms, weight_norms
@@ -33,7 +34,7 @@ from .wrap import ZeroModule, fully_shard, shard
 __all__ = [
     "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "NotFetched", "Sharded", "ShardedParam", "Step",
     "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
-    "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "full_params", "fully_shard", "grad_norms",
+    "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "follow", "full_params", "fully_shard", "grad_norms",
     "hold", "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank",
     "register_forward_method", "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps",
     "weight_norms", "world_size",

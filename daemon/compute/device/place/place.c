@@ -2,6 +2,7 @@
 #include "daemon/compute/device/place/place.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/compute/device/gpu/gpu.h"
 
@@ -70,7 +71,10 @@ int place_use(uint32_t place)
 
 void place_spread(void **dst, uint32_t n_dst, const void *src, size_t n)
 {
-        gpu_spread(dst, n_dst, src, n);
+        for (uint32_t i = 0; i < n_dst && gpus_count() == 0; i++)
+                memcpy(dst[i], src, n);
+        if (gpus_count())
+                gpu_spread(dst, n_dst, src, n);
 }
 
 void place_update(const struct update_piece *pieces, size_t n)

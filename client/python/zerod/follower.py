@@ -1,0 +1,204 @@
+"""Following a job: whole versions of its parameters, for programs that are none of its ranks.
+
+    with zerod.follow("my-job") as job:
+        for weights in job:  # the newest version, then each newer one that is the newest when it is asked for
+            with weights:
+                for name, values in weights:  # a read-only memoryview of each tensor's bytes
+                    ...
+
+Rollout engines, evaluations and exports read this way.  Trainers wait for no reader.
+"""
+
+import ctypes
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from . import _library as lib
+from .client import LOST_S, Client, connect
+from .errors import Closed, Deadline, NoJob
+from .layout import Layout, number
+
+NEWEST = 2**64 - 1
+
+
+class Weights:
+    """A whole version of a job's parameters, held until release() or the end of the block.
+
+    All values are those between two steps, bit for bit as the ranks fetch them.  They lie in read-only memory that all
+    readers of the node share.  After release() later versions are written there, so copy what stays.  To touch the
+    memory after the follower is closed, or to write to it, is a segmentation fault.
+    """
+
+    def __init__(self, reader: "_Reader", held: lib.Weights):
+        self._reader, self._held = reader, held
+        self._addresses: list[int] | None = reader.addresses(held)
+
+    @property
+    def version(self) -> int:
+        """The number of committed steps."""
+        return self._held.version
+
+    @property
+    def layout(self) -> Layout:
+        """The job's layout: names, shapes and dtypes of tensors."""
+        return self._reader.layout
+
+    def address(self, tensor: int) -> int:
+        """Returns where the tensor's elements lie.  Raises ValueError after release()."""
+        if self._addresses is None:
+            raise ValueError(f"version {self.version} is released")
+        group = self.layout.tensor_group(tensor)
+        return self._addresses[group] + self.layout.offset(tensor) * lib.DTYPE_BYTES[self.layout.dtype(group)]
+
+    def bytes_of(self, tensor: int) -> int:
+        """Returns how many bytes a tensor has here."""
+        return self.layout.tensor_elements(tensor) * lib.DTYPE_BYTES[self.layout.dtype(self.layout.tensor_group(tensor))]
+
+    def view(self, tensor: int) -> Any:
+        """Returns a read-only memoryview of a tensor's bytes, laid flat."""
+        size = self.bytes_of(tensor)
+        return memoryview((ctypes.c_char * size).from_address(self.address(tensor)) if size else b"").cast("B").toreadonly()
+
+    def metadata(self) -> list[tuple[str, Any, tuple[int, ...]]]:
+        """Returns name, dtype and shape of each tensor, in the order of the iteration."""
+        names = self.layout
+        return [(names.tensor_name(t), names.dtype(names.tensor_group(t)), names.shape(t)) for t in range(names.tensors)]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for tensor in range(self.layout.tensors):
+            yield self.layout.tensor_name(tensor), self.view(tensor)
+
+    def release(self) -> None:
+        """Ends the hold.  Released already: nothing happens."""
+        if self._addresses is not None:
+            self._addresses = None
+            self._reader.release(self._held)
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of version {self.version}>"
+
+
+class _Reader:
+    """One connection, which lasts as long as one of its versions is held: the memory is the connection's."""
+
+    def __init__(self, client: Client):
+        self.client, self.held, self.left = client, 0, False
+        client.attach()
+        assert client.layout
+        self.layout: Layout = client.layout
+
+    def addresses(self, held: lib.Weights) -> list[int]:
+        group = self.client._library.zero_weights_group
+        with self.client._use() as handle:
+            return [group(handle, ctypes.byref(held), g) or 0 for g in range(self.layout.groups)]
+
+    def wait(self, least: int, most: int) -> lib.Weights:
+        held = lib.Weights()
+        self.client._wait(self.client._library.zero_follow, least, most, ctypes.byref(held))
+        self.held += 1
+        return held
+
+    def release(self, held: lib.Weights) -> None:
+        self.held -= 1
+        try:
+            self.client._call(self.client._library.zero_unfollow, ctypes.byref(held))
+        except (Closed, NoJob):
+            pass  # the daemon keeps nothing for this connection
+        if self.left:
+            self.leave()
+
+    def leave(self) -> None:
+        self.left = True
+        if self.held == 0:
+            self.client.close()
+
+
+class Follower:
+    """A reader of a job; follow() makes it.  One thread at a time.  A lost daemon is found again."""
+
+    _kind: type[Weights] = Weights
+
+    def __init__(self, job: str | None, socket: str | None, timeout: float | None):
+        self._place = {"job": job, "rank": lib.OBSERVER, "socket": socket, "timeout": timeout}
+        self._timeout = timeout or LOST_S
+        self._reader: _Reader | None = None
+        self._closed = False
+
+    def wait(self, newer_than: int | None = None, version: int | None = None,
+             timeout: float | None = None) -> Weights:
+        """Waits for a whole version, and holds it.
+
+        newer_than: the newest version, if it is above that; None: the newest there is.  version: that version alone.
+        timeout: seconds; None: follow()'s.  Meanwhile the job may still have to be made, and a lost daemon to come
+        back.  Raises Deadline with what is missing, Gone if the job is past `version`, NoJob, NotPermitted, Closed.
+        """
+        if version is not None and newer_than is not None:
+            raise ValueError("pass newer_than or version, not both")
+        if version is not None:
+            least = most = number(version, "version", 0, NEWEST)
+        else:
+            least, most = 0 if newer_than is None else number(newer_than, "newer_than", 0, NEWEST - 1) + 1, NEWEST
+        end = time.monotonic() + (self._timeout if timeout is None else timeout)
+        while True:
+            try:
+                reader = self._read()
+                return self._kind(reader, reader.wait(least, most))
+            except (Closed, Deadline, NoJob) as why:
+                if not isinstance(why, Deadline):
+                    self._leave()
+                if self._closed or time.monotonic() >= end:
+                    raise
+                time.sleep(0.0 if isinstance(why, Deadline) else 0.1)
+
+    def _read(self):
+        if self._closed:
+            raise Closed("the follower is closed")
+        if self._reader is None:
+            client = connect(**self._place)
+            try:
+                self._reader = _Reader(client)
+            except BaseException:
+                client.close()
+                raise
+        return self._reader
+
+    def _leave(self):
+        reader, self._reader = self._reader, None
+        if reader:
+            reader.leave()
+
+    def __iter__(self) -> Iterator[Weights]:
+        """Yields the newest version, then newer ones without end.  Versions that pass meanwhile are left out.  A
+        restored job begins again at its checkpoint's version.  Raises as wait()."""
+        version = None
+        while True:
+            weights = self.wait(version)
+            version = weights.version
+            yield weights
+
+    def close(self) -> None:
+        """Leaves the job.  Versions that are held stay valid until they are released."""
+        self._closed = True
+        self._leave()
+
+    def __enter__(self) -> "Follower":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def follow(job: str | None = None, socket: str | None = None, timeout: float | None = None) -> Follower:
+    """Follows a job's parameters: its trainers' user reads whole versions, on any node with ranks or shards of it.
+
+    job: None: $ZEROD_JOB.  socket, timeout: as :func:`connect`.  Connects with the first wait().
+    A node keeps follow_copies versions of a job for its readers, so release what is read.
+    """
+    return Follower(job, socket, timeout)

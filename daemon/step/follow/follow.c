@@ -1,0 +1,474 @@
+/*
+ * Copies of whole versions, and who holds them.
+ *
+ * Each copy is a client of the gather, in a window of its own, that holds all groups of a version.
+ * The copies of a job are a fixed number of buffers.  A buffer that nobody holds takes the next
+ * version; the newest whole version goes last, so that a late reader finds it.
+ *
+ * Invariants: a copy that is held is whole, and nobody writes to its window.  At most one copy is
+ * coming.  A copy is whole only if all its groups came at one version, and no put has changed a
+ * group meanwhile.
+ *
+ * A version may be over before it has come: an owner then refuses a group, and the next version is
+ * brought in its place.  Two groups travel at a time, so an update waits for few pins.
+ */
+#include "daemon/step/follow/follow.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/job/core/progress.h"
+#include "proto/cleanup.h"
+
+enum { BRINGS = 2 };
+
+struct copy_of_version;
+
+/* A group on its way. */
+struct bring {
+        struct request request;
+        struct copy_of_version *copy;
+        bool busy;
+};
+
+struct copy_of_version {
+        struct follow *follow;
+        uint32_t number;    /* follow.copies[number] */
+        struct holds holds; /* of all groups */
+        enum { COPY_EMPTY, COPY_COMING, COPY_WHOLE } phase;
+        uint64_t version;
+        uint64_t serial;   /* of the window, on this node */
+        uint32_t holders;  /* readers, as often as they hold it */
+        uint32_t next;     /* the group to bring next */
+        uint32_t n_coming; /* groups */
+        bool failed;       /* the version is over, or the job is dropped */
+        bool stale;        /* a put has changed a group since it came */
+        struct bring brings[BRINGS];
+};
+
+/* Of a job on this node. */
+struct follow {
+        struct job *job;
+        struct list readers, waiting;
+        struct copy_of_version *copies[FOLLOW_COPIES_MAX]; /* NULL: it has no memory */
+        bool going, again; /* follow_go_on() runs, and has to go round once more */
+        bool over;         /* the version that the job stands at was refused: waits for the next */
+        uint64_t serial;
+};
+
+static void follow_go_on(struct follow *f);
+
+static struct copy_of_version *copy_from(const struct follow *f, uint32_t i)
+{
+        while (i < FOLLOW_COPIES_MAX && !f->copies[i])
+                i++;
+        return i < FOLLOW_COPIES_MAX ? f->copies[i] : NULL;
+}
+/* Those that have memory. */
+#define for_copies(f, c) \
+        for (struct copy_of_version *c = copy_from(f, 0); c; c = copy_from(f, c->number + 1))
+
+/* ---- bringing ---- */
+
+static void bring_finished(struct request *r, int status, const char *text)
+{
+        struct bring *b = CONTAINER_OF(r, struct bring, request);
+
+        b->busy = false;
+        b->copy->n_coming--;
+        b->copy->failed = b->copy->failed || status;
+        follow_go_on(b->copy->follow);
+}
+
+static void bring(struct bring *b, uint32_t group)
+{
+        struct copy_of_version *c = b->copy;
+        uint64_t version = group_version(c->follow->job, group, c->version);
+        struct fault fault;
+
+        b->request = (struct request){ .finish = bring_finished };
+        list_init(&b->request.wait);
+        list_init(&b->request.deadline);
+        b->busy = true;
+        c->n_coming++;
+        if (holds_fetch(&c->holds, group, version, &b->request, &fault))
+                request_end(&b->request, fault.status, "%s", fault.text);
+}
+
+static void copy_begin(struct copy_of_version *c)
+{
+        holds_end(&c->holds, HOLD_HELD);
+        gather_dirtied(c->holds.gather); /* all is asked for anew, or has not changed */
+        c->phase = COPY_COMING;
+        c->version = c->follow->job->version;
+        c->next = 0;
+        c->failed = c->stale = false;
+        c->follow->over = false;
+}
+
+/* Asks for more groups; the copy's end is either of WHOLE and EMPTY. */
+static void copy_go_on(struct copy_of_version *c)
+{
+        const struct job *job = c->follow->job;
+
+        for (uint32_t i = 0; i < BRINGS; i++)
+                while (!c->brings[i].busy && !c->failed && c->next < job->layout->n_groups)
+                        bring(&c->brings[i], c->next++);
+        if (c->n_coming)
+                return;
+        if (c->failed) {
+                c->phase = COPY_EMPTY;
+                c->follow->over = c->version == job->version;
+        } else if (gather_dirtied(c->holds.gather)) {
+                copy_begin(c);
+        } else {
+                c->phase = COPY_WHOLE;
+        }
+        c->follow->again = true;
+}
+
+/* ---- memory ---- */
+
+static void copy_free(struct copy_of_version *c)
+{
+        for (uint32_t i = 0; i < BRINGS; i++)
+                if (c->brings[i].busy)
+                        request_cancel(&c->brings[i].request);
+        holds_leave(&c->holds);
+        free(c);
+}
+
+static int copy_new(struct follow *f, uint32_t number, struct fault *fault)
+{
+        struct copy_of_version *c = calloc(1, sizeof *c);
+        int r = c ? holds_admit_apart(&c->holds, f->job, fault)
+                  : fault_set(fault, ZERO_ENOMEM, "out of memory");
+
+        if (r) {
+                free(c);
+                return r;
+        }
+        c->follow = f;
+        c->number = number;
+        c->serial = ++f->serial;
+        for (uint32_t i = 0; i < BRINGS; i++)
+                c->brings[i].copy = c;
+        f->copies[number] = c;
+        return 0;
+}
+
+static void copies_free(struct follow *f)
+{
+        f->going = true; /* what ends here begins nothing */
+        for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++)
+                if (f->copies[i])
+                        copy_free(STEAL(f->copies[i]));
+        f->going = false;
+}
+
+/* Copies without a version are older than all others. */
+static uint64_t age(const struct copy_of_version *c)
+{
+        return c->phase == COPY_EMPTY ? 0 : 1 + c->version;
+}
+
+/* Finds the copy to fill.  NULL: all are held, or fault says why there is no memory. */
+static struct copy_of_version *copy_take(struct follow *f, struct fault *fault)
+{
+        struct copy_of_version *oldest = NULL;
+        uint32_t n = 0, none = 0;
+
+        for_copies(f, c)
+        {
+                n++;
+                none += none == c->number;
+                if (!c->holders && (!oldest || age(c) < age(oldest)))
+                        oldest = c;
+        }
+        /* the newest one is left for late readers while there may be another */
+        if (n < f->job->x->conf->follow_copies && (!oldest || (n == 1 && age(oldest))) &&
+            (copy_new(f, none, fault) == 0 || !oldest))
+                return f->copies[none];
+        fault->status = 0;
+        return oldest;
+}
+
+/* ---- readers ---- */
+
+static struct copy_of_version *copy_for(struct follow *f, const struct reader *reader)
+{
+        struct copy_of_version *best = NULL;
+
+        for_copies(f, c)
+        {
+                bool now = c->phase == COPY_WHOLE && c->version == f->job->version;
+
+                c->stale = c->stale || (now && gather_dirtied(c->holds.gather));
+                if (c->phase == COPY_WHOLE && !c->stale && c->version >= reader->least &&
+                    c->version <= reader->most && (!best || c->version > best->version))
+                        best = c;
+        }
+        return best;
+}
+
+static void reader_give(struct reader *reader, struct copy_of_version *c)
+{
+        const struct segment *s = gather_segment(c->holds.gather);
+        struct request *r = reader->waiting;
+
+        reader->held[c->number]++;
+        c->holders++;
+        zero__follow_reply__init(&r->result.follow);
+        r->result.follow.version = c->version;
+        r->result.follow.copy = c->number;
+        r->result.follow.serial = c->serial;
+        r->result.follow.bytes = s ? s->bytes : 0;
+        r->passes = s != NULL;
+        r->fd = s ? s->fd : -1;
+        request_end(r, ZERO_OK, NULL);
+}
+
+/* Answers whoever can be answered; true: somebody waits for the version that the job stands at. */
+static bool readers_answer(struct follow *f)
+{
+        uint64_t version = f->job->version;
+        bool wanted = false;
+
+        list_for_each (&f->waiting, item) {
+                struct request *r = CONTAINER_OF(item, struct request, wait);
+                struct reader *reader = r->subject;
+                struct copy_of_version *c = copy_for(f, reader);
+
+                if (c)
+                        reader_give(reader, c);
+                else if (version > reader->most)
+                        request_end(
+                                r, ZERO_EGONE,
+                                "version %llu of job '%s' is gone: the job stands at version %llu",
+                                (unsigned long long)reader->most, f->job->name,
+                                (unsigned long long)version);
+                else
+                        wanted = wanted || version >= reader->least;
+        }
+        return wanted;
+}
+
+static void follow_round(struct follow *f)
+{
+        struct copy_of_version *coming = NULL;
+        struct fault fault = { 0 };
+        bool wanted = readers_answer(f);
+
+        for_copies(f, c) coming = c->phase == COPY_COMING ? c : coming;
+        if (!coming && wanted && !f->over) {
+                coming = copy_take(f, &fault);
+                if (coming)
+                        copy_begin(coming);
+                else if (fault.status)
+                        requests_end_all(&f->waiting, fault.status, fault.text);
+        }
+        if (coming)
+                copy_go_on(coming);
+}
+
+/* Brings copies and answers readers as far as possible. */
+static void follow_go_on(struct follow *f)
+{
+        f->again = true;
+        if (f->going)
+                return;
+        f->going = true;
+        while (f->again && !f->job->dead) {
+                f->again = false;
+                follow_round(f);
+        }
+        f->going = false;
+}
+
+void follow_advance(struct job *job)
+{
+        job->follow->over = false;
+        follow_go_on(job->follow);
+}
+
+static bool all_held(const struct follow *f)
+{
+        uint64_t n = 0;
+
+        for_copies(f, c) n += c->holders > 0;
+        return n >= f->job->x->conf->follow_copies;
+}
+
+static void holders_describe(const struct follow *f, struct wait_line *ret)
+{
+        size_t at = 0;
+
+        snprintf(ret->who, sizeof ret->who, "readers of job '%.60s'", f->job->name);
+        at = (size_t)snprintf(ret->what, sizeof ret->what,
+                              "to release one of the %llu versions that follow_copies allows: pids",
+                              (unsigned long long)f->job->x->conf->follow_copies);
+        list_for_each ((struct list *)&f->readers, item) {
+                const struct reader *reader = CONTAINER_OF(item, struct reader, link);
+                bool holds = false;
+
+                for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++)
+                        holds = holds || reader->held[i];
+                if (holds && at < sizeof ret->what)
+                        at += (size_t)snprintf(ret->what + at, sizeof ret->what - at, " %u",
+                                               reader->pid);
+        }
+}
+
+static int reader_describe(const struct request *r, struct wait_line *ret)
+{
+        const struct reader *reader = r->subject;
+        const struct follow *f = reader->job->follow;
+        unsigned long long version = f->job->version;
+
+        job_describe(f->job, ret);
+        ret->until_ms = 0; /* however late a rank is, the reader may ask again */
+        if (f->job->version < reader->least) {
+                snprintf(ret->what, sizeof ret->what,
+                         "version %llu: the job stands at version %llu",
+                         (unsigned long long)reader->least, version);
+                return ZERO_EDEADLINE;
+        }
+        if (all_held(f)) {
+                holders_describe(f, ret);
+                return ZERO_EDEADLINE;
+        }
+        snprintf(ret->what, sizeof ret->what, "all groups at version %llu", version);
+        for_copies(f, c) if (c->phase == COPY_COMING)
+                snprintf(ret->what, sizeof ret->what, "group %u of %u at version %llu", c->next,
+                         f->job->layout->n_groups, (unsigned long long)c->version);
+        return ZERO_EDEADLINE;
+}
+
+static void reader_ended(struct request *r, bool ok)
+{
+        struct reader *reader = r->subject;
+
+        reader->waiting = NULL;
+}
+
+int follow_wait(struct reader *reader, struct job *job, uint64_t least, uint64_t most,
+                struct request *r, struct fault *fault)
+{
+        struct follow *f = job->follow;
+
+        if (least > most)
+                return fault_set(fault, ZERO_EINVAL, "no version is from %llu to %llu",
+                                 (unsigned long long)least, (unsigned long long)most);
+        if (job->x->conf->follow_copies == 0)
+                return fault_set(
+                        fault, ZERO_EPERM,
+                        "this node lets nobody follow a job: its option follow_copies is 0");
+        if (reader->waiting)
+                return fault_set(fault, ZERO_EBUSY, "the client waits for a version already");
+        if (!reader->job) {
+                reader->job = job;
+                list_insert(&f->readers, &reader->link);
+        }
+        reader->waiting = r;
+        /* an older version that somebody holds is not the newest */
+        reader->least = job->version > least && job->version <= most ? job->version : least;
+        reader->most = most;
+        r->subject = reader;
+        r->describe = reader_describe;
+        r->ended = reader_ended;
+        list_insert(&f->waiting, &r->wait);
+        follow_go_on(f);
+        return 0;
+}
+
+int follow_release(struct reader *reader, uint32_t copy, struct fault *fault)
+{
+        if (!reader->job || copy >= FOLLOW_COPIES_MAX || !reader->held[copy])
+                return fault_set(fault, ZERO_ENOTHELD, "the client holds no version by that name");
+        reader->held[copy]--;
+        reader->job->follow->copies[copy]->holders--;
+        follow_go_on(reader->job->follow);
+        return 0;
+}
+
+void follow_leave(struct reader *reader)
+{
+        struct follow *f = reader->job ? reader->job->follow : NULL;
+
+        if (!f)
+                return;
+        list_remove(&reader->link);
+        for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++)
+                if (f->copies[i]) /* a dropped job has none */
+                        f->copies[i]->holders -= reader->held[i];
+        *reader = (struct reader){ .pid = reader->pid };
+        if (list_empty(&f->readers))
+                copies_free(f);
+        else
+                follow_go_on(f);
+}
+
+void follow_info(const struct job *job, struct follow_info *ret)
+{
+        const struct follow *f = job->follow;
+
+        *ret = (struct follow_info){ .readers = 0 };
+        list_for_each ((struct list *)&f->readers, item) {
+                ret->readers++;
+        }
+        for_copies(f, c)
+        {
+                const struct segment *s = gather_segment(c->holds.gather);
+
+                ret->copies++;
+                ret->held += c->holders > 0;
+                ret->bytes += s ? s->bytes : 0;
+                if (c->phase == COPY_WHOLE && (!ret->whole || c->version > ret->version)) {
+                        ret->whole = true;
+                        ret->version = c->version;
+                }
+        }
+}
+
+/* ---- what the node goes through ---- */
+
+static int follow_job_init(struct job *job)
+{
+        struct follow *f = job->follow;
+
+        f->job = job;
+        list_init(&f->readers);
+        list_init(&f->waiting);
+        return 0;
+}
+
+static void follow_tick(struct engine *x)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (!list_empty(&job->follow->waiting))
+                        follow_advance(job);
+        }
+}
+
+static void follow_job_dropped(struct job *job, int status, const char *text)
+{
+        requests_end_all(&job->follow->waiting, status, text);
+}
+
+static void follow_job_released(struct job *job)
+{
+        if (job->follow)
+                copies_free(job->follow);
+}
+
+const struct module follow_module = { .job_at = offsetof(struct job, follow),
+                                      .job_bytes = sizeof(struct follow),
+                                      .job_init = follow_job_init,
+                                      .tick = follow_tick,
+                                      .job_dropped = follow_job_dropped,
+                                      .job_released = follow_job_released,
+                                      .job_free = follow_job_released };

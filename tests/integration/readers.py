@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Readers of a job: whole versions of its parameters, bit for bit as the ranks fetch them, whatever happens meanwhile."""
+import contextlib
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from checkpointing import Place  # noqa: E402
+from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
+from harness import case, cases_of, main  # noqa: E402
+from moments import can_vote  # noqa: E402
+
+LAYOUT = small_layout(blocks=2, width=120)
+NEEDS = {"hold": 2, "push": 2}
+TRAIN = {"sets": SETS, "clip": 0.5, "seed": 11}
+
+
+def reader(c, node=0, job="job", **fields):
+    """An observer that is attached."""
+    a = c.actor(node)
+    a.do("connect", job=job, rank=-1, **fields)
+    a.do("attach", observer=True)
+    return a
+
+
+def truth(path):
+    """{version: hash} of a journal of "train"; all ranks have fetched the same."""
+    seen = {}
+    with open(path, encoding="ascii") as f:
+        for line in f:
+            _, version, digest, _ = line.split()
+            assert seen.setdefault(int(version), digest) == digest, f"ranks differ at version {version}"
+    return seen
+
+
+def read(path):
+    """[(version, hash)] of a journal of "read"."""
+    with open(path, encoding="ascii") as f:
+        return [(int(line.split()[0]), line.split()[1]) for line in f]
+
+
+class Run:
+    """Ranks that train up to a version, and readers that journal what they see."""
+
+    def __init__(self, c, ranks, readers, until_version):
+        self.c, self.ranks, self.readers = c, ranks, readers
+        self.until = f"{c.directory}/until"
+        self.journal = f"{c.directory}/journal"
+        self.aim(until_version)
+        for a in ranks:
+            a.start("train", until=self.until, journal=self.journal, patient=True, **TRAIN)
+        self.begin(readers)
+
+    def aim(self, version):
+        with open(self.until, "w", encoding="ascii") as f:
+            f.write(str(version))
+
+    def begin(self, readers):
+        for a in readers:
+            a.start("read", until=self.until, journal=f"{self.c.directory}/read{a.pid}")
+
+    def end(self):
+        """Checks all that was read; how many versions each reader has read."""
+        finish_all(self.ranks)
+        with open(self.until, encoding="ascii") as f:
+            last = int(f.read())
+        known, counts = truth(self.journal), []
+        for a in self.readers:
+            assert a.good(a.finish(), "read")["version"] == last
+            seen = read(f"{self.c.directory}/read{a.pid}")
+            versions = [v for v, _ in seen]
+            assert versions == sorted(set(versions)) and versions[-1] == last, versions
+            wrong = [v for v, digest in seen if v in known and known[v] != digest]
+            assert not wrong, f"versions {wrong} are not what the ranks fetched"
+            assert len(seen) > 1, "the reader has read one version only"
+            counts.append(len(seen))
+        return counts
+
+
+@cases_of([([0, 1], 2, 1, "fp32"), ([0, 1], 2, 0, "bf16"), ([0, 0], 1, 0, "fp32"), ([0, 0], 1, 0, "bf16"),
+           ([0, 1], 3, 0, "fp16")], "{0[3]}_on_{0[1]}_mirror_{0[2]}")
+def versions_are_whole(what):
+    """Readers on each node, trainers that pause for nothing."""
+    placement, nodes, mirror, dtype = what
+    layout = [{**g, "dtype": dtype} for g in LAYOUT]
+    with Cluster(nodes, mirror=mirror) as c:
+        ranks = c.ranks("job", layout, placement, **NEEDS)
+        readers = [reader(c, n) for n in range(nodes) for _ in range(2)]
+        run = Run(c, ranks, readers, 60)
+        assert min(run.end()) > 3
+
+
+@case
+def what_is_held_stays_and_readers_share_copies():
+    with Cluster(2, follow_copies=2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        a, b, late = reader(c), reader(c), reader(c, timeout_ms=1500)
+        first, same = a.do("follow"), b.do("follow")
+        assert (first["version"], first["copy"], first["hash"]) == (0, same["copy"], same["hash"])
+        assert c[0].job("job")["readers"] == {"clients": 2, "copies": 1, "held": 1, "bytes": first["bytes"], "version": 0}
+        for a_rank in ranks:
+            a_rank.start("train", steps=3, **TRAIN)
+        finish_all(ranks)
+        third = b.do("follow", least=3)
+        assert third["version"] == 3 and third["copy"] != first["copy"] and third["hash"] != first["hash"]
+        assert a.do("rehash", copy=first["copy"])["hash"] == first["hash"]
+        assert late.do("follow", most=0)["hash"] == first["hash"]  # still there
+        late.do("unfollow", copy=first["copy"])
+        for a_rank in ranks:
+            a_rank.start("train", steps=1, **TRAIN)
+        finish_all(ranks)
+        late.refused("EDEADLINE", "follow", "readers of job 'job'", "follow_copies", str(a.pid), str(b.pid), least=4)
+        b.do("unfollow", copy=first["copy"])
+        late.refused("EDEADLINE", "follow", str(a.pid), least=4)
+        a.do("unfollow", copy=first["copy"])
+        assert late.do("follow", least=4)["version"] == 4
+        assert b.do("rehash", copy=third["copy"])["hash"] == third["hash"]
+
+
+@case
+def bad_input():
+    with Cluster(1) as c:
+        rank = c.ranks("job", LAYOUT, [0], **NEEDS)[0]
+        rank.refused("EPERM", "follow", "ZERO_OBSERVER")
+        a = reader(c, timeout_ms=1000)
+        a.refused("EINVAL", "follow", "from 2 to 1", least=2, most=1)
+        a.refused("EDEADLINE", "follow", "version 1", "stands at version 0", least=1)
+        a.refused("ENOTHELD", "unfollow", copy=0)
+        a.refused("ENOTHELD", "unfollow", copy=1 << 20)
+        held = a.do("follow")
+        a.do("unfollow", copy=held["copy"])
+        a.refused("ENOTHELD", "unfollow", copy=held["copy"])
+        rank.start("train", steps=2, **TRAIN)
+        rank.good(rank.finish())
+        a.refused("EGONE", "follow", "version 1", "stands at version 2", least=1, most=1)
+        stranger = c.actor(0)
+        stranger.do("user")
+        stranger.do("connect", job="job", rank=-1)
+        stranger.refused("EPERM", "attach", "belongs to", observer=True)
+    with Cluster(1, follow_copies=0) as c:
+        c.ranks("job", LAYOUT, [0], **NEEDS)
+        reader(c).refused("EPERM", "follow", "follow_copies")
+
+
+@case
+def a_put_changes_what_is_read_next():
+    with Cluster(2) as c:
+        c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        a, b = reader(c), reader(c, 1)
+        before = a.do("follow")
+        assert b.do("follow")["hash"] == before["hash"]
+        b.do("put", tensor=0, plane="master", first=0, values=[1.0, 2.0])
+        again = b.do("follow")
+        assert again["version"] == 0 and again["hash"] != before["hash"]
+        until(lambda: reader(c).do("follow")["hash"] == again["hash"], what="the put on the other node")
+        assert a.do("rehash", copy=before["copy"])["hash"] == before["hash"]
+
+
+@case
+def a_reader_that_stops_or_dies_holds_up_nobody():
+    with Cluster(2, follow_copies=2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        stopped, dead, alive = reader(c), reader(c), reader(c)
+        held = stopped.do("follow")
+        stopped.stop()
+        run = Run(c, ranks, [alive], 40)
+        dead.start("read", until=run.until, journal=f"{c.directory}/dead")
+        until(lambda: os.path.exists(f"{c.directory}/dead"), what="the other reader's first version")
+        dead.kill()
+        run.end()
+        stopped.go_on()
+        assert stopped.do("rehash", copy=held["copy"])["hash"] == held["hash"]
+        stopped.kill()
+        alive.do("close")
+        until(lambda: c[0].job("job")["readers"] is None, what="the end of the copies")
+
+
+@case
+def a_daemon_dies_under_readers():
+    with Cluster(3, mirror=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
+        readers = [reader(c), reader(c)]
+        run = Run(c, ranks, readers, 1 << 40)
+        for node in (2, 1, 2):
+            version = c[0].job("job")["version"]
+            c[node].restart()
+            until(lambda v=version: (c[0].job("job") or {"version": 0})["version"] > v + 5, what="steps after the kill")
+        run.aim(c[0].job("job")["version"] + 20)
+        assert min(run.end()) > 5
+
+
+@case
+def owners_change_under_readers():
+    with Cluster(3, owners=1) as c:
+        can_vote(c)
+        ranks = c.ranks("job", LAYOUT, [0, 0], **NEEDS)
+        run = Run(c, ranks, [], 1 << 40)
+        a = reader(c)
+        a.do("follow")
+        c[0].change_owners("add-node", "n1")
+        version = until(lambda: (c[0].job("job") or {}).get("version"), what="the job after the change")
+        until(lambda: (c[0].job("job") or {"version": 0})["version"] > version + 5, what="steps after the change")
+        readers = [reader(c), reader(c, 1)]
+        run.readers = readers
+        run.begin(readers)
+        run.aim(c[0].job("job")["version"] + 20)
+        assert min(run.end()) > 1
+
+
+@case
+def a_job_is_dropped_or_restored_under_readers():
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        a = reader(c)
+        held = a.do("follow")
+        for r in ranks:
+            r.start("train", steps=2, **TRAIN)
+        finish_all(ranks)
+        path = c[0].ctl("checkpoint", "job", d)["path"]
+        at_two = reader(c).do("follow")
+        for r in ranks:
+            r.start("train", steps=2, **TRAIN)
+        finish_all(ranks)
+        for r in ranks:
+            c.dismiss(r)
+        a.start("follow", least=9)
+        c[0].ctl("restore", "job", path)
+        assert a.finish()["status"] == "ENOJOB"
+        a.refused("ENOJOB", "follow")
+        with contextlib.closing(a.process.stdin):
+            assert a.do("rehash", copy=held["copy"])["hash"] == held["hash"]  # its memory stays
+            b = reader(c)
+            again = b.do("follow")
+            assert (again["version"], again["hash"]) == (2, at_two["hash"]), (again, at_two)
+            b.start("follow", least=9)
+            c[1].ctl("drop", "job")
+            assert b.finish()["status"] == "ENOJOB"
+
+
+if __name__ == "__main__":
+    main()
