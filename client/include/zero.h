@@ -810,7 +810,7 @@ struct zero_weights {
  * most `most`.  least 0 and most UINT64_MAX take the newest; least one above a version waits for a newer one; equal
  * numbers wait for that version.  All parameters are those between two steps, in their groups' dtypes, bit for bit as
  * the ranks fetch them.  Readers need not take every version, and trainers wait for no reader.
- * The client is an observer (ZERO_OBSERVER) that is attached, on any node that has ranks or shards of the job.  It may
+ * The client is an observer (ZERO_OBSERVER) that is attached, on any node of the cluster.  It may
  * hold several versions at once.  A node has one copy of a version for all readers, and as many copies of a job as its
  * option follow_copies says.  If other versions are held in all of them, the call waits, and then names their readers.
  * A zero_put() between two steps changes parameters within a version; the next zero_follow() gives the changed ones.

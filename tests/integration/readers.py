@@ -91,6 +91,19 @@ def versions_are_whole(what):
 
 
 @case
+def a_node_without_ranks_and_shards_has_readers():
+    with Cluster(3, owners=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        run = Run(c, ranks, [reader(c, 2), reader(c, 2)], 40)
+        assert min(run.end()) > 3
+        c[2].restart()
+        c.wait_up()
+        until(lambda: c[2].job("job"), what="the job on the node without a state")
+        run = Run(c, ranks, [reader(c, 2)], 80)
+        assert min(run.end()) > 3
+
+
+@case
 def what_is_held_stays_and_readers_share_copies():
     with Cluster(2, follow_copies=2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)

@@ -196,7 +196,7 @@ class Follower:
 
 
 def follow(job: str | None = None, socket: str | None = None, timeout: float | None = None) -> Follower:
-    """Follows a job's parameters: its trainers' user reads whole versions, on any node with ranks or shards of it.
+    """Follows a job's parameters: its trainers' user reads whole versions, on any node of the cluster.
 
     job: None: $ZEROD_JOB.  socket, timeout: as :func:`connect`.  Connects with the first wait().
     A node keeps follow_copies versions of a job for its readers, so release what is read.
