@@ -28,6 +28,7 @@ PROGRAMS=(
         'plan'
         'scrape'
         'load'
+        'follow'
 )
 QUICK='--repeat 3'
 

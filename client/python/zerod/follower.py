@@ -95,9 +95,9 @@ class _Reader:
         self.layout: Layout = client.layout
 
     def addresses(self, held: lib.Weights) -> list[int]:
-        group = self.client._library.zero_weights_group
+        group, groups = self.client._library.zero_weights_group, self.layout.groups
         with self.client._use() as handle:
-            return [group(handle, ctypes.byref(held), g) or 0 for g in range(self.layout.groups)]
+            return [group(handle, ctypes.byref(held), g) or 0 for g in range(groups)]
 
     def wait(self, least: int, most: int) -> lib.Weights:
         held = lib.Weights()
