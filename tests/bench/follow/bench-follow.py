@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""bench-follow [--repeat N] [--json FILE] [--blocks N]
+
+How long after a step other processes have its parameters, and what that costs the trainers.  A job of 124M parameters in
+bf16 (--blocks 12, GPT-2's shapes) on one node steps again and again, with a second of computing in between.
+
+- visible: from the moment at which the trainer has fetched all groups of the new version until the last of four readers
+  in other processes holds it; over the same with a file in memory: the trainer writes all bytes and renames the file,
+  and one other process reads them.
+- steps: the time of a step, computing included, with four readers that follow, over the same without.
+Rounds go in turn; median and quartiles over rounds.
+"""
+import argparse
+import ctypes
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import zlib
+
+sys.path.insert(0, "@SOURCE@/tests/bench")
+sys.path.insert(0, "@SOURCE@/client/python")
+os.environ.setdefault("ZEROD_LIBRARY", "@BUILD@/client/lib/libzero.so.0")
+import common  # noqa: E402  (its place is known only now)
+import zerod  # noqa: E402
+from cluster import Cluster  # noqa: E402
+
+WIDTH, VOCABULARY, CONTEXT = 768, 50257, 1024
+READERS = 4
+WAIT_S = 120
+fork = multiprocessing.get_context("fork")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--json")
+    parser.add_argument("--blocks", type=int, default=12)
+    return parser.parse_args()
+
+
+def model(blocks):
+    layout = zerod.Layout()
+    layout.tensor(layout.group("embedding", "bf16"), "wte", (VOCABULARY + CONTEXT, WIDTH), init="normal", value=0.02)
+    for i in range(blocks):
+        group = layout.group(f"block{i}", "bf16")
+        for name, rows in (("qkv", 3 * WIDTH), ("out", WIDTH), ("up", 4 * WIDTH), ("down", 4 * WIDTH)):
+            layout.tensor(group, f"h.{i}.{name}", (rows, WIDTH), init="normal", value=0.02)
+    return layout
+
+
+def compute(memory=bytes(1 << 20)):
+    """About a second of a CPU, always the same work."""
+    for _ in range(1000):
+        zlib.crc32(memory)
+
+
+def trainer(socket, blocks, orders):
+    """Answers each order: "step" with (begin, end, version), "file" with the time at which the bytes were there."""
+    layout = model(blocks)
+    with zerod.connect("work", 0, 1, socket=socket, timeout=WAIT_S) as client:
+        client.attach(layout, hold_groups=zerod.ALL, push_groups=zerod.ALL, grad_dtype="bf16")
+        content = bytearray(sum(layout.group_elements(g) * 2 for g in range(layout.groups)))
+        orders.send(len(content))
+        while (order := orders.recv()) != "end":
+            begin = time.monotonic()
+            if order == "step":
+                compute()
+                for g in reversed(range(layout.groups)):
+                    address = client.grad(g)
+                    ctypes.memset(address, 0x3c, layout.group_elements(g) * 2)
+                    client.push(g, last=True)
+                version = client.step([zerod.AdamWSet(lr=1e-5)]).version
+                for g in range(layout.groups):  # the update is over when the trainer itself has all
+                    client.fetch(g)
+                end = time.monotonic()
+                for g in range(layout.groups):
+                    client.release(g)
+                orders.send((begin, end, version))
+                continue
+            with open(order + ".new", "wb") as f:
+                f.write(content)
+            os.rename(order + ".new", order)
+            orders.send((begin, time.monotonic(), 0))
+
+
+def reader(socket, told):
+    """Tells (version, time) of each version, until the process is killed."""
+    with zerod.follow("work", socket=socket, timeout=WAIT_S) as job:
+        for weights in job:
+            with weights:
+                told.send((weights.version, time.monotonic()))
+
+
+def file_reader(path, size, told):
+    content = bytearray(size)
+    told.send(0)
+    while True:
+        while not os.path.exists(path):
+            time.sleep(0.0005)
+        with open(path, "rb") as f:
+            f.readinto(content)
+        now = time.monotonic()
+        os.unlink(path)
+        told.send(now)
+
+
+class Started:
+    """A process and its end of a pipe."""
+
+    def __init__(self, target, *parameters):
+        self.pipe, theirs = fork.Pipe()
+        self.process = fork.Process(target=target, args=(*parameters, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, order):
+        self.pipe.send(order)
+        return self.hear()
+
+    def hear(self):
+        if not self.pipe.poll(WAIT_S):
+            raise RuntimeError("no answer")
+        return self.pipe.recv()
+
+    def end(self):
+        self.process.kill()
+        self.process.join()
+
+
+def visible(trainer_, readers):
+    """One step: its seconds, and those until every reader has its version."""
+    begin, end, version = trainer_.ask("step")
+    last = 0
+    for r in readers:
+        seen, at = r.hear()
+        while seen < version:
+            seen, at = r.hear()
+        last = max(last, at)
+    return end - begin, max(last - end, 0)
+
+
+def run(options, c, output):
+    path = f"{c.directory}/weights"
+    work = Started(trainer, c[0].socket, options.blocks)
+    size = work.hear()
+    file = Started(file_reader, path, size)
+    file.hear()
+    latencies, files, ratios = [], [], []
+    visible(work, [])
+    for i in range(options.repeat):
+        times = {}
+        for n in (0, READERS) if i % 2 else (READERS, 0):
+            readers = [Started(reader, c[0].socket) for _ in range(n)]
+            visible(work, readers)  # warm: memory of the copies is taken
+            steps = [visible(work, readers) for _ in range(3)]
+            times[n] = statistics.median(s for s, _ in steps)
+            latencies += [s for _, s in steps] if n else []
+            for r in readers:
+                r.end()
+        ratios.append(times[READERS] / times[0])
+        begin, _, _ = work.ask(path)
+        files.append(file.hear() - begin)
+    work.pipe.send("end")
+    work.process.join(WAIT_S)
+    file.end()
+    ms = 1000 * statistics.median(latencies)
+    f = common.figure("follow, visible", [s / statistics.median(files) for s in latencies], ms=round(ms, 2),
+                      file_ms=round(1000 * statistics.median(files), 2), bytes=size, readers=READERS)
+    output.add(f)
+    print(f"{size >> 20} MiB are visible to {READERS} readers {ms:.1f} ms after the step; by a file in memory "
+          f"{f['file_ms']:.1f} ms, ratio {f['median_ratio']:.3f}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}")
+    f = common.figure("follow, steps", ratios)
+    output.add(f)
+    print(f"a step with {READERS} readers takes {f['median_ratio']:.3f} of one without, "
+          f"{f['spread'][0]:.3f} .. {f['spread'][1]:.3f}")
+
+
+def main():
+    options = arguments()
+    common.leave_on_signals()
+    common.use_build("@BUILD@")
+    with Cluster(threads=2) as c:
+        run(options, c, common.Output(options.json))
+
+
+if __name__ == "__main__":
+    main()
