@@ -2,11 +2,14 @@
 """Readers of a job: whole versions of its parameters, bit for bit as the ranks fetch them, whatever happens meanwhile."""
 import contextlib
 import os
+import random
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import Place  # noqa: E402
 from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
+from fake_gpu import environment, plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from moments import can_vote  # noqa: E402
 
@@ -42,13 +45,13 @@ def read(path):
 class Run:
     """Ranks that train up to a version, and readers that journal what they see."""
 
-    def __init__(self, c, ranks, readers, until_version):
+    def __init__(self, c, ranks, readers, until_version, **fields):
         self.c, self.ranks, self.readers = c, ranks, readers
         self.until = f"{c.directory}/until"
         self.journal = f"{c.directory}/journal"
         self.aim(until_version)
         for a in ranks:
-            a.start("train", until=self.until, journal=self.journal, patient=True, **TRAIN)
+            a.start("train", until=self.until, journal=self.journal, patient=True, **{**TRAIN, **fields})
         self.begin(readers)
 
     def aim(self, version):
@@ -87,6 +90,37 @@ def versions_are_whole(what):
         ranks = c.ranks("job", layout, placement, **NEEDS)
         readers = [reader(c, n) for n in range(nodes) for _ in range(2)]
         run = Run(c, ranks, readers, 60)
+        assert min(run.end()) > 3
+
+
+@cases_of((True, False), "eager_{}")
+def readers_that_come_at_any_time(eager):
+    """Also while a group is updated, before or after the step is decided."""
+    layout = [{**g, "eager": eager and i > 0} for i, g in enumerate(small_layout(blocks=2, width=500))]
+    with Cluster(2, mirror=1) as c:
+        ranks = c.ranks("job", layout, [0, 1], **NEEDS)
+        actors = [reader(c, n) for n in (0, 1)]
+        run = Run(c, ranks, [], 1 << 40, ahead=eager, clip=0)
+        seen = []
+        until(lambda: c[0].job("job")["version"] > 1, what="steps")
+        for i in range(60):
+            a = actors[i % 2]
+            held = a.do("follow")
+            seen.append((held["version"], held["hash"]))
+            a.do("unfollow", copy=held["copy"])
+            time.sleep(random.uniform(0, 0.02))
+        run.aim(c[0].job("job")["version"] + 2)
+        finish_all(ranks)
+        known = truth(run.journal)
+        wrong = [v for v, digest in seen if known.get(v, digest) != digest]
+        assert not wrong, wrong
+
+
+@case
+def states_and_windows_on_gpus():
+    with environment(ZEROD_CUDA_PLUGIN=plugin()), Cluster(2, device="cuda", cuda_plugin=plugin()) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], device="cuda:0", **NEEDS)
+        run = Run(c, ranks, [reader(c), reader(c, 1)], 40)
         assert min(run.end()) > 3
 
 

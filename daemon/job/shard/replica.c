@@ -11,12 +11,14 @@ static bool replica_alloc(struct replica *h)
         uint32_t n = h->job->layout->n_groups;
 
         h->shard_version = calloc(n, sizeof *h->shard_version);
+        h->changing = calloc(n, sizeof *h->changing);
         h->order = calloc(n, sizeof *h->order);
         h->idle = calloc(n, sizeof *h->idle);
         h->pins = calloc(n, sizeof *h->pins);
         h->unread = calloc(n, sizeof *h->unread);
         h->pulls = malloc(n * sizeof *h->pulls);
-        if (!h->shard_version || !h->order || !h->idle || !h->pins || !h->unread || !h->pulls)
+        if (!h->shard_version || !h->changing || !h->order || !h->idle || !h->pins || !h->unread ||
+            !h->pulls)
                 return false;
         for (uint32_t g = 0; g < n; g++) {
                 h->order[g] = g;
@@ -74,6 +76,7 @@ void replica_free(struct replica *h)
                 state_close(h->state);
         }
         free(h->shard_version);
+        free(h->changing);
         free(h->order);
         free(h->idle);
         free(h->pins);

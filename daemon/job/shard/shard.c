@@ -141,7 +141,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
         list_init(&p->link);
         job_ref(job);
         shard_use(h, p->group, p->version);
-        if (h->shard_version[p->group] == p->version)
+        if (shard_has(h, p->group, p->version))
                 pull_send(p);
         else if (h->shard_version[p->group] > p->version)
                 pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
@@ -152,6 +152,7 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
 void shard_ready(struct replica *h, uint32_t group, uint64_t version)
 {
         h->shard_version[group] = version;
+        h->changing[group] = false;
         list_for_each (&h->pulls[group], item) {
                 struct pull *p = CONTAINER_OF(item, struct pull, link);
 

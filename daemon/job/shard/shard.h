@@ -26,9 +26,10 @@ struct replica {
         uint32_t owner, copy;
         uint64_t settling; /* call to answer when the update is over; 0: none */
         struct state *state;
-        uint64_t *shard_version; /* [group]: version of the bytes */
-        uint32_t *order;         /* groups: the n_used that ranks asked for, then the others */
-        uint32_t n_used;         /* at used_version */
+        uint64_t *shard_version; /* [group]: version of what is served, unless it changes now */
+        bool *changing; /* [group]: from the first chunk of a decided update until shard_ready() */
+        uint32_t *order; /* groups: the n_used that ranks asked for, then the others */
+        uint32_t n_used; /* at used_version */
         uint64_t used_version;
         uint32_t *idle;     /* [group]: committed steps since its last gradient */
         uint32_t committed; /* steps since the state was taken up */
@@ -81,6 +82,11 @@ void owner_of_job(const struct job *job, struct owner *ret, struct replica *at[O
 /* A reader of the shard begins: the update waits until there are none. */
 void shard_pin(struct replica *h, uint32_t group);
 void shard_unpin(struct replica *h, uint32_t group);
+/* Whether what is served is of that version now. */
+static inline bool shard_has(const struct replica *h, uint32_t group, uint64_t version)
+{
+        return h->shard_version[group] == version && !h->changing[group];
+}
 /* The shard has reached a version: pulls and gathers that wait for it go on. */
 void shard_ready(struct replica *h, uint32_t group, uint64_t version);
 /* A rank of any node uses the group at that version.  Updates take groups in the order of use. */

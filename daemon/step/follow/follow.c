@@ -255,6 +255,18 @@ static bool readers_answer(struct follow *f)
         return wanted;
 }
 
+/* There is no memory for the version that the job stands at. */
+static void readers_refuse(struct follow *f, const struct fault *why)
+{
+        list_for_each (&f->waiting, item) {
+                struct request *r = CONTAINER_OF(item, struct request, wait);
+                const struct reader *reader = r->subject;
+
+                if (f->job->version >= reader->least)
+                        request_end(r, why->status, "%s", why->text);
+        }
+}
+
 static void follow_round(struct follow *f)
 {
         struct copy_of_version *coming = NULL;
@@ -267,7 +279,7 @@ static void follow_round(struct follow *f)
                 if (coming)
                         copy_begin(coming);
                 else if (fault.status)
-                        requests_end_all(&f->waiting, fault.status, fault.text);
+                        readers_refuse(f, &fault);
         }
         if (coming)
                 copy_go_on(coming);

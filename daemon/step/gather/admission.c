@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/floor/base/memory.h"
 #include "proto/cleanup.h"
 
 /* ---- windows ---- */
@@ -27,6 +28,7 @@ void gather_drop_window(struct gather *g)
         if (!g->has_window && !g->planned)
                 return;
         window_deinit(&g->window);
+        memory_kept(&g->promise);
         segment_free(&g->segment);
         g->has_window = g->planned = false;
 }
@@ -281,18 +283,32 @@ static struct gather *gather_apart(struct job *job)
         return gather_new(job, 0, true);
 }
 
+/* Counts the window's memory, which is taken as groups come. */
+static int gather_promise(struct gather *g, struct fault *fault)
+{
+        uint64_t bytes = g->segment.bytes, available = memory_available();
+
+        if (bytes > available)
+                return fault_set(fault, ZERO_ESHM,
+                                 "a version of job '%s' needs %.1f MiB of shared memory: this node "
+                                 "can spare %.1f",
+                                 g->job->name, (double)bytes / 0x1p20, (double)available / 0x1p20);
+        if (bytes)
+                memory_promise(&g->promise, bytes, g->segment.fd, false);
+        return 0;
+}
+
 int holds_admit_apart(struct holds *h, struct job *job, struct fault *fault)
 {
         struct gather *g = gather_apart(job);
         int r = g ? gather_make_window(g, job->layout->n_groups, fault)
                   : fault_set(fault, ZERO_ENOMEM, "out of memory");
 
-        if (!r && g->segment.bytes && !segment_fits(g->segment.fd, g->segment.bytes)) {
-                r = fault_set(fault, ZERO_ESHM,
-                              "zerod's control group has no room for the %llu bytes of a version",
-                              (unsigned long long)g->segment.bytes);
+        if (r)
+                return r;
+        r = gather_promise(g, fault);
+        if (r)
                 gather_vacate(g);
-        }
         return r ? r : holds_new(h, g, job->layout->n_groups, fault);
 }
 

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "daemon/floor/base/memory.h"
 #include "daemon/step/gather/gather.h"
 #include "daemon/step/gather/window.h"
 #include "proto/cleanup.h"
@@ -36,6 +37,7 @@ struct gather {
         bool planned; /* no window yet: another thread allocates its memory */
         bool *skip;   /* [group]: needs no slab */
         struct segment segment;
+        struct memory_promise promise; /* apart: of the segment's memory */
         struct list starving;
         bool feeding;
         bool lacking;      /* a part had no memory: the next tick goes on with it */

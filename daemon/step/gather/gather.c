@@ -192,7 +192,7 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                 return true;
         }
         range = range_part(slice, k / slices, parts);
-        if (h && h->shard_version[group] != e->version)
+        if (h && !shard_has(h, group, e->version))
                 return false;
         s = calloc(1, sizeof *s);
         if (!s) {
@@ -577,7 +577,7 @@ void gather_fetch(struct gather *g, uint32_t group, uint64_t version, struct req
         }
         const struct replica *sole = gather_mapped(g, group) ? replica_sole(job) : NULL;
 
-        if (sole && sole->shard_version[group] == version) {
+        if (sole && shard_has(sole, group, version)) {
                 r->result.fetch.serve = true;
                 r->result.fetch.offset = state_serve_offset(sole->state, group);
                 request_end(r, ZERO_OK, NULL);

@@ -36,6 +36,10 @@ void replica_take_up(struct replica *h)
         accumulator_take_up(h);
         owner_of_replica(h, &o);
         owner_step(&o, &e, &actions);
+        /* a crash left chunks of both versions */
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                h->changing[g] = actions.n && h->state->record->commit &&
+                                 layout_group_trainable(job->layout, g);
         if (actions.n) /* OWNER_UPDATE */
                 update_start(h);
 }

@@ -349,6 +349,7 @@ static bool group_submit(struct replica *h, uint32_t group)
         g->saved = g->save_from != UINT64_MAX;
         if (leads)
                 g->ahead = true;
+        h->changing[group] = u->aim == AIM_CARRY_OUT; /* what is served is as before until then */
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .replica = h,
                                    .aim = u->aim,
