@@ -10,7 +10,7 @@
  *   attach.c   the request to attach, and what its reply brings
  *   connect.c  connecting, greeting, closing
  *   session.c  the rank's stay in its job: a lost connection is resumed, a request repeated
- *   stream_order.c, step.c, stash_calls.c, state.c, follow.c: the public calls
+ *   stream_order.c, step.c, stash_calls.c, state.c, follow_calls.c: the public calls
  *
  * Every public call first reports what went wrong since the last one (client_begin()): a closed
  * connection, or the refusal of a request that nobody waited for.
