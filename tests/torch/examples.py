@@ -38,6 +38,16 @@ zerod.torch.AdamW.step = dying
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
+# rank 0 brings a process that evaluates, and waits for its end
+EVALUATED = """
+import os, runpy, subprocess, sys
+evaluation = os.environ["RANK"] == "0" and subprocess.Popen([sys.executable, sys.argv[1], "--every", "10", *sys.argv[3:]])
+sys.argv = sys.argv[2:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+sys.exit(evaluation and evaluation.wait())
+"""
+
 
 def local_cluster(*arguments):
     """What the command writes; it must succeed, and end with nothing left."""
@@ -116,6 +126,20 @@ def torch_gpt_goes_on_after_a_kill():
                            program=(script, f"{directory}/mark", f"{EXAMPLES}/torch_gpt.py"))
         assert "goes on after step 5\n" in out, out
         assert last == wanted, f"{last}, uninterrupted {wanted}"
+
+
+@case
+def evaluate_live_reads_versions_in_order():
+    """The last one is what the ranks end with."""
+    with tempfile.TemporaryDirectory(prefix="zerod-test-") as directory:
+        script = f"{directory}/evaluated.py"
+        with open(script, "w", encoding="utf-8") as f:
+            f.write(EVALUATED)
+        _, last, out = gpt(directory, program=(script, f"{EXAMPLES}/evaluate_live.py", f"{EXAMPLES}/torch_gpt.py"))
+        found = re.findall(r"^version (\d+): validation loss ([0-9.]+) nats/byte$", out, re.MULTILINE)
+        versions = [int(version) for version, _ in found]
+        assert len(versions) > 1 and versions == sorted(set(versions)) and versions[-1] == 40, out
+        assert abs(float(found[-1][1]) - last) < 2e-4, (found, last)
 
 
 @case
