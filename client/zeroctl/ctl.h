@@ -25,6 +25,7 @@ struct ctl {
         const char *command;         /* the subcommand's name, with which errors begin */
         const char *argument;        /* the subcommand's first: a job, a node, or NULL */
         const char *file;            /* its second: a directory or a file, or NULL */
+        char **more;                 /* those that follow, up to NULL */
         bool json;
         bool colour; /* standard output is a terminal */
 };
@@ -51,7 +52,7 @@ enum { COUNT_MAX = 1000000000 };
  */
 struct command {
         const char *name;
-        const char *arguments; /* "JOB", "[JOB]", "JOB DIR" or NULL */
+        const char *arguments; /* "JOB", "[JOB]", "JOB DIR [FILE]..." or NULL */
         const char *summary;
         const char *description;
         const struct command_option *options;      /* the last has no name; NULL: none */

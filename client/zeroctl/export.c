@@ -18,10 +18,9 @@
 
 #include "operation.h"
 #include "progress.h"
-#include "safetensors.h"
-#include "units.h"
+#include "tensor_file.h"
 
-enum { PIECE_BYTES = 4 << 20, WORD = 4 };
+enum { WORD = 4 };
 
 struct export
 {
@@ -44,91 +43,18 @@ static int failed(const char *path)
         return CTL_FAILED;
 }
 
-/* ---- what will be written ---------------------------------------------------------- */
-
-static enum zero_dtype dtype_of(const struct export *e, uint32_t tensor)
-{
-        enum zero_dtype dtype =
-                zero_layout_group_dtype(e->layout, zero_layout_tensor_group(e->layout, tensor));
-
-        return e->plane == ZERO_PLANE_MASTER && !zero_dtype_is_bytes(dtype) ? ZERO_FP32 : dtype;
-}
-
-static uint64_t shape_elements(const struct safetensor *t)
-{
-        uint64_t n = 1;
-
-        for (uint32_t i = 0; i < t->ndim; i++)
-                n *= t->shape[i];
-        return n;
-}
-
-static int list_tensors(struct export *e)
-{
-        e->n = zero_layout_tensors(e->layout);
-        e->tensors = calloc(e->n + 1, sizeof(*e->tensors));
-        if (!e->tensors) {
-                ctl_error("out of memory");
-                return CTL_FAILED;
-        }
-        for (uint32_t i = 0; i < e->n; i++) {
-                struct safetensor *t = &e->tensors[i];
-                enum zero_dtype dtype = dtype_of(e, i);
-                const uint64_t *shape;
-
-                t->name = zero_layout_tensor_name(e->layout, i);
-                t->dtype = safetensors_word(dtype);
-                t->element = zero_dtype_is_bytes(dtype) ? 1 : zero_dtype_size(dtype);
-                t->ndim = zero_layout_tensor_shape(e->layout, i, &shape);
-                memcpy(t->shape, shape, t->ndim * sizeof(*shape));
-                t->at = e->bytes;
-                t->bytes = shape_elements(t) * t->element;
-                e->bytes += t->bytes;
-                if (strcmp(t->name, "__metadata__") == 0) {
-                        ctl_error("a safetensors file cannot have a tensor named __metadata__");
-                        return CTL_FAILED;
-                }
-        }
-        return CTL_OK;
-}
-
 /* ---- writing ------------------------------------------------------------------------ */
 
 static int put(struct export *e, const void *data, size_t n)
 {
-        const char *p = data;
-
-        while (n > 0) {
-                ssize_t done = write(e->fd, p, n);
-
-                if (done < 0 && errno == EINTR)
-                        continue;
-                if (done < 0)
-                        return failed(e->temporary);
-                p += done;
-                n -= (size_t)done;
-        }
-        return CTL_OK;
+        errno = -file_put(e->fd, data, n);
+        return errno ? failed(e->temporary) : CTL_OK;
 }
 
 static int put_header(struct export *e)
 {
-        json_t *metadata = json_object();
-        char version[32], *header;
-        size_t size;
-        int r;
-
-        snprintf(version, sizeof(version), "%llu", (unsigned long long)e->version);
-        json_object_set_new(metadata, "format", json_string("pt"));
-        json_object_set_new(metadata, "job", json_string(e->label));
-        json_object_set_new(metadata, "version", json_string(version));
-        if (safetensors_header(e->tensors, e->n, metadata, &header, &size)) {
-                ctl_error("out of memory");
-                return CTL_FAILED;
-        }
-        r = put(e, header, size);
-        free(header);
-        return r;
+        errno = -file_put_header(e->fd, e->tensors, e->n, tensor_metadata(e->label, e->version));
+        return errno ? failed(e->temporary) : CTL_OK;
 }
 
 static int put_tensor(struct export *e, uint32_t tensor, void *buffer)
@@ -209,8 +135,9 @@ static int check_version(struct export *e)
                           e->ctl->argument);
         else
                 ctl_error("job '%s' went from version %llu to %.0f meanwhile, so the file would "
-                          "mix both: export when no trainer runs, or a checkpoint, which 'zeroctl "
-                          "checkpoint' takes while they run: zeroctl export DIR/%s-VERSION FILE",
+                          "mix both: export when no trainer runs, or what 'zeroctl publish' and "
+                          "'zeroctl checkpoint' write while they run; of a checkpoint: zeroctl "
+                          "export DIR/%s-VERSION FILE",
                           e->ctl->argument, (unsigned long long)e->version, after,
                           e->ctl->argument);
         return CTL_FAILED;
@@ -268,13 +195,6 @@ static int write_file(struct export *e)
         return r;
 }
 
-static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
-{
-        fprintf(out, "job %s, version %.0f: %.0f tensors, %s in %s\n", field_text(answer, "job"),
-                field_number(answer, "version"), field_number(answer, "tensors"),
-                unit_bytes(field_number(answer, "bytes")).text, field_text(answer, "file"));
-}
-
 static const char *dtype = "fp32";
 
 static const struct command_option options[] = {
@@ -304,17 +224,14 @@ static int export_job(struct ctl *ctl, const char *label)
                 return r;
         e.layout = zero_client_layout(ctl->client);
         e.version = zero_steps(ctl->client);
-        r = list_tensors(&e);
-        if (r == CTL_OK)
-                r = write_file(&e);
-        free(e.tensors);
+        r = tensor_list(e.layout, !serve, UINT64_MAX, &e.tensors, &e.n);
         if (r != CTL_OK)
                 return r;
-        return ctl_show(ctl,
-                        json_pack("{s:s, s:s, s:I, s:I, s:I}", "job", label, "file", ctl->file,
-                                  "version", (json_int_t)e.version, "tensors", (json_int_t)e.n,
-                                  "bytes", (json_int_t)e.bytes),
-                        show);
+        if (e.n > 0)
+                e.bytes = e.tensors[e.n - 1].at + e.tensors[e.n - 1].bytes;
+        r = write_file(&e);
+        free(e.tensors);
+        return r == CTL_OK ? file_show(ctl, label, ctl->file, e.version, e.n, e.bytes) : r;
 }
 
 /* ---- a checkpoint ------------------------------------------------------------------------ */
@@ -378,7 +295,8 @@ const struct command command_export = {
                 "serve*, in the type that trainers are given; int8, uint8, fp8 and bool in their "
                 "own type. The file appears when it is whole. If the job steps meanwhile there is "
                 "no file.\n"
-                "Of a job that trains, export a checkpoint: <JOB> may be <DIR>/<JOB>-<VERSION>, or "
+                "Of a job that trains, *publish* writes a whole version in the type that trainers "
+                "are given. For fp32, export a checkpoint: <JOB> may be <DIR>/<JOB>-<VERSION>, or "
                 "./<JOB>-<VERSION>. It is restored as a job named export-..., which takes the "
                 "memory of one more job and is dropped at the end; the job that trains goes on. If "
                 "the command is killed, drop that one.",

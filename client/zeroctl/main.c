@@ -94,7 +94,7 @@ static int take_words(struct ctl *ctl, const struct command *command, char **wor
 {
         int most = count_words(command->arguments, false);
 
-        if (n > most) {
+        if (n > most && !strstr(command->arguments ? command->arguments : "", "...")) {
                 ctl_error("%s: unexpected argument '%s'", command->name, words[most]);
                 return CTL_USAGE;
         }
@@ -109,6 +109,7 @@ static int take_words(struct ctl *ctl, const struct command *command, char **wor
         }
         ctl->argument = n > 0 ? words[0] : NULL;
         ctl->file = n > 1 ? words[1] : NULL;
+        ctl->more = words + (n > 1 ? 2 : n);
         return CTL_OK;
 }
 

@@ -31,7 +31,7 @@ STATUS_RECORDS(ROWS)
 static struct record records[] = { STATUS_RECORDS(RECORD) };
 
 /* Answers that no record of fields.h describes: those of daemon/face/rpc/checksum.c and of zeroctl's
- * top, export, import and plan. */
+ * top, export, publish, import and plan. */
 static const struct row checksum_rows[] = {
         { "text", NULL, "job", "name" },
         { "number", NULL, "version", "optimizer step of the values" },
@@ -42,8 +42,8 @@ static const struct row checksum_rows[] = {
 };
 static const struct row file_rows[] = {
         { "text", NULL, "job", "name" },
-        { "text", NULL, "file", "path of the safetensors file" },
-        { "number", NULL, "version", "optimizer step of the values; export only" },
+        { "text", NULL, "file", "path of the safetensors file; of publish: of the directory" },
+        { "number", NULL, "version", "optimizer step of the values; not of import" },
         { "number", NULL, "tensors", "tensors in the file" },
         { "number", NULL, "bytes", "bytes of their values" },
 };
@@ -160,7 +160,7 @@ static const struct {
         { "zeroctl set", "status_option", NULL },
         { "/api/map of HTTP", "status_map", NULL },
         { "zeroctl checksum", NULL, &checksum_record },
-        { "zeroctl export, import", NULL, &file_record },
+        { "zeroctl export, publish, import", NULL, &file_record },
         { "zeroctl plan", NULL, &plan_record },
         { "zeroctl plan: each of nodes", NULL, &plan_node_record },
         { "zeroctl plan --paper", NULL, &paper_record },
