@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench-follow [--repeat N] [--json FILE] [--blocks N]
+"""bench-follow [--repeat N] [--json FILE] [--blocks N] [--away]
 
 How long after a step other processes have its parameters, and what that costs the trainers.  A job of 124M parameters in
 bf16 (--blocks 12, GPT-2's shapes) on one node steps again and again, with a second of computing in between.
@@ -8,7 +8,7 @@ bf16 (--blocks 12, GPT-2's shapes) on one node steps again and again, with a sec
   in other processes holds it; over the same with a file in memory: the trainer writes all bytes and renames the file,
   and one other process reads them.
 - steps: the time of a step, computing included, with four readers that follow, over the same without.
-Rounds go in turn; median and quartiles over rounds.
+With --away the readers are on a second node, which has no shards.  Rounds go in turn; median and quartiles over rounds.
 """
 import argparse
 import ctypes
@@ -37,6 +37,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--json")
     parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--away", action="store_true")
     return parser.parse_args()
 
 
@@ -152,7 +153,7 @@ def run(options, c, output):
     for i in range(options.repeat):
         times = {}
         for n in (0, READERS) if i % 2 else (READERS, 0):
-            readers = [Started(reader, c[0].socket) for _ in range(n)]
+            readers = [Started(reader, c[-1].socket) for _ in range(n)]
             visible(work, readers)  # warm: memory of the copies is taken
             steps = [visible(work, readers) for _ in range(3)]
             times[n] = statistics.median(s for s, _ in steps)
@@ -181,7 +182,7 @@ def main():
     options = arguments()
     common.leave_on_signals()
     common.use_build("@BUILD@")
-    with Cluster(threads=2) as c:
+    with Cluster(1 + options.away, owners=1, threads=2) as c:
         run(options, c, common.Output(options.json))
 
 
