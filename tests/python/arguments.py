@@ -326,6 +326,29 @@ def wrong_connections(values):
         zerod.connect(**{name: value})
 
 
+@cases_of([("job", 1), ("job", "a b"), ("timeout", 0), ("timeout", math.nan), ("timeout", "1"), ("socket", 3)],
+          "{0[0]}_{0[1]!r:.20}")
+def wrong_followers(values):
+    name, value = values
+    with raises((TypeError, ValueError, zerod.Invalid), name if name == "timeout" else ""):
+        zerod.follow(**{"job": "job", name: value}).wait()
+
+
+@cases_of([("newer_than", -1), ("newer_than", 1.0), ("newer_than", 2**64 - 1), ("version", -1), ("version", "1"),
+           ("version", 2**64), ("timeout", 0), ("timeout", math.inf), ("timeout", "1")], "{0[0]}_{0[1]!r:.20}")
+def wrong_waits(values):
+    name, value = values
+    with attached("job") as (cluster, _), zerod.follow("job", socket=cluster[0].socket) as job:
+        with raises((TypeError, ValueError), name):
+            job.wait(**{name: value})
+        with raises(ValueError, "not both"):
+            job.wait(newer_than=0, version=0)
+        weights = job.wait()
+        for tensor, kind in ((-1, zerod.NoGroup), (4, zerod.NoGroup), ("w", TypeError)):
+            with raises(kind):
+                weights.view(tensor)
+
+
 @case
 def nobody_listens():
     with raises(zerod.Closed, "/nowhere/zerod.sock", "running"):

@@ -739,7 +739,7 @@ def _memory(buffer, size, writes):
     return view.tobytes() if view.readonly else (ctypes.c_char * size).from_buffer(buffer)
 
 
-def _timeout_ms(timeout):
+def timeout_ms(timeout):
     if timeout is None:
         return 0
     timeout = real(timeout, "timeout")
@@ -806,7 +806,7 @@ def connect(
         name_of(os.fspath(path), "socket") if path is not None else None,
         name_of(job, "job") if job is not None else None,
         *place,
-        _timeout_ms(timeout),
+        timeout_ms(timeout),
         number(incarnation, "incarnation", 0, lib.ALL),
     )
     library, handle = lib.library(), ctypes.c_void_p()

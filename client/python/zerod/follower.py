@@ -10,12 +10,13 @@ Rollout engines, evaluations and exports read this way.  Trainers wait for no re
 """
 
 import ctypes
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from . import _library as lib
-from .client import LOST_S, Client, connect
+from .client import LOST_S, Client, connect, timeout_ms
 from .errors import Closed, Deadline, NoJob
 from .layout import Layout, number
 
@@ -53,12 +54,13 @@ class Weights:
 
     def bytes_of(self, tensor: int) -> int:
         """Returns how many bytes a tensor has here."""
-        return self.layout.tensor_elements(tensor) * lib.DTYPE_BYTES[self.layout.dtype(self.layout.tensor_group(tensor))]
+        dtype = self.layout.dtype(self.layout.tensor_group(tensor))
+        return math.prod(self.layout.shape(tensor)) * (1 if dtype in lib.BYTES else lib.DTYPE_BYTES[dtype])
 
     def view(self, tensor: int) -> Any:
         """Returns a read-only memoryview of a tensor's bytes, laid flat."""
-        size = self.bytes_of(tensor)
-        return memoryview((ctypes.c_char * size).from_address(self.address(tensor)) if size else b"").cast("B").toreadonly()
+        address, size = self.address(tensor), self.bytes_of(tensor)
+        return memoryview((ctypes.c_char * size).from_address(address) if size else b"").cast("B").toreadonly()
 
     def metadata(self) -> list[tuple[str, Any, tuple[int, ...]]]:
         """Returns name, dtype and shape of each tensor, in the order of the iteration."""
@@ -88,8 +90,8 @@ class Weights:
 class _Reader:
     """One connection, which lasts as long as one of its versions is held: the memory is the connection's."""
 
-    def __init__(self, client: Client):
-        self.client, self.held, self.left = client, 0, False
+    def __init__(self, client: Client, timeout: float):
+        self.client, self.timeout, self.held, self.left = client, timeout, 0, False
         client.attach()
         assert client.layout
         self.layout: Layout = client.layout
@@ -126,8 +128,8 @@ class Follower:
     _kind: type[Weights] = Weights
 
     def __init__(self, job: str | None, socket: str | None, timeout: float | None):
-        self._place = {"job": job, "rank": lib.OBSERVER, "socket": socket, "timeout": timeout}
-        self._timeout = timeout or LOST_S
+        self._job, self._socket = job, socket
+        self._timeout = LOST_S if timeout is None else timeout_ms(timeout) / 1000
         self._reader: _Reader | None = None
         self._closed = False
 
@@ -145,31 +147,42 @@ class Follower:
             least = most = number(version, "version", 0, NEWEST)
         else:
             least, most = 0 if newer_than is None else number(newer_than, "newer_than", 0, NEWEST - 1) + 1, NEWEST
-        end = time.monotonic() + (self._timeout if timeout is None else timeout)
+        return self._wait(least, most, least, self._timeout if timeout is None else timeout_ms(timeout) / 1000)
+
+    def _wait(self, least: int, most: int, afresh: int, seconds: float) -> Weights:
+        """afresh: the least version once the connection was lost; the job may be restored by then."""
+        end = time.monotonic() + seconds
         while True:
             try:
-                reader = self._read()
+                reader = self._read(end - time.monotonic())
                 return self._kind(reader, reader.wait(least, most))
-            except (Closed, Deadline, NoJob) as why:
-                if not isinstance(why, Deadline):
-                    self._leave()
+            except Deadline:
+                if end - time.monotonic() < seconds / 10:
+                    raise
+            except (Closed, NoJob):
+                self._leave()
                 if self._closed or time.monotonic() >= end:
                     raise
-                time.sleep(0.0 if isinstance(why, Deadline) else 0.1)
+                least = afresh
+                time.sleep(0.1)
 
-    def _read(self):
+    def _read(self, left: float) -> _Reader:
+        """Returns a reader that waits for so long, or little longer.  The timeout is the connection's."""
         if self._closed:
             raise Closed("the follower is closed")
+        if self._reader and not left / 2 <= self._reader.timeout <= left * 1.1:
+            self._leave()
         if self._reader is None:
-            client = connect(**self._place)
+            left = max(left, 0.01)
+            client = connect(self._job, lib.OBSERVER, socket=self._socket, timeout=left)
             try:
-                self._reader = _Reader(client)
+                self._reader = _Reader(client, left)
             except BaseException:
                 client.close()
                 raise
         return self._reader
 
-    def _leave(self):
+    def _leave(self) -> None:
         reader, self._reader = self._reader, None
         if reader:
             reader.leave()
@@ -177,10 +190,13 @@ class Follower:
     def __iter__(self) -> Iterator[Weights]:
         """Yields the newest version, then newer ones without end.  Versions that pass meanwhile are left out.  A
         restored job begins again at its checkpoint's version.  Raises as wait()."""
-        version = None
+        newer = 0
         while True:
-            weights = self.wait(version)
-            version = weights.version
+            weights = self._wait(newer, NEWEST, 0, self._timeout)
+            if weights.version + 1 == newer:  # the connection was lost, and the job has not gone on
+                weights.release()
+                continue
+            newer = weights.version + 1
             yield weights
 
     def close(self) -> None:
