@@ -159,6 +159,14 @@ def finetune_hf_trains_saves_and_resumes():
             assert {*checkpoints, "model.safetensors", "config.json", "tokenizer.json"} <= set(found), found
 
 
+@case
+def rollout_learns_though_a_worker_dies():
+    out = local_cluster("--ranks", 1, f"{EXAMPLES}/rollout.py", "--steps", 40, "--batch", 32)
+    found = re.search(r"^rollout: reward (0[.]\d+) -> (0[.]\d+), by chance 0.100; 1 worker started again$", out, re.MULTILINE)
+    assert found and float(found[2]) > 2 * float(found[1]), out
+    assert "worker 1 has ended with status -9" in out and "step 30/40  answers of versions [" in out, out
+
+
 @cases_of(["accelerate", "lightning"])
 def example_learns_with(framework):
     if importlib.util.find_spec(framework) is None:
