@@ -52,6 +52,25 @@ void note_delete(const struct store *store, const char *kind, const char *job)
         unlinkat(store->dir, name, 0);
 }
 
+static bool read_file(const struct store *store, const char *file, char ret[static NOTE_SIZE])
+{
+        CLEANUP(cleanup_close)
+        int fd = openat(store->dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        ssize_t n = fd < 0 ? -1 : read(fd, ret, NOTE_SIZE - 1);
+
+        ret[n < 0 ? 0 : n] = 0;
+        return n >= 0;
+}
+
+bool note_read(const struct store *store, const char *kind, const char *job,
+               char ret[static NOTE_SIZE])
+{
+        char name[STORE_FILE_NAME];
+
+        note_name(kind, job, name);
+        return read_file(store, name, ret);
+}
+
 struct reading {
         const struct store *store;
         void (*each)(char *text, void *arg);
@@ -62,14 +81,9 @@ static int read_note(const char *file, void *arg)
 {
         struct reading *r = arg;
         char text[NOTE_SIZE];
-        CLEANUP(cleanup_close)
-        int fd = openat(r->store->dir, file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
 
-        if (n < 0)
-                return 0;
-        text[n] = 0;
-        r->each(text, r->arg);
+        if (read_file(r->store, file, text))
+                r->each(text, r->arg);
         return 0;
 }
 

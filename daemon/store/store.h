@@ -17,6 +17,7 @@
 #pragma once
 
 #include "daemon/store/map.h"
+#include "daemon/store/notes.h"
 #include "daemon/store/undo.h"
 
 struct store;
@@ -85,21 +86,6 @@ bool state_was_lost(const struct store *store, const struct state_identity *id, 
 void state_discard(struct store *store, const struct state_identity *id, uint32_t owner);
 /* Deletes the job's states of epochs below `before` that were lost on a GPU.  Returns how many. */
 uint32_t store_sweep_lost(struct store *store, const char *job, uint64_t before);
-
-/* ---- notes: what this node has to remember of a job beside its states ---- */
-
-enum { NOTE_SIZE = 8192 };
-#define NOTE_DROP ".drop"
-#define NOTE_SCHEDULE ".schedule"
-
-/* Writes a note to a small file beside the states, over an older one of that kind.  The text is
- * shorter than NOTE_SIZE. */
-int note_write(const struct store *store, const char *kind, const char *job, const char *text,
-               struct fault *fault);
-void note_delete(const struct store *store, const char *kind, const char *job);
-/* each() may change the text, and deletes no note but its own. */
-void notes_each(const struct store *store, const char *kind, void (*each)(char *text, void *arg),
-                void *arg);
 
 /* ---- a job's state: blocking calls, 0.3 s a GiB ---- */
 

@@ -360,9 +360,7 @@ static int swap(struct loading *ld, uint64_t attempt)
                 job_unref(job);
                 return r;
         }
-        x->checkpoints->replaces = true;
-        job_name_dropped(x, ld->job.name);
-        x->checkpoints->replaces = false;
+        job_name_dropped(x, ld->job.name, true);
         if (old) {
                 old->drop_state = true;
                 job_detach(old);

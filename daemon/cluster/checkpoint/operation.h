@@ -7,7 +7,6 @@
 struct checkpoints {
         struct list operations, schedules, captures, loadings;
         uint64_t last_operation;
-        bool replaces; /* a restored job takes the place of one of its name, and its schedule */
         uint64_t stopped_ms;
         double disk_rate; /* bytes a second of the last checkpoint; 0: unknown */
 };
@@ -29,7 +28,8 @@ void checkpoints_due(struct engine *x);
 /* The checkpoint came out well. */
 void schedule_done(struct engine *x, const struct operation *op);
 void schedule_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
-void schedule_dropped(struct engine *x, const char *job);
+/* A restored job takes the schedule over. */
+void schedule_dropped(struct engine *x, const char *job, bool replaced);
 void schedules_free(struct engine *x);
 
 /* ---- at every node ---- */

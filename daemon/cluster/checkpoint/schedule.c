@@ -21,7 +21,7 @@
 #include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 
-enum { TELL_MS = 2000, NUMBER_BITS = 62 };
+enum { TELL_MS = 2000 };
 
 static void schedule_free(struct schedule *s)
 {
@@ -49,12 +49,6 @@ const struct schedule *schedule_find(const struct engine *x, const char *job)
         return s && s->every ? s : NULL;
 }
 
-/* While no owner list has replaced the first, the others need not hear of a drop. */
-static bool keeps_notes(const struct engine *x)
-{
-        return x->placement.epoch || node_set_has(placement_nodes(&x->placement), x->cluster->self);
-}
-
 static void schedule_write(const struct engine *x, const struct schedule *s)
 {
         char text[NOTE_SIZE];
@@ -64,7 +58,7 @@ static void schedule_write(const struct engine *x, const struct schedule *s)
                  (unsigned long long)s->every, (unsigned long long)s->stamp,
                  (unsigned long long)s->last_version, (unsigned long long)s->last_unix_s,
                  s->directory);
-        if (keeps_notes(x) && note_write(x->store, NOTE_SCHEDULE, s->job, text, &fault))
+        if (node_keeps_notes(x) && note_write(x->store, NOTE_SCHEDULE, s->job, text, &fault))
                 log_error(
                         "job %s: cannot write down when its checkpoints are due: %s; a restart of "
                         "this daemon may forget that",
@@ -116,22 +110,6 @@ static bool schedule_put(struct engine *x, const struct schedule *of)
         return true;
 }
 
-static uint64_t unix_ms(void)
-{
-        struct timespec t;
-
-        clock_gettime(CLOCK_REALTIME, &t);
-        return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
-/* Higher than any that this node has heard of, and than those of coordinators before it. */
-static uint64_t next_stamp(const struct schedule *old)
-{
-        uint64_t now = unix_ms();
-
-        return old && old->stamp >= now ? old->stamp + 1 : now;
-}
-
 int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t every,
                         struct fault *fault)
 {
@@ -140,8 +118,8 @@ int checkpoint_schedule(struct engine *x, const struct order *order, uint64_t ev
                               .uid = order->uid,
                               .keep = order->keep,
                               .every = every,
-                              .stamp = next_stamp(old),
-                              .last_unix_s = unix_ms() / 1000 };
+                              .stamp = stamp_after(old ? old->stamp : 0),
+                              .last_unix_s = (uint64_t)time(NULL) };
         int r = order_check(x, order, fault);
 
         if (r || (!old && every == 0))
@@ -161,8 +139,8 @@ void schedule_done(struct engine *x, const struct operation *op)
         if (!s || s->every == 0 || strcmp(s->directory, op->directory) != 0)
                 return;
         s->last_version = op->manifest.version;
-        s->last_unix_s = unix_ms() / 1000;
-        s->stamp = next_stamp(s);
+        s->last_unix_s = (uint64_t)time(NULL);
+        s->stamp = stamp_after(s->stamp);
         schedule_write(x, s);
         schedule_tell(x, s, ZERO_NODE_MAX);
 }
@@ -224,7 +202,7 @@ static bool is_sane(const struct engine *x, const struct schedule *s)
         struct fault fault;
 
         return s->every <= SCHEDULE_EVERY_MAX &&
-               (s->stamp | s->last_version | s->last_unix_s) >> NUMBER_BITS == 0 &&
+               (s->stamp | s->last_version | s->last_unix_s) >> STAMP_BITS == 0 &&
                snapshot_place_check(&place, &fault) != ZERO_EINVAL;
 }
 
@@ -253,11 +231,11 @@ void schedule_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
 
 /* ---- lifetime ------------------------------------------------------------------------- */
 
-void schedule_dropped(struct engine *x, const char *job)
+void schedule_dropped(struct engine *x, const char *job, bool replaced)
 {
         struct schedule *s = find(x, job);
 
-        if (x->checkpoints->replaces)
+        if (replaced)
                 return;
         note_delete(x->store, NOTE_SCHEDULE, job);
         if (!s)

@@ -64,7 +64,7 @@ static void coordinated_close(struct coordinated *c, int status, const char *tex
                                      .kind = COORDINATOR_CLOSE, .status = status, .text = text });
 }
 
-static void coordinator_drop(struct engine *x, const char *job)
+static void coordinator_drop(struct engine *x, const char *job, bool replaced)
 {
         struct coordinated *c = coordinated_find(x, job);
 

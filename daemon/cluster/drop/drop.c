@@ -176,7 +176,7 @@ static void drop_here(struct engine *x, const char *name)
 {
         const struct job *job;
 
-        job_name_dropped(x, name);
+        job_name_dropped(x, name, false);
         shut_drop(x, name);
         job = job_find(x, name);
         if (job)

@@ -70,7 +70,7 @@ struct engine {
         struct membership *membership; /* how it changes; NULL: never */
         struct taken_back taken_back;  /* outlives a restart of the engine */
         struct list jobs, dead_jobs;   /* dead: dropped, with operations still in flight */
-        uint64_t freed; /* jobs, and records of coordinators, so far */
+        uint64_t freed;                /* jobs, and records of coordinators, so far */
         struct list coordinators;
         struct list composings; /* coordinator/composing.c */
         struct list composes;   /* coordinator/bringing.c */
@@ -106,5 +106,12 @@ struct engine {
 
 uint64_t engine_now(const struct engine *x);
 const char *node_name(const struct engine *x, uint32_t node);
+/* Whether the node may keep notes of jobs: while no owner list has replaced the first, a node
+ * without shards need not hear of a drop. */
+bool node_keeps_notes(const struct engine *x);
+/* A stamp for what a job's coordinator changes: higher than the last that the node has heard of,
+ * and than those of coordinators before. */
+enum { STAMP_BITS = 62 };
+uint64_t stamp_after(uint64_t last);
 /* The node that coordinates the job. */
 uint32_t coordinator_of(const struct engine *x, const char *job);

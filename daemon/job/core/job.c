@@ -191,11 +191,11 @@ void job_discard(struct engine *x, const char *name)
         job_detach(job);
 }
 
-void job_name_dropped(struct engine *x, const char *name)
+void job_name_dropped(struct engine *x, const char *name, bool replaced)
 {
         for_modules (x, module)
                 if (module->name_dropped)
-                        module->name_dropped(x, name);
+                        module->name_dropped(x, name, replaced);
 }
 
 bool job_ranks_alloc(struct job *job, uint32_t world_size)

@@ -124,7 +124,7 @@ void job_detach(struct job *job); /* takes it out of the list, dead; the last re
 /* Deletes this node's part of the job, and its state. */
 void job_discard(struct engine *x, const char *name);
 /* Tells all folders that the job of that name goes or is replaced; the job itself stays. */
-void job_name_dropped(struct engine *x, const char *name);
+void job_name_dropped(struct engine *x, const char *name, bool replaced);
 /* Allocates node_of_rank and ranks. */
 bool job_ranks_alloc(struct job *job, uint32_t world_size);
 void job_ranks_free(struct job *job);

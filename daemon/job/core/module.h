@@ -48,8 +48,9 @@ struct module {
         int (*job_replace)(struct engine *x, const char *name, struct fault *fault);
         /* The job has its states and is where their records say. */
         void (*job_stands)(struct job *job);
-        /* A job of that name, on this node or not, goes or is replaced. */
-        void (*name_dropped)(struct engine *x, const char *name);
+        /* A job of that name, on this node or not, goes; or a restored job of the same user takes
+         * its place. */
+        void (*name_dropped)(struct engine *x, const char *name, bool replaced);
         /* The job is dead: its requests end, and whatever is in flight ends soon. */
         void (*job_dropped)(struct job *job, int status, const char *text);
         /* Nothing in flight needs the dead job's states any more. */
