@@ -810,14 +810,18 @@ struct zero_weights {
  * most `most`.  least 0 and most UINT64_MAX take the newest; least one above a version waits for a newer one; equal
  * numbers wait for that version.  All parameters are those between two steps, in their groups' dtypes, bit for bit as
  * the ranks fetch them.  Readers need not take every version, and trainers wait for no reader.
- * The client is an observer (ZERO_OBSERVER) that is attached, on any node of the cluster.  It may
- * hold several versions at once.  A node has one copy of a version for all readers, and as many copies of a job as its
+ * The client is an observer (ZERO_OBSERVER) that is attached, on any node of the cluster.  The client may hold
+ * several versions at once.  A node has one copy of a version for all readers, and as many copies of a job as its
  * option follow_copies says.  If other versions are held in all of them, the call waits, and then names their readers.
+ * Another user's client needs the grant of the job's owner (zeroctl grant).  The grant allows zero_attach(), this call
+ * and zero_unfollow(); all other calls about the job return ZERO_EPERM.  When the grant is revoked, a call that waits
+ * returns ZERO_EPERM, and later calls ZERO_ECLOSED.  What the client holds stays readable until zero_close().
  * A zero_put() between two steps changes parameters within a version; the next zero_follow() gives the changed ones.
  * Steps may follow each other faster than a version is read: the call then goes on with the newest.
  * ZERO_EGONE: the job is past `most`, and no copy has such a version.  ZERO_EDEADLINE: there is no such version yet,
  * and the call may be made again.  ZERO_ENOJOB: the job was dropped, or a checkpoint has replaced it: attach again.
- * ZERO_EPERM: the client is a rank, or follow_copies is 0.  ZERO_ESHM, ZERO_ENOMEM: the node has no memory for a copy.
+ * ZERO_EPERM: the client is a rank, follow_copies is 0, or the user's grant was revoked.
+ * ZERO_ESHM, ZERO_ENOMEM: the node has no memory for a copy.
  * ZERO_EVERSION: the daemon is of a release that does not know the call.
  */
 int zero_follow(struct zero_client *client, uint64_t least, uint64_t most,
@@ -842,6 +846,9 @@ int zero_unfollow(struct zero_client *client, const struct zero_weights *weights
  *   "moves"                 how far jobs have moved to the owners
  *   "progress"              of a checkpoint or restore
  *   "checkpoint", "restore" begins one
+ *   "versions"              who follows a job, and which versions are in memory for that
+ *   "grants"                which other users may follow it
+ *   "grant", "revoke"       changes that; the argument is a JSON object with "job" and "user", a number
  *
  * The argument of "checkpoint" and "restore" is a JSON object.  It has "job", "directory" (an absolute path), "seen",
  * and for checkpoints "keep" and "every".  "seen" is "DEVICE:INODE PATH", both numbers as stat() tells them, in
@@ -852,6 +859,8 @@ int zero_unfollow(struct zero_client *client, const struct zero_weights *weights
  * ZERO_EINVAL: the daemon sees another directory at PATH, or what or argument makes no sense.
  * ZERO_EBUSY: a user has 8 questions in flight that all nodes answer ("checksum", "ping", "moves"), or 2 of "shards".
  * ZERO_EBUSY: 64 questions of "status" wait for a driver of GPUs.
+ * ZERO_EVERSION: "grant" was asked for while a node is of the release before, or was not up yet.
+ * ZERO_EQUOTA: 64 users have a grant.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,
                char **ret_json);

@@ -10,6 +10,7 @@ struct store;
 enum { NOTE_SIZE = 8192 };
 #define NOTE_DROP ".drop"
 #define NOTE_SCHEDULE ".schedule"
+#define NOTE_GRANTS ".grants"
 
 /* Writes a note to a small file beside the states, over an older one of that kind.  The text is
  * shorter than NOTE_SIZE. */

@@ -15,6 +15,7 @@ from moments import can_vote  # noqa: E402
 
 LAYOUT = small_layout(blocks=2, width=120)
 NEEDS = {"hold": 2, "push": 2}
+STRANGER = 65534
 TRAIN = {"sets": SETS, "clip": 0.5, "seed": 11}
 
 
@@ -23,6 +24,21 @@ def reader(c, node=0, job="job", **fields):
     a = c.actor(node)
     a.do("connect", job=job, rank=-1, **fields)
     a.do("attach", observer=True)
+    return a
+
+
+def stranger(c, node=0, job="job"):
+    """An observer of another user that is not attached yet."""
+    a = c.actor(node)
+    a.do("user", uid=STRANGER)
+    a.do("connect", job=job, rank=-1)
+    return a
+
+
+def guest(c, node=0):
+    """The same, attached: every node hears of a grant, but not at once."""
+    a = stranger(c, node)
+    until(lambda: a.ask("attach", observer=True)["status"] == "OK", what=f"the grant on node {node}")
     return a
 
 
@@ -180,10 +196,7 @@ def bad_input():
         rank.start("train", steps=2, **TRAIN)
         rank.good(rank.finish())
         a.refused("EGONE", "follow", "version 1", "stands at version 2", least=1, most=1)
-        stranger = c.actor(0)
-        stranger.do("user")
-        stranger.do("connect", job="job", rank=-1)
-        stranger.refused("EPERM", "attach", "belongs to", observer=True)
+        stranger(c).refused("EPERM", "attach", "belongs to", "zeroctl grant job 65534", observer=True)
     with Cluster(1, follow_copies=0) as c:
         c.ranks("job", LAYOUT, [0], **NEEDS)
         reader(c).refused("EPERM", "follow", "follow_copies")
@@ -282,6 +295,146 @@ def a_job_is_dropped_or_restored_under_readers():
             b.start("follow", least=9)
             c[1].ctl("drop", "job")
             assert b.finish()["status"] == "ENOJOB"
+
+
+def train(ranks, steps):
+    for a in ranks:
+        a.start("train", steps=steps, **TRAIN)
+    finish_all(ranks)
+
+
+@case
+def a_grant_lets_another_user_follow_and_no_more():
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        own = reader(c).do("follow")
+        assert c[0].ctl("grant", "job", str(STRANGER)) == {"job": "job", "users": [STRANGER]}
+        assert c[1].ctl("grant", "job", str(STRANGER)) == c[1].ctl("grants", "job") == c[0].ctl("grants", "job")
+        guests = [guest(c, n) for n in (0, 1)]
+        assert all(a.do("follow")["hash"] == own["hash"] for a in guests)
+        for a in guests:
+            for call in ("get", "put"):
+                a.refused("EPERM", call, "follow it and no more", f"zero_{call}", tensor=0, plane="master", first=0,
+                          count=1, values=[1.0])
+            a.refused("EPERM", "norms", "zero_tensor_norms", plane="master", first=0, count=1)
+            for what in ("shards", "checksum", "trace", "versions", "grants", "drop"):
+                a.refused("EPERM", "query", "belongs to user 0", what=what, argument="job")
+            for what in ("grant", "revoke"):
+                a.refused("EPERM", "query", "belongs to user 0", what=what, argument='{"job": "job", "user": 1}')
+            for what in ("checkpoint", "restore"):
+                a.refused("EPERM", "query", what=what, argument='{"job": "job", "directory": "/tmp/x"}')
+        train(ranks, 3)
+        newer = guests[1].do("follow", least=3)
+        seen = c[0].ctl("versions", "job")
+        assert (seen["version"], seen["users"], seen["away"]) == (3, [STRANGER], []), seen
+        here = {n["node"]: n for n in seen["nodes"]}
+        assert here["n0"]["readers"][1:] == [{"uid": STRANGER, "pid": guests[0].pid, "waits": False, "versions": [0]}]
+        assert here["n1"]["readers"] == [{"uid": STRANGER, "pid": guests[1].pid, "waits": False, "versions": [0, 3]}]
+        assert here["n1"]["newest"] == 3 and {"version": 3, "bytes": newer["bytes"], "readers": 1} in here["n1"]["copies"]
+        text = c[1].ctl_run("versions", "job").stdout
+        assert "job job at version 3" in text and "may follow it" in text and f"{guests[1].pid}" in text, text
+
+
+@case
+def a_revocation_ends_readers_at_once():
+    with Cluster(2) as c:
+        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
+        c[0].ctl("grant", "job", str(STRANGER))
+        own, waiting, holding = reader(c, 1), guest(c, 1), guest(c, 1)
+        held = holding.do("follow")
+        assert own.do("follow")["copy"] == held["copy"]
+        own.do("unfollow", copy=held["copy"])
+        waiting.start("follow", least=9)
+        until(lambda: any(r["waits"] for n in c[0].ctl("versions", "job")["nodes"] for r in n["readers"]),
+              what="the waiting reader")
+        assert c[0].ctl("revoke", "job", str(STRANGER)) == {"job": "job", "users": []}
+        ended = waiting.finish()
+        assert ended["status"] == "EPERM" and f"user {STRANGER} may follow job 'job' no more" in ended["text"], ended
+        until(lambda: [r["pid"] for n in c[0].ctl("versions", "job")["nodes"] for r in n["readers"]] == [own.pid],
+              what="the end of the other user's readers")
+        for _ in range(4):  # as many versions as there could be copies: none lies where the other user still looks
+            train(ranks, 1)
+            own.do("unfollow", copy=own.do("follow", least=1)["copy"])
+        assert holding.do("rehash", copy=held["copy"])["hash"] == held["hash"]
+        holding.refused("ECLOSED", "follow", "may follow job 'job' no more")
+        stranger(c, 0).refused("EPERM", "attach", "belongs to", observer=True)
+        stranger(c, 1).refused("EPERM", "attach", "belongs to", observer=True)
+
+
+def all_anew(c):
+    """No daemon is left from which another one could hear of a grant."""
+    for d in c.daemons:
+        d.kill()
+    for d in c.daemons:
+        d.start()
+    c.wait_up()
+    for n in range(len(c.daemons)):
+        guest(c, n)
+
+
+@case
+def grants_reach_nodes_without_shards():
+    with Place() as d, Cluster(3, owners=1) as c:
+        ranks = c.ranks("job", LAYOUT, [1], **NEEDS)
+        train(ranks, 1)
+        c[1].ctl("grant", "job", str(STRANGER))
+        guest(c, 2)
+        path = c[0].ctl("checkpoint", "job", d)["path"]
+        c[2].restart()  # it has no note
+        c.wait_up()
+        guest(c, 2)
+        c.dismiss(ranks[0])
+        c[0].ctl("restore", "job", path)
+        for n in (0, 1, 2):
+            stranger(c, n).do("attach", observer=True)
+
+
+@case
+def grants_outlive_daemons_and_end_with_the_job():
+    with Place() as d, Cluster(3, mirror=1) as c:
+        ranks = c.ranks("job", LAYOUT, [0], **NEEDS)
+        train(ranks, 1)
+        c[0].ctl("grant", "job", str(STRANGER))
+        c[0].ctl("grant", "job", "1234")
+        for n in range(3):
+            guest(c, n)
+        path = c[0].ctl("checkpoint", "job", d)["path"]
+        all_anew(c)
+        for r in ranks:
+            c.dismiss(r)
+        c[1].ctl("restore", "job", path)
+        all_anew(c)
+        away = next(n for n in range(3) if c[n] is not c.coordinator("job"))
+        c[away].kill()
+        c.coordinator("job").ctl("revoke", "job", str(STRANGER))
+        c[away].start()
+        c.wait_up()
+        until(lambda: stranger(c, away).ask("attach", observer=True)["status"] == "EPERM", what="news of the revocation")
+        assert c[away].ctl("grants", "job")["users"] == [1234]
+        c[0].ctl("drop", "job")
+        c.ranks("job", LAYOUT, [0], **NEEDS)
+        assert c[away].ctl("grants", "job")["users"] == c[away].ctl("versions", "job")["users"] == []
+
+
+@case
+def grants_of_bad_input():
+    with Cluster(1) as c:
+        c.ranks("job", LAYOUT, [0], **NEEDS)
+        a = reader(c)
+        for user in ("-1", "4294967295", "1e3", '"root"', "null", "[]", "18446744073709551616"):
+            for what in ("grant", "revoke"):
+                a.refused("EINVAL", "query", "user", what=what, argument='{"job": "job", "user": %s}' % user)
+        a.refused("EINVAL", "query", what="grant", argument="job")
+        a.refused("ENOJOB", "query", what="grant", argument='{"job": "other", "user": 1}')
+        for user in ("no such user", "4294967295", "1x", ""):
+            r = c[0].ctl_run("grant", "job", user)
+            assert r.returncode == 1 and "this machine knows no user" in r.stderr, r
+        assert c[0].ctl_run("revoke", "job", "1").returncode == 1
+        for uid in range(1, 65):
+            assert len(a.do("query", what="grant", argument='{"job": "job", "user": %d}' % uid)["answer"]["users"]) == uid
+        a.refused("EQUOTA", "query", "64 users", what="grant", argument='{"job": "job", "user": 65}')
+        a.do("query", what="revoke", argument='{"job": "job", "user": 1}')
+        assert c[0].ctl("grant", "job", "root")["users"][-1] == 0
 
 
 if __name__ == "__main__":

@@ -75,6 +75,9 @@ def as_before(c, new):
         assert format_of(d) == OLD_FORMAT, d.name
         assert d.job("job").get("last_step_unix_s") is None, d.job("job")
         assert "in order" not in d.log(), d.log()
+        if d.name in new:
+            grant = d.ctl_run("grant", "job", "65534")
+            assert grant.returncode == 1 and "a release that knows no grants" in grant.stderr, grant
 
 
 def last_steps(c):
@@ -110,6 +113,7 @@ def node_by_node_under_training():
         replace(c, training, new, c[1], False)
 
         assert set(messages(c).values()) == {NEW_MESSAGES}, messages(c)
+        assert c[1].ctl("grant", "job", "65534")["users"] == [65534]
         for d in c.daemons:
             until(lambda d=d: format_of(d) == NEW_FORMAT, what=f"the new format on {d.name}")
         until(lambda: all(at and begun <= at <= time.time() for at in last_steps(c)), what="the time of the last step")

@@ -212,9 +212,10 @@ class Follower:
 
 
 def follow(job: str | None = None, socket: str | None = None, timeout: float | None = None) -> Follower:
-    """Follows a job's parameters: its trainers' user reads whole versions, on any node of the cluster.
+    """Follows a job's parameters: reads whole versions, on any node of the cluster.
 
     job: None: $ZEROD_JOB.  socket, timeout: as :func:`connect`.  Connects with the first wait().
+    Another user than the trainers' needs the grant of the job's owner (`zeroctl grant`), or wait() raises NotPermitted.
     A node keeps follow_copies versions of a job for its readers, so release what is read.
     """
     return Follower(job, socket, timeout)

@@ -14,6 +14,7 @@
 #include "daemon/cluster/reshard/reshard.h"
 #include "daemon/job/core/shut.h"
 #include "daemon/job/rules/moving.h"
+#include "daemon/step/follow/follow.h"
 
 #include <string.h>
 
@@ -269,8 +270,10 @@ static void jobs_begin(struct engine *x, bool late)
 
 void jobs_resume(struct engine *x)
 {
-        int r = store_each(x->store, resume_state, x);
+        int r;
 
+        grants_resume(x);
+        r = store_each(x->store, resume_state, x);
         if (r)
                 log_error("the state directory cannot be read: %s", strerror(-r));
         if (store_quota(x->store) && store_used(x->store) > store_quota(x->store))

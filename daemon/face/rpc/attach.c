@@ -101,9 +101,11 @@ static int attach_observer(struct pending_call *call, struct fault *fault)
         if (!job || job->opening)
                 return fault_set(fault, ZERO_ENOJOB, "there is no job '%s' on this node",
                                  s->job_name);
-        if (s->uid != 0 && s->uid != job->uid)
-                return fault_set(fault, ZERO_EPERM, "job '%s' belongs to user %u", job->name,
-                                 job->uid);
+        if (!job_is_for(job, s->uid) && !granted(job, s->uid))
+                return fault_set(fault, ZERO_EPERM,
+                                 "job '%s' belongs to user %u, who may let user %u follow it by "
+                                 "'zeroctl grant %s %u'",
+                                 job->name, job->uid, s->uid, job->name, s->uid);
         if (s->job)
                 return fault_set(fault, ZERO_EORDER, "attached already");
         r = push_window_new(&s->window, fault);
@@ -139,6 +141,28 @@ static void session_gone(void *arg, int status, const char *text)
         if (status != ZERO_ECLOSED)
                 session_reply(s, &reply, NULL, 0);
         session_end(s);
+}
+
+void readers_regranted(struct job *job)
+{
+        struct rpc *rpc = job->x->rpc;
+        struct fault fault;
+
+        if (!rpc)
+                return;
+        list_for_each (&rpc->sessions, item) {
+                struct session *s = CONTAINER_OF(item, struct session, link);
+
+                if (s->job != job || s->ending || job_is_for(job, s->uid) || granted(job, s->uid))
+                        continue;
+                fault_set(&fault, ZERO_EPERM, "user %u may follow job '%s' no more", s->uid,
+                          job->name);
+                while (!list_empty(&s->pending))
+                        request_end(
+                                &CONTAINER_OF(s->pending.next, struct pending_call, link)->request,
+                                fault.status, "%s", fault.text);
+                session_gone(s, fault.status, fault.text);
+        }
 }
 
 int place_of_uuid(const ProtobufCBinaryData *uuid, uint32_t *ret_place, struct fault *fault)

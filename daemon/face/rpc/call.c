@@ -165,6 +165,11 @@ static int handle(struct pending_call *call, const Zero__Request *m, struct faul
         if (kind->cost == CALL_LAYOUT)
                 charge_layout(s, m->body_case == ZERO__REQUEST__BODY_ATTACH ? m->attach->layout
                                                                             : m->compose->part);
+        if (s->job && !kind->guests && !job_is_for(s->job, s->uid))
+                return fault_set(fault, ZERO_EPERM,
+                                 "job '%s' belongs to user %u, whose grant lets user %u follow it "
+                                 "and no more: %s is not allowed",
+                                 s->job->name, s->job->uid, s->uid, kind->name);
         if (kind->handle)
                 return kind->handle(call, m, fault);
         if (!kind->rank && !kind->ordered)

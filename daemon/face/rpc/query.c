@@ -72,6 +72,7 @@ static const struct query_kind queries[] = {
         { "measure", survey_query, QUERY_SURVEY },
         { "examine", survey_query, QUERY_SURVEY },
         { "trace", survey_query, QUERY_SURVEY },
+        { "versions", survey_query, QUERY_SURVEY },
         { "nodes", survey_query, QUERY_SURVEY },
         { "drain", survey_query, QUERY_SURVEY },
         { "undrain", survey_query, QUERY_SURVEY },
@@ -79,6 +80,9 @@ static const struct query_kind queries[] = {
         { "checkpoint", checkpoint_query, QUERY_NODE },
         { "restore", checkpoint_query, QUERY_NODE },
         { "progress", checkpoint_query, QUERY_NODE },
+        { "grant", checkpoint_query, QUERY_NODE },
+        { "revoke", checkpoint_query, QUERY_NODE },
+        { "grants", checkpoint_query, QUERY_NODE },
         { "checkpoints", visit_query, QUERY_NODE },
         { "verify", visit_query, QUERY_NODE },
         { "members", membership_query, QUERY_LOOP },
@@ -153,6 +157,16 @@ static void map_question(struct engine *x, struct job *job, uint32_t node,
         query_answer_record(x, node, m->call, status_map_type(), &map, &arena);
 }
 
+static void versions_question(struct engine *x, struct job *job, uint32_t node,
+                              const Zero__LinkMessage *m)
+{
+        struct arena arena = { NULL };
+        struct status_versions_here here;
+
+        report_versions_here(&arena, job, &here);
+        query_answer_record(x, node, m->call, status_versions_here_type(), &here, &arena);
+}
+
 static void moves_question(struct engine *x, struct job *job, uint32_t node,
                            const Zero__LinkMessage *m)
 {
@@ -199,6 +213,8 @@ static const struct {
         { "trace", true, trace_question },         { "map", false, map_question },
         { "drain", false, drain_question },        { "undrain", false, drain_question },
         { "status", false, status_question },      { "drained", false, drain_question },
+        { "grant", false, checkpoint_question },   { "revoke", false, checkpoint_question },
+        { "grants", false, checkpoint_question },  { "versions", true, versions_question },
 };
 
 void query_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

@@ -8,7 +8,7 @@
  *   examined.c          what each node finds wrong with itself, and nodes compared
  *   traced.c            what took time lately: this node's part, and all parts on one clock
  *   query_status.c      the state of this node, with its GPUs' memory
- *   query_checkpoint.c  checkpoints and restores: questions to a job's coordinator
+ *   query_checkpoint.c  checkpoints, restores and grants: questions to a job's coordinator
  *   query_visit.c       which checkpoints a directory has, and whether their bytes are whole
  *   query_membership.c  the owner list, and changes to it
  *   answer.c            ends a question

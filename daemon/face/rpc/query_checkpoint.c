@@ -1,6 +1,6 @@
 /*
- * Clients ask for checkpoints and restores.  The question goes to the job's coordinator, which
- * answers at once; clients then ask for "progress".
+ * Clients ask for checkpoints, restores and grants.  The question goes to the job's coordinator,
+ * which answers at once; of checkpoints and restores clients then ask for "progress".
  *
  * A client's question is parsed here and rebuilt with the client's user, because nodes trust each
  * other, not clients.  If it says what the client sees of its directory, this node compares before
@@ -11,12 +11,29 @@
 
 #include "daemon/cluster/checkpoint/checkpoint.h"
 #include "daemon/face/rpc/query.h"
+#include "daemon/step/follow/follow.h"
 #include "proto/cleanup.h"
 
 enum { ARGUMENT_MAX = 16384 };
 
-/* Parses what the client asks for.  job_only: the question names nothing but the job. */
-static int wish_parse(const char *argument, bool job_only, struct arena *arena,
+static bool is(const char *what, const char *one, const char *other)
+{
+        return strcmp(what, one) == 0 || strcmp(what, other) == 0;
+}
+
+/* Whether the question names a user for a grant; or nothing but a job. */
+static bool of_user(const char *what)
+{
+        return is(what, "grant", "revoke");
+}
+
+static bool of_job_alone(const char *what)
+{
+        return is(what, "progress", "grants");
+}
+
+/* Parses what the client asks for. */
+static int wish_parse(const char *what, const char *argument, struct arena *arena,
                       struct status_wish *ret, struct fault *fault)
 {
         json_t *j = strlen(argument) < ARGUMENT_MAX
@@ -25,13 +42,17 @@ static int wish_parse(const char *argument, bool job_only, struct arena *arena,
         bool sane = j && record_from_json(status_wish_type(), j, arena, ret);
 
         json_decref(j);
-        sane = sane && ret->job && job_name_valid(ret->job) && (ret->directory || job_only) &&
+        sane = sane && ret->job && job_name_valid(ret->job) &&
+               (ret->directory || of_user(what) || of_job_alone(what)) &&
+               (ret->user != RECORD_NULL || !of_user(what)) &&
+               (ret->user == RECORD_NULL || ret->user < UINT32_MAX) &&
                (ret->keep == RECORD_NULL || ret->keep <= UINT32_MAX) &&
                (ret->uid == RECORD_NULL || ret->uid <= UINT32_MAX) &&
                (ret->every == RECORD_NULL || ret->every <= SCHEDULE_EVERY_MAX);
         return sane ? 0
                     : fault_set(fault, ZERO_EINVAL,
-                                "the question must be JSON with \"job\" and \"directory\"");
+                                "the question must be JSON with \"job\" and \"%s\"",
+                                of_user(what) ? "user" : "directory");
 }
 
 /* ---- a client's question ---------------------------------------------------------------- */
@@ -174,19 +195,39 @@ static int forward(struct pending_call *call, const char *what, struct status_wi
         return 0;
 }
 
+/* A node of the release before would keep a grant's note when it drops the job. */
+static int grants_known(const struct engine *x, struct fault *fault)
+{
+        for (uint32_t n = 0; n < x->cluster->n_nodes; n++) {
+                struct fabric_info info;
+
+                fabric_info(x->fabric, n, &info);
+                if (n != x->cluster->self && info.link.speaks < MESSAGES_GRANTS)
+                        return fault_set(fault, ZERO_EVERSION,
+                                         "node %s was not up yet, or is of a release that knows no "
+                                         "grants: start this release there, and ask again",
+                                         node_name(x, n));
+        }
+        return 0;
+}
+
 int checkpoint_query(struct pending_call *call, const char *what, const char *argument,
                      struct fault *fault)
 {
         struct arena arena = { NULL };
-        struct status_wish wish = {
-                .job = argument, .keep = RECORD_NULL, .every = RECORD_NULL, .uid = RECORD_NULL
-        };
+        struct status_wish wish = { .job = argument,
+                                    .keep = RECORD_NULL,
+                                    .every = RECORD_NULL,
+                                    .uid = RECORD_NULL,
+                                    .user = RECORD_NULL };
         int r = 0;
 
-        if (strcmp(what, "progress") != 0)
-                r = wish_parse(argument, false, &arena, &wish, fault);
+        if (!of_job_alone(what))
+                r = wish_parse(what, argument, &arena, &wish, fault);
         else if (!job_name_valid(argument))
                 r = fault_set(fault, ZERO_EINVAL, "name a job");
+        if (!r && strcmp(what, "grant") == 0)
+                r = grants_known(call->session->rpc->x, fault);
         if (!r)
                 return forward(call, what, &wish, &arena, fault);
         arena_deinit(&arena);
@@ -220,14 +261,31 @@ static int carry_out(struct engine *x, const char *what, const struct status_wis
         return r;
 }
 
+static int carry_out_grant(struct engine *x, const char *what, const struct status_wish *wish,
+                           struct arena *arena, struct status_grants *ret, struct fault *fault)
+{
+        struct job *job;
+        int r = job_for_user(x, wish->job, (uint32_t)wish->uid, &job, fault);
+
+        if (!r && of_user(what))
+                r = grant_order(job, (uint32_t)wish->user, strcmp(what, "grant") == 0, fault);
+        if (r)
+                return r;
+        *ret = (struct status_grants){ .job = wish->job };
+        report_grants(arena, job, &ret->users);
+        return 0;
+}
+
 void checkpoint_question(struct engine *x, struct job *job, uint32_t node,
                          const Zero__LinkMessage *m)
 {
         const char *what = m->query->what;
         bool progress = strcmp(what, "progress") == 0;
+        bool grants = of_user(what) || strcmp(what, "grants") == 0;
         struct arena arena = { NULL };
         struct status_progress told;
         struct status_ordered ordered;
+        struct status_grants granted_now;
         struct status_wish wish;
         struct fault fault;
         int r;
@@ -236,13 +294,17 @@ void checkpoint_question(struct engine *x, struct job *job, uint32_t node,
                 answer(x, node, m, ZERO_EPROTO, "this node does not coordinate that job");
                 return;
         }
-        r = wish_parse(m->query->argument, progress, &arena, &wish, &fault);
-        if (!r && progress)
+        r = wish_parse(what, m->query->argument, &arena, &wish, &fault);
+        if (!r && grants)
+                r = carry_out_grant(x, what, &wish, &arena, &granted_now, &fault);
+        else if (!r && progress)
                 r = report_progress(&arena, x, m->job, (uint32_t)wish.uid, &told, &fault);
         else if (!r)
                 r = carry_out(x, what, &wish, &arena, &ordered, &fault);
         if (r)
                 answer(x, node, m, r, fault.text);
+        else if (grants)
+                query_answer_record(x, node, m->call, status_grants_type(), &granted_now, &arena);
         else if (progress)
                 query_answer_record(x, node, m->call, status_progress_type(), &told, &arena);
         else

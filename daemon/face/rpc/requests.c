@@ -139,6 +139,7 @@ static int handle_follow(struct pending_call *call, const Zero__Request *m, stru
         if (s->rank)
                 return fault_set(fault, ZERO_EPERM,
                                  "a rank follows no job: connect as an observer");
+        s->reader.uid = s->uid;
         s->reader.pid = (uint32_t)s->pid;
         return job ? follow_wait(&s->reader, job, m->follow->least, m->follow->most, &call->request,
                                  fault)
@@ -189,6 +190,7 @@ static int handle_base(struct pending_call *call, const Zero__Request *m, struct
                             &call->request, fault);
 }
 
+/* A query asks for its job by name, whatever the session's. */
 static int handle_query(struct pending_call *call, const Zero__Request *m, struct fault *fault)
 {
         return query_start(call, m->query->what, m->query->argument, fault);
@@ -212,7 +214,8 @@ static int handle_bye(struct pending_call *call, const Zero__Request *m, struct 
 static const struct call_kind kinds[] = {
         [ZERO__REQUEST__BODY_HELLO] = { "zero_connect", CALL_LOOP, .handle = handle_hello,
                                         REPLY(HELLO) },
-        [ZERO__REQUEST__BODY_BYE] = { "zero_close", CALL_LOOP, .handle = handle_bye },
+        [ZERO__REQUEST__BODY_BYE] = { "zero_close", CALL_LOOP, .handle = handle_bye,
+                                      .guests = true },
         [ZERO__REQUEST__BODY_ATTACH] = { "zero_attach", CALL_LAYOUT, .handle = handle_attach,
                                          .write = reply_attach },
         [ZERO__REQUEST__BODY_COMPOSE] = { "zero_compose", CALL_LAYOUT, .handle = handle_compose,
@@ -239,10 +242,11 @@ static const struct call_kind kinds[] = {
         [ZERO__REQUEST__BODY_NORMS] = { "zero_tensor_norms", CALL_PLANES, .handle = handle_norms,
                                         REPLY(NORMS) },
         [ZERO__REQUEST__BODY_FOLLOW] = { "zero_follow", CALL_STEP, .handle = handle_follow,
-                                         REPLY(FOLLOW) },
-        [ZERO__REQUEST__BODY_UNFOLLOW] = { "zero_unfollow", CALL_STEP, .handle = handle_unfollow },
+                                         .guests = true, REPLY(FOLLOW) },
+        [ZERO__REQUEST__BODY_UNFOLLOW] = { "zero_unfollow", CALL_STEP, .handle = handle_unfollow,
+                                           .guests = true },
         [ZERO__REQUEST__BODY_QUERY] = { "zero_query", CALL_QUERY, .handle = handle_query,
-                                        REPLY(QUERY) },
+                                        .guests = true, REPLY(QUERY) },
 };
 
 const struct call_kind *call_kind(uint32_t body)

@@ -303,6 +303,7 @@ int rpc_open(struct engine *x, int fd, struct rpc **ret, struct fault *fault)
         }
         rpc->spare = spare_open();
         x->query = query_message;
+        x->regranted = readers_regranted;
         offload_watch(x->offload, server_ran, rpc);
         x->rpc = rpc;
         *ret = rpc;

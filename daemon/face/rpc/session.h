@@ -87,6 +87,7 @@ struct call_kind {
          * calls the last. */
         call_handler *handle;
         rank_call *rank, *ordered;
+        bool guests; /* who follows another user's job may call it too */
         /* What an answer has if it is OK: request.result as this body; 0: nothing. */
         Zero__Reply__BodyCase reply;
         void (*write)(struct pending_call *call, Zero__Reply *reply); /* in its place, or NULL */
@@ -138,6 +139,8 @@ call_handler handle_attach;
 int place_of_uuid(const ProtobufCBinaryData *uuid, uint32_t *ret_place, struct fault *fault);
 /* ZERO_EBUSY where the node takes no new ranks. */
 int refuse_drained(const struct engine *x, struct fault *fault);
+/* Ends the sessions of users who may no more follow the job. */
+void readers_regranted(struct job *job);
 /* The reply has descriptors. */
 void reply_attach(struct pending_call *call, Zero__Reply *reply);
 

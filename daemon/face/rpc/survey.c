@@ -19,6 +19,7 @@ enum {
         EXAMINE_MS = 10000,
         TRACE_MS = 10000,
         DRAIN_MS = 10000,
+        VERSIONS_MS = 10000,
         NODES_MS = 10000
 };
 /* Charged to a user before a node is asked: for the work there, and here for what an answer holds.
@@ -208,6 +209,25 @@ static json_t *trace_together(struct survey *s)
         return traces_together(s->x, answers);
 }
 
+static json_t *versions_together(struct survey *s)
+{
+        struct arena arena = { NULL };
+        struct status_versions versions = { .job = s->name, .version = s->job->version };
+
+        report_grants(&arena, s->job, &versions.users);
+        for (uint32_t n = 0; n < s->x->cluster->n_nodes; n++) {
+                const struct status_versions_here *here =
+                        told_by(s, n, status_versions_here_type(), &arena);
+                struct status_versions_here *to = here ? LIST_ADD(&arena, &versions.nodes) : NULL;
+
+                if (to)
+                        *to = *here;
+                if (n != s->x->cluster->self && !node_set_has(s->x->up, n))
+                        texts_add(&arena, &versions.away, node_name(s->x, n));
+        }
+        return record_take_json(status_versions_type(), &versions, &arena);
+}
+
 /* The nodes' answers as they came, and who gave none. */
 static json_t *nodes_together(struct survey *s)
 {
@@ -276,6 +296,7 @@ static const struct survey_kind {
         { "measure", "measure", false, NULL, true, measures_together, MEASURES_MS, true },
         { "examine", "examine", false, NULL, false, examinations_together, EXAMINE_MS, true },
         { "trace", "trace", true, NULL, false, trace_together, TRACE_MS, false, events_ns },
+        { "versions", "versions", true, NULL, false, versions_together, VERSIONS_MS },
         { "nodes", "status", false, NULL, false, nodes_together, NODES_MS },
         { "drain", "drain", false, is_named, true, drained_together, DRAIN_MS, true },
         { "undrain", "undrain", false, is_named, true, drained_together, DRAIN_MS, true },

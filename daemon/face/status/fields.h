@@ -45,6 +45,36 @@
         F(number, version, "newest whole version among them; null: none",                          \
           GAUGE("reader_version"))
 
+#define STATUS_READER(F, R)                                                                        \
+        F(number, uid, "user")                                                                     \
+        F(number, pid, "process")                                                                  \
+        F(flag, waits, "it waits for a version")                                                   \
+        F(numbers, versions, "versions that it holds")
+
+#define STATUS_COPY(F, R)                                                                          \
+        F(number, version, "version in the copy; null: it is empty, or the version is on its way") \
+        F(number, bytes, "bytes of its memory")                                                    \
+        F(number, readers, "clients that hold it")
+
+/* What one node tells the others. */
+#define STATUS_VERSIONS_HERE(F, R)                                                                 \
+        F(text, node, "name")                                                                      \
+        F(number, newest, "newest whole version among the copies; null: none")                     \
+        R(list, status_reader, readers, "clients that follow the job on the node")                 \
+        F(number, left_out, "more of them, which are not told")                                    \
+        R(list, status_copy, copies, "copies of versions that are in memory")
+
+#define STATUS_VERSIONS(F, R)                                                                      \
+        F(text, job, "name")                                                                       \
+        F(number, version, "steps made")                                                           \
+        F(numbers, users, "users whom the owner lets follow the job")                              \
+        R(list, status_versions_here, nodes, "nodes of the job that answered")                     \
+        F(texts, away, "nodes that are not up, and may have readers")
+
+#define STATUS_GRANTS(F, R)                                                                        \
+        F(text, job, "name")                                                                       \
+        F(numbers, users, "users whom the owner lets follow the job")
+
 #define STATUS_REDUCE(F, R)                                                                        \
         F(number, elements_sent, "elements of gradients, to other nodes",                          \
           COUNTER("reduce_sent_elements_total"))                                                   \
@@ -573,14 +603,15 @@
         F(number, shard, "verify only: as in the answer before; at first 0")                       \
         F(number, block, "verify only: as in the answer before; at first 0")
 
-/* What a client asks for with "checkpoint" and "restore". */
+/* What a client asks for with "checkpoint", "restore", "grant" and "revoke". */
 #define STATUS_WISH(F, R)                                                                          \
         F(text, job, "name")                                                                       \
         F(text, directory, "directory of the checkpoint")                                          \
         F(number, keep, "how many checkpoints to keep; null: all")                                 \
         F(number, every, "steps between two checkpoints; 0: stop; null: one now")                  \
         F(number, uid, "user who asks; set by the node that the client is connected to")           \
-        F(text, seen, "what the client sees there, to be compared: DEVICE:INODE PATH")
+        F(text, seen, "what the client sees there, to be compared: DEVICE:INODE PATH")             \
+        F(number, user, "\"grant\" and \"revoke\", which name no directory: the user")
 
 /* ---- all ---- */
 
@@ -589,6 +620,11 @@
         X(status_wait, STATUS_WAIT)                                                                \
         X(status_gather, STATUS_GATHER)                                                            \
         X(status_readers, STATUS_READERS)                                                          \
+        X(status_reader, STATUS_READER)                                                            \
+        X(status_copy, STATUS_COPY)                                                                \
+        X(status_versions_here, STATUS_VERSIONS_HERE)                                              \
+        X(status_versions, STATUS_VERSIONS)                                                        \
+        X(status_grants, STATUS_GRANTS)                                                            \
         X(status_reduce, STATUS_REDUCE)                                                            \
         X(status_stash, STATUS_STASH)                                                              \
         X(status_formula, STATUS_FORMULA)                                                          \

@@ -156,6 +156,8 @@ static const struct {
         { "zeroctl doctor", "status_examined", NULL },
         { "zeroctl trace, without a file", "status_trace", NULL },
         { "zeroctl drop", "status_drop", NULL },
+        { "zeroctl versions", "status_versions", NULL },
+        { "zeroctl grants, grant, revoke", "status_grants", NULL },
         { "zeroctl config", "status_config", NULL },
         { "zeroctl set", "status_option", NULL },
         { "/api/map of HTTP", "status_map", NULL },

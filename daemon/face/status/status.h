@@ -6,7 +6,7 @@
  *   gpus.c         its GPUs                  shards.c       who holds which part of every group
  *   membership.c   the owner list, moves     checkpoints.c  checkpoints and restores
  *   metrics.c      records as /metrics             shard_map.c    a picture of shards
- *   verdict.c      what is wrong, as alerts name it
+ *   verdict.c      what is wrong, as alerts name it  versions.c  who follows a job
  *
  * A report reads the engine and keeps no pointer into it: all that it fills lies in the arena.  If
  * memory runs out arena->failed is set and the report is incomplete.  Loop thread.
@@ -49,6 +49,12 @@ void report_job_shards(struct arena *arena, const struct job *job,
  */
 void report_map(struct arena *arena, const struct engine *x, const struct status_map *const *told,
                 struct status_map *ret);
+
+/* Who follows the job on this node, and which versions are in memory for them. */
+void report_versions_here(struct arena *arena, const struct job *job,
+                          struct status_versions_here *ret);
+/* Who may follow it beside its owner. */
+void report_grants(struct arena *arena, const struct job *job, struct record_numbers *ret);
 
 void report_membership(struct arena *arena, const struct engine *x, struct status_membership *ret);
 /* Moves as this node knows them. */

@@ -98,6 +98,8 @@ struct engine {
         bool stopping;
         /* Answers other nodes' questions about this one (rpc/query.c). */
         void (*query)(struct engine *x, uint32_t node, const Zero__LinkMessage *m);
+        /* Ends sessions of users who may no more follow the job (rpc/attach.c). */
+        void (*regranted)(struct job *job);
         struct rpc *rpc; /* NULL: it has ended */
         bool leaving;    /* the stop cuts ranks off: they do not count as lost */
         const struct node_ops *node;

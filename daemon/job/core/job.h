@@ -13,6 +13,7 @@
 #include "proto/partition.h"
 
 struct follow;
+struct grants;
 struct job_reshard;
 struct job_stash;
 struct progress;
@@ -67,6 +68,7 @@ struct job {
         struct progress *progress; /* core/progress.h */
         /* What the folders of these names keep (module.h). */
         struct follow *follow;
+        struct grants *grants;
         struct job_stash *stash;
         struct reduce *reduce;
         struct job_reshard *reshard;

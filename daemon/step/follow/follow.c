@@ -45,6 +45,7 @@ struct copy_of_version {
         uint32_t n_coming; /* groups */
         bool failed;       /* the version is over, or the job is dropped */
         bool stale;        /* a put has changed a group since it came */
+        bool retired;      /* takes no other version: its memory goes with its last hold */
         struct bring brings[BRINGS];
 };
 
@@ -120,7 +121,7 @@ static void copy_go_on(struct copy_of_version *c)
                 return;
         if (c->failed) {
                 c->phase = COPY_EMPTY;
-                c->follow->over = c->version == job->version;
+                c->follow->over = !c->retired && c->version == job->version;
         } else if (gather_dirtied(c->holds.gather)) {
                 copy_begin(c);
         } else {
@@ -157,6 +158,16 @@ static int copy_new(struct follow *f, uint32_t number, struct fault *fault)
                 c->brings[i].copy = c;
         f->copies[number] = c;
         return 0;
+}
+
+static void retired_free(struct follow *f)
+{
+        for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++) {
+                const struct copy_of_version *c = f->copies[i];
+
+                if (c && c->retired && !c->holders && !c->n_coming)
+                        copy_free(STEAL(f->copies[i]));
+        }
 }
 
 static void copies_free(struct follow *f)
@@ -271,8 +282,10 @@ static void follow_round(struct follow *f)
 {
         struct copy_of_version *coming = NULL;
         struct fault fault = { 0 };
-        bool wanted = readers_answer(f);
+        bool wanted;
 
+        retired_free(f);
+        wanted = readers_answer(f);
         for_copies(f, c) coming = c->phase == COPY_COMING ? c : coming;
         if (!coming && wanted && !f->over) {
                 coming = copy_take(f, &fault);
@@ -302,6 +315,16 @@ static void follow_go_on(struct follow *f)
 void follow_advance(struct job *job)
 {
         job->follow->over = false;
+        follow_go_on(job->follow);
+}
+
+void follow_renew(struct job *job)
+{
+        for_copies(job->follow, c)
+        {
+                c->retired = true;
+                c->failed = c->phase == COPY_COMING;
+        }
         follow_go_on(job->follow);
 }
 
@@ -415,7 +438,7 @@ void follow_leave(struct reader *reader)
         for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++)
                 if (f->copies[i]) /* a dropped job has none */
                         f->copies[i]->holders -= reader->held[i];
-        *reader = (struct reader){ .pid = reader->pid };
+        *reader = (struct reader){ .uid = reader->uid, .pid = reader->pid };
         if (list_empty(&f->readers))
                 copies_free(f);
         else
@@ -442,6 +465,28 @@ void follow_info(const struct job *job, struct follow_info *ret)
                         ret->version = c->version;
                 }
         }
+}
+
+const struct reader *follow_reader(const struct job *job, const struct reader *before)
+{
+        const struct list *readers = &job->follow->readers;
+        const struct list *next = before ? before->link.next : readers->next;
+
+        return next == readers ? NULL : CONTAINER_OF(next, struct reader, link);
+}
+
+bool follow_copy(const struct job *job, uint32_t number, struct follow_copy *ret)
+{
+        const struct copy_of_version *c = job->follow->copies[number];
+        const struct segment *s = c ? gather_segment(c->holds.gather) : NULL;
+
+        if (!c)
+                return false;
+        *ret = (struct follow_copy){ c->phase == COPY_WHOLE, c->version, s ? s->bytes : 0, 0 };
+        list_for_each ((struct list *)&job->follow->readers, item) {
+                ret->readers += CONTAINER_OF(item, struct reader, link)->held[number] > 0;
+        }
+        return true;
 }
 
 /* ---- what the node goes through ---- */

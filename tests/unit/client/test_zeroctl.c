@@ -337,6 +337,46 @@ Test(zeroctl, drop_confirms)
         cr_assert_str_eq(output, "job gpt: dropped\n");
 }
 
+Test(zeroctl, grant_finds_the_user)
+{
+        const struct answer names[] = {
+                { "grant", "{\"job\":\"gpt\",\"user\":0}",
+                  "{\"job\":\"gpt\",\"users\":[0,4000000000]}" },
+                { "revoke", "{\"job\":\"gpt\",\"user\":4000000000}",
+                  "{\"job\":\"gpt\",\"users\":[]}" },
+        };
+
+        cr_assert_eq(ask("grant gpt root", &names[0]), 0);
+        cr_assert_str_eq(output, "job gpt: other users who may follow it: root, 4000000000\n");
+        cr_assert_eq(ask("revoke gpt 4000000000", &names[1]), 0);
+        cr_assert_str_eq(output, "job gpt: no other user may follow it\n");
+}
+
+Test(zeroctl, versions_shows_readers_and_copies)
+{
+        const struct answer a = {
+                "versions", "gpt",
+                "{\"job\":\"gpt\",\"version\":9,\"users\":[0],\"nodes\":[{\"node\":\"a\","
+                "\"newest\":8,"
+                "\"readers\":[{\"uid\":0,\"pid\":77,\"waits\":true,\"versions\":[7,8]},"
+                "{\"uid\":0,\"pid\":78,\"waits\":false,\"versions\":[]}],\"left_out\":5,"
+                "\"copies\":[{\"version\":8,\"bytes\":2048,\"readers\":1},"
+                "{\"version\":null,\"bytes\":2048,\"readers\":0}]}],\"away\":[\"b\"]}"
+        };
+
+        cr_assert_eq(ask("versions gpt", &a), 0);
+        cr_assert_str_eq(output, "job gpt at version 9\n"
+                                 "job gpt: other users who may follow it: root\n"
+                                 "NODE  USER  READER  HOLDS  WAITS\n"
+                                 "a     root      77  7, 8   yes\n"
+                                 "a     root      78  -      -\n"
+                                 "NODE  VERSION     BYTES  READERS\n"
+                                 "a           8  2.00 KiB        1\n"
+                                 "a           -  2.00 KiB        0\n"
+                                 "node a has 5 more readers\n"
+                                 "node b is not up, and may have readers\n");
+}
+
 Test(zeroctl, members_tells_who_holds_what_and_whether_that_can_change)
 {
         const struct answer a = {
