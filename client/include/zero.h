@@ -809,7 +809,9 @@ struct zero_weights {
  * Waits for a whole version of the job's parameters, and holds it. [blocks]  The version is at least `least`, and at
  * most `most`.  least 0 and most UINT64_MAX take the newest; least one above a version waits for a newer one; equal
  * numbers wait for that version.  All parameters are those between two steps, in their groups' dtypes, bit for bit as
- * the ranks fetch them.  Readers need not take every version, and trainers wait for no reader.
+ * the ranks fetch them.  Readers need not take every version.  Trainers wait for no reader: an update waits at most for
+ * the few parts that travel to a reader's node at that moment.
+ * timeout_ms is for this call, if that is less than the timeout given to zero_connect(); 0: that one.
  * The client is an observer (ZERO_OBSERVER) that is attached, on any node of the cluster.  The client may hold
  * several versions at once.  A node has one copy of a version for all readers, and as many copies of a job as its
  * option follow_copies says.  If other versions are held in all of them, the call waits, and then names their readers.
@@ -817,14 +819,15 @@ struct zero_weights {
  * and zero_unfollow(); all other calls about the job return ZERO_EPERM.  When the grant is revoked, a call that waits
  * returns ZERO_EPERM, and later calls ZERO_ECLOSED.  What the client holds stays readable until zero_close().
  * A zero_put() between two steps changes parameters within a version; the next zero_follow() gives the changed ones.
- * Steps may follow each other faster than a version is read: the call then goes on with the newest.
+ * Steps may follow each other faster than a version is read: the call then goes on with the newest, until its deadline.
  * ZERO_EGONE: the job is past `most`, and no copy has such a version.  ZERO_EDEADLINE: there is no such version yet,
- * and the call may be made again.  ZERO_ENOJOB: the job was dropped, or a checkpoint has replaced it: attach again.
+ * and the call may be made again.  ZERO_ENOJOB: the job was dropped, or a checkpoint has replaced it: connect
+ * and attach a new client.
  * ZERO_EPERM: the client is a rank, follow_copies is 0, or the user's grant was revoked.
- * ZERO_ESHM, ZERO_ENOMEM: the node has no memory for a copy.
+ * ZERO_ESHM, ZERO_ENOMEM: the node has no memory for a copy.  ZERO_EQUOTA: follow_limit allows the job's user no more.
  * ZERO_EVERSION: the daemon is of a release that does not know the call.
  */
-int zero_follow(struct zero_client *client, uint64_t least, uint64_t most,
+int zero_follow(struct zero_client *client, uint64_t least, uint64_t most, uint32_t timeout_ms,
                 struct zero_weights *ret_weights);
 /*
  * Returns a group's parameters in a version, in the group's dtype, laid flat (zero_layout_offset()).  NULL: there is

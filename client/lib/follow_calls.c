@@ -41,7 +41,7 @@ static int check_reader(struct zero_client *c)
         return 0;
 }
 
-int zero_follow(struct zero_client *client, uint64_t least, uint64_t most,
+int zero_follow(struct zero_client *client, uint64_t least, uint64_t most, uint32_t timeout_ms,
                 struct zero_weights *ret_weights)
 {
         Zero__Follow follow = ZERO__FOLLOW__INIT;
@@ -54,6 +54,7 @@ int zero_follow(struct zero_client *client, uint64_t least, uint64_t most,
                 return r;
         follow.least = least;
         follow.most = most;
+        follow.timeout_ms = timeout_ms;
         wire_expect_fds(&client->wire, true);
         r = client_call(client, REQUEST(FOLLOW, follow, &follow), &reply);
         if (r == 0)

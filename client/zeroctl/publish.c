@@ -52,7 +52,7 @@ static int try_hold(struct publish *p, uint64_t least)
         int r = p->attached ? ZERO_OK : zero_attach(p->ctl->client, NULL, NULL);
 
         p->attached = r == ZERO_OK;
-        return r ? r : zero_follow(p->ctl->client, least, UINT64_MAX, &p->weights);
+        return r ? r : zero_follow(p->ctl->client, least, UINT64_MAX, 0, &p->weights);
 }
 
 /* Holds the newest version that is `least` or above, however long --every takes to get there. */

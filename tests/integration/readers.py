@@ -8,10 +8,11 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import Place  # noqa: E402
-from cluster import SETS, Cluster, finish_all, small_layout, until  # noqa: E402
+from cluster import SETS, Cluster, finish_all, group, small_layout, tensor, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from moments import can_vote  # noqa: E402
+from wire import Raw, request  # noqa: E402
 
 LAYOUT = small_layout(blocks=2, width=120)
 NEEDS = {"hold": 2, "push": 2}
@@ -188,6 +189,8 @@ def bad_input():
         a = reader(c, timeout_ms=1000)
         a.refused("EINVAL", "follow", "from 2 to 1", least=2, most=1)
         a.refused("EDEADLINE", "follow", "version 1", "stands at version 0", least=1)
+        patient = reader(c, timeout_ms=10**9)
+        patient.refused("EDEADLINE", "follow", "version 1", least=1, timeout_ms=200)
         a.refused("ENOTHELD", "unfollow", copy=0)
         a.refused("ENOTHELD", "unfollow", copy=1 << 20)
         held = a.do("follow")
@@ -217,6 +220,80 @@ def a_put_changes_what_is_read_next():
 
 
 @case
+def a_put_before_a_step_ends_the_copy_of_its_version():
+    with Cluster(1) as c:
+        rank, = c.ranks("job", LAYOUT, [0], **NEEDS)
+        a = reader(c)
+        a.do("unfollow", copy=a.do("follow")["copy"])
+        a.do("put", tensor=0, plane="master", first=0, values=[1.0, 2.0])
+        rank.start("train", steps=1, **TRAIN)
+        rank.good(rank.finish())
+        a.refused("EGONE", "follow", most=0)
+
+
+@case
+def a_copy_that_nobody_takes_is_used_again():
+    """Its reader leaves while it comes, and another one waits for the next version."""
+    layout = [group("g0", tensor("t0", 256, 256))]
+    train = {"sets": SETS[:1], "clip": 0, "seed": 11}
+    with Cluster(2, owners=1, follow_copies=1) as c:
+        rank, = c.ranks("job", layout, [0], **NEEDS)
+        journal, b, seen = f"{c.directory}/journal", reader(c, 1), []
+
+        def step():
+            rank.start("train", steps=1, journal=journal, **train)
+        for version in range(2, 12, 2):
+            step(), rank.good(rank.finish())  # nobody has read this version
+            a = Raw(c[1].socket)
+            a.hello(job="job", timeout_ms=60000), a.ask("attach")
+            b.start("follow", least=version)
+            time.sleep(0.02)
+            c[0].stop()
+            a.send(request(9, "follow", {1: 0, 2: (1 << 64) - 1}))
+            time.sleep(0.03)  # the pull waits at the owner
+            c[1].stop()
+            a.close()
+            c[0].go_on()
+            step()
+            time.sleep(0.15)
+            c[1].go_on()
+            rank.good(rank.finish())
+            held = b.good(b.finish())
+            time.sleep(0.05)
+            seen.append((held["version"], held["hash"], b.do("rehash", copy=held["copy"])["hash"]))
+            b.do("unfollow", copy=held["copy"])
+        step(), rank.good(rank.finish())
+        known = truth(journal)
+        assert not [s for s in seen if s[1] != known[s[0]] or s[2] != s[1]], seen
+
+
+@case
+def answers_that_nobody_reads_take_few_descriptors():
+    with Cluster(1) as c:
+        c.ranks("job", LAYOUT, [0], **NEEDS)
+        before, raw = c[0].descriptors(), Raw(c[0].socket)
+        raw.hello(job="job", timeout_ms=60000), raw.ask("attach")
+        raw.socket.settimeout(1)
+        with contextlib.suppress(TimeoutError, OSError):
+            raw.send(b"".join(request(i, "follow", {1: 0, 2: (1 << 64) - 1}) for i in range(9, 60000)))
+        assert c[0].descriptors() < before + 100
+        raw.close()
+
+
+@case
+def a_user_has_no_more_memory_for_versions_than_allowed():
+    with Cluster(1, follow_limit=600 << 10) as c:  # a version has 440 KiB
+        rank, = c.ranks("job", LAYOUT, [0], **NEEDS)
+        a, b = reader(c), reader(c)
+        held = a.do("follow")
+        rank.start("train", steps=1, **TRAIN)
+        rank.good(rank.finish())
+        b.refused("EQUOTA", "follow", "follow_limit", least=1)
+        a.do("unfollow", copy=held["copy"])
+        assert b.do("follow", least=1)["version"] == 1
+
+
+@case
 def a_reader_that_stops_or_dies_holds_up_nobody():
     with Cluster(2, follow_copies=2) as c:
         ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
@@ -232,7 +309,7 @@ def a_reader_that_stops_or_dies_holds_up_nobody():
         assert stopped.do("rehash", copy=held["copy"])["hash"] == held["hash"]
         stopped.kill()
         alive.do("close")
-        until(lambda: c[0].job("job")["readers"] is None, what="the end of the copies")
+        until(lambda: c[0].job("job")["readers"] is None, what="the end of the copies, a while after their last reader")
 
 
 @case

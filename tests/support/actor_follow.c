@@ -46,7 +46,8 @@ int do_follow(struct actor *actor, const json_t *command, json_t *ret)
 {
         struct zero_weights w;
         int r = zero_follow(actor->client, field_count(command, "least", 0),
-                            field_count(command, "most", UINT64_MAX), &w);
+                            field_count(command, "most", UINT64_MAX),
+                            (uint32_t)field_count(command, "timeout_ms", 0), &w);
 
         if (r)
                 return r;
@@ -104,7 +105,7 @@ int do_read(struct actor *actor, const json_t *command, json_t *ret)
         while (!r && least <= number_in(until)) {
                 struct zero_weights w;
 
-                r = zero_follow(actor->client, least, UINT64_MAX, &w);
+                r = zero_follow(actor->client, least, UINT64_MAX, 0, &w);
                 if (r == ZERO_EDEADLINE) { /* the trainers may have been stopped */
                         r = ZERO_OK;
                         continue;

@@ -206,7 +206,7 @@ PROTOTYPES = {
     "zero_fetch": (c_int, _client, c_uint32, POINTER(c_void_p)),
     "zero_finish": (c_int, _client, c_bool),
     "zero_first_values": (c_int, _client, POINTER(c_void_p)),
-    "zero_follow": (c_int, _client, c_uint64, c_uint64, POINTER(Weights)),
+    "zero_follow": (c_int, _client, c_uint64, c_uint64, c_uint32, POINTER(Weights)),
     "zero_free": (None, c_void_p),
     "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),

@@ -90,8 +90,8 @@ class Weights:
 class _Reader:
     """One connection, which lasts as long as one of its versions is held: the memory is the connection's."""
 
-    def __init__(self, client: Client, timeout: float):
-        self.client, self.timeout, self.held, self.left = client, timeout, 0, False
+    def __init__(self, client: Client):
+        self.client, self.held, self.left = client, 0, False
         client.attach()
         assert client.layout
         self.layout: Layout = client.layout
@@ -101,9 +101,10 @@ class _Reader:
         with self.client._use() as handle:
             return [group(handle, ctypes.byref(held), g) or 0 for g in range(groups)]
 
-    def wait(self, least: int, most: int) -> lib.Weights:
+    def wait(self, least: int, most: int, seconds: float) -> lib.Weights:
         held = lib.Weights()
-        self.client._wait(self.client._library.zero_follow, least, most, ctypes.byref(held))
+        ms = timeout_ms(max(seconds, 0.001))
+        self.client._wait(self.client._library.zero_follow, least, most, ms, ctypes.byref(held))
         self.held += 1
         return held
 
@@ -113,8 +114,9 @@ class _Reader:
             self.client._call(self.client._library.zero_unfollow, ctypes.byref(held))
         except (Closed, NoJob):
             pass  # the daemon keeps nothing for this connection
-        if self.left:
-            self.leave()
+        finally:
+            if self.left:
+                self.leave()
 
     def leave(self) -> None:
         self.left = True
@@ -154,10 +156,15 @@ class Follower:
         end = time.monotonic() + seconds
         while True:
             try:
-                reader = self._read(end - time.monotonic())
-                return self._kind(reader, reader.wait(least, most))
+                reader = self._read()
+                held = reader.wait(least, most, end - time.monotonic())
+                try:
+                    return self._kind(reader, held)
+                except BaseException:
+                    reader.release(held)
+                    raise
             except Deadline:
-                if end - time.monotonic() < seconds / 10:
+                if time.monotonic() >= end:
                     raise
             except (Closed, NoJob):
                 self._leave()
@@ -166,17 +173,13 @@ class Follower:
                 least = afresh
                 time.sleep(0.1)
 
-    def _read(self, left: float) -> _Reader:
-        """Returns a reader that waits for so long, or little longer.  The timeout is the connection's."""
+    def _read(self) -> _Reader:
         if self._closed:
             raise Closed("the follower is closed")
-        if self._reader and not left / 2 <= self._reader.timeout <= left * 1.1:
-            self._leave()
         if self._reader is None:
-            left = max(left, 0.01)
-            client = connect(self._job, lib.OBSERVER, socket=self._socket, timeout=left)
+            client = connect(self._job, lib.OBSERVER, socket=self._socket, timeout=self._timeout)
             try:
-                self._reader = _Reader(client, left)
+                self._reader = _Reader(client)
             except BaseException:
                 client.close()
                 raise

@@ -139,6 +139,8 @@ static int handle_follow(struct pending_call *call, const Zero__Request *m, stru
         if (s->rank)
                 return fault_set(fault, ZERO_EPERM,
                                  "a rank follows no job: connect as an observer");
+        if (m->follow->timeout_ms)
+                request_shorten(&call->request, m->follow->timeout_ms);
         s->reader.uid = s->uid;
         s->reader.pid = (uint32_t)s->pid;
         return job ? follow_wait(&s->reader, job, m->follow->least, m->follow->most, &call->request,

@@ -133,7 +133,7 @@ static void report_readers(struct arena *arena, const struct job *job, struct st
         struct follow_info info;
 
         follow_info(job, &info);
-        if (info.readers)
+        if (info.readers || info.copies)
                 ret->readers = arena_new(arena, sizeof *ret->readers);
         if (ret->readers)
                 *ret->readers =

@@ -108,6 +108,8 @@
         N("State and memory", follow_copies, COUNT, "copies", "3", 0, 16,                             \
           "Most versions of a job's parameters that this node has in memory for clients that "     \
           "follow the job (zero_follow()). 0: nobody follows a job here.")                         \
+        N("State and memory", follow_limit, SIZE, "bytes", "0", 0, 1ull << 50,                     \
+          "Most host memory for such versions of one user's jobs on this node. 0: no limit.")      \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
           "ranks hold, the gradients that they push, what they stash there, and copies of "        \

@@ -22,6 +22,14 @@ void request_begin(struct requests *requests, struct request *r, uint64_t now_ms
         list_insert(&requests->all, &r->deadline);
 }
 
+void request_shorten(struct request *r, uint64_t timeout_ms)
+{
+        if (timeout_ms >= r->timeout_ms)
+                return;
+        r->timeout_ms = timeout_ms;
+        r->deadline_ms = r->since_ms + timeout_ms;
+}
+
 void request_end(struct request *r, int status, const char *format, ...)
 {
         char text[480] = "";
@@ -93,8 +101,17 @@ void requests_expire(struct requests *requests, uint64_t now_ms)
 
 void requests_end_all(struct list *waiting, int status, const char *text)
 {
-        while (!list_empty(waiting))
-                request_end(CONTAINER_OF(waiting->next, struct request, wait), status, "%s",
+        struct list ending; /* an end may let a new request wait */
+
+        list_init(&ending);
+        while (!list_empty(waiting)) {
+                struct list *item = waiting->next;
+
+                list_remove(item);
+                list_insert(&ending, item);
+        }
+        while (!list_empty(&ending))
+                request_end(CONTAINER_OF(ending.next, struct request, wait), status, "%s",
                             text ? text : "");
 }
 

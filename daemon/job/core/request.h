@@ -89,6 +89,8 @@ void requests_init(struct requests *requests);
 /* Starts the clock, and links wait to itself. */
 void request_begin(struct requests *requests, struct request *r, uint64_t now_ms,
                    uint64_t timeout_ms);
+/* Gives the request less time, if that is less. */
+void request_shorten(struct request *r, uint64_t timeout_ms);
 void request_end(struct request *r, int status, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 /*

@@ -22,7 +22,8 @@
 #include "daemon/job/core/progress.h"
 #include "proto/cleanup.h"
 
-enum { BRINGS = 2 };
+/* Readers that come and go find the same memory: a process that has left may still map it. */
+enum { BRINGS = 2, KEEP_MS = 10000 };
 
 struct copy_of_version;
 
@@ -54,12 +55,16 @@ struct follow {
         struct job *job;
         struct list readers, waiting;
         struct copy_of_version *copies[FOLLOW_COPIES_MAX]; /* NULL: it has no memory */
-        bool going, again; /* follow_go_on() runs, and has to go round once more */
+        bool going;                                        /* follow_run() runs */
+        bool news;         /* for readers, or for who may wait for a copy */
+        bool moved;        /* a group of the copy that is coming has come */
         bool over;         /* the version that the job stands at was refused: waits for the next */
+        uint64_t version;  /* that the job stands at */
+        uint64_t empty_ms; /* loop time at which the last reader left */
         uint64_t serial;
 };
 
-static void follow_go_on(struct follow *f);
+static void follow_run(struct follow *f);
 
 static struct copy_of_version *copy_from(const struct follow *f, uint32_t i)
 {
@@ -80,7 +85,8 @@ static void bring_finished(struct request *r, int status, const char *text)
         b->busy = false;
         b->copy->n_coming--;
         b->copy->failed = b->copy->failed || status;
-        follow_go_on(b->copy->follow);
+        b->copy->follow->moved = true;
+        follow_run(b->copy->follow);
 }
 
 static void bring(struct bring *b, uint32_t group)
@@ -127,7 +133,7 @@ static void copy_go_on(struct copy_of_version *c)
         } else {
                 c->phase = COPY_WHOLE;
         }
-        c->follow->again = true;
+        c->follow->news = true;
 }
 
 /* ---- memory ---- */
@@ -236,7 +242,8 @@ static void reader_give(struct reader *reader, struct copy_of_version *c)
         r->result.follow.copy = c->number;
         r->result.follow.serial = c->serial;
         r->result.follow.bytes = s ? s->bytes : 0;
-        r->passes = s != NULL;
+        r->passes = s && reader->passed[c->number] != c->serial;
+        reader->passed[c->number] = c->serial;
         r->fd = s ? s->fd : -1;
         request_end(r, ZERO_OK, NULL);
 }
@@ -278,44 +285,70 @@ static void readers_refuse(struct follow *f, const struct fault *why)
         }
 }
 
-static void follow_round(struct follow *f)
+static struct copy_of_version *copy_coming(const struct follow *f)
 {
         struct copy_of_version *coming = NULL;
-        struct fault fault = { 0 };
-        bool wanted;
 
-        retired_free(f);
-        wanted = readers_answer(f);
         for_copies(f, c) coming = c->phase == COPY_COMING ? c : coming;
-        if (!coming && wanted && !f->over) {
-                coming = copy_take(f, &fault);
-                if (coming)
-                        copy_begin(coming);
-                else if (fault.status)
-                        readers_refuse(f, &fault);
-        }
-        if (coming)
-                copy_go_on(coming);
+        return coming;
 }
 
-/* Brings copies and answers readers as far as possible. */
-static void follow_go_on(struct follow *f)
+static void copy_want(struct follow *f)
 {
-        f->again = true;
+        struct fault fault = { 0 };
+        struct copy_of_version *c = copy_take(f, &fault);
+
+        if (c)
+                copy_begin(c);
+        else if (fault.status)
+                readers_refuse(f, &fault);
+}
+
+/* Brings copies and answers readers as far as possible.  One group more concerns no reader. */
+static void follow_run(struct follow *f)
+{
         if (f->going)
                 return;
         f->going = true;
-        while (f->again && !f->job->dead) {
-                f->again = false;
-                follow_round(f);
+        while ((f->news || f->moved) && !f->job->dead) {
+                struct copy_of_version *coming;
+                bool news = f->news;
+
+                f->news = f->moved = false;
+                if (news) {
+                        retired_free(f);
+                        if (readers_answer(f) && !copy_coming(f) && !f->over)
+                                copy_want(f);
+                }
+                coming = copy_coming(f);
+                if (coming)
+                        copy_go_on(coming);
         }
         f->going = false;
 }
 
+static void follow_go_on(struct follow *f)
+{
+        f->news = true;
+        follow_run(f);
+}
+
+/* Puts may have changed the version that the job has left. */
+static void follow_leave_version(struct follow *f)
+{
+        for_copies(f, c) if (c->phase == COPY_WHOLE && c->version == f->version) c->stale =
+                gather_dirtied(c->holds.gather) || c->stale;
+        f->version = f->job->version;
+}
+
 void follow_advance(struct job *job)
 {
-        job->follow->over = false;
-        follow_go_on(job->follow);
+        struct follow *f = job->follow;
+
+        if (f->version != job->version)
+                follow_leave_version(f);
+        f->over = false;
+        follow_go_on(f);
 }
 
 void follow_renew(struct job *job)
@@ -406,6 +439,7 @@ int follow_wait(struct reader *reader, struct job *job, uint64_t least, uint64_t
                 reader->job = job;
                 list_insert(&f->readers, &reader->link);
         }
+        f->version = job->version;
         reader->waiting = r;
         /* an older version that somebody holds is not the newest */
         reader->least = job->version > least && job->version <= most ? job->version : least;
@@ -439,10 +473,8 @@ void follow_leave(struct reader *reader)
                 if (f->copies[i]) /* a dropped job has none */
                         f->copies[i]->holders -= reader->held[i];
         *reader = (struct reader){ .uid = reader->uid, .pid = reader->pid };
-        if (list_empty(&f->readers))
-                copies_free(f);
-        else
-                follow_go_on(f);
+        f->empty_ms = engine_now(f->job->x);
+        follow_go_on(f);
 }
 
 void follow_info(const struct job *job, struct follow_info *ret)
@@ -505,9 +537,12 @@ static void follow_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
+                struct follow *f = job->follow;
 
-                if (!list_empty(&job->follow->waiting))
+                if (!list_empty(&f->waiting))
                         follow_advance(job);
+                else if (list_empty(&f->readers) && engine_now(x) - f->empty_ms > KEEP_MS)
+                        copies_free(f);
         }
 }
 

@@ -20,9 +20,10 @@ struct reader {
         struct list link; /* follow.readers */
         struct job *job;  /* NULL: it follows none */
         uint32_t uid, pid;
-        struct request *waiting;          /* NULL: it waits for no version */
-        uint64_t least, most;             /* that it waits for */
-        uint32_t held[FOLLOW_COPIES_MAX]; /* how often it holds each copy */
+        struct request *waiting;            /* NULL: it waits for no version */
+        uint64_t least, most;               /* that it waits for */
+        uint32_t held[FOLLOW_COPIES_MAX];   /* how often it holds each copy */
+        uint64_t passed[FOLLOW_COPIES_MAX]; /* serial of the memory that it was given; 0: none */
 };
 
 /* Of a job, on this node. */

@@ -283,11 +283,34 @@ static struct gather *gather_apart(struct job *job)
         return gather_new(job, 0, true);
 }
 
+/* Of all windows apart of a user's jobs. */
+static uint64_t apart_bytes(const struct engine *x, uint32_t uid)
+{
+        uint64_t bytes = 0;
+
+        list_for_each ((struct list *)&x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                for_gathers (job, g)
+                        bytes +=
+                                job->uid == uid && g->apart && g->has_window ? g->segment.bytes : 0;
+        }
+        return bytes;
+}
+
 /* Counts the window's memory, which is taken as groups come. */
 static int gather_promise(struct gather *g, struct fault *fault)
 {
         uint64_t bytes = g->segment.bytes, available = memory_available();
+        uint64_t most = g->job->x->conf->follow_limit;
+        uint64_t used = most ? apart_bytes(g->job->x, g->job->uid) : 0;
 
+        if (used > most)
+                return fault_set(fault, ZERO_EQUOTA,
+                                 "one more version of job '%s': user %u's versions would have %.1f "
+                                 "MiB on this node, and follow_limit allows %.1f",
+                                 g->job->name, g->job->uid, (double)used / 0x1p20,
+                                 (double)most / 0x1p20);
         if (bytes > available)
                 return fault_set(fault, ZERO_ESHM,
                                  "a version of job '%s' needs %.1f MiB of shared memory: this node "

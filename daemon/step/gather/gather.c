@@ -374,7 +374,8 @@ static void entry_answer(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
 
-        while (!list_empty(&e->waiting)) {
+        /* an answer may end a client's holds, and ask for another version */
+        while (e->phase == ENTRY_READY && !list_empty(&e->waiting)) {
                 struct request *r = CONTAINER_OF(e->waiting.next, struct request, wait);
 
                 window_lease(&g->window, e->slab);

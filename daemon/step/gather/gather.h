@@ -39,7 +39,7 @@ int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit
                 struct fault *fault);
 /*
  * Admits a client to a window of its own in host memory, which has room for all groups and maps no
- * served parameters: what the client holds stays as it is.  Also ZERO_ESHM.
+ * served parameters: what the client holds stays as it is.  Also ZERO_EQUOTA, ZERO_ESHM.
  */
 int holds_admit_apart(struct holds *h, struct job *job, struct fault *fault);
 /*
