@@ -54,8 +54,9 @@ struct copy_of_version {
 struct follow {
         struct job *job;
         struct list readers, waiting;
-        struct copy_of_version *copies[FOLLOW_COPIES_MAX]; /* NULL: it has no memory */
-        bool going;                                        /* follow_run() runs */
+        /* NULL: it has no memory */
+        struct copy_of_version *copies[FOLLOW_COPIES_MAX];
+        bool going;        /* follow_run() runs */
         bool news;         /* for readers, or for who may wait for a copy */
         bool moved;        /* a group of the copy that is coming has come */
         bool over;         /* the version that the job stands at was refused: waits for the next */
@@ -197,8 +198,7 @@ static struct copy_of_version *copy_take(struct follow *f, struct fault *fault)
         struct copy_of_version *oldest = NULL;
         uint32_t n = 0, none = 0;
 
-        for_copies(f, c)
-        {
+        for_copies (f, c) {
                 n++;
                 none += none == c->number;
                 if (!c->holders && (!oldest || age(c) < age(oldest)))
@@ -218,8 +218,7 @@ static struct copy_of_version *copy_for(struct follow *f, const struct reader *r
 {
         struct copy_of_version *best = NULL;
 
-        for_copies(f, c)
-        {
+        for_copies (f, c) {
                 bool now = c->phase == COPY_WHOLE && c->version == f->job->version;
 
                 c->stale = c->stale || (now && gather_dirtied(c->holds.gather));
@@ -289,7 +288,8 @@ static struct copy_of_version *copy_coming(const struct follow *f)
 {
         struct copy_of_version *coming = NULL;
 
-        for_copies(f, c) coming = c->phase == COPY_COMING ? c : coming;
+        for_copies (f, c)
+                coming = c->phase == COPY_COMING ? c : coming;
         return coming;
 }
 
@@ -336,8 +336,9 @@ static void follow_go_on(struct follow *f)
 /* Puts may have changed the version that the job has left. */
 static void follow_leave_version(struct follow *f)
 {
-        for_copies(f, c) if (c->phase == COPY_WHOLE && c->version == f->version) c->stale =
-                gather_dirtied(c->holds.gather) || c->stale;
+        for_copies (f, c)
+                if (c->phase == COPY_WHOLE && c->version == f->version)
+                        c->stale = gather_dirtied(c->holds.gather) || c->stale;
         f->version = f->job->version;
 }
 
@@ -353,8 +354,7 @@ void follow_advance(struct job *job)
 
 void follow_renew(struct job *job)
 {
-        for_copies(job->follow, c)
-        {
+        for_copies (job->follow, c) {
                 c->retired = true;
                 c->failed = c->phase == COPY_COMING;
         }
@@ -365,7 +365,8 @@ static bool all_held(const struct follow *f)
 {
         uint64_t n = 0;
 
-        for_copies(f, c) n += c->holders > 0;
+        for_copies (f, c)
+                n += c->holders > 0;
         return n >= f->job->x->conf->follow_copies;
 }
 
@@ -408,9 +409,10 @@ static int reader_describe(const struct request *r, struct wait_line *ret)
                 return ZERO_EDEADLINE;
         }
         snprintf(ret->what, sizeof ret->what, "all groups at version %llu", version);
-        for_copies(f, c) if (c->phase == COPY_COMING)
-                snprintf(ret->what, sizeof ret->what, "group %u of %u at version %llu", c->next,
-                         f->job->layout->n_groups, (unsigned long long)c->version);
+        for_copies (f, c)
+                if (c->phase == COPY_COMING)
+                        snprintf(ret->what, sizeof ret->what, "group %u of %u at version %llu",
+                                 c->next, f->job->layout->n_groups, (unsigned long long)c->version);
         return ZERO_EDEADLINE;
 }
 
@@ -485,8 +487,7 @@ void follow_info(const struct job *job, struct follow_info *ret)
         list_for_each ((struct list *)&f->readers, item) {
                 ret->readers++;
         }
-        for_copies(f, c)
-        {
+        for_copies (f, c) {
                 const struct segment *s = gather_segment(c->holds.gather);
 
                 ret->copies++;
