@@ -140,7 +140,8 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                             .range = range };
         list_init(&p->link);
         job_ref(job);
-        shard_use(h, p->group, p->version);
+        if (!request->reads_along)
+                shard_use(h, p->group, p->version);
         if (shard_has(h, p->group, p->version))
                 pull_send(p);
         else if (h->shard_version[p->group] > p->version)

@@ -145,6 +145,7 @@ static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct r
         pull.version = version;
         pull.first = range.first;
         pull.count = range.count;
+        pull.reads_along = s->gather->apart;
         s->ask.done = slice_landed;
         return ask_send(&s->ask, job, job->placement.node[owner], TRAFFIC_GATHER, &pull, s->dst,
                         s->bytes);
