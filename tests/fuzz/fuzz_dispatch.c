@@ -43,7 +43,7 @@ enum prelude { PRELUDE_NOTHING, PRELUDE_HELLO, PRELUDE_OBSERVER, PRELUDE_RANK };
 /* One node, made at the first input and kept. */
 static struct {
         uv_loop_t loop;
-        struct conf conf;
+        struct conf *conf;
         struct cluster cluster;
         struct engine x;
         struct inproc_net *net;
@@ -109,15 +109,17 @@ static Zero__Layout *make_layout(void)
 
 static void node_describe(void)
 {
-        node.conf = (struct conf){ .chunk = chunk_default(),
-                                   .memory_limit = 8 << 20,
-                                   .job_limit = JOBS_MAX,
-                                   .session_limit = 16,
-                                   .socket = (char *)"",
-                                   .state_dir = node.directory };
+        char text[512];
+        int n = snprintf(text, sizeof(text),
+                         "[zerod]\nmemory_limit = 8M\njob_limit = %d\nsession_limit = 16\n"
+                         "wait_ms = 1\nrank_wait_ms = 0\nstate_dir = %s\n",
+                         JOBS_MAX, node.directory);
+        int r = conf_parse("fuzz", text, (size_t)n, &node.conf, NULL);
+
+        assert(r == 0);
         node.cluster = (struct cluster){ .n_nodes = 1, .nodes = { { .name = "n0", .owners = 1 } } };
         node.x = (struct engine){ .loop = &node.loop,
-                                  .conf = &node.conf,
+                                  .conf = node.conf,
                                   .cluster = &node.cluster,
                                   .ops = device_host(NULL),
                                   .part_bytes = TRANSIT_BYTES };
@@ -134,7 +136,7 @@ static void node_start(void)
         node_describe();
         node.layout = make_layout();
         r = r || uv_loop_init(&node.loop) || inproc_net_new(&node.loop, 1, &node.net) ||
-            store_open(node.directory, node.conf.memory_limit, &node.x.store, NULL) ||
+            store_open(node.directory, node.conf->memory_limit, &node.x.store, NULL) ||
             offload_new(&node.loop, 1, &node.x.offload) ||
             blocking_new(&node.loop, &node.x.blocking) || engine_start(&node.x) ||
             membership_start(&node.x, NULL) ||

@@ -4,8 +4,7 @@
  * The list is kept as periodic checkpoints are (checkpoint/schedule.c).  The job's coordinator
  * alone changes it, gives each change a higher stamp, and tells all nodes.  Each node that has the
  * job keeps the newest that it has heard, in a note beside its states.  Now and then the
- * coordinator tells all nodes again, and they tell the coordinator, so a new one learns of it.  A
- * node that has just got the job tells that it knows of none, and so hears the list.
+ * coordinator tells all nodes again, and they tell the coordinator, so a new one learns of it.
  *
  * The drop of a job deletes its list.  Nobody makes a new job of that name before all nodes that
  * may have the old one have heard of the drop.  A restored job takes the list over.
@@ -204,10 +203,8 @@ static void grants_progress(struct engine *x)
         list_for_each (&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
                 const struct grants *g = job->grants;
-                bool due = engine_now(x) - g->told_ms >= TELL_MS;
-                bool asks = !g->told_ms && job->coordinator != x->cluster->self;
 
-                if (!job->opening && (g->stamp ? due : asks))
+                if (!job->opening && g->stamp && engine_now(x) - g->told_ms >= TELL_MS)
                         grants_tell_on(job);
         }
 }
