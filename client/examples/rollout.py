@@ -3,10 +3,10 @@
 
     ./deploy/local-cluster.sh --nodes 2 --ranks 1 client/examples/rollout.py
 
-A small language model of random parameters learns to count: each token is to be the one before plus one.  Workers are
-processes of their own.  They follow the job, and label their answers with the version that made them.  The trainer
-sends them nothing and waits for none of them.  Half way one worker is killed; the trainer starts another.  Tells the
-reward, a token's chance to be right.  Nothing is downloaded.
+A small language model of random parameters learns to count: each token should be one more than the token before it.
+Workers are processes of their own.  They follow the job, and label their answers with the version that made them.  The
+trainer sends them nothing and waits for none of them.  Half way one worker is killed; the trainer starts another.
+Tells the reward, a token's chance to be right.  Nothing is downloaded.
 """
 import argparse
 import json

@@ -1,5 +1,5 @@
 /*
- * A directory of published versions: DIR/version-NNNNNNNN, the newest of which DIR/latest names.
+ * A directory of published versions: DIR/version-NNNNNNNN.  DIR/latest names the newest.
  *
  * Names that begin with a dot are of what is not whole.  One process at a time writes there (a
  * lock), so what a dead one has left is known by its name, and is deleted.  All versions are of one

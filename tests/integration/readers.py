@@ -187,6 +187,21 @@ def what_is_held_stays_and_readers_share_copies():
 
 
 @case
+def the_newest_version_is_left_for_late_readers():
+    """A copy that is held does not make the next version take the newest copy's memory while another may be made."""
+    with Cluster(1, follow_copies=3) as c:
+        rank, = c.ranks("job", LAYOUT, [0], **NEEDS)
+        a, b = reader(c), reader(c)
+        a.do("follow")
+        for version in (1, 2):
+            rank.start("train", steps=1, **TRAIN)
+            rank.good(rank.finish())
+            last = b.do("follow", least=version)
+            b.do("unfollow", copy=last["copy"])
+        assert b.do("follow", least=1, most=1)["hash"] != last["hash"]
+
+
+@case
 def bad_input():
     with Cluster(1) as c:
         rank = c.ranks("job", LAYOUT, [0], **NEEDS)[0]

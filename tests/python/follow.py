@@ -112,6 +112,22 @@ def what_is_released_is_not_viewed():
 
 
 @case
+def a_hold_ends_if_nobody_gets_it():
+    """Such as by Ctrl-C between the call and its result."""
+    class Fails(zerod.Weights):
+        def __init__(self, *_):
+            raise KeyboardInterrupt
+
+    with attached("job") as (c, client), follower(c) as job:
+        job._kind = Fails
+        with raises(KeyboardInterrupt):
+            job.wait()
+        assert c[0].job("job")["readers"]["held"] == 0
+        job.close()
+        until(lambda: c[0].job("job")["readers"]["clients"] == 0, what="the end of the connection")
+
+
+@case
 def all_copies_are_held():
     with Cluster(1, follow_copies=2) as c, zerod.connect("job", 0, 1, socket=c[0].socket, timeout=REPLY_S) as client:
         client.attach(small_layout())

@@ -20,7 +20,7 @@ STEPS, READ = 12, 3
 
 
 class Mixed(nn.Module):
-    """Parameters of all dtypes, of which some take no whole words of four bytes."""
+    """Parameters of all dtypes.  Some take no whole words of four bytes."""
 
     def __init__(self):
         super().__init__()

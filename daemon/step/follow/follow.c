@@ -14,7 +14,6 @@
  */
 #include "daemon/step/follow/follow.h"
 
-#include <assert.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +58,7 @@ struct follow {
         bool going;        /* follow_run() runs */
         bool news;         /* for readers, or for who may wait for a copy */
         bool moved;        /* a group of the copy that is coming has come */
-        bool over;         /* the version that the job stands at was refused: waits for the next */
+        bool over;         /* that version was refused: waits for the next version, or a tick */
         uint64_t version;  /* that the job stands at */
         uint64_t empty_ms; /* loop time at which the last reader left */
         uint64_t serial;
@@ -197,15 +196,17 @@ static struct copy_of_version *copy_take(struct follow *f, struct fault *fault)
 {
         struct copy_of_version *oldest = NULL;
         uint32_t n = 0, none = 0;
+        uint64_t newest = 1;
 
         for_copies (f, c) {
                 n++;
                 none += none == c->number;
+                newest = age(c) > newest ? age(c) : newest;
                 if (!c->holders && (!oldest || age(c) < age(oldest)))
                         oldest = c;
         }
         /* the newest one is left for late readers while there may be another */
-        if (n < f->job->x->conf->follow_copies && (!oldest || (n == 1 && age(oldest))) &&
+        if (n < f->job->x->conf->follow_copies && (!oldest || age(oldest) == newest) &&
             (copy_new(f, none, fault) == 0 || !oldest))
                 return f->copies[none];
         fault->status = 0;

@@ -44,7 +44,7 @@ struct follow_info {
  * Waits for a whole version from `least` to `most`; r ends with a copy, its descriptor and its
  * version, and the reader holds the copy.  The first call makes the reader one of the job's.
  * ZERO_EINVAL, ZERO_EBUSY: it waits already, ZERO_EPERM: follow_copies is 0.  r may end with
- * ZERO_EGONE, or with ZERO_ESHM or ZERO_ENOMEM where a copy finds no memory.
+ * ZERO_EGONE, or with ZERO_EQUOTA, ZERO_ESHM or ZERO_ENOMEM where a copy finds no memory.
  */
 int follow_wait(struct reader *reader, struct job *job, uint64_t least, uint64_t most,
                 struct request *r, struct fault *fault);
