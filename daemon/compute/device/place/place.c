@@ -71,10 +71,12 @@ int place_use(uint32_t place)
 
 void place_spread(void **dst, uint32_t n_dst, const void *src, size_t n)
 {
-        for (uint32_t i = 0; i < n_dst && gpus_count() == 0; i++)
-                memcpy(dst[i], src, n);
-        if (gpus_count())
+        if (gpus_count()) {
                 gpu_spread(dst, n_dst, src, n);
+                return;
+        }
+        for (uint32_t i = 0; i < n_dst; i++)
+                memcpy(dst[i], src, n);
 }
 
 void place_update(const struct update_piece *pieces, size_t n)
