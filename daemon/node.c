@@ -101,14 +101,50 @@ static void fabric_gone(void *arg)
 
 static void node_anew(struct node *node);
 
+/* Whether a node whose link has just ended may start again: it forgets a goodbye, and would take
+ * this stop for a failure. */
+static bool node_awaits_a_peer(const struct node *node)
+{
+        uint64_t now = uv_now(&node->loop);
+
+        if (now >= node->tell_until_ms)
+                return false;
+        for (uint32_t n = 0; n < node->cluster.n_nodes; n++) {
+                struct fabric_info info;
+
+                fabric_info(node->x.fabric, n, &info);
+                if (n != node->cluster.self && !info.up && info.link.speaks &&
+                    info.link.goodbye == GOODBYE_NONE && now - info.link.since_ms < TELL_MS)
+                        return true;
+        }
+        return false;
+}
+
+static void stop_late(uv_timer_t *timer);
+
+/* Nothing but links is left.  A peer may have ended its link while sessions and engine stopped. */
+static void node_leaves(uv_timer_t *timer)
+{
+        struct node *node = CONTAINER_OF(timer, struct node, stop_timer);
+
+        if (node_awaits_a_peer(node)) {
+                uv_timer_start(timer, node_leaves, TELL_AGAIN_MS, 0);
+                return;
+        }
+        uv_timer_start(timer, stop_late, STOP_MS, 0);
+        fabric_close(node->x.fabric, fabric_gone, node);
+}
+
 static void engine_gone(void *arg)
 {
         struct node *node = arg;
 
-        if (node->again)
+        if (node->again) {
                 node_anew(node);
-        else
-                fabric_close(node->x.fabric, fabric_gone, node);
+                return;
+        }
+        node->tell_until_ms = uv_now(&node->loop) + TELL_MS;
+        node_leaves(&node->stop_timer);
 }
 
 static void sessions_gone(void *arg)
@@ -188,46 +224,15 @@ static void stop_late(uv_timer_t *timer)
         }
 }
 
-/* Whether a node whose link has just ended may start again: it forgets a goodbye, and would take
- * this stop for a failure. */
-static bool node_awaits_a_peer(const struct node *node)
-{
-        uint64_t now = uv_now(&node->loop);
-
-        if (node->again || now >= node->tell_until_ms)
-                return false;
-        for (uint32_t n = 0; n < node->cluster.n_nodes; n++) {
-                struct fabric_info info;
-
-                fabric_info(node->x.fabric, n, &info);
-                if (n != node->cluster.self && !info.up && info.link.speaks &&
-                    info.link.goodbye == GOODBYE_NONE && now - info.link.since_ms < TELL_MS)
-                        return true;
-        }
-        return false;
-}
-
-static void node_leaves(uv_timer_t *timer)
-{
-        struct node *node = CONTAINER_OF(timer, struct node, stop_timer);
-
-        if (node_awaits_a_peer(node)) {
-                uv_timer_start(timer, node_leaves, TELL_AGAIN_MS, 0);
-                return;
-        }
-        node->x.leaving = true;
-        http_serve(node->http, false);
-        uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
-        rpc_close(node->rpc, sessions_gone, node);
-}
-
 /* No step is in flight any more. */
 static void node_drained(void *arg)
 {
         struct node *node = arg;
 
-        node->tell_until_ms = uv_now(&node->loop) + TELL_MS;
-        node_leaves(&node->stop_timer);
+        node->x.leaving = true;
+        http_serve(node->http, false);
+        uv_timer_start(&node->stop_timer, stop_late, STOP_MS, 0);
+        rpc_close(node->rpc, sessions_gone, node);
 }
 
 static void node_wind_down(struct node *node)
@@ -350,7 +355,8 @@ static void node_up(void *arg, uint32_t peer)
 {
         struct node *node = arg;
 
-        engine_up(&node->x, peer);
+        if (node->x.lifetime)
+                engine_up(&node->x, peer);
         if (node->stopping && !node->again) /* the peer has not heard it, or has forgotten it */
                 fabric_goodbye(node->x.fabric, peer, membership_drained(&node->x));
 }
@@ -359,14 +365,16 @@ static void node_down(void *arg, uint32_t peer, const char *why)
 {
         struct node *node = arg;
 
-        engine_down(&node->x, peer, why);
+        if (node->x.lifetime)
+                engine_down(&node->x, peer, why);
 }
 
 static void node_message(void *arg, uint32_t peer, const Zero__LinkMessage *m)
 {
         struct node *node = arg;
 
-        engine_message(&node->x, peer, m);
+        if (node->x.lifetime)
+                engine_message(&node->x, peer, m);
 }
 
 static int node_device(struct node *node, struct fault *fault)
