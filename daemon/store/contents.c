@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "daemon/store/planes.h"
@@ -81,18 +82,36 @@ void state_serve_group(struct state *state, const layout *l, uint32_t group,
                            state->in->master + shard->master, shard->range.count);
 }
 
+static uint8_t *serve_at(const struct state *state, const layout *l, const struct plan_chunk *c)
+{
+        const struct plan_shard *shard = &state->plan->shards[c->group];
+
+        return state->in->serve + shard->serve +
+               layout_group_bytes(&l->groups[c->group], c->in_group - shard->range.first);
+}
+
+void state_served(const struct state *state, const layout *l, uint32_t chunk,
+                  const float *old_master, const struct device_ops *ops, void *was, void *is)
+{
+        const struct plan_chunk c = plan_chunk(state->plan, chunk);
+        const struct layout_group *g = &l->groups[c.group];
+
+        if (old_master)
+                ops->cast(g->dtype, was, ZERO_FP32, old_master, c.n);
+        else
+                memcpy(was, serve_at(state, l, &c), layout_group_bytes(g, c.n));
+        ops->cast(g->dtype, is, ZERO_FP32, state->in->master + c.master, c.n);
+}
+
 void state_serve_unit(struct state *state, const layout *l, uint32_t unit,
                       const struct device_ops *ops)
 {
         const struct plan_chunk c = plan_chunk(state->plan, unit);
         const struct plan_shard *shard = &state->plan->shards[c.group];
-        const struct layout_group *g = &l->groups[c.group];
 
         if (shard->unit == UNIT_SHARD)
                 state_serve_group(state, l, c.group, ops);
         else if (shard->serve != UINT64_MAX)
-                ops->serve(g->dtype,
-                           state->in->serve + shard->serve +
-                                   layout_group_bytes(g, c.in_group - shard->range.first),
+                ops->serve(l->groups[c.group].dtype, serve_at(state, l, &c),
                            state->in->master + c.master, c.n);
 }

@@ -36,6 +36,13 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
 /* Writes serve from master for a shard (nothing to do for fp32 groups). */
 void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops);
+/*
+ * What is served of a chunk that is a unit, and what state_serve_unit() will write, both in the
+ * served dtype.  old_master: before the update; NULL: nobody has it, and the serve plane has not
+ * been written since.
+ */
+void state_served(const struct state *state, const layout *l, uint32_t chunk,
+                  const float *old_master, const struct device_ops *ops, void *was, void *is);
 /* As state_serve_group(), for one unit of a shard's update. */
 void state_serve_unit(struct state *state, const layout *l, uint32_t unit,
                       const struct device_ops *ops);

@@ -19,6 +19,7 @@ LAYOUT = small_layout(blocks=2, width=120)
 NEEDS = {"hold": 2, "push": 2}
 STRANGER = 65534
 TRAIN = {"sets": SETS, "clip": 0.5, "seed": 11}
+FINE = [[1e-5, *SETS[0][1:]], [1e-5, *SETS[1][1:]]]  # most bf16 values stay in a step, the others change by one ulp
 
 
 def reader(c, node=0, job="job", **fields):
@@ -138,6 +139,99 @@ def readers_that_come_at_any_time(eager):
         assert not wrong, wrong
 
 
+def forwarded(daemon):
+    return daemon.job("job")["gather"]["forwarded"]
+
+
+@cases_of([("bf16", 2, False), ("fp16", 2, False), ("bf16", 3, False), ("bf16", 2, True)], "{0[0]}_on_{0[1]}_eager_{0[2]}")
+def later_versions_come_by_deltas(what):
+    """The last node has neither ranks nor shards, so its readers bring everything themselves."""
+    dtype, nodes, eager = what
+    layout = [{**g, "dtype": dtype, "eager": eager and i > 0} for i, g in enumerate(LAYOUT)]
+    with Cluster(nodes, owners=nodes - 1, mirror=1 if nodes == 3 else 0) as c:
+        ranks = c.ranks("job", layout, list(range(nodes - 1)), **NEEDS)
+        run = Run(c, ranks, [reader(c, n) for n in range(nodes)], 200, sets=FINE, ahead=eager, clip=0 if eager else 0.5)
+        assert min(run.end()) > 3
+        assert forwarded(c[nodes - 1]) > 0, c[nodes - 1].job("job")
+        assert c[nodes - 1].job("job")["gather"]["delta_bytes_received"] > 0
+
+
+class Away:
+    """A reader on a node of its own, which it brings versions to, and a rank that makes them."""
+
+    def __init__(self, c):
+        self.c, self.journal = c, f"{c.directory}/journal"
+        self.rank, = c.ranks("job", [{**g, "dtype": "bf16"} for g in LAYOUT], [0], **NEEDS)
+        self.reader, self.seen = reader(c, 1), []
+        self.read()
+
+    def read(self):
+        got = self.reader.do("follow", least=len(self.seen))
+        self.reader.do("unfollow", copy=got["copy"])
+        self.seen.append((got["version"], got["hash"]))
+
+    def step(self):
+        self.rank.start("train", steps=1, journal=self.journal, **{**TRAIN, "sets": FINE})
+        self.rank.good(self.rank.finish())
+        self.read()
+
+    def end(self):
+        self.step()
+        known = truth(self.journal)
+        assert [v for v, _ in self.seen] == list(range(len(self.seen)))
+        wrong = [v for v, digest in self.seen[:-1] if known[v] != digest]
+        assert not wrong, wrong
+
+
+@case
+def a_put_is_in_no_delta():
+    """The copy of before must not get to a later version by what the update changes of the put's values."""
+    with Cluster(2, owners=1) as c:
+        away = Away(c)
+        for _ in range(6):
+            away.step()
+        before = forwarded(c[1])
+        assert before > 0
+        away.rank.do("put", tensor=0, plane="master", first=0, values=[1.0, 2.0])
+        away.seen.clear()
+        away.seen += [(v, None) for v in range(7)]
+        away.step()
+        assert forwarded(c[1]) == before, "a slice has gone forward across a put"
+        for _ in range(6):
+            away.step()
+        assert forwarded(c[1]) > before
+        away.seen = [(v, digest or truth(away.journal)[v]) for v, digest in away.seen]
+        away.end()
+
+
+@cases_of([0, 600, 1 << 30], "{}")
+def deltas_take_no_more_memory_than_allowed(limit):
+    with Cluster(2, owners=1, follow_deltas=limit) as c:
+        away = Away(c)
+        for _ in range(8):
+            away.step()
+        for d in c.daemons:
+            assert (d.job("job")["readers"] or {"delta_bytes": 0})["delta_bytes"] <= limit
+        assert limit < 1 << 30 or forwarded(c[1]) > 0
+        assert limit > 0 or forwarded(c[1]) == 0
+        away.end()
+
+
+@case
+def nobody_codes_once_nobody_follows():
+    with Cluster(2, owners=1) as c:
+        away = Away(c)
+        away.step(), away.step()
+        away.reader.kill()
+        until(lambda: not (c[1].job("job")["readers"] or {"clients": 0})["clients"], what="the end of the reader")
+        kept = []
+        for _ in range(20):
+            away.rank.start("train", steps=2, **{**TRAIN, "sets": FINE})
+            away.rank.good(away.rank.finish())
+            kept.append(c[0].job("job")["readers"]["delta_bytes"])
+        assert kept[-1] == kept[-2] == kept[-3], kept
+
+
 @case
 def states_and_windows_on_gpus():
     with environment(ZEROD_CUDA_PLUGIN=plugin()), Cluster(2, device="cuda", cuda_plugin=plugin()) as c:
@@ -166,7 +260,8 @@ def what_is_held_stays_and_readers_share_copies():
         a, b, late = reader(c), reader(c), reader(c, timeout_ms=1500)
         first, same = a.do("follow"), b.do("follow")
         assert (first["version"], first["copy"], first["hash"]) == (0, same["copy"], same["hash"])
-        assert c[0].job("job")["readers"] == {"clients": 2, "copies": 1, "held": 1, "bytes": first["bytes"], "version": 0}
+        assert c[0].job("job")["readers"] == {"clients": 2, "copies": 1, "held": 1, "bytes": first["bytes"],
+                                              "delta_bytes": 0, "version": 0}
         for a_rank in ranks:
             a_rank.start("train", steps=3, **TRAIN)
         finish_all(ranks)
@@ -346,14 +441,16 @@ def a_daemon_dies_under_readers():
         assert min(run.end()) > 5
 
 
-@case
-def everybody_dies_in_turn():
+@cases_of([("fp32", SETS), ("bf16", FINE)], "{0[0]}")
+def everybody_dies_in_turn(what):
     """300 versions, or as many as $READERS_VERSIONS says: readers, trainers and daemons are killed."""
+    dtype, sets = what
+    layout = [{**g, "dtype": dtype} for g in LAYOUT]
     last = int(os.environ.get("READERS_VERSIONS", 300))
     chance = random.Random(7)
     with Cluster(2, mirror=1) as c:
-        ranks = c.ranks("job", LAYOUT, [0, 1], **NEEDS)
-        run = Run(c, ranks, [reader(c, 0), reader(c, 1)], last)
+        ranks = c.ranks("job", layout, [0, 1], **NEEDS)
+        run = Run(c, ranks, [reader(c, 0), reader(c, 1)], last, sets=sets)
         steps, done, kills = last // 12, 0, 0
         while done < last - steps:
             done = until(lambda v=done + steps: max((d.job("job") or {"version": 0})["version"] for d in c.daemons
@@ -362,7 +459,7 @@ def everybody_dies_in_turn():
             node = chance.randrange(2)
             if kills % 3 == 1:
                 ranks[node].kill()
-                ranks[node] = c.rank("job", LAYOUT, [0, 1], node, incarnation=kills, **NEEDS)
+                ranks[node] = c.rank("job", layout, [0, 1], node, incarnation=kills, **NEEDS)
                 finish_all([ranks[node]]), finish_all([ranks[node]]), finish_all([ranks[node]])
                 run.train(ranks[node])
                 continue

@@ -8,6 +8,7 @@
 #include "daemon/cluster/reshard/reshard.h"
 #include "daemon/job/core/shut.h"
 #include "daemon/job/recorder/recorder.h"
+#include "daemon/job/shard/deltas.h"
 #include "daemon/step/bases/bases.h"
 #include "daemon/step/follow/follow.h"
 
@@ -143,7 +144,7 @@ static const struct shard_observer engine_observer = { .settled = engine_settled
 
 static const struct module *const modules[] = {
         &drop_module,        &transfer_module,      &measure_module,    &recorder_module,
-        &shard_module,       &gather_module,        &follow_module,     &grants_module,
+        &shard_module,       &deltas_module,       &gather_module,        &follow_module,     &grants_module,
         &stash_module,       &bases_module,         &reduce_module,     &update_module,
         &tensors_module,     &checkpoint_module,    &rank_module,       &bringing_module,
         &fill_target_module, &old_placement_module, &membership_module, &coordinator_module,
@@ -229,6 +230,9 @@ static void pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
         switch (pull->kind) {
         case ZERO__PULL__KIND__PARAM:
                 shard_pull_message(job, node, pull);
+                break;
+        case ZERO__PULL__KIND__DELTA:
+                deltas_pull_message(job, node, pull);
                 break;
         case ZERO__PULL__KIND__STASH:
                 stash_pull_message(job, node, pull);

@@ -34,7 +34,11 @@
         F(number, spread, "groups brought from another window of this node",                       \
           COUNTER("gather_spread_groups_total"))                                                   \
         F(number, elements_received, "elements from other nodes",                                  \
-          COUNTER("gather_received_elements_total"))
+          COUNTER("gather_received_elements_total"))                                               \
+        F(number, forwarded, "owners' slices that came by deltas, for readers",                    \
+          COUNTER("gather_forwarded_slices_total"))                                                \
+        F(number, delta_bytes_received, "bytes of deltas from other nodes",                        \
+          COUNTER("gather_received_delta_bytes_total"))
 
 #define STATUS_READERS(F, R)                                                                       \
         F(number, clients, "clients that follow the job on this node", GAUGE("readers"))           \
@@ -42,6 +46,8 @@
           GAUGE("reader_copies"))                                                                  \
         F(number, held, "versions that somebody holds", GAUGE("reader_held_copies"))               \
         F(number, bytes, "bytes of these copies", GAUGE("reader_bytes"))                           \
+        F(number, delta_bytes, "bytes of deltas between versions, for readers of any node",        \
+          GAUGE("reader_delta_bytes"))                                                             \
         F(number, version, "newest whole version among them; null: none",                          \
           GAUGE("reader_version"))
 
@@ -190,7 +196,7 @@
         F(real, longest_other_wait_s, "longest of these waits for a node, disk or person; null: "  \
           "none", GAUGE("job_node_wait_seconds"))                                                  \
         R(record, status_gather, gather, "parameters on their way to ranks")                       \
-        R(maybe, status_readers, readers, "whole versions for clients; null: nobody follows")      \
+        R(maybe, status_readers, readers, "versions for clients; null: nobody follows")      \
         R(record, status_reduce, reduce, "gradients on their way to owners")                       \
         R(maybe, status_stash, stash, "activation checkpoints; null: no rank stashes here")         \
         F(counts, planes, "bytes of each plane on this node", GAUGE("job_plane_bytes"))            \

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/job/shard/deltas.h"
 #include "daemon/step/follow/follow.h"
 #include "proto/cleanup.h"
 
@@ -125,6 +126,8 @@ static void report_gather(struct arena *arena, const struct job *job, struct sta
                 .gathers = info.gathers,
                 .spread = info.spread,
                 .elements_received = info.elements_received,
+                .forwarded = info.forwarded,
+                .delta_bytes_received = info.delta_bytes_received,
         };
 }
 
@@ -133,12 +136,13 @@ static void report_readers(struct arena *arena, const struct job *job, struct st
         struct follow_info info;
 
         follow_info(job, &info);
-        if (info.readers || info.copies)
+        if (info.readers || info.copies || deltas_bytes(job))
                 ret->readers = arena_new(arena, sizeof *ret->readers);
         if (ret->readers)
-                *ret->readers =
-                        (struct status_readers){ info.readers, info.copies, info.held, info.bytes,
-                                                 info.whole ? info.version : RECORD_NULL };
+                *ret->readers = (struct status_readers){
+                        info.readers, info.copies,       info.held,
+                        info.bytes,   deltas_bytes(job), info.whole ? info.version : RECORD_NULL
+                };
 }
 
 static void report_stash(struct arena *arena, const struct job *job, struct status_job *ret)

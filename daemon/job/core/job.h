@@ -67,6 +67,7 @@ struct job {
         struct list gathers;       /* windows of local ranks */
         struct progress *progress; /* core/progress.h */
         /* What the folders of these names keep (module.h). */
+        struct deltas *deltas;
         struct follow *follow;
         struct grants *grants;
         struct job_stash *stash;

@@ -4,6 +4,7 @@
  * A pull of parameters is answered when the shard has reached the version asked for.  While
  * somebody reads its bytes (pins them), the group's next update waits.
  */
+#include "daemon/job/shard/deltas.h"
 #include "daemon/job/shard/shard.h"
 
 #include <assert.h>
@@ -18,8 +19,8 @@ struct pull {
         struct list link; /* replica.pulls[group] while it waits */
         struct replica *replica;
         uint32_t node, group;
-        uint64_t version, transfer;
-        struct range range; /* of the shard */
+        uint64_t version, transfer, has; /* has: as in the message */
+        struct range range;              /* of the shard */
         struct shard_part part;
 };
 
@@ -88,6 +89,28 @@ static void pull_ready(struct shard_part *part)
                 pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 
+/* Offers deltas in place of the slice, if they are fewer bytes; false: the slice has to go. */
+static bool pull_offer(struct pull *p)
+{
+        struct job *job = p->replica->job;
+        struct range whole = p->replica->state->plan->shards[p->group].range;
+        uint64_t bytes[DELTAS_KEPT], from = p->has - 1, total = 0;
+        uint32_t n = 0;
+
+        if (!p->has || from >= p->version || p->version - from > DELTAS_KEPT ||
+            deltas_reach(job, p->group, p->replica->owner, from, p->version) != p->version)
+                return false;
+        while (from + n < p->version) {
+                bytes[n] = deltas_find(job, p->group, p->replica->owner, from + n + 1)->bytes;
+                total += bytes[n++];
+        }
+        if (total >= layout_group_bytes(&job->layout->groups[p->group], whole.count))
+                return false;
+        ask_offer_deltas(job, p->node, p->transfer, bytes, n);
+        pull_free(p);
+        return true;
+}
+
 static void pull_send(struct pull *p)
 {
         shard_want(&p->part, p->replica, plane_serve, p->group, p->range, pull_ready);
@@ -137,11 +160,16 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                             .group = request->group,
                             .version = request->version,
                             .transfer = request->transfer,
+                            .has = request->has,
                             .range = range };
         list_init(&p->link);
         job_ref(job);
-        if (!request->reads_along)
+        if (request->reads_along)
+                deltas_want(job, p->version);
+        else
                 shard_use(h, p->group, p->version);
+        if (h->shard_version[p->group] >= p->version && pull_offer(p))
+                return;
         if (shard_has(h, p->group, p->version))
                 pull_send(p);
         else if (h->shard_version[p->group] > p->version)
@@ -160,6 +188,8 @@ void shard_ready(struct replica *h, uint32_t group, uint64_t version)
                 if (p->version > version)
                         continue;
                 list_remove(&p->link);
+                if (pull_offer(p))
+                        continue;
                 if (p->version == version)
                         pull_send(p);
                 else

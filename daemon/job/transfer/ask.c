@@ -62,6 +62,7 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
         ask->n = n;
         ask->status = 0;
         ask->forgotten = false;
+        ask->refused = NULL;
         r = fabric_expect(x->fabric, node, transfer, kind, ask->transit ? ask->transit : p, n,
                           ask_landed, ask);
         if (r == 0)
@@ -115,6 +116,8 @@ void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m)
                 if (ask->node != node || ask->transfer != m->transfer)
                         continue;
                 ask->status = m->status ? (int)m->status : ZERO_EPROTO;
+                if (ask->refused)
+                        ask->refused(ask, m);
                 ask_forget(ask);
                 return;
         }
@@ -123,15 +126,34 @@ void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m)
                 fabric_forget(x->fabric, node, m->transfer);
 }
 
-void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text)
+static void refusal_send(struct job *job, uint32_t node, Zero__Refuse *refuse)
 {
         Zero__LinkMessage m = job_message(job->name);
+
+        m.body_case = ZERO__LINK_MESSAGE__BODY_REFUSE;
+        m.refuse = refuse;
+        fabric_send(job->x->fabric, node, &m);
+}
+
+void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text)
+{
         Zero__Refuse refuse = ZERO__REFUSE__INIT;
 
         refuse.transfer = transfer;
         refuse.status = (uint32_t)status;
         refuse.text = (char *)text;
-        m.body_case = ZERO__LINK_MESSAGE__BODY_REFUSE;
-        m.refuse = &refuse;
-        fabric_send(job->x->fabric, node, &m);
+        refusal_send(job, node, &refuse);
+}
+
+void ask_offer_deltas(struct job *job, uint32_t node, uint64_t transfer, uint64_t *bytes,
+                      uint32_t n)
+{
+        Zero__Refuse refuse = ZERO__REFUSE__INIT;
+
+        refuse.transfer = transfer;
+        refuse.status = ZERO_EABORTED;
+        refuse.text = (char *)"there are deltas";
+        refuse.n_delta_bytes = n;
+        refuse.delta_bytes = bytes;
+        refusal_send(job, node, &refuse);
 }

@@ -23,6 +23,8 @@ struct ask {
         bool forgotten;
         int status;                                /* why the owner refused; 0: it has not */
         void (*done)(struct ask *ask, int status); /* -ECANCELED: refused, or the link is down */
+        /* NULL after ask_send(): hears why, before done() */
+        void (*refused)(struct ask *ask, const Zero__Refuse *why);
 };
 /*
  * Expects n bytes at p, in any place, then sends the pull with its transfer number.  -ENOMEM,
@@ -37,6 +39,9 @@ int ask_announced(struct ask *ask, struct job *job, uint32_t node, enum traffic 
 void ask_forget(struct ask *ask);
 void ask_refused_message(struct engine *x, uint32_t node, const Zero__Refuse *m);
 void ask_refuse(struct job *job, uint32_t node, uint64_t transfer, int status, const char *text);
+/* Refuses a slice: n deltas of those bytes lead to it. */
+void ask_offer_deltas(struct job *job, uint32_t node, uint64_t transfer, uint64_t *bytes,
+                      uint32_t n);
 
 /* ---- payloads that this node sends ---------------------------------------------- */
 

@@ -360,6 +360,8 @@ static void info_add(const struct gather *g, struct gather_info *info)
         info->gathers += g->gathers;
         info->spread += g->spread;
         info->elements_received += g->elements_received;
+        info->forwarded += g->forwarded;
+        info->delta_bytes_received += g->delta_bytes_received;
         if (!g->has_window || g->apart)
                 return;
         info->window_bytes += g->window.slots->bytes;

@@ -22,6 +22,10 @@ struct entry {
         int refused;  /* an owner refused a slice: the gather fails */
         uint32_t slab;
         uint32_t next_part, landed, in_flight; /* of the partition's slices, part by part */
+        /* apart: 1 + the version that the slab had; 0: the slab is filled from nothing */
+        uint64_t has;
+        node_set asked;   /* owners that have not said whether they have deltas from there */
+        node_set forward; /* owners whose slices go forward by deltas */
 };
 
 /* A window and its contents. */
@@ -44,6 +48,7 @@ struct gather {
         uint64_t admitted; /* the sum of the groups that its clients may hold */
         uint32_t busy;     /* slices and spreads in progress */
         uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */
+        uint64_t forwarded, delta_bytes_received;
 };
 
 static inline struct gather *gather_at(const struct job *job, struct list *item)

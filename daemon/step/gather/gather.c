@@ -18,10 +18,12 @@
  */
 #include "daemon/job/core/progress.h"
 #include "daemon/step/gather/entry.h"
+#include "daemon/step/gather/forward.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
 
@@ -78,8 +80,11 @@ struct slice {
         struct copy copy;
         struct ask ask;
         struct gather *gather;
-        uint32_t group;
+        uint32_t group, owner;
         uint64_t version;
+        uint64_t has; /* that the owner was told; 0: nothing */
+        uint32_t n_offered;
+        uint64_t offered[DELTAS_KEPT]; /* bytes of deltas from there */
         void *dst;
         struct shard_part src; /* on this node */
         size_t bytes;
@@ -119,11 +124,53 @@ static void slice_ready(struct shard_part *src)
         job_copy(s->gather->job, &s->copy, s->dst, src->bytes.at, s->bytes, slice_copied);
 }
 
+static void slice_forwarded(void *arg, bool ok, uint64_t received)
+{
+        struct slice *s = arg;
+
+        s->gather->forwarded += ok;
+        s->gather->delta_bytes_received += received;
+        slice_end(s, ok);
+}
+
+/* Brings all of the owner's slice forward, in place of one part. */
+static bool slice_forward(struct slice *s, uint64_t from, const uint64_t *bytes)
+{
+        struct job *job = s->gather->job;
+        struct range slice = partition_range(job->partition, s->group, s->owner);
+        char *values = (char *)gather_slab(s->gather, s->group) +
+                       layout_group_bytes(&job->layout->groups[s->group], slice.first);
+
+        if (forward_start(job, s->group, s->owner, from, s->version, bytes, values,
+                          slice_forwarded, s))
+                return false;
+        node_set_add(&s->gather->entries[s->group].forward, s->owner);
+        return true;
+}
+
+static void slice_refused(struct ask *ask, const Zero__Refuse *why)
+{
+        struct slice *s = CONTAINER_OF(ask, struct slice, ask);
+
+        if (!s->has || why->n_delta_bytes != s->version + 1 - s->has)
+                return;
+        s->n_offered = (uint32_t)why->n_delta_bytes;
+        memcpy(s->offered, why->delta_bytes, s->n_offered * sizeof s->offered[0]);
+}
+
 static void slice_landed(struct ask *ask, int status)
 {
         struct slice *s = CONTAINER_OF(ask, struct slice, ask);
         struct entry *e = &s->gather->entries[s->group];
 
+        node_set_remove(&e->asked, s->owner);
+        if (status && s->n_offered) {
+                if (slice_forward(s, s->has - 1, s->offered))
+                        gather_advance(s->gather, s->group); /* the other parts have waited */
+                else
+                        slice_end(s, false);
+                return;
+        }
         if (status == 0)
                 s->gather->elements_received += s->elements;
         if (ask->status == ZERO_ENOJOB)
@@ -134,21 +181,25 @@ static void slice_landed(struct ask *ask, int status)
         slice_end(s, status == 0);
 }
 
-static int slice_ask(struct slice *s, uint32_t owner, uint64_t version, struct range range)
+static int slice_ask(struct slice *s, uint64_t version, struct range range)
 {
         struct job *job = s->gather->job;
         Zero__Pull pull = ZERO__PULL__INIT;
 
         pull.kind = ZERO__PULL__KIND__PARAM;
         pull.group = s->group;
-        pull.owner = owner;
+        pull.owner = s->owner;
         pull.version = version;
         pull.first = range.first;
         pull.count = range.count;
         pull.reads_along = s->gather->apart;
+        pull.has = s->has;
         s->ask.done = slice_landed;
-        return ask_send(&s->ask, job, job->placement.node[owner], TRAFFIC_GATHER, &pull, s->dst,
-                        s->bytes);
+        if (ask_send(&s->ask, job, job->placement.node[s->owner], TRAFFIC_GATHER, &pull, s->dst,
+                     s->bytes))
+                return -1;
+        s->ask.refused = slice_refused;
+        return 0;
 }
 
 /* Number of parts that the group, which has elements, comes in, if all slices were the largest. */
@@ -173,6 +224,15 @@ static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
         return (own + 1 + k) % n;
 }
 
+/* Whether this node has the deltas that bring the slab's slice to the version. */
+static bool forward_here(const struct gather *g, uint32_t group, uint32_t owner)
+{
+        const struct entry *e = &g->entries[group];
+
+        return e->has &&
+               deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
+}
+
 /* Starts the k-th part; false if that is not possible now (shard not ready, node not up). */
 static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
 {
@@ -185,15 +245,18 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         const struct layout_group *of = &job->layout->groups[group];
         uint32_t parts = partition_slice_parts(of, slice, job->x->part_bytes);
         struct replica *h = replica_find(job, owner);
+        bool forward = k < slices && forward_here(g, group, owner);
         struct range range;
         struct slice *s;
 
-        if (k / slices >= parts) { /* a larger slice has more */
+        if (k / slices >= parts || node_set_has(e->forward, owner)) { /* a larger slice has more */
                 e->landed++;
                 return true;
         }
+        if (node_set_has(e->asked, owner))
+                return false;
         range = range_part(slice, k / slices, parts);
-        if (h && !shard_has(h, group, e->version))
+        if (h && !forward && !shard_has(h, group, e->version))
                 return false;
         s = calloc(1, sizeof *s);
         if (!s) {
@@ -202,12 +265,15 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         }
         *s = (struct slice){ .gather = g,
                              .group = group,
+                             .owner = owner,
                              .version = e->version,
+                             .has = k < slices ? e->has : 0,
                              .dst = (char *)gather_slab(g, group) +
                                     layout_group_bytes(of, range.first),
                              .bytes = layout_group_bytes(of, range.count),
                              .elements = range.count };
-        if (!h && slice_ask(s, owner, e->version, range)) {
+        if (forward ? !slice_forward(s, e->has - 1, NULL)
+                    : !h && slice_ask(s, e->version, range)) {
                 g->lacking = true;
                 free(s);
                 return false;
@@ -215,7 +281,11 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         job_ref(job);
         gather_use(g);
         e->in_flight++;
-        if (h)
+        if (s->has && !h && !forward)
+                node_set_add(&e->asked, owner);
+        if (h && g->apart)
+                deltas_want(job, e->version);
+        if (h && !forward)
                 shard_want(&s->src, h, plane_serve, group, range, slice_ready);
         return true;
 }
@@ -242,6 +312,12 @@ struct spread {
         void **dst; /* behind to[] */
         struct gather *to[];
 };
+
+/* Ranks train on what owners have sent whole: nothing that came by deltas goes to their windows. */
+static bool lends(const struct gather *from, const struct gather *to, uint32_t group)
+{
+        return from != to && (to->apart || !node_set_any(from->entries[group].forward));
+}
 
 static bool has_it(const struct gather *g, uint32_t group, uint64_t version)
 {
@@ -344,7 +420,7 @@ static bool spread_start(struct gather *from, uint32_t group)
         if (!s)
                 return false;
         for_gathers (from->job, g)
-                if (wants_it(g, group, version))
+                if (lends(from, g, group) && wants_it(g, group, version))
                         spread_add(s, g);
         from->window.slabs[s->slab].readers++;
         gather_use(from);
@@ -361,10 +437,10 @@ static bool spread_to(struct gather *g, uint32_t group)
         uint64_t version = g->entries[group].version;
 
         for_gathers (g->job, other)
-                if (other != g && has_it(other, group, version))
+                if (lends(other, g, group) && has_it(other, group, version))
                         return spread_start(other, group);
         for_gathers (g->job, other)
-                if (other != g && leads(other, group, version))
+                if (lends(other, g, group) && leads(other, group, version))
                         return true;
         return false;
 }
@@ -425,7 +501,8 @@ static bool entry_overtaken(const struct gather *g, uint32_t group)
                 return false;
         for_replicas (job, h)
                 if (h->state->plan->shards[group].range.count > 0 &&
-                    h->shard_version[group] > e->version)
+                    h->shard_version[group] > e->version &&
+                    !forward_here(g, group, h->owner))
                         return true;
         return false;
 }
@@ -462,6 +539,8 @@ static void entry_begin(struct gather *g, uint32_t group)
         e->next_part = e->landed = 0;
         e->begun = e->again = false;
         e->refused = 0;
+        e->has = 0;
+        e->asked = e->forward = NODE_SET_NONE;
         g->window.slabs[e->slab].pinned = true;
 }
 
@@ -477,6 +556,16 @@ static void entry_ready(struct gather *g, uint32_t group)
         gather_feed(g);
 }
 
+static bool all_forward_here(const struct gather *g, uint32_t group)
+{
+        const struct partition *p = g->job->partition;
+
+        for (uint32_t i = 0; i < p->slices[group]; i++)
+                if (!forward_here(g, group, partition_owner(p, group, i)))
+                        return false;
+        return true;
+}
+
 /* Starts the parts that can start, unless other windows still copy the slab's old bytes. */
 static void entry_fill(struct gather *g, uint32_t group)
 {
@@ -485,7 +574,7 @@ static void entry_fill(struct gather *g, uint32_t group)
 
         if (e->again || e->refused || g->window.slabs[e->slab].readers)
                 return;
-        if (!e->begun && spread_to(g, group))
+        if (!e->begun && !all_forward_here(g, group) && spread_to(g, group))
                 return;
         e->begun = true;
         while (e->next_part < parts && e->in_flight < PARTS_IN_FLIGHT &&
@@ -529,6 +618,7 @@ static void gather_advance_others(struct gather *g, uint32_t group)
 static void gather_want(struct gather *g, uint32_t group, uint64_t version)
 {
         struct entry *e = &g->entries[group];
+        uint64_t has = 0;
 
         if (e->phase == ENTRY_FILLING || e->phase == ENTRY_STARVING) {
                 if (e->version == version)
@@ -540,11 +630,14 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
                 gather_advance_others(g, group); /* they waited for what this window would bring */
                 return;
         }
+        if (g->apart && e->phase == ENTRY_READY && e->version < version)
+                has = 1 + e->version;
         e->version = version;
         g->gathers++;
         if (!entry_slab(g, group))
                 return;
         entry_begin(g, group);
+        e->has = has;
         gather_advance(g, group);
 }
 

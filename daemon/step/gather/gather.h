@@ -26,6 +26,8 @@ struct gather_info {
         uint64_t window_bytes, elements_received;
         uint64_t hits, misses;    /* fetches that found the group in the window, and others */
         uint64_t gathers, spread; /* groups brought to windows; those from another window */
+        uint64_t forwarded;       /* slices that came by deltas */
+        uint64_t delta_bytes_received;
         uint32_t slots;
         char places[400]; /* "GPU 0, GPU 1" */
 };

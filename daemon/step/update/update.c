@@ -14,6 +14,7 @@
  * to read the planes meanwhile, the old values are put back.  That is safe at any time: an update
  * that finds the old values starts from the recorded gradient.
  */
+#include "daemon/step/update/coding.h"
 #include "daemon/step/update/launch.h"
 
 #include <assert.h>
@@ -41,6 +42,7 @@ struct update_group {
         uint32_t next_chunk, in_flight; /* tasks */
         uint64_t save_from;             /* shard_observer.update_begin */
         struct offer *deferred;         /* NULL: the sum is in the state */
+        struct coding *coding;          /* of what changes; NULL: nobody reads along */
 };
 
 struct update {
@@ -53,6 +55,8 @@ struct update {
         struct update_group *groups;    /* [group] */
         uint32_t unfinished, in_flight; /* groups; tasks */
         uint64_t begun_ns;              /* when the decision began to be carried out */
+        bool coded;                     /* somebody may want what changes */
+        uint64_t puts;                  /* state->puts when the last decision was carried out */
 };
 
 struct update_task {
@@ -62,6 +66,7 @@ struct update_task {
         uint32_t group, first, end; /* chunks */
         struct unit_update update;
         uint64_t save_from;
+        struct coding *coding;
 };
 
 static int update_new(struct replica *h)
@@ -83,6 +88,8 @@ static void update_free(struct replica *h)
 
         if (!u)
                 return;
+        for (uint32_t g = 0; u->groups && g < h->job->layout->n_groups; g++)
+                coding_free(u->groups[g].coding);
         free(u->scalars);
         free(u->present);
         free(u->params);
@@ -145,10 +152,28 @@ static struct undo_values unit_update(const struct update_task *t, uint32_t unit
 }
 
 /*
+ * Codes how a chunk that is carried out changes, before it is served.  One that had reached the
+ * version before was updated ahead, and is served as before; or a crash came in between.
+ */
+static void unit_code(const struct update_task *t, struct coder *coder, uint32_t unit, bool present,
+                      bool reached, struct undo_values old)
+{
+        bool eager = t->replica->state->plan->shards[t->group].old != UINT64_MAX;
+
+        if (!present)
+                coder_pass(coder);
+        else if (reached && !eager)
+                coder_lost(coder);
+        else
+                coder_chunk(coder, unit, reached ? NULL : old.planes[0]);
+}
+
+/*
  * Brings a unit to the task's version.  A unit without a gradient stays as it is.  A checkpoint
  * that saves the group gets all of it once: what goes back was saved when it went ahead.
  */
-static void unit_run(const struct update_task *t, uint32_t unit, uint32_t worker)
+static void unit_run(const struct update_task *t, struct coder *coder, uint32_t unit,
+                     uint32_t worker)
 {
         const struct replica *h = t->replica;
         struct state *state = h->state;
@@ -173,6 +198,8 @@ static void unit_run(const struct update_task *t, uint32_t unit, uint32_t worker
                 if (saves)
                         save_chunk(h, unit, old, t->save_from);
         }
+        if (coder->of)
+                unit_code(t, coder, unit, present, reached, old);
         /* a launch serves what it updates */
         if (carries && present && (reached || plan_unit(state->plan, unit) == UNIT_CHUNK))
                 state_serve_unit(state, h->job->layout, unit, h->job->x->ops);
@@ -183,9 +210,12 @@ static void update_run(struct offload_task *task, uint32_t worker)
         const struct update_task *t = CONTAINER_OF(task, struct update_task, task);
         const struct plan_shard *shard = &t->replica->state->plan->shards[t->group];
         uint32_t chunks = shard->unit == UNIT_SHARD ? shard->n_chunks : 1;
+        struct coder coder;
 
+        coder_begin(&coder, t->coding);
         for (uint32_t unit = t->first; unit < t->end; unit += chunks)
-                unit_run(t, unit, worker);
+                unit_run(t, &coder, unit, worker);
+        coder_end(&coder);
 }
 
 /* ---- the order of groups ---------------------------------------------------------- */
@@ -283,6 +313,7 @@ static void group_finish(struct replica *h, uint32_t group)
         g->saved = false;
         h->unread[group] = false;
         deferred_release(STEAL(g->deferred));
+        coding_end(STEAL(g->coding));
         if (aim == AIM_CARRY_OUT)
                 shard_ready(h, group, u->version);
         if (last)
@@ -349,6 +380,8 @@ static bool group_submit(struct replica *h, uint32_t group)
         g->saved = g->save_from != UINT64_MAX;
         if (leads)
                 g->ahead = true;
+        if (g->phase == GROUP_PENDING && u->coded && !leads && u->aim == AIM_CARRY_OUT)
+                g->coding = coding_begin(h, group, u->version);
         h->changing[group] = u->aim == AIM_CARRY_OUT; /* what is served is as before until then */
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .replica = h,
@@ -360,7 +393,8 @@ static bool group_submit(struct replica *h, uint32_t group)
                                    .group = group,
                                    .first = g->next_chunk,
                                    .end = end - g->next_chunk > most ? g->next_chunk + most : end,
-                                   .save_from = g->save_from };
+                                   .save_from = g->save_from,
+                                   .coding = g->coding };
         g->phase = GROUP_RUNNING;
         g->next_chunk = t->end;
         g->in_flight++;
@@ -443,6 +477,19 @@ void update_undo(struct replica *h)
         aim_begin(h);
 }
 
+/*
+ * Whether somebody may want what the update changes.  A put has changed what is served without a
+ * delta: who has the values of before must not get there by the next one.
+ */
+static bool update_coded(struct replica *h, uint64_t version)
+{
+        bool put = h->update->puts != h->state->puts || state_putting(h->state);
+
+        h->update->puts = h->state->puts;
+        return !put && h->state->id.epoch == h->job->placement.epoch &&
+               replica_find(h->job, h->owner) == h && deltas_wanted(h->job, version);
+}
+
 void update_start(struct replica *h)
 {
         const struct state_record *record = h->state->record;
@@ -456,10 +503,13 @@ void update_start(struct replica *h)
         if (commit && !h->ahead) /* otherwise they are known, and tasks may be reading them */
                 update_scalars(h, record->sets, record->grad_scale, record->world_size);
         aim_at(h, commit ? AIM_CARRY_OUT : AIM_UNDO, record->version + commit, commit);
+        u->coded = commit && update_coded(h, u->version);
         for (uint32_t g = 0; commit && g < h->job->layout->n_groups; g++) {
                 bool work = h->state->plan->shards[g].n_chunks > 0;
 
                 u->groups[g].deferred = work ? deferred_take(h, g) : NULL;
+                if (!work && u->coded && h->state->plan->shards[g].range.count)
+                        coding_nothing(h, g, u->version);
                 if (!work && layout_group_trainable(h->job->layout, g))
                         shard_ready(h, g, u->version); /* this group has nothing to update here */
         }

@@ -1,0 +1,245 @@
+/* Deltas of a job's slices: those that this node's owners coded, and those that it was sent. */
+#include "daemon/job/shard/deltas.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/compute/delta/delta.h"
+#include "daemon/job/transfer/transfer.h"
+#include "proto/cleanup.h"
+
+struct deltas {
+        struct list all; /* oldest first */
+        struct list *of; /* [group] */
+        uint64_t bytes;
+        uint64_t until; /* the last version that somebody may want */
+};
+
+/* ---- one delta ---- */
+
+struct delta *delta_new(uint32_t group, uint32_t owner, uint64_t version, uint64_t bytes)
+{
+        struct delta *d = bytes < SIZE_MAX - sizeof *d ? malloc(sizeof *d + bytes) : NULL;
+
+        if (!d)
+                return NULL;
+        *d = (struct delta){
+                .group = group, .owner = owner, .version = version, .references = 1, .bytes = bytes
+        };
+        list_init(&d->link);
+        list_init(&d->age);
+        return d;
+}
+
+void delta_unref(struct delta *d)
+{
+        if (d && --d->references == 0)
+                free(d);
+}
+
+static size_t number_write(uint8_t *p, uint64_t v)
+{
+        size_t n = 0;
+
+        for (; v >= 0x80; v >>= 7)
+                p[n++] = (uint8_t)(v | 0x80);
+        p[n++] = (uint8_t)v;
+        return n;
+}
+
+static bool number_read(const uint8_t **p, const uint8_t *end, uint64_t *ret)
+{
+        uint64_t v = 0;
+
+        for (unsigned shift = 0; shift < 63 && *p < end; shift += 7) {
+                uint8_t byte = *(*p)++;
+
+                v |= (uint64_t)(byte & 0x7f) << shift;
+                if (!(byte & 0x80)) {
+                        *ret = v;
+                        return true;
+                }
+        }
+        return false;
+}
+
+size_t delta_header(uint8_t *p, uint64_t first, uint64_t n, uint64_t bytes)
+{
+        size_t at = number_write(p, first);
+
+        at += number_write(p + at, n);
+        return at + number_write(p + at, bytes);
+}
+
+int delta_forward(const struct delta *d, enum zero_dtype dtype, void *values, uint64_t n)
+{
+        const uint8_t *p = d->data, *end = p + d->bytes;
+        size_t size = dtype_bytes(dtype, 1);
+        uint64_t done = 0;
+
+        while (p < end) {
+                uint64_t first, count, bytes;
+
+                if (!number_read(&p, end, &first) || !number_read(&p, end, &count) ||
+                    !number_read(&p, end, &bytes) || first < done || first > n ||
+                    count > n - first || count > DELTA_MOST || bytes > (uint64_t)(end - p) ||
+                    delta_apply(dtype, (char *)values + first * size, count, p, bytes))
+                        return -EBADMSG;
+                p += bytes;
+                done = first + count;
+        }
+        return 0;
+}
+
+/* ---- those that are kept ---- */
+
+static void delta_drop(struct deltas *t, struct delta *d)
+{
+        t->bytes -= d->bytes;
+        list_remove(&d->link);
+        list_remove(&d->age);
+        delta_unref(d);
+}
+
+struct delta *deltas_find(const struct job *job, uint32_t group, uint32_t owner, uint64_t version)
+{
+        list_for_each (&job->deltas->of[group], item) {
+                struct delta *d = CONTAINER_OF(item, struct delta, link);
+
+                if (d->owner == owner && d->version == version)
+                        return d;
+        }
+        return NULL;
+}
+
+uint64_t deltas_reach(const struct job *job, uint32_t group, uint32_t owner, uint64_t from,
+                      uint64_t to)
+{
+        while (from < to && deltas_find(job, group, owner, from + 1))
+                from++;
+        return from;
+}
+
+/* Of all jobs of a user. */
+static uint64_t users_bytes(const struct engine *x, uint32_t uid)
+{
+        uint64_t bytes = 0;
+
+        list_for_each ((struct list *)&x->jobs, item) {
+                const struct job *job = CONTAINER_OF(item, struct job, link);
+
+                bytes += job->uid == uid ? job->deltas->bytes : 0;
+        }
+        return bytes;
+}
+
+void deltas_keep(struct job *job, struct delta *d)
+{
+        struct deltas *t = job->deltas;
+        uint64_t limit = job->x->conf->follow_deltas, others = users_bytes(job->x, job->uid);
+
+        if (job->dead || deltas_find(job, d->group, d->owner, d->version)) {
+                delta_unref(d);
+                return;
+        }
+        t->bytes += d->bytes;
+        list_insert(&t->of[d->group], &d->link);
+        list_insert(&t->all, &d->age);
+        others -= t->bytes - d->bytes;
+        list_for_each (&t->of[d->group], item) {
+                struct delta *old = CONTAINER_OF(item, struct delta, link);
+
+                if (old->owner == d->owner && old->version + DELTAS_KEPT <= d->version)
+                        delta_drop(t, old);
+        }
+        while (!list_empty(&t->all) && (t->bytes > limit || others > limit - t->bytes))
+                delta_drop(t, CONTAINER_OF(t->all.next, struct delta, age));
+}
+
+void deltas_want(struct job *job, uint64_t version)
+{
+        if (version < UINT64_MAX - DELTAS_KEPT && version + DELTAS_KEPT > job->deltas->until)
+                job->deltas->until = version + DELTAS_KEPT;
+}
+
+bool deltas_wanted(const struct job *job, uint64_t version)
+{
+        return version <= job->deltas->until && job->x->conf->follow_deltas > 0;
+}
+
+uint64_t deltas_bytes(const struct job *job)
+{
+        return job->deltas->bytes;
+}
+
+/* ---- for other nodes ---- */
+
+struct delta_sent {
+        struct job *job;
+        struct delta *delta;
+};
+
+static void delta_sent(void *arg, int status)
+{
+        struct delta_sent *s = arg;
+        struct job *job = s->job;
+
+        delta_unref(s->delta);
+        free(s);
+        job_unref(job);
+}
+
+void deltas_pull_message(struct job *job, uint32_t node, const Zero__Pull *pull)
+{
+        struct delta *d = pull->group < job->layout->n_groups
+                                  ? deltas_find(job, pull->group, pull->owner, pull->version)
+                                  : NULL;
+        struct delta_sent *s;
+
+        if (!d || pull->first > d->bytes || pull->count > d->bytes - pull->first ||
+            pull->count > job->x->part_bytes) {
+                ask_refuse(job, node, pull->transfer, ZERO_EABORTED, "that delta is not kept");
+                return;
+        }
+        s = malloc(sizeof *s);
+        if (!s) {
+                ask_refuse(job, node, pull->transfer, ZERO_ENOMEM, "out of memory");
+                return;
+        }
+        *s = (struct delta_sent){ job, d };
+        d->references++;
+        job_ref(job);
+        if (staged_payload(job, node, pull->transfer, TRAFFIC_GATHER, d->data + pull->first,
+                           pull->count, false, delta_sent, s))
+                delta_sent(s, -ENOTCONN);
+}
+
+/* ---- what the node goes through ---- */
+
+static int deltas_job_init(struct job *job)
+{
+        struct deltas *t = job->deltas;
+
+        list_init(&t->all);
+        t->of = calloc(job->layout->n_groups + 1, sizeof *t->of);
+        for (uint32_t g = 0; t->of && g < job->layout->n_groups; g++)
+                list_init(&t->of[g]);
+        return t->of ? 0 : -ENOMEM;
+}
+
+static void deltas_job_free(struct job *job)
+{
+        struct deltas *t = job->deltas;
+
+        if (!t)
+                return;
+        while (t->of && !list_empty(&t->all))
+                delta_drop(t, CONTAINER_OF(t->all.next, struct delta, age));
+        free(STEAL(t->of));
+}
+
+const struct module deltas_module = { .job_at = offsetof(struct job, deltas),
+                                      .job_bytes = sizeof(struct deltas),
+                                      .job_init = deltas_job_init,
+                                      .job_free = deltas_job_free };
