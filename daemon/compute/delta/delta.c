@@ -2,11 +2,13 @@
  * A block is a string of bits, the lowest bit of a byte first, in one of four forms:
  *
  *   SAME  one byte
- *   GAPS  4 bits k; then each change: the elements skipped (Rice code, parameter k) and the step
+ *   GAPS  how many change: 4 bits for the length of that number, and its bits below the first;
+ *         then each change: the elements skipped, in a Rice code whose parameter follows from how
+ *         many change, and the step
  *   MASK  a bit an element, whether it changes; then the steps
  *   RAW   one byte; the new values
  *
- * Ones fill the last byte.  A code of GAPS begins with ones that a zero ends, so it is no filling.
+ * Ones fill the last byte.
  *
  * A step is the distance of two values in the order of all values of the dtype, with -0 below 0:
  * a sign bit, and the distance less 1 in an exponential Golomb code.  The step of a value follows
@@ -22,63 +24,82 @@
 
 #include "proto/dtype.h"
 
+/* Of functions for which the size of an element is to be a constant. */
+#define INLINE static inline __attribute__((always_inline))
+
 enum form { SAME, GAPS, MASK, RAW };
 
 enum {
         FORM_BITS = 2,
-        GAP_K_BITS = 4,
-        GAP_BITS = 16,  /* a gap below DELTA_MOST */
-        ONES_MOST = 20, /* so many ones in front: the number itself follows, uncoded */
+        LENGTH_BITS = 4, /* of a number of changes: GAPS has fewer than 1 << 15 */
+        GAP_BITS = 16,   /* a gap below DELTA_MOST */
+        ONES_MOST = 20,  /* so many ones in front: the number itself follows, uncoded */
         WORD = 64,
-        PUT_MOST = 56, /* bits that a word takes beside those of a byte begun */
+        LANES = 16,      /* bytes of a vector */
+        ROW = 8 * LANES, /* elements of a mask: a bit of a vector each */
+        PUT_MOST = 56,   /* bits that a word takes beside those of a byte begun */
         CLASSES = 32,
         SLACK = 32, /* bytes: a change of the longest code, and a store of a whole word */
 };
 
-/* What is known of the steps by old exponent, modulo CLASSES: 16 times the mean of their lengths.
- */
+/* By old exponent, modulo CLASSES: 8 times the mean length of the steps before, new ones most. */
 struct steps {
         uint16_t length[CLASSES];
 };
 
-static inline unsigned length_of(uint64_t x)
+/* Bits of x; 0: none. */
+static inline unsigned length_of(uint32_t x)
 {
-        return x ? WORD - (unsigned)__builtin_clzll(x) : 0;
+        return WORD - 1 - (unsigned)__builtin_clzll((uint64_t)x << 1 | 1);
 }
 
-/* The parameter for the next step of a class. */
-static inline unsigned step_k(uint16_t length)
+static inline uint64_t low_bits(uint64_t word, unsigned n)
 {
-        return (unsigned)(length > 8 ? length - 8 : 0) / 16;
+        return word & ((1ull << n) - 1);
+}
+
+/* The gaps have about a geometric distribution, whose best parameter follows from the mean. */
+static inline unsigned gap_k(size_t n, size_t count)
+{
+        return length_of((uint32_t)(n - count) / (uint32_t)count | 1) - 1;
 }
 
 static inline void learn(uint16_t *length, uint32_t x)
 {
-        *length = (uint16_t)(*length - *length / 8 + 2 * length_of(x));
+        *length = (uint16_t)(*length * 3 / 4 + 2 * length_of(x));
 }
 
 /* ---- values -------------------------------------------------------------------- */
 
-static inline __attribute__((always_inline)) uint32_t load(const void *values, size_t i,
-                                                           size_t size)
+/* memcpy(): the values may be floats. */
+INLINE int32_t load(const void *values, size_t i, size_t size)
 {
-        return size == 2 ? ((const uint16_t *)values)[i] : ((const uint32_t *)values)[i];
+        int16_t half;
+        int32_t word;
+
+        if (size == sizeof half) {
+                memcpy(&half, (const uint8_t *)values + i * sizeof half, sizeof half);
+                return half;
+        }
+        memcpy(&word, (const uint8_t *)values + i * sizeof word, sizeof word);
+        return word;
 }
 
-/* Its own inverse but for the sign bit, which is set in the place of positive values. */
-static inline uint32_t place_of(uint32_t bits, uint32_t sign)
+INLINE void store(void *values, size_t i, size_t size, uint32_t bits)
 {
-        return bits & sign ? ~bits & (2 * sign - 1) : bits | sign;
+        uint16_t half = (uint16_t)bits;
+
+        if (size == sizeof half)
+                memcpy((uint8_t *)values + i * sizeof half, &half, sizeof half);
+        else
+                memcpy((uint8_t *)values + i * sizeof bits, &bits, sizeof bits);
 }
 
-static inline uint32_t bits_of(uint32_t place, uint32_t sign)
+/* Where bits stand in the order of all values; its own inverse.  Nothing predicts a branch on
+ * signs. */
+INLINE uint32_t place_of(int32_t bits, size_t size)
 {
-        return place & sign ? place ^ sign : ~place & (2 * sign - 1);
-}
-
-static inline uint32_t sign_of(size_t size)
-{
-        return 1u << (8 * size - 1);
+        return (uint32_t)(bits ^ (bits >> 31 & (size == 2 ? INT16_MAX : INT32_MAX)));
 }
 
 static inline unsigned exponent_shift(enum zero_dtype dtype)
@@ -129,7 +150,7 @@ static inline struct code gap_code(size_t gap, unsigned k)
 static inline struct code step_code(bool down, uint32_t x, unsigned k)
 {
         uint64_t y = (uint64_t)x + (1u << k);
-        unsigned low = length_of(y) - 1, ones = low - k;
+        unsigned low = WORD - 1 - (unsigned)__builtin_clzll(y), ones = low - k;
 
         if (ones >= ONES_MOST)
                 return (struct code){ ((uint64_t)x << (ONES_MOST + 1)) | ((2u << ONES_MOST) - 2) |
@@ -139,78 +160,106 @@ static inline struct code step_code(bool down, uint32_t x, unsigned k)
                               low + ones + 2 };
 }
 
-static inline __attribute__((always_inline)) struct code
-code_of(const void *was, const void *is, size_t i, size_t size, unsigned shift, struct steps *s)
+INLINE struct code code_of(const void *was, const void *is, size_t i, size_t size, unsigned shift,
+                           struct steps *s)
 {
-        uint32_t sign = sign_of(size), old = load(was, i, size);
-        uint32_t step = place_of(load(is, i, size), sign) - place_of(old, sign);
-        uint16_t *length = &s->length[(old >> shift) % CLASSES];
-        bool down = step & sign;
-        uint32_t x = ((down ? -step : step) & (2 * sign - 1)) - 1;
-        struct code code = step_code(down, x, step_k(*length));
+        int32_t old = load(was, i, size);
+        int32_t step = (int32_t)(place_of(load(is, i, size), size) - place_of(old, size));
+        int32_t down = step >> 31; /* 0 or -1 */
+        uint32_t x = (uint32_t)(step ^ down) - 1 - (uint32_t)down;
+        uint16_t *length = &s->length[((uint32_t)old >> shift) % CLASSES];
+        struct code code = step_code(step < 0, x, *length / 8u);
 
         learn(length, x);
         return code;
 }
 
-/* The bits of at most WORD elements, from element i on: which differ. */
-static inline __attribute__((always_inline)) uint64_t changed(const void *was, const void *is,
-                                                              size_t i, size_t n, size_t size)
+/*
+ * Masks: a bit an element, in the order in which vectors of LANES bytes give them without a
+ * shuffle. Vector j of a row is bit j of each lane.  Bits of elements that are not there are 0.
+ */
+typedef uint16_t lanes16 __attribute__((vector_size(LANES)));
+typedef uint32_t lanes32 __attribute__((vector_size(LANES)));
+
+/* Element of a row whose bit is number `bit` of its mask. */
+INLINE size_t element_of(size_t bit, size_t size)
 {
-        uint8_t differs[WORD] = { 0 };
-        uint64_t mask = 0;
-
-        for (size_t j = 0; j < n; j++)
-                differs[j] = load(was, i + j, size) != load(is, i + j, size);
-        for (unsigned j = 0; j < WORD; j += 8) {
-                uint64_t eight;
-
-                memcpy(&eight, differs + j, sizeof eight);
-                mask |= le64toh(eight) * 0x0102040810204080 >> 56 << j;
-        }
-        return mask;
+        return bit % (8 * size) * (LANES / size) + bit / (8 * size);
 }
 
-static inline __attribute__((always_inline)) size_t scan(const void *was, const void *is, size_t n,
-                                                         size_t size, uint64_t *masks)
+/* Words of the masks of n elements. */
+static inline size_t words_of(size_t n)
 {
-        size_t i = 0, count = 0;
+        return (n + ROW - 1) / ROW * (ROW / WORD);
+}
 
-        for (; i + WORD <= n; i += WORD) {
-                masks[i / WORD] = changed(was, is, i, WORD, size);
-                count += (size_t)__builtin_popcountll(masks[i / WORD]);
+/* The mask of a row, which is whole. */
+INLINE void scan_row(const uint8_t *was, const uint8_t *is, size_t size, uint64_t mask[2])
+{
+        lanes16 m16 = { 0 }, a16, b16;
+        lanes32 m32 = { 0 }, a32, b32;
+
+        for (unsigned j = 0; j < 8 * size; j++)
+                if (size == 2) {
+                        memcpy(&a16, was + j * LANES, LANES);
+                        memcpy(&b16, is + j * LANES, LANES);
+                        m16 |= (lanes16)(a16 == b16) & (uint16_t)(1u << j);
+                } else {
+                        memcpy(&a32, was + j * LANES, LANES);
+                        memcpy(&b32, is + j * LANES, LANES);
+                        m32 |= (lanes32)(a32 == b32) & 1u << j;
+                }
+        m16 = ~m16;
+        m32 = ~m32;
+        memcpy(mask, size == 2 ? (const void *)&m16 : &m32, LANES);
+}
+
+/* As __builtin_popcountll(), which is a call where not every CPU has the instruction. */
+static inline size_t ones_in(uint64_t x)
+{
+        x -= x >> 1 & 0x5555555555555555;
+        x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
+        return ((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0f) * 0x0101010101010101 >> 56;
+}
+
+INLINE size_t scan(const void *was, const void *is, size_t n, size_t size, uint64_t *masks)
+{
+        size_t i = 0, count = 0, rest = n % ROW * size;
+        const uint8_t *a = was, *b = is;
+
+        for (; i < n / ROW; i++)
+                scan_row(a + i * ROW * size, b + i * ROW * size, size, masks + 2 * i);
+        if (rest) {
+                uint8_t last[2][ROW * 4] = { 0 };
+
+                memcpy(last[0], a + i * ROW * size, rest);
+                memcpy(last[1], b + i * ROW * size, rest);
+                scan_row(last[0], last[1], size, masks + 2 * i++);
         }
-        if (i < n) {
-                masks[i / WORD] = changed(was, is, i, n - i, size);
-                count += (size_t)__builtin_popcountll(masks[i / WORD]);
-        }
+        for (size_t j = 0; j < words_of(n); j++)
+                count += ones_in(masks[j]);
         return count;
 }
 
-/* About the bits that the gaps take. */
-static inline size_t gaps_cost(size_t n, size_t count, unsigned k)
-{
-        return count * (k + 1) + ((n - count) >> k);
-}
-
 /* false: not less than the raw values. */
-static inline __attribute__((always_inline)) bool
-put_changes(struct writer *w, const void *was, const void *is, size_t n, size_t size,
-            unsigned shift, const uint64_t *masks, const unsigned *gap_k, const uint8_t *end)
+INLINE bool put_changes(struct writer *w, const void *was, const void *is, size_t n, size_t size,
+                        unsigned shift, const uint64_t *masks, const unsigned *k,
+                        const uint8_t *end)
 {
         struct steps steps = { 0 };
         size_t next = 0;
 
         for (size_t at = 0; at < n; at += WORD)
                 for (uint64_t mask = masks[at / WORD]; mask; mask &= mask - 1) {
-                        size_t i = at + (size_t)__builtin_ctzll(mask);
+                        size_t bit = at + (size_t)__builtin_ctzll(mask);
+                        size_t i = bit / ROW * ROW + element_of(bit % ROW, size);
                         struct code gap = { 0 }, step = code_of(was, is, i, size, shift, &steps);
 
                         if (w->at > end)
                                 return false;
-                        if (gap_k)
-                                gap = gap_code(i - next, *gap_k);
-                        next = i + 1;
+                        if (k)
+                                gap = gap_code(bit - next, *k);
+                        next = bit + 1;
                         if (gap.n + step.n > PUT_MOST) {
                                 put(w, gap.bits, gap.n);
                                 gap = (struct code){ 0 };
@@ -220,30 +269,33 @@ put_changes(struct writer *w, const void *was, const void *is, size_t n, size_t 
         return true;
 }
 
-static inline __attribute__((always_inline)) size_t
-code_block(const void *was, const void *is, size_t n, size_t size, unsigned shift, uint8_t *out)
+INLINE size_t code_block(const void *was, const void *is, size_t n, size_t size, unsigned shift,
+                         uint8_t *out)
 {
         uint64_t masks[DELTA_MOST / WORD];
         size_t count = scan(was, is, n, size, masks);
         struct writer w = { .at = out };
         const uint8_t *end = out + n * size;
-        unsigned k = 0;
+        unsigned k;
         bool less;
 
         if (!count) {
                 out[0] = SAME;
                 return 1;
         }
-        while (k + 1 < 1 << GAP_K_BITS && gaps_cost(n, count, k + 1) < gaps_cost(n, count, k))
-                k++;
-        if (gaps_cost(n, count, k) < n) {
-                put(&w, GAPS | k << FORM_BITS, FORM_BITS + GAP_K_BITS);
+        k = gap_k(n, count);
+        if (count * (k + 1) + ((n - count) >> k) < words_of(n) * WORD) {
+                unsigned length = length_of((uint32_t)count);
+
+                put(&w, GAPS | length << FORM_BITS, FORM_BITS + LENGTH_BITS);
+                put(&w, low_bits(count, length - 1), length - 1);
                 less = put_changes(&w, was, is, n, size, shift, masks, &k, end);
         } else {
                 put(&w, MASK, FORM_BITS);
-                for (size_t i = 0; i < n; i += WORD / 2)
-                        put(&w, masks[i / WORD] >> i % WORD & UINT32_MAX,
-                            n - i < WORD / 2 ? (unsigned)(n - i) : WORD / 2);
+                for (size_t i = 0; i < words_of(n); i++) {
+                        put(&w, masks[i] & UINT32_MAX, WORD / 2);
+                        put(&w, masks[i] >> WORD / 2, WORD / 2);
+                }
                 less = put_changes(&w, was, is, n, size, shift, masks, NULL, end);
         }
         put(&w, 0xff, -w.n % 8);
@@ -304,11 +356,6 @@ static inline unsigned ones_of(uint64_t word)
         return (unsigned)__builtin_ctzll(~word | 1u << ONES_MOST);
 }
 
-static inline uint64_t low_bits(uint64_t word, unsigned n)
-{
-        return word & ((1ull << n) - 1);
-}
-
 static inline size_t take_gap(struct reader *r, unsigned k)
 {
         unsigned ones = ones_of(r->word);
@@ -324,7 +371,7 @@ static inline size_t take_gap(struct reader *r, unsigned k)
         return gap;
 }
 
-static inline uint32_t take_step(struct reader *r, unsigned k, bool *ret_down)
+static inline uint32_t take_step(struct reader *r, unsigned k, uint32_t *ret_down)
 {
         unsigned ones = ones_of(r->word >> 1), low = k + ones;
         uint32_t x;
@@ -343,20 +390,16 @@ static inline uint32_t take_step(struct reader *r, unsigned k, bool *ret_down)
         return x;
 }
 
-static inline __attribute__((always_inline)) void
-change(struct reader *r, void *values, size_t i, size_t size, unsigned shift, struct steps *s)
+INLINE void change(struct reader *r, void *values, size_t i, size_t size, unsigned shift,
+                   struct steps *s)
 {
-        uint32_t sign = sign_of(size), old = load(values, i, size), x;
-        uint16_t *length = &s->length[(old >> shift) % CLASSES];
-        bool down;
+        int32_t old = load(values, i, size);
+        uint16_t *length = &s->length[((uint32_t)old >> shift) % CLASSES];
+        uint32_t down, x = take_step(r, *length / 8u, &down);
+        uint32_t step = (x + 1 - down) ^ -down;
 
-        x = take_step(r, step_k(*length), &down);
         learn(length, x);
-        x = bits_of((place_of(old, sign) + (down ? -(x + 1) : x + 1)) & (2 * sign - 1), sign);
-        if (size == 2)
-                ((uint16_t *)values)[i] = (uint16_t)x;
-        else
-                ((uint32_t *)values)[i] = x;
+        store(values, i, size, place_of((int32_t)(place_of(old, size) + step), size));
 }
 
 /* What fills the last byte is left, and nothing else. */
@@ -365,50 +408,58 @@ static inline bool at_end(const struct reader *r)
         return r->n < 8 && low_bits(~r->word, r->n) == 0;
 }
 
-static inline __attribute__((always_inline)) bool apply_gaps(struct reader *r, void *values,
-                                                             size_t n, size_t size, unsigned shift)
+INLINE bool apply_gaps(struct reader *r, void *values, size_t n, size_t size, unsigned shift)
 {
         struct steps steps = { 0 };
-        unsigned k = (unsigned)low_bits(r->word, GAP_K_BITS);
-        size_t next = 0;
+        unsigned length = (unsigned)low_bits(r->word, LENGTH_BITS), k;
+        size_t next = 0, count, i;
 
-        drop(r, GAP_K_BITS);
-        for (refill(r); !at_end(r) && !r->bad; refill(r)) {
-                size_t gap = take_gap(r, k);
-
-                if (gap >= n - next)
+        drop(r, LENGTH_BITS);
+        if (length == 0)
+                return false;
+        count = 1u << (length - 1) | low_bits(r->word, length - 1);
+        drop(r, length - 1);
+        if (count > n)
+                return false;
+        k = gap_k(n, count);
+        for (; count > 0 && !r->bad; count--) {
+                refill(r);
+                next += take_gap(r, k);
+                i = next / ROW * ROW + element_of(next % ROW, size);
+                if (i >= n)
                         return false;
+                next++;
                 refill(r);
-                change(r, values, next + gap, size, shift, &steps);
-                next += gap + 1;
+                change(r, values, i, size, shift, &steps);
         }
-        return !r->bad;
+        return true;
 }
 
-static inline __attribute__((always_inline)) bool apply_mask(struct reader *r, void *values,
-                                                             size_t n, size_t size, unsigned shift)
+INLINE bool apply_mask(struct reader *r, void *values, size_t n, size_t size, unsigned shift)
 {
         struct steps steps = { 0 };
-        uint32_t masks[DELTA_MOST / (WORD / 2)];
+        uint32_t masks[2 * (DELTA_MOST / WORD)];
 
-        for (size_t i = 0; i < n; i += WORD / 2) {
-                unsigned bits = n - i < WORD / 2 ? (unsigned)(n - i) : WORD / 2;
-
+        for (size_t i = 0; i < 2 * words_of(n); i++) {
                 refill(r);
-                masks[i / (WORD / 2)] = (uint32_t)low_bits(r->word, bits);
-                drop(r, bits);
+                masks[i] = (uint32_t)r->word;
+                drop(r, WORD / 2);
         }
-        for (size_t at = 0; at < n && !r->bad; at += WORD / 2)
-                for (uint32_t mask = masks[at / (WORD / 2)]; mask; mask &= mask - 1) {
+        for (size_t at = 0; at < 2 * words_of(n) && !r->bad; at++)
+                for (uint32_t mask = masks[at]; mask; mask &= mask - 1) {
+                        size_t bit = at * (WORD / 2) + (size_t)__builtin_ctz(mask);
+                        size_t i = bit / ROW * ROW + element_of(bit % ROW, size);
+
+                        if (i >= n)
+                                return false;
                         refill(r);
-                        change(r, values, at + (size_t)__builtin_ctz(mask), size, shift, &steps);
+                        change(r, values, i, size, shift, &steps);
                 }
-        refill(r);
-        return !r->bad && at_end(r);
+        return true;
 }
 
-static inline __attribute__((always_inline)) bool
-apply_block(void *values, size_t n, size_t size, unsigned shift, const uint8_t *p, size_t bytes)
+INLINE bool apply_block(void *values, size_t n, size_t size, unsigned shift, const uint8_t *p,
+                        size_t bytes)
 {
         struct reader r = { .at = p, .end = p + bytes };
         enum form form;
@@ -426,8 +477,11 @@ apply_block(void *values, size_t n, size_t size, unsigned shift, const uint8_t *
         }
         refill(&r);
         drop(&r, FORM_BITS);
-        return form == GAPS ? apply_gaps(&r, values, n, size, shift)
-                            : apply_mask(&r, values, n, size, shift);
+        if (!(form == GAPS ? apply_gaps(&r, values, n, size, shift)
+                           : apply_mask(&r, values, n, size, shift)))
+                return false;
+        refill(&r);
+        return !r.bad && at_end(&r);
 }
 
 int delta_apply(enum zero_dtype dtype, void *values, size_t n, const uint8_t *p, size_t bytes)
