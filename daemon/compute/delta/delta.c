@@ -58,7 +58,8 @@ static inline uint64_t low_bits(uint64_t word, unsigned n)
         return word & ((1ull << n) - 1);
 }
 
-/* The gaps have about a geometric distribution, whose best parameter follows from the mean. */
+/* The gaps of `count` changes in masks of n bits have about a geometric distribution, whose best
+ * parameter follows from the mean. */
 static inline unsigned gap_k(size_t n, size_t count)
 {
         return length_of((uint32_t)(n - count) / (uint32_t)count | 1) - 1;
@@ -249,9 +250,9 @@ INLINE bool put_changes(struct writer *w, const void *was, const void *is, size_
         struct steps steps = { 0 };
         size_t next = 0;
 
-        for (size_t at = 0; at < n; at += WORD)
-                for (uint64_t mask = masks[at / WORD]; mask; mask &= mask - 1) {
-                        size_t bit = at + (size_t)__builtin_ctzll(mask);
+        for (size_t at = 0; at < words_of(n); at++)
+                for (uint64_t mask = masks[at]; mask; mask &= mask - 1) {
+                        size_t bit = at * WORD + (size_t)__builtin_ctzll(mask);
                         size_t i = bit / ROW * ROW + element_of(bit % ROW, size);
                         struct code gap = { 0 }, step = code_of(was, is, i, size, shift, &steps);
 
@@ -273,7 +274,7 @@ INLINE size_t code_block(const void *was, const void *is, size_t n, size_t size,
                          uint8_t *out)
 {
         uint64_t masks[DELTA_MOST / WORD];
-        size_t count = scan(was, is, n, size, masks);
+        size_t count = scan(was, is, n, size, masks), room = words_of(n) * WORD;
         struct writer w = { .at = out };
         const uint8_t *end = out + n * size;
         unsigned k;
@@ -283,8 +284,8 @@ INLINE size_t code_block(const void *was, const void *is, size_t n, size_t size,
                 out[0] = SAME;
                 return 1;
         }
-        k = gap_k(n, count);
-        if (count * (k + 1) + ((n - count) >> k) < words_of(n) * WORD) {
+        k = gap_k(room, count);
+        if (count * (k + 1) + ((room - count) >> k) < room) {
                 unsigned length = length_of((uint32_t)count);
 
                 put(&w, GAPS | length << FORM_BITS, FORM_BITS + LENGTH_BITS);
@@ -421,7 +422,7 @@ INLINE bool apply_gaps(struct reader *r, void *values, size_t n, size_t size, un
         drop(r, length - 1);
         if (count > n)
                 return false;
-        k = gap_k(n, count);
+        k = gap_k(words_of(n) * WORD, count);
         for (; count > 0 && !r->bad; count--) {
                 refill(r);
                 next += take_gap(r, k);
