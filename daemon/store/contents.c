@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "daemon/store/planes.h"
@@ -90,17 +89,16 @@ static uint8_t *serve_at(const struct state *state, const layout *l, const struc
                layout_group_bytes(&l->groups[c->group], c->in_group - shard->range.first);
 }
 
-void state_served(const struct state *state, const layout *l, uint32_t chunk,
-                  const float *old_master, const struct device_ops *ops, void *was, void *is)
+void state_was(const struct state *state, const layout *l, uint32_t chunk, const float *old_master,
+               const struct device_ops *ops, void *to)
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
         const struct layout_group *g = &l->groups[c.group];
 
-        if (old_master)
-                ops->cast(g->dtype, was, ZERO_FP32, old_master, c.n);
+        if (old_master) /* in a cache, where the serve plane is not */
+                ops->serve(g->dtype, to, old_master, c.n);
         else
-                memcpy(was, serve_at(state, l, &c), layout_group_bytes(g, c.n));
-        ops->cast(g->dtype, is, ZERO_FP32, state->in->master + c.master, c.n);
+                ops->copy(to, serve_at(state, l, &c), layout_group_bytes(g, c.n));
 }
 
 void state_serve_unit(struct state *state, const layout *l, uint32_t unit,

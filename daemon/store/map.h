@@ -37,12 +37,11 @@ int state_init_group(struct state *state, const layout *l, uint32_t group,
 void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops);
 /*
- * What is served of a chunk that is a unit, and what state_serve_unit() will write, both in the
- * served dtype.  old_master: before the update; NULL: nobody has it, and the serve plane has not
- * been written since.
+ * Copies what is served of a chunk that is a unit, of a group that has a serve plane.  old_master:
+ * its master before an update; NULL: the serve plane has not been written since.
  */
-void state_served(const struct state *state, const layout *l, uint32_t chunk,
-                  const float *old_master, const struct device_ops *ops, void *was, void *is);
+void state_was(const struct state *state, const layout *l, uint32_t chunk, const float *old_master,
+               const struct device_ops *ops, void *to);
 /* As state_serve_group(), for one unit of a shard's update. */
 void state_serve_unit(struct state *state, const layout *l, uint32_t unit,
                       const struct device_ops *ops);

@@ -143,12 +143,12 @@ static const struct module engine_module = { .node_at = offsetof(struct engine, 
 static const struct shard_observer engine_observer = { .settled = engine_settled };
 
 static const struct module *const modules[] = {
-        &drop_module,        &transfer_module,      &measure_module,    &recorder_module,
-        &shard_module,       &deltas_module,       &gather_module,        &follow_module,     &grants_module,
-        &stash_module,       &bases_module,         &reduce_module,     &update_module,
-        &tensors_module,     &checkpoint_module,    &rank_module,       &bringing_module,
-        &fill_target_module, &old_placement_module, &membership_module, &coordinator_module,
-        &doctor_module,      &engine_module,
+        &drop_module,        &transfer_module,    &measure_module,       &recorder_module,
+        &shard_module,       &deltas_module,      &gather_module,        &follow_module,
+        &grants_module,      &stash_module,       &bases_module,         &reduce_module,
+        &update_module,      &tensors_module,     &checkpoint_module,    &rank_module,
+        &bringing_module,    &fill_target_module, &old_placement_module, &membership_module,
+        &coordinator_module, &doctor_module,      &engine_module,
 };
 static const struct shard_observer *const observers[] = {
         &gather_observer,     &reduce_observer,        &update_observer, &tensors_observer,

@@ -110,10 +110,11 @@
           "follow the job (zero_follow()). 0: nobody follows a job here.")                         \
         N("State and memory", follow_limit, SIZE, "bytes", "0", 0, 1ull << 50,                     \
           "Most host memory for such versions of one user's jobs on this node. 0: no limit.")      \
-        N("State and memory", follow_deltas, SIZE, "bytes", "256M", 0, 1ull << 50,                 \
-          "Most host memory for the changes between versions of one user's jobs on this node: "    \
-          "they are coded while somebody follows a job, and go to readers in place of whole "      \
-          "parameters. 0: nothing is coded.")                                                      \
+        N("State and memory", follow_deltas, SIZE, "bytes", "1G", 0, 1ull << 50,                   \
+          "Most host memory for the changes between versions of one user's jobs on this node, "    \
+          "which go to readers in place of whole parameters. While somebody follows a job, its "   \
+          "owners take 2 bytes a parameter of bf16 and fp16, and what was coded. 0: nothing is "   \
+          "coded.")                                                                                \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
           "ranks hold, the gradients that they push, what they stash there, and copies of "        \

@@ -12,7 +12,7 @@
 struct deltas {
         struct list all; /* oldest first */
         struct list *of; /* [group] */
-        uint64_t bytes;
+        uint64_t bytes, taken;
         uint64_t until; /* the last version that somebody may want */
 };
 
@@ -102,15 +102,21 @@ static void delta_drop(struct deltas *t, struct delta *d)
         delta_unref(d);
 }
 
-struct delta *deltas_find(const struct job *job, uint32_t group, uint32_t owner, uint64_t version)
+static struct delta *find(const struct job *job, uint32_t group, uint32_t owner, uint64_t version,
+                          bool expected)
 {
         list_for_each (&job->deltas->of[group], item) {
                 struct delta *d = CONTAINER_OF(item, struct delta, link);
 
-                if (d->owner == owner && d->version == version)
+                if (d->owner == owner && d->version == version && d->expected == expected)
                         return d;
         }
         return NULL;
+}
+
+struct delta *deltas_find(const struct job *job, uint32_t group, uint32_t owner, uint64_t version)
+{
+        return find(job, group, owner, version, false);
 }
 
 uint64_t deltas_reach(const struct job *job, uint32_t group, uint32_t owner, uint64_t from,
@@ -129,7 +135,7 @@ static uint64_t users_bytes(const struct engine *x, uint32_t uid)
         list_for_each ((struct list *)&x->jobs, item) {
                 const struct job *job = CONTAINER_OF(item, struct job, link);
 
-                bytes += job->uid == uid ? job->deltas->bytes : 0;
+                bytes += job->uid == uid ? job->deltas->bytes + job->deltas->taken : 0;
         }
         return bytes;
 }
@@ -137,7 +143,7 @@ static uint64_t users_bytes(const struct engine *x, uint32_t uid)
 void deltas_keep(struct job *job, struct delta *d)
 {
         struct deltas *t = job->deltas;
-        uint64_t limit = job->x->conf->follow_deltas, others = users_bytes(job->x, job->uid);
+        uint64_t limit = job->x->conf->follow_deltas;
 
         if (job->dead || deltas_find(job, d->group, d->owner, d->version)) {
                 delta_unref(d);
@@ -146,15 +152,58 @@ void deltas_keep(struct job *job, struct delta *d)
         t->bytes += d->bytes;
         list_insert(&t->of[d->group], &d->link);
         list_insert(&t->all, &d->age);
-        others -= t->bytes - d->bytes;
         list_for_each (&t->of[d->group], item) {
                 struct delta *old = CONTAINER_OF(item, struct delta, link);
 
-                if (old->owner == d->owner && old->version + DELTAS_KEPT <= d->version)
+                if (!old->expected && old->owner == d->owner &&
+                    old->version + DELTAS_KEPT <= d->version)
                         delta_drop(t, old);
         }
-        while (!list_empty(&t->all) && (t->bytes > limit || others > limit - t->bytes))
+        while (!list_empty(&t->all) && users_bytes(job->x, job->uid) > limit)
                 delta_drop(t, CONTAINER_OF(t->all.next, struct delta, age));
+}
+
+struct delta *deltas_expect(struct job *job, uint32_t group, uint32_t owner, uint64_t version)
+{
+        struct delta *d = delta_new(group, owner, version, 0);
+
+        if (!d)
+                return NULL;
+        d->expected = true;
+        list_insert(&job->deltas->of[group], &d->link);
+        return d;
+}
+
+void deltas_settle(struct job *job, struct delta *expected, struct delta *d)
+{
+        list_remove(&expected->link);
+        delta_unref(expected);
+        if (d)
+                deltas_keep(job, d);
+}
+
+bool deltas_expected(const struct job *job, uint32_t group, uint32_t owner, uint64_t from,
+                     uint64_t to)
+{
+        for (uint64_t v = from; v < to; v++)
+                if (find(job, group, owner, v + 1, true))
+                        return true;
+        return false;
+}
+
+bool deltas_take(struct job *job, uint64_t bytes)
+{
+        uint64_t limit = job->x->conf->follow_deltas, used = users_bytes(job->x, job->uid);
+
+        if (used > limit || bytes > limit - used)
+                return false;
+        job->deltas->taken += bytes;
+        return true;
+}
+
+void deltas_give(struct job *job, uint64_t bytes)
+{
+        job->deltas->taken -= bytes;
 }
 
 void deltas_want(struct job *job, uint64_t version)

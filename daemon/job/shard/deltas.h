@@ -1,7 +1,7 @@
 /*
  * deltas.h - exact differences between successive versions of an owner's slice of a group.
  *
- * An owner codes a delta while it updates the slice (update/coding.h), as long as somebody reads
+ * An owner codes a delta once it has updated the slice (update/coding.h), as long as somebody reads
  * the job along.  A node that reads along keeps the deltas that it was sent, for its other copies.
  * Deltas lie in memory alone: a daemon that starts has none, and its readers begin with whole
  * slices.
@@ -23,6 +23,7 @@ struct delta {
         struct list link, age; /* deltas.of[group], deltas.all */
         uint32_t group, owner;
         uint64_t version; /* that it leads to */
+        bool expected;    /* it is being coded */
         uint32_t references;
         uint64_t bytes;
         uint8_t data[];
@@ -44,6 +45,17 @@ struct delta *deltas_find(const struct job *job, uint32_t group, uint32_t owner,
 /* The latest version, `to` at most, that the deltas here lead to from version `from`. */
 uint64_t deltas_reach(const struct job *job, uint32_t group, uint32_t owner, uint64_t from,
                       uint64_t to);
+/* A delta will come, or not: whoever may want it waits until it is settled.  NULL: out of memory.
+ */
+struct delta *deltas_expect(struct job *job, uint32_t group, uint32_t owner, uint64_t version);
+/* d: the delta that was expected, which is kept; NULL: there is none. */
+void deltas_settle(struct job *job, struct delta *expected, struct delta *d);
+/* Whether one of those that lead from version `from` to `to` is expected. */
+bool deltas_expected(const struct job *job, uint32_t group, uint32_t owner, uint64_t from,
+                     uint64_t to);
+/* Counts memory for what deltas are coded of; false: follow_deltas leaves no room. */
+bool deltas_take(struct job *job, uint64_t bytes);
+void deltas_give(struct job *job, uint64_t bytes);
 /* Somebody reads the job along, at that version. */
 void deltas_want(struct job *job, uint64_t version);
 /* Whether somebody may want the delta that leads there. */

@@ -89,6 +89,11 @@ static void pull_ready(struct shard_part *part)
                 pull_sent(p, -ENOTCONN); /* the node is gone, and its request with it */
 }
 
+static void pull_send(struct pull *p)
+{
+        shard_want(&p->part, p->replica, plane_serve, p->group, p->range, pull_ready);
+}
+
 /* Offers deltas in place of the slice, if they are fewer bytes; false: the slice has to go. */
 static bool pull_offer(struct pull *p)
 {
@@ -97,8 +102,7 @@ static bool pull_offer(struct pull *p)
         uint64_t bytes[DELTAS_KEPT], from = p->has - 1, total = 0;
         uint32_t n = 0;
 
-        if (!p->has || from >= p->version || p->version - from > DELTAS_KEPT ||
-            deltas_reach(job, p->group, p->replica->owner, from, p->version) != p->version)
+        if (deltas_reach(job, p->group, p->replica->owner, from, p->version) != p->version)
                 return false;
         while (from + n < p->version) {
                 bytes[n] = deltas_find(job, p->group, p->replica->owner, from + n + 1)->bytes;
@@ -111,9 +115,35 @@ static bool pull_offer(struct pull *p)
         return true;
 }
 
-static void pull_send(struct pull *p)
+/* Answers the pull, unless it has to wait. */
+static bool pull_answer(struct pull *p)
 {
-        shard_want(&p->part, p->replica, plane_serve, p->group, p->range, pull_ready);
+        struct replica *h = p->replica;
+
+        if (p->version > h->shard_version[p->group])
+                return false;
+        if (p->has && deltas_expected(h->job, p->group, h->owner, p->has - 1, p->version))
+                return false;
+        if (p->has && pull_offer(p))
+                return true;
+        if (shard_has(h, p->group, p->version))
+                pull_send(p);
+        else if (p->version < h->shard_version[p->group])
+                pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
+        else
+                return false;
+        return true;
+}
+
+void shard_pulls(struct replica *h, uint32_t group)
+{
+        list_for_each (&h->pulls[group], item) {
+                struct pull *p = CONTAINER_OF(item, struct pull, link);
+
+                list_remove(&p->link);
+                if (!pull_answer(p))
+                        list_insert(item_next, &p->link);
+        }
 }
 
 void shard_use(struct replica *h, uint32_t group, uint64_t version)
@@ -168,13 +198,10 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                 deltas_want(job, p->version);
         else
                 shard_use(h, p->group, p->version);
-        if (h->shard_version[p->group] >= p->version && pull_offer(p))
-                return;
-        if (shard_has(h, p->group, p->version))
-                pull_send(p);
-        else if (h->shard_version[p->group] > p->version)
-                pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
-        else
+        /* who is too far behind for deltas has nothing that counts */
+        if (p->has > p->version || (p->has && p->version + 1 - p->has > DELTAS_KEPT))
+                p->has = 0;
+        if (!pull_answer(p))
                 list_insert(&h->pulls[p->group], &p->link);
 }
 
@@ -182,19 +209,7 @@ void shard_ready(struct replica *h, uint32_t group, uint64_t version)
 {
         h->shard_version[group] = version;
         h->changing[group] = false;
-        list_for_each (&h->pulls[group], item) {
-                struct pull *p = CONTAINER_OF(item, struct pull, link);
-
-                if (p->version > version)
-                        continue;
-                list_remove(&p->link);
-                if (pull_offer(p))
-                        continue;
-                if (p->version == version)
-                        pull_send(p);
-                else
-                        pull_refuse(p, ZERO_EABORTED, "the shard is at a later version");
-        }
+        shard_pulls(h, group);
         for_observers (h->job->x, o)
                 if (o->ready)
                         o->ready(h, group);

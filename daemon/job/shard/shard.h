@@ -90,6 +90,8 @@ static inline bool shard_has(const struct replica *h, uint32_t group, uint64_t v
 }
 /* The shard has reached a version: pulls and gathers that wait for it go on. */
 void shard_ready(struct replica *h, uint32_t group, uint64_t version);
+/* Answers the pulls of the group that need wait no longer. */
+void shard_pulls(struct replica *h, uint32_t group);
 /* A rank of any node uses the group at that version.  Updates take groups in the order of use. */
 void shard_use(struct replica *h, uint32_t group, uint64_t version);
 void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *request);

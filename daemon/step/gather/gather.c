@@ -141,8 +141,8 @@ static bool slice_forward(struct slice *s, uint64_t from, const uint64_t *bytes)
         char *values = (char *)gather_slab(s->gather, s->group) +
                        layout_group_bytes(&job->layout->groups[s->group], slice.first);
 
-        if (forward_start(job, s->group, s->owner, from, s->version, bytes, values,
-                          slice_forwarded, s))
+        if (forward_start(job, s->group, s->owner, from, s->version, bytes, values, slice_forwarded,
+                          s))
                 return false;
         node_set_add(&s->gather->entries[s->group].forward, s->owner);
         return true;
@@ -229,8 +229,7 @@ static bool forward_here(const struct gather *g, uint32_t group, uint32_t owner)
 {
         const struct entry *e = &g->entries[group];
 
-        return e->has &&
-               deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
+        return e->has && deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
 }
 
 /* Starts the k-th part; false if that is not possible now (shard not ready, node not up). */
@@ -272,8 +271,7 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                                     layout_group_bytes(of, range.first),
                              .bytes = layout_group_bytes(of, range.count),
                              .elements = range.count };
-        if (forward ? !slice_forward(s, e->has - 1, NULL)
-                    : !h && slice_ask(s, e->version, range)) {
+        if (forward ? !slice_forward(s, e->has - 1, NULL) : !h && slice_ask(s, e->version, range)) {
                 g->lacking = true;
                 free(s);
                 return false;
@@ -501,8 +499,7 @@ static bool entry_overtaken(const struct gather *g, uint32_t group)
                 return false;
         for_replicas (job, h)
                 if (h->state->plan->shards[group].range.count > 0 &&
-                    h->shard_version[group] > e->version &&
-                    !forward_here(g, group, h->owner))
+                    h->shard_version[group] > e->version && !forward_here(g, group, h->owner))
                         return true;
         return false;
 }

@@ -1,84 +1,291 @@
 /*
- * Codes deltas while chunks are updated.
+ * Codes deltas behind updates.
  *
- * A chunk is too small to be coded by itself.  So each task collects what its chunks served and
- * serve now in the thread's cache, and codes blocks of DELTA_BLOCK elements.  The task that ends
- * last joins what all of them have coded, on its thread.
+ * Invariant: while tasks of a coding run, the group is pinned, so its next update waits for them.
+ * A coding starts no task once an update wants the group: then the delta is lost, and readers get
+ * the slice whole.
  */
 #include "daemon/step/update/coding.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
+#include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/compute/delta/delta.h"
+#include "daemon/step/update/update.h"
 #include "proto/cleanup.h"
 
+enum { TASK_ELEMENTS = 4 * DELTA_BLOCK };
+
+/* 16-bit values, where the gradients of the same elements have their place (plan_chunk.moment). */
+struct was {
+        uint32_t references; /* the replica's, and of codings */
+        uint64_t bytes;
+        struct job *job;
+        alignas(64) uint16_t values[];
+};
+
+/* A part of a slice, of consecutive elements. */
 struct piece {
-        struct piece *next;
-        uint64_t first, bytes;
+        struct coding *coding;
+        struct shard_part is;
+        struct offload_task task;
+        uint64_t first, moment, n; /* elements: in the slice, in was */
+        uint64_t bytes, room;      /* coded; 0: not yet, or there was no memory */
         uint8_t *data;
 };
 
 struct coding {
         struct replica *replica;
-        uint32_t group;
-        uint64_t version;
+        struct was *was;
+        struct delta *expected;
         enum zero_dtype dtype;
-        uint32_t block; /* most elements that are coded at once */
-        pthread_mutex_t lock;
-        struct piece *pieces; /* by first */
-        uint64_t bytes;
-        uint32_t left; /* chunks that no task has ended with */
+        uint32_t group, n, next, in_flight; /* pieces */
         bool lost;
-        struct delta *delta; /* once all tasks have ended */
+        struct delta *delta;
+        struct offload_task task;
+        struct piece pieces[];
 };
 
-struct coding *coding_begin(struct replica *h, uint32_t group, uint64_t version)
-{
-        const struct plan *plan = h->state->plan;
-        const struct plan_shard *shard = &plan->shards[group];
-        struct coding *c;
+/* ---- what was served ---- */
 
-        /* a change of fp32 values is as large as they are */
-        if (shard->unit != UNIT_CHUNK || (shard->dtype != ZERO_BF16 && shard->dtype != ZERO_FP16))
-                return NULL;
-        c = calloc(1, sizeof *c);
-        if (!c)
-                return NULL;
-        *c = (struct coding){ .replica = h,
-                              .group = group,
-                              .version = version,
-                              .dtype = shard->dtype,
-                              .block = plan->chunk_elements > DELTA_BLOCK ? plan->chunk_elements
-                                                                          : DELTA_BLOCK,
-                              .left = shard->n_chunks };
-        pthread_mutex_init(&c->lock, NULL);
-        return c;
+/* A change of fp32 values is as large as they are. */
+static bool coded(const struct replica *h, uint32_t group)
+{
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+
+        return shard->n_chunks > 0 && shard->unit == UNIT_CHUNK &&
+               (shard->dtype == ZERO_BF16 || shard->dtype == ZERO_FP16);
 }
 
-void coding_free(struct coding *c)
+bool was_has(const struct was *was, const struct replica *h, uint32_t group)
 {
-        if (!c)
+        return was && coded(h, group);
+}
+
+void was_make(struct replica *h, struct was **was)
+{
+        uint64_t bytes = sizeof **was + h->state->plan->moment_elements * sizeof(uint16_t);
+        bool any = false;
+
+        for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                any = any || coded(h, g);
+        if (*was || !any || !deltas_take(h->job, bytes))
                 return;
-        while (c->pieces) {
-                struct piece *p = c->pieces;
-
-                c->pieces = p->next;
-                free(p->data);
-                free(p);
+        *was = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (*was == MAP_FAILED) {
+                *was = NULL;
+                deltas_give(h->job, bytes);
+                return;
         }
-        delta_unref(c->delta);
-        pthread_mutex_destroy(&c->lock);
-        free(c);
+        (*was)->references = 1;
+        (*was)->bytes = bytes;
+        (*was)->job = h->job;
 }
 
-void coding_end(struct coding *c)
+void was_free(struct was **was)
 {
-        if (c && c->delta)
-                deltas_keep(c->replica->job, STEAL(c->delta));
-        coding_free(c);
+        struct was *w = STEAL(*was);
+
+        if (!w || --w->references)
+                return;
+        deltas_give(w->job, w->bytes);
+        munmap(w, w->bytes);
+}
+
+void was_copy(struct was *was, const struct replica *h, uint32_t chunk, const float *old_master)
+{
+        struct plan_chunk c = plan_chunk(h->state->plan, chunk);
+
+        state_was(h->state, h->job->layout, chunk, old_master, h->job->x->ops,
+                  was->values + c.moment);
+}
+
+/* ---- threads ---- */
+
+static bool piece_room(struct piece *p, uint64_t bytes)
+{
+        uint8_t *grown;
+
+        if (p->room - p->bytes >= bytes)
+                return true;
+        grown = realloc(p->data, p->bytes + 2 * bytes);
+        if (!grown)
+                return false;
+        p->data = grown;
+        p->room = p->bytes + 2 * bytes;
+        return true;
+}
+
+static bool block_code(struct piece *p, uint64_t at, uint64_t n)
+{
+        enum zero_dtype dtype = p->coding->dtype;
+        const uint16_t *is = p->is.bytes.at, *was = p->coding->was->values + p->moment;
+        uint8_t header[DELTA_HEADER], *to;
+        size_t bytes, head;
+
+        if (!piece_room(p, DELTA_HEADER + delta_bound(dtype, n)))
+                return false;
+        to = p->data + p->bytes;
+        bytes = delta_code(dtype, was + at, is + at, n, to + DELTA_HEADER);
+        head = delta_header(header, p->first + at, n, bytes);
+        memcpy(to, header, head);
+        memmove(to + head, to + DELTA_HEADER, bytes);
+        p->bytes += head + bytes;
+        return true;
+}
+
+static void piece_run(struct offload_task *task, uint32_t worker)
+{
+        struct piece *p = CONTAINER_OF(task, struct piece, task);
+        uint64_t at, n;
+
+        for (at = 0; at < p->n; at += n) {
+                n = p->n - at < DELTA_BLOCK ? p->n - at : DELTA_BLOCK;
+                if (!block_code(p, at, n)) {
+                        p->bytes = 0;
+                        return;
+                }
+        }
+}
+
+/* A delta as large as the slice helps nobody. */
+static void coding_join(struct offload_task *task, uint32_t worker)
+{
+        struct coding *c = CONTAINER_OF(task, struct coding, task);
+        const struct delta *d = c->expected;
+        struct range slice = c->replica->state->plan->shards[c->group].range;
+        uint64_t bytes = 0, at = 0;
+
+        for (uint32_t i = 0; i < c->n; i++)
+                bytes += c->pieces[i].bytes;
+        if (bytes >= dtype_bytes(c->dtype, slice.count))
+                return;
+        c->delta = delta_new(d->group, d->owner, d->version, bytes);
+        for (uint32_t i = 0; c->delta && i < c->n; i++) {
+                memcpy(c->delta->data + at, c->pieces[i].data, c->pieces[i].bytes);
+                at += c->pieces[i].bytes;
+        }
+}
+
+/* ---- the loop ---- */
+
+static void coding_end(struct coding *c)
+{
+        struct replica *h = c->replica;
+        struct job *job = h->job;
+
+        deltas_settle(job, c->expected, c->delta);
+        if (!job->dead)
+                shard_pulls(h, c->group);
+        for (uint32_t i = 0; i < c->n; i++)
+                free(c->pieces[i].data);
+        was_free(&c->was);
+        free(c);
+        job_unref(job);
+}
+
+static void coding_joined(struct offload_task *task)
+{
+        coding_end(CONTAINER_OF(task, struct coding, task));
+}
+
+static void coding_go_on(struct coding *c);
+
+static void piece_done(struct offload_task *task)
+{
+        struct piece *p = CONTAINER_OF(task, struct piece, task);
+        struct coding *c = p->coding;
+
+        shard_part_end(&p->is);
+        c->in_flight--;
+        c->lost = c->lost || p->bytes == 0;
+        coding_go_on(c);
+}
+
+static void piece_mapped(struct shard_part *is)
+{
+        struct piece *p = CONTAINER_OF(is, struct piece, is);
+
+        p->task.run = piece_run;
+        p->task.done = piece_done;
+        job_compute(p->coding->replica->job, OFFLOAD_READ, &p->task);
+}
+
+static void piece_start(struct piece *p)
+{
+        struct coding *c = p->coding;
+        struct range slice = c->replica->state->plan->shards[c->group].range;
+        struct range range = { slice.first + p->first, p->n };
+
+        c->in_flight++;
+        shard_want(&p->is, c->replica, plane_serve, c->group, range, piece_mapped);
+}
+
+static void coding_go_on(struct coding *c)
+{
+        struct replica *h = c->replica;
+        uint32_t most = offload_workers(h->job->x->offload);
+
+        c->lost = c->lost || h->job->dead || update_waits(h, c->group);
+        while (!c->lost && c->next < c->n && c->in_flight < most)
+                piece_start(&c->pieces[c->next++]);
+        if (c->in_flight)
+                return;
+        c->task.run = coding_join;
+        c->task.done = coding_joined;
+        if (c->lost)
+                coding_end(c);
+        else
+                job_compute(h->job, OFFLOAD_READ, &c->task);
+}
+
+/* The slice's runs of elements that updates change; pieces: NULL, or room for all.  How many. */
+static uint32_t pieces_of(const struct plan *plan, uint32_t group, struct piece *pieces)
+{
+        const struct plan_shard *shard = &plan->shards[group];
+        const struct plan_segment *s = &plan->segments[shard->first_segment], *end;
+        const struct plan_run *run = NULL;
+        uint32_t n = 0;
+
+        for (end = s + shard->n_segments; s < end; s++) {
+                if (s->moment == UINT64_MAX || run == &plan->runs[s->run])
+                        continue;
+                run = &plan->runs[s->run];
+                for (uint64_t at = 0; at < run->count; at += TASK_ELEMENTS, n++)
+                        if (pieces) {
+                                pieces[n].first = run->in_group + at - shard->range.first;
+                                pieces[n].moment = run->moment + at;
+                                pieces[n].n = run->count - at < TASK_ELEMENTS ? run->count - at
+                                                                              : TASK_ELEMENTS;
+                        }
+        }
+        return n;
+}
+
+void coding_start(struct replica *h, struct was *was, uint32_t group, uint64_t version)
+{
+        uint32_t n = pieces_of(h->state->plan, group, NULL);
+        struct coding *c = calloc(1, sizeof *c + n * sizeof c->pieces[0]);
+        struct delta *expected = c ? deltas_expect(h->job, group, h->owner, version) : NULL;
+
+        if (!expected) {
+                free(c);
+                return;
+        }
+        *c = (struct coding){ .replica = h,
+                              .was = was,
+                              .expected = expected,
+                              .dtype = h->job->layout->groups[group].dtype,
+                              .group = group,
+                              .n = n };
+        pieces_of(h->state->plan, group, c->pieces);
+        for (uint32_t i = 0; i < n; i++)
+                c->pieces[i].coding = c;
+        was->references++;
+        job_ref(h->job);
+        coding_go_on(c);
 }
 
 void coding_nothing(struct replica *h, uint32_t group, uint64_t version)
@@ -87,139 +294,4 @@ void coding_nothing(struct replica *h, uint32_t group, uint64_t version)
 
         if (d)
                 deltas_keep(h->job, d);
-}
-
-/* ---- on threads ---- */
-
-static uint64_t block_bytes(const struct coding *c)
-{
-        return dtype_bytes(c->dtype, c->block);
-}
-
-void coder_begin(struct coder *coder, struct coding *of)
-{
-        *coder = (struct coder){ .of = of, .begin = UINT64_MAX };
-        if (of && !(coder->buffer = malloc(2 * block_bytes(of))))
-                coder_lost(coder);
-}
-
-void coder_lost(struct coder *coder)
-{
-        free(STEAL(coder->buffer));
-        free(STEAL(coder->bytes));
-}
-
-static bool coder_room(struct coder *coder, uint64_t bytes)
-{
-        uint8_t *grown;
-
-        if (coder->room - coder->used >= bytes)
-                return true;
-        grown = realloc(coder->bytes, coder->used + 2 * bytes);
-        if (!grown)
-                return false;
-        coder->bytes = grown;
-        coder->room = coder->used + 2 * bytes;
-        return true;
-}
-
-/* Codes what was collected. */
-static void coder_code(struct coder *coder)
-{
-        const struct coding *c = coder->of;
-        const uint8_t *was = coder->buffer, *is = was + block_bytes(c);
-        size_t bound = delta_bound(c->dtype, coder->n);
-        uint8_t header[DELTA_HEADER];
-        size_t bytes, at;
-
-        if (coder->n == 0)
-                return;
-        if (!coder_room(coder, DELTA_HEADER + bound)) {
-                coder_lost(coder);
-                return;
-        }
-        bytes = delta_code(c->dtype, was, is, coder->n,
-                           coder->bytes + coder->used + DELTA_HEADER);
-        at = delta_header(header, coder->first, coder->n, bytes);
-        memcpy(coder->bytes + coder->used, header, at);
-        memmove(coder->bytes + coder->used + at, coder->bytes + coder->used + DELTA_HEADER, bytes);
-        coder->used += at + bytes;
-        if (coder->begin == UINT64_MAX)
-                coder->begin = coder->first;
-        coder->n = 0;
-}
-
-void coder_chunk(struct coder *coder, uint32_t chunk, const float *old_master)
-{
-        const struct coding *c = coder->of;
-        const struct replica *h = c->replica;
-        struct plan_chunk of = plan_chunk(h->state->plan, chunk);
-        uint64_t first = of.in_group - h->state->plan->shards[c->group].range.first, at;
-
-        coder->chunks++;
-        if (coder->buffer && (first != coder->first + coder->n || coder->n + of.n > c->block))
-                coder_code(coder);
-        if (!coder->buffer)
-                return;
-        if (coder->n == 0)
-                coder->first = first;
-        at = dtype_bytes(c->dtype, coder->n);
-        state_served(h->state, h->job->layout, chunk, old_master, h->job->x->ops,
-                     coder->buffer + at, coder->buffer + block_bytes(c) + at);
-        coder->n += of.n;
-}
-
-void coder_pass(struct coder *coder)
-{
-        coder->chunks++;
-}
-
-/* Whoever codes less than the slice has coded enough. */
-static void coding_join(struct coding *c)
-{
-        const struct plan_shard *shard = &c->replica->state->plan->shards[c->group];
-        uint64_t at = 0;
-
-        if (c->lost || c->bytes >= dtype_bytes(c->dtype, shard->range.count))
-                return;
-        c->delta = delta_new(c->group, c->replica->owner, c->version, c->bytes);
-        for (struct piece *p = c->pieces; c->delta && p; p = p->next) {
-                memcpy(c->delta->data + at, p->data, p->bytes);
-                at += p->bytes;
-        }
-}
-
-static void coding_add(struct coding *c, struct piece *piece)
-{
-        struct piece **at = &c->pieces;
-
-        while (*at && (*at)->first < piece->first)
-                at = &(*at)->next;
-        piece->next = *at;
-        *at = piece;
-        c->bytes += piece->bytes;
-}
-
-void coder_end(struct coder *coder)
-{
-        struct coding *c = coder->of;
-        struct piece *piece = NULL;
-
-        if (!c)
-                return;
-        if (coder->buffer)
-                coder_code(coder);
-        if (coder->used && coder->bytes && (piece = malloc(sizeof *piece)))
-                *piece = (struct piece){ .first = coder->begin,
-                                         .bytes = coder->used,
-                                         .data = STEAL(coder->bytes) };
-        pthread_mutex_lock(&c->lock);
-        c->lost = c->lost || !coder->buffer || (coder->used && !piece);
-        if (piece)
-                coding_add(c, piece);
-        c->left -= coder->chunks;
-        if (c->left == 0)
-                coding_join(c);
-        pthread_mutex_unlock(&c->lock);
-        coder_lost(coder);
 }

@@ -42,7 +42,7 @@ struct update_group {
         uint32_t next_chunk, in_flight; /* tasks */
         uint64_t save_from;             /* shard_observer.update_begin */
         struct offer *deferred;         /* NULL: the sum is in the state */
-        struct coding *coding;          /* of what changes; NULL: nobody reads along */
+        bool lost;                      /* what a chunk served is not known */
 };
 
 struct update {
@@ -55,7 +55,7 @@ struct update {
         struct update_group *groups;    /* [group] */
         uint32_t unfinished, in_flight; /* groups; tasks */
         uint64_t begun_ns;              /* when the decision began to be carried out */
-        bool coded;                     /* somebody may want what changes */
+        struct was *was;                /* NULL: no deltas are coded */
         uint64_t puts;                  /* state->puts when the last decision was carried out */
 };
 
@@ -66,7 +66,8 @@ struct update_task {
         uint32_t group, first, end; /* chunks */
         struct unit_update update;
         uint64_t save_from;
-        struct coding *coding;
+        struct was *was; /* NULL: the group's delta is not coded */
+        bool lost;
 };
 
 static int update_new(struct replica *h)
@@ -88,8 +89,7 @@ static void update_free(struct replica *h)
 
         if (!u)
                 return;
-        for (uint32_t g = 0; u->groups && g < h->job->layout->n_groups; g++)
-                coding_free(u->groups[g].coding);
+        was_free(&u->was);
         free(u->scalars);
         free(u->present);
         free(u->params);
@@ -152,28 +152,23 @@ static struct undo_values unit_update(const struct update_task *t, uint32_t unit
 }
 
 /*
- * Codes how a chunk that is carried out changes, before it is served.  One that had reached the
- * version before was updated ahead, and is served as before; or a crash came in between.
+ * Copies what a chunk serves, before that changes.  A chunk that had reached the version before was
+ * updated ahead; or a crash came in between, and nobody knows what it serves.
  */
-static void unit_code(const struct update_task *t, struct coder *coder, uint32_t unit, bool present,
-                      bool reached, struct undo_values old)
+static void unit_was(struct update_task *t, uint32_t unit, bool present, bool reached,
+                     struct undo_values old)
 {
         bool eager = t->replica->state->plan->shards[t->group].old != UINT64_MAX;
 
-        if (!present)
-                coder_pass(coder);
-        else if (reached && !eager)
-                coder_lost(coder);
-        else
-                coder_chunk(coder, unit, reached ? NULL : old.planes[0]);
+        t->lost = t->lost || (reached && !eager);
+        was_copy(t->was, t->replica, unit, reached || !present ? NULL : old.planes[0]);
 }
 
 /*
  * Brings a unit to the task's version.  A unit without a gradient stays as it is.  A checkpoint
  * that saves the group gets all of it once: what goes back was saved when it went ahead.
  */
-static void unit_run(const struct update_task *t, struct coder *coder, uint32_t unit,
-                     uint32_t worker)
+static void unit_run(struct update_task *t, uint32_t unit, uint32_t worker)
 {
         const struct replica *h = t->replica;
         struct state *state = h->state;
@@ -198,8 +193,8 @@ static void unit_run(const struct update_task *t, struct coder *coder, uint32_t 
                 if (saves)
                         save_chunk(h, unit, old, t->save_from);
         }
-        if (coder->of)
-                unit_code(t, coder, unit, present, reached, old);
+        if (t->was)
+                unit_was(t, unit, present, reached, old);
         /* a launch serves what it updates */
         if (carries && present && (reached || plan_unit(state->plan, unit) == UNIT_CHUNK))
                 state_serve_unit(state, h->job->layout, unit, h->job->x->ops);
@@ -207,15 +202,12 @@ static void unit_run(const struct update_task *t, struct coder *coder, uint32_t 
 
 static void update_run(struct offload_task *task, uint32_t worker)
 {
-        const struct update_task *t = CONTAINER_OF(task, struct update_task, task);
+        struct update_task *t = CONTAINER_OF(task, struct update_task, task);
         const struct plan_shard *shard = &t->replica->state->plan->shards[t->group];
         uint32_t chunks = shard->unit == UNIT_SHARD ? shard->n_chunks : 1;
-        struct coder coder;
 
-        coder_begin(&coder, t->coding);
         for (uint32_t unit = t->first; unit < t->end; unit += chunks)
-                unit_run(t, &coder, unit, worker);
-        coder_end(&coder);
+                unit_run(t, unit, worker);
 }
 
 /* ---- the order of groups ---------------------------------------------------------- */
@@ -313,7 +305,8 @@ static void group_finish(struct replica *h, uint32_t group)
         g->saved = false;
         h->unread[group] = false;
         deferred_release(STEAL(g->deferred));
-        coding_end(STEAL(g->coding));
+        if (aim == AIM_CARRY_OUT && was_has(u->was, h, group) && !g->lost)
+                coding_start(h, u->was, group, u->version);
         if (aim == AIM_CARRY_OUT)
                 shard_ready(h, group, u->version);
         if (last)
@@ -348,6 +341,7 @@ static void update_done(struct offload_task *task)
         struct update_group *g = &h->update->groups[t->group];
         uint32_t group = t->group;
 
+        g->lost = g->lost || t->lost;
         free(t);
         h->update->in_flight--;
         g->in_flight--;
@@ -380,8 +374,6 @@ static bool group_submit(struct replica *h, uint32_t group)
         g->saved = g->save_from != UINT64_MAX;
         if (leads)
                 g->ahead = true;
-        if (g->phase == GROUP_PENDING && u->coded && !leads && u->aim == AIM_CARRY_OUT)
-                g->coding = coding_begin(h, group, u->version);
         h->changing[group] = u->aim == AIM_CARRY_OUT; /* what is served is as before until then */
         *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
                                    .replica = h,
@@ -394,7 +386,9 @@ static bool group_submit(struct replica *h, uint32_t group)
                                    .first = g->next_chunk,
                                    .end = end - g->next_chunk > most ? g->next_chunk + most : end,
                                    .save_from = g->save_from,
-                                   .coding = g->coding };
+                                   .was = u->aim == AIM_CARRY_OUT && was_has(u->was, h, group)
+                                                  ? u->was
+                                                  : NULL };
         g->phase = GROUP_RUNNING;
         g->next_chunk = t->end;
         g->in_flight++;
@@ -402,6 +396,11 @@ static bool group_submit(struct replica *h, uint32_t group)
         job_ref(h->job);
         job_compute(h->job, OFFLOAD_STEP, &t->task);
         return true;
+}
+
+bool update_waits(const struct replica *h, uint32_t group)
+{
+        return h->update->groups[group].phase == GROUP_PENDING;
 }
 
 /* Keeps the workers busy, but no more than that, so that gathers get their turn. */
@@ -455,6 +454,7 @@ static void aim_at(struct replica *h, enum update_aim aim, uint64_t version, boo
                 bool work = g->ahead || (all && shard->n_chunks > 0);
 
                 g->again = g->in_flight > 0;
+                g->lost = false;
                 g->next_chunk = shard->first_chunk;
                 g->phase = !work ? GROUP_FINISHED : g->again ? GROUP_RUNNING : GROUP_PENDING;
                 h->unread[i] = g->again || (work && aim == AIM_CARRY_OUT);
@@ -503,12 +503,15 @@ void update_start(struct replica *h)
         if (commit && !h->ahead) /* otherwise they are known, and tasks may be reading them */
                 update_scalars(h, record->sets, record->grad_scale, record->world_size);
         aim_at(h, commit ? AIM_CARRY_OUT : AIM_UNDO, record->version + commit, commit);
-        u->coded = commit && update_coded(h, u->version);
+        if (commit && update_coded(h, u->version))
+                was_make(h, &u->was);
+        else if (commit)
+                was_free(&u->was);
         for (uint32_t g = 0; commit && g < h->job->layout->n_groups; g++) {
                 bool work = h->state->plan->shards[g].n_chunks > 0;
 
                 u->groups[g].deferred = work ? deferred_take(h, g) : NULL;
-                if (!work && u->coded && h->state->plan->shards[g].range.count)
+                if (!work && u->was && h->state->plan->shards[g].range.count)
                         coding_nothing(h, g, u->version);
                 if (!work && layout_group_trainable(h->job->layout, g))
                         shard_ready(h, g, u->version); /* this group has nothing to update here */
