@@ -8,7 +8,7 @@
 #include "daemon/cluster/reshard/reshard.h"
 #include "daemon/job/core/shut.h"
 #include "daemon/job/recorder/recorder.h"
-#include "daemon/job/shard/deltas.h"
+#include "daemon/job/deltas/deltas.h"
 #include "daemon/step/bases/bases.h"
 #include "daemon/step/follow/follow.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "daemon/job/shard/deltas.h"
+#include "daemon/job/deltas/deltas.h"
 #include "daemon/step/follow/follow.h"
 #include "proto/cleanup.h"
 

@@ -4,7 +4,7 @@
  * A pull of parameters is answered when the shard has reached the version asked for.  While
  * somebody reads its bytes (pins them), the group's next update waits.
  */
-#include "daemon/job/shard/deltas.h"
+#include "daemon/job/deltas/deltas.h"
 #include "daemon/job/shard/shard.h"
 
 #include <assert.h>

@@ -1,7 +1,7 @@
 /* forward.h - brings a slice that the window has at an earlier version forward, by deltas. */
 #pragma once
 
-#include "daemon/job/shard/deltas.h"
+#include "daemon/job/deltas/deltas.h"
 
 /*
  * Brings the owner's slice at `values` from version `from` to `to`.  bytes: of each delta, as the

@@ -1,5 +1,5 @@
 /*
- * coding.h - codes how an update changes what a slice serves, for readers (shard/deltas.h).
+ * coding.h - codes how an update changes what a slice serves, for readers (job/deltas).
  *
  * An update only copies what a chunk served before into a buffer that has its size, from the
  * thread's cache.  What is served now stays until the group's next update, so threads on which no
@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "daemon/job/shard/deltas.h"
+#include "daemon/job/deltas/deltas.h"
 #include "daemon/job/shard/shard.h"
 
 /* What the slices of a replica served before an update, of the groups that are coded. */

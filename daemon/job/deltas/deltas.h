@@ -11,7 +11,7 @@
  */
 #pragma once
 
-#include "daemon/job/core/job.h"
+#include "daemon/job/transfer/transfer.h"
 
 enum {
         DELTAS_KEPT = 16,     /* of a slice; nothing is coded for a reader that is farther behind */

@@ -1,12 +1,11 @@
 /* Deltas of a job's slices: those that this node's owners coded, and those that it was sent. */
-#include "daemon/job/shard/deltas.h"
+#include "daemon/job/deltas/deltas.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/compute/delta/delta.h"
-#include "daemon/job/transfer/transfer.h"
 #include "proto/cleanup.h"
 
 struct deltas {
