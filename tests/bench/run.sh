@@ -23,6 +23,7 @@ PROGRAMS=(
         'fetch'
         'step'
         'update'
+        'delta'
         'recovery'
         'checkpoint'
         'plan'
@@ -68,7 +69,7 @@ main() {
                 --quick) read -r -a quick <<<"$QUICK" ;;
                 -h | --help)
                         usage
-                        echo "Programs: kernels bulk fetch step update recovery checkpoint plan scrape load torch"
+                        echo "Programs: kernels bulk fetch step update delta recovery checkpoint plan scrape load torch"
                         exit 0
                         ;;
                 -*) wrong "$1: no such option" ;;
