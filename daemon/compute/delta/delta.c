@@ -8,7 +8,7 @@
  *   MASK  a bit an element, whether it changes; then the steps
  *   RAW   one byte; the new values
  *
- * Ones fill the last byte.
+ * Zeros fill the last byte.
  *
  * A step is the distance of two values in the order of all values of the dtype, with -0 below 0:
  * a sign bit, and the distance less 1 in an exponential Golomb code.  The step of a value follows
@@ -33,7 +33,7 @@ enum {
         FORM_BITS = 2,
         LENGTH_BITS = 4, /* of a number of changes: GAPS has fewer than 1 << 15 */
         GAP_BITS = 16,   /* a gap below DELTA_MOST */
-        ONES_MOST = 20,  /* so many ones in front: the number itself follows, uncoded */
+        ZEROS_MOST = 20, /* so many in front: the number itself follows, uncoded */
         WORD = 64,
         LANES = 16,      /* bytes of a vector */
         ROW = 8 * LANES, /* elements of a mask: a bit of a vector each */
@@ -47,10 +47,16 @@ struct steps {
         uint16_t length[CLASSES];
 };
 
+/* The number of the highest bit that is set; x is not 0. */
+static inline unsigned last_bit(uint64_t x)
+{
+        return (unsigned)__builtin_clzll(x) ^ (WORD - 1);
+}
+
 /* Bits of x; 0: none. */
 static inline unsigned length_of(uint32_t x)
 {
-        return WORD - 1 - (unsigned)__builtin_clzll((uint64_t)x << 1 | 1);
+        return last_bit(2 * (uint64_t)x + 1);
 }
 
 static inline uint64_t low_bits(uint64_t word, unsigned n)
@@ -136,29 +142,25 @@ struct code {
         unsigned n;
 };
 
+/* In front of both stand as many zeros as the number is large, and a one. */
 static inline struct code gap_code(size_t gap, unsigned k)
 {
-        unsigned ones = (unsigned)(gap >> k);
+        unsigned zeros = (unsigned)(gap >> k);
 
-        if (ones >= ONES_MOST)
-                return (struct code){ ((uint64_t)gap << ONES_MOST) | ((1u << ONES_MOST) - 1),
-                                      ONES_MOST + GAP_BITS };
-        return (struct code){ ((gap & ((1u << k) - 1)) << (ones + 1)) | ((1u << ones) - 1),
-                              ones + 1 + k };
+        if (zeros >= ZEROS_MOST)
+                return (struct code){ (uint64_t)gap << ZEROS_MOST, ZEROS_MOST + GAP_BITS };
+        return (struct code){ (2 * low_bits(gap, k) + 1) << zeros, zeros + 1 + k };
 }
 
-/* The sign and x, which is the distance less 1. */
-static inline struct code step_code(bool down, uint32_t x, unsigned k)
+/* x, which is the distance less 1, and the sign. */
+static inline struct code step_code(unsigned down, uint32_t x, unsigned k)
 {
         uint64_t y = (uint64_t)x + (1u << k);
-        unsigned low = WORD - 1 - (unsigned)__builtin_clzll(y), ones = low - k;
+        unsigned low = last_bit(y), zeros = low - k;
 
-        if (ones >= ONES_MOST)
-                return (struct code){ ((uint64_t)x << (ONES_MOST + 1)) | ((2u << ONES_MOST) - 2) |
-                                              down,
-                                      1 + ONES_MOST + 32 };
-        return (struct code){ ((y ^ (1ull << low)) << (ones + 2)) | ((2u << ones) - 2) | down,
-                              low + ones + 2 };
+        if (zeros >= ZEROS_MOST)
+                return (struct code){ (2 * (uint64_t)x + down) << ZEROS_MOST, ZEROS_MOST + 1 + 32 };
+        return (struct code){ (4 * (y ^ 1ull << low) + 2 * down + 1) << zeros, low + zeros + 2 };
 }
 
 INLINE struct code code_of(const void *was, const void *is, size_t i, size_t size, unsigned shift,
@@ -169,7 +171,7 @@ INLINE struct code code_of(const void *was, const void *is, size_t i, size_t siz
         int32_t down = step >> 31; /* 0 or -1 */
         uint32_t x = (uint32_t)(step ^ down) - 1 - (uint32_t)down;
         uint16_t *length = &s->length[((uint32_t)old >> shift) % CLASSES];
-        struct code code = step_code(step < 0, x, *length / 8u);
+        struct code code = step_code((unsigned)-down, x, *length / 8u);
 
         learn(length, x);
         return code;
@@ -182,10 +184,12 @@ INLINE struct code code_of(const void *was, const void *is, size_t i, size_t siz
 typedef uint16_t lanes16 __attribute__((vector_size(LANES)));
 typedef uint32_t lanes32 __attribute__((vector_size(LANES)));
 
-/* Element of a row whose bit is number `bit` of its mask. */
-INLINE size_t element_of(size_t bit, size_t size)
+/* The element of a bit of a word of the masks. */
+INLINE size_t element_of(size_t word, size_t bit, size_t size)
 {
-        return bit % (8 * size) * (LANES / size) + bit / (8 * size);
+        size_t row = word * WORD / ROW, lane = (word * WORD % ROW + bit) / (8 * size);
+
+        return row * ROW + bit % (8 * size) * (LANES / size) + lane;
 }
 
 /* Words of the masks of n elements. */
@@ -252,15 +256,15 @@ INLINE bool put_changes(struct writer *w, const void *was, const void *is, size_
 
         for (size_t at = 0; at < words_of(n); at++)
                 for (uint64_t mask = masks[at]; mask; mask &= mask - 1) {
-                        size_t bit = at * WORD + (size_t)__builtin_ctzll(mask);
-                        size_t i = bit / ROW * ROW + element_of(bit % ROW, size);
+                        size_t bit = (size_t)__builtin_ctzll(mask);
+                        size_t i = element_of(at, bit, size);
                         struct code gap = { 0 }, step = code_of(was, is, i, size, shift, &steps);
 
                         if (w->at > end)
                                 return false;
                         if (k)
-                                gap = gap_code(bit - next, *k);
-                        next = bit + 1;
+                                gap = gap_code(at * WORD + bit - next, *k);
+                        next = at * WORD + bit + 1;
                         if (gap.n + step.n > PUT_MOST) {
                                 put(w, gap.bits, gap.n);
                                 gap = (struct code){ 0 };
@@ -299,7 +303,7 @@ INLINE size_t code_block(const void *was, const void *is, size_t n, size_t size,
                 }
                 less = put_changes(&w, was, is, n, size, shift, masks, NULL, end);
         }
-        put(&w, 0xff, -w.n % 8);
+        w.at += w.n > 0;
         if (less && w.at <= end)
                 return (size_t)(w.at - out);
         out[0] = RAW;
@@ -352,41 +356,43 @@ static inline void drop(struct reader *r, unsigned n)
         r->n = n > r->n ? 0 : r->n - n;
 }
 
-static inline unsigned ones_of(uint64_t word)
+static inline unsigned zeros_of(uint64_t word)
 {
-        return (unsigned)__builtin_ctzll(~word | 1u << ONES_MOST);
+        return (unsigned)__builtin_ctzll(word | 1u << ZEROS_MOST);
 }
 
 static inline size_t take_gap(struct reader *r, unsigned k)
 {
-        unsigned ones = ones_of(r->word);
+        unsigned zeros = zeros_of(r->word);
         size_t gap;
 
-        if (ones == ONES_MOST) {
-                gap = low_bits(r->word >> ONES_MOST, GAP_BITS);
-                drop(r, ONES_MOST + GAP_BITS);
+        if (zeros == ZEROS_MOST) {
+                gap = low_bits(r->word >> ZEROS_MOST, GAP_BITS);
+                drop(r, ZEROS_MOST + GAP_BITS);
         } else {
-                gap = (size_t)ones << k | low_bits(r->word >> (ones + 1), k);
-                drop(r, ones + 1 + k);
+                gap = (size_t)zeros << k | low_bits(r->word >> (zeros + 1), k);
+                drop(r, zeros + 1 + k);
         }
         return gap;
 }
 
 static inline uint32_t take_step(struct reader *r, unsigned k, uint32_t *ret_down)
 {
-        unsigned ones = ones_of(r->word >> 1), low = k + ones;
+        unsigned zeros = zeros_of(r->word), low = k + zeros;
+        uint64_t rest = r->word >> zeros; /* a one if not ZEROS_MOST */
         uint32_t x;
 
-        *ret_down = r->word & 1;
-        if (ones == ONES_MOST) {
-                x = (uint32_t)(r->word >> (ONES_MOST + 1));
-                drop(r, 1 + ONES_MOST + 32);
+        if (zeros == ZEROS_MOST) {
+                *ret_down = rest & 1;
+                x = (uint32_t)(rest >> 1);
+                drop(r, ZEROS_MOST + 1 + 32);
         } else if (low > 32) {
-                x = 0;
+                *ret_down = x = 0;
                 r->bad = true;
         } else {
-                x = (uint32_t)((1ull << low) + low_bits(r->word >> (ones + 2), low) - (1u << k));
-                drop(r, low + ones + 2);
+                *ret_down = rest >> 1 & 1;
+                x = (uint32_t)((1ull << low) + low_bits(rest >> 2, low) - (1u << k));
+                drop(r, low + zeros + 2);
         }
         return x;
 }
@@ -406,7 +412,7 @@ INLINE void change(struct reader *r, void *values, size_t i, size_t size, unsign
 /* What fills the last byte is left, and nothing else. */
 static inline bool at_end(const struct reader *r)
 {
-        return r->n < 8 && low_bits(~r->word, r->n) == 0;
+        return r->n < 8 && low_bits(r->word, r->n) == 0;
 }
 
 INLINE bool apply_gaps(struct reader *r, void *values, size_t n, size_t size, unsigned shift)
@@ -426,7 +432,7 @@ INLINE bool apply_gaps(struct reader *r, void *values, size_t n, size_t size, un
         for (; count > 0 && !r->bad; count--) {
                 refill(r);
                 next += take_gap(r, k);
-                i = next / ROW * ROW + element_of(next % ROW, size);
+                i = element_of(next / WORD, next % WORD, size);
                 if (i >= n)
                         return false;
                 next++;
@@ -439,17 +445,19 @@ INLINE bool apply_gaps(struct reader *r, void *values, size_t n, size_t size, un
 INLINE bool apply_mask(struct reader *r, void *values, size_t n, size_t size, unsigned shift)
 {
         struct steps steps = { 0 };
-        uint32_t masks[2 * (DELTA_MOST / WORD)];
+        uint64_t masks[DELTA_MOST / WORD];
 
-        for (size_t i = 0; i < 2 * words_of(n); i++) {
+        for (size_t i = 0; i < words_of(n); i++) {
                 refill(r);
-                masks[i] = (uint32_t)r->word;
+                masks[i] = low_bits(r->word, WORD / 2);
+                drop(r, WORD / 2);
+                refill(r);
+                masks[i] |= r->word << WORD / 2;
                 drop(r, WORD / 2);
         }
-        for (size_t at = 0; at < 2 * words_of(n) && !r->bad; at++)
-                for (uint32_t mask = masks[at]; mask; mask &= mask - 1) {
-                        size_t bit = at * (WORD / 2) + (size_t)__builtin_ctz(mask);
-                        size_t i = bit / ROW * ROW + element_of(bit % ROW, size);
+        for (size_t at = 0; at < words_of(n) && !r->bad; at++)
+                for (uint64_t mask = masks[at]; mask; mask &= mask - 1) {
+                        size_t i = element_of(at, (size_t)__builtin_ctzll(mask), size);
 
                         if (i >= n)
                                 return false;
