@@ -4,8 +4,8 @@
  * Rule: whoever has the old values and a block's bytes gets the new bits of each value.  A value's
  * step is counted in units of the last place, so a NaN, an infinity and -0 are values like others.
  * The bytes do not depend on the CPU that codes them.  A block has no length of its own: whoever
- * keeps blocks keeps their lengths.  A block's parameters and its last byte cost a byte and a half,
- * so blocks of thousands of elements suit small changes.
+ * keeps blocks keeps their lengths.  What a block says of itself takes about two bytes, so small
+ * changes want blocks of thousands of elements.
  */
 #pragma once
 
