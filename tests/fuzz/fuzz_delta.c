@@ -1,6 +1,6 @@
 /*
- * Blocks of differences.  Input: a byte for the dtype, the number of elements (16 bits,
- * little-endian), then the bytes of a block; they are taken for old and new values too.
+ * Blocks of differences, and strings of them.  Input: a byte for the dtype, the number of elements
+ * (16 bits, little-endian), then the bytes of a block; they are taken for old and new values too.
  *
  * What must hold: any bytes are refused or give some values, without a read or write out of bounds;
  * what is coded is at most a byte longer than the values, and gives back the new ones.
@@ -25,13 +25,15 @@ static void check_any(enum zero_dtype dtype, size_t n, const uint8_t *p, size_t 
                 values[i] = (uint8_t)(i * 7);
         r = delta_apply(dtype, values, n, p, bytes);
         assert(r == 0 || r == -EBADMSG);
+        r = delta_apply_string(dtype, values, n, p, bytes);
+        assert(r == 0 || r == -EBADMSG);
         free(values);
 }
 
 static void check_round_trip(enum zero_dtype dtype, size_t n, const uint8_t *was, const uint8_t *is)
 {
         size_t raw = dtype_bytes(dtype, n), bytes;
-        uint8_t *out = malloc(delta_bound(dtype, n)), *values = malloc(raw);
+        uint8_t *out = malloc(DELTA_HEADER + delta_bound(dtype, n)), *values = malloc(raw);
         int r;
 
         memcpy(values, was, raw);
@@ -39,6 +41,12 @@ static void check_round_trip(enum zero_dtype dtype, size_t n, const uint8_t *was
         assert(bytes <= raw + 1);
         out = realloc(out, bytes);
         r = delta_apply(dtype, values, n, out, bytes);
+        assert(r == 0 && memcmp(values, is, raw) == 0);
+        memcpy(values, was, raw);
+        out = realloc(out, DELTA_HEADER + delta_bound(dtype, n));
+        bytes = delta_append(dtype, 0, was, is, n, out);
+        out = realloc(out, bytes);
+        r = delta_apply_string(dtype, values, n, out, bytes);
         assert(r == 0 && memcmp(values, is, raw) == 0);
         free(out);
         free(values);

@@ -31,3 +31,17 @@ size_t delta_code(enum zero_dtype dtype, const void *was, const void *is, size_t
  * nothing beyond p[0..bytes) and the values is read or written.
  */
 int delta_apply(enum zero_dtype dtype, void *values, size_t n, const uint8_t *p, size_t bytes);
+
+/* ---- string.c: blocks of a long array, one behind the other ---- */
+
+enum { DELTA_HEADER = 3 * 9 }; /* most bytes that a block takes more in a string */
+
+/*
+ * As delta_code(), for n elements that begin with element `first` of the array.  `out` has
+ * DELTA_HEADER more bytes.  A string's blocks ascend.
+ */
+size_t delta_append(enum zero_dtype dtype, uint64_t first, const void *was, const void *is,
+                    size_t n, uint8_t *out);
+/* As delta_apply(), for a string and all n values of the array. */
+int delta_apply_string(enum zero_dtype dtype, void *values, uint64_t n, const uint8_t *p,
+                       size_t bytes);

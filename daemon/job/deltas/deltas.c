@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/compute/delta/delta.h"
 #include "proto/cleanup.h"
 
 struct deltas {
@@ -35,60 +34,6 @@ void delta_unref(struct delta *d)
 {
         if (d && --d->references == 0)
                 free(d);
-}
-
-static size_t number_write(uint8_t *p, uint64_t v)
-{
-        size_t n = 0;
-
-        for (; v >= 0x80; v >>= 7)
-                p[n++] = (uint8_t)(v | 0x80);
-        p[n++] = (uint8_t)v;
-        return n;
-}
-
-static bool number_read(const uint8_t **p, const uint8_t *end, uint64_t *ret)
-{
-        uint64_t v = 0;
-
-        for (unsigned shift = 0; shift < 63 && *p < end; shift += 7) {
-                uint8_t byte = *(*p)++;
-
-                v |= (uint64_t)(byte & 0x7f) << shift;
-                if (!(byte & 0x80)) {
-                        *ret = v;
-                        return true;
-                }
-        }
-        return false;
-}
-
-size_t delta_header(uint8_t *p, uint64_t first, uint64_t n, uint64_t bytes)
-{
-        size_t at = number_write(p, first);
-
-        at += number_write(p + at, n);
-        return at + number_write(p + at, bytes);
-}
-
-int delta_forward(const struct delta *d, enum zero_dtype dtype, void *values, uint64_t n)
-{
-        const uint8_t *p = d->data, *end = p + d->bytes;
-        size_t size = dtype_bytes(dtype, 1);
-        uint64_t done = 0;
-
-        while (p < end) {
-                uint64_t first, count, bytes;
-
-                if (!number_read(&p, end, &first) || !number_read(&p, end, &count) ||
-                    !number_read(&p, end, &bytes) || first < done || first > n ||
-                    count > n - first || count > DELTA_MOST || bytes > (uint64_t)(end - p) ||
-                    delta_apply(dtype, (char *)values + first * size, count, p, bytes))
-                        return -EBADMSG;
-                p += bytes;
-                done = first + count;
-        }
-        return 0;
 }
 
 /* ---- those that are kept ---- */

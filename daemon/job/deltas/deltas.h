@@ -5,19 +5,12 @@
  * the job along.  A node that reads along keeps the deltas that it was sent, for its other copies.
  * Deltas lie in memory alone: a daemon that starts has none, and its readers begin with whole
  * slices.
- *
- * The bytes are blocks in ascending order, each with a header: the first element in the slice, the
- * elements and the bytes, as LEB128; then what delta_code() gave.  Elements between blocks stay.
  */
 #pragma once
 
 #include "daemon/job/transfer/transfer.h"
 
-enum {
-        DELTAS_KEPT = 16,     /* of a slice; nothing is coded for a reader that is farther behind */
-        DELTA_BLOCK = 32768,  /* elements, at most DELTA_MOST */
-        DELTA_HEADER = 3 * 10 /* most bytes */
-};
+enum { DELTAS_KEPT = 16 }; /* of a slice; none is coded for a reader that is farther behind */
 
 struct delta {
         struct list link, age; /* deltas.of[group], deltas.all */
@@ -26,18 +19,12 @@ struct delta {
         bool expected;    /* it is being coded */
         uint32_t references;
         uint64_t bytes;
-        uint8_t data[];
+        uint8_t data[]; /* a string of blocks (compute/delta) */
 };
 
 /* With one reference.  NULL: out of memory. */
 struct delta *delta_new(uint32_t group, uint32_t owner, uint64_t version, uint64_t bytes);
 void delta_unref(struct delta *d);
-/* Writes a header to p[DELTA_HEADER]; returns its bytes. */
-size_t delta_header(uint8_t *p, uint64_t first, uint64_t n, uint64_t bytes);
-/* Brings a slice of n elements to the delta's version.  For any thread.  -EBADMSG: the delta is
- * malformed, and the values may be anything. */
-int delta_forward(const struct delta *d, enum zero_dtype dtype, void *values, uint64_t n);
-
 /* Keeps a delta for readers, unless follow_deltas leaves no room; older ones make room. */
 void deltas_keep(struct job *job, struct delta *d);
 /* NULL: it is not here. */

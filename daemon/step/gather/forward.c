@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/job/transfer/transfer.h"
+#include "daemon/compute/delta/delta.h"
 #include "proto/cleanup.h"
 
 struct forward {
@@ -51,7 +51,8 @@ static void forward_run(struct offload_task *task, uint32_t worker)
 
         f->ok = true;
         for (uint32_t i = 0; i < f->n && f->ok; i++)
-                f->ok = delta_forward(f->deltas[i], dtype, f->values, f->slice.count) == 0;
+                f->ok = delta_apply_string(dtype, f->values, f->slice.count, f->deltas[i]->data,
+                                           f->deltas[i]->bytes) == 0;
 }
 
 static void forward_ran(struct offload_task *task)

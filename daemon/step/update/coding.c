@@ -16,7 +16,7 @@
 #include "daemon/step/update/update.h"
 #include "proto/cleanup.h"
 
-enum { TASK_ELEMENTS = 4 * DELTA_BLOCK };
+enum { BLOCK = 32768, TASK_ELEMENTS = 4 * BLOCK };
 
 /* 16-bit values, where the gradients of the same elements have their place (plan_chunk.moment). */
 struct was {
@@ -122,17 +122,10 @@ static bool block_code(struct piece *p, uint64_t at, uint64_t n)
 {
         enum zero_dtype dtype = p->coding->dtype;
         const uint16_t *is = p->is.bytes.at, *was = p->coding->was->values + p->moment;
-        uint8_t header[DELTA_HEADER], *to;
-        size_t bytes, head;
 
         if (!piece_room(p, DELTA_HEADER + delta_bound(dtype, n)))
                 return false;
-        to = p->data + p->bytes;
-        bytes = delta_code(dtype, was + at, is + at, n, to + DELTA_HEADER);
-        head = delta_header(header, p->first + at, n, bytes);
-        memcpy(to, header, head);
-        memmove(to + head, to + DELTA_HEADER, bytes);
-        p->bytes += head + bytes;
+        p->bytes += delta_append(dtype, p->first + at, was + at, is + at, n, p->data + p->bytes);
         return true;
 }
 
@@ -142,7 +135,7 @@ static void piece_run(struct offload_task *task, uint32_t worker)
         uint64_t at, n;
 
         for (at = 0; at < p->n; at += n) {
-                n = p->n - at < DELTA_BLOCK ? p->n - at : DELTA_BLOCK;
+                n = p->n - at < BLOCK ? p->n - at : BLOCK;
                 if (!block_code(p, at, n)) {
                         p->bytes = 0;
                         return;
