@@ -31,6 +31,12 @@ bool dtype_is_bytes(uint32_t dtype)
         }
 }
 
+bool dtype_converts(uint32_t from, uint32_t to)
+{
+        return from == to ||
+               (dtype_valid(from) && dtype_valid(to) && (from == ZERO_FP32 || to == ZERO_FP32));
+}
+
 size_t dtype_bytes(enum zero_dtype dtype, size_t n)
 {
         static const uint8_t sizes[] = {

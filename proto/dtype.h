@@ -10,6 +10,8 @@ bool dtype_valid(uint32_t dtype);
 bool dtype_is_bytes(uint32_t dtype);
 /* Bytes of n elements, or of n words; dtype must be one of either kind. */
 size_t dtype_bytes(enum zero_dtype dtype, size_t n);
+/* Whether values of one type are given in the other: the same one, or one of both is fp32. */
+bool dtype_converts(uint32_t from, uint32_t to);
 const char *dtype_name(enum zero_dtype dtype);
 /* As ZERO_PLANE_MAP has it; NULL: there is no such plane. */
 const char *plane_name(uint32_t plane);

@@ -124,6 +124,20 @@ int slots_new_bounded(const layout *l, uint32_t wanted, uint32_t dtype, const bo
         return 0;
 }
 
+int slots_new_form(const layout *l, const uint8_t *form, struct slots **ret)
+{
+        int r = slots_new(l, l->n_groups, 0, NULL, ret);
+
+        if (r < 0)
+                return r;
+        (*ret)->bytes = 0;
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                (*ret)->offsets[g] = (*ret)->bytes;
+                (*ret)->bytes += form[g] ? slots_group_bytes(l, g, form[g]) : 0;
+        }
+        return 0;
+}
+
 uint64_t slots_offset(const struct slots *s, uint32_t i)
 {
         assert(i < s->n);

@@ -29,6 +29,8 @@ int slots_new(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip
  * choose by this, and tell a client the number of slots. */
 int slots_new_bounded(const layout *l, uint32_t wanted, uint32_t dtype, const bool *skip,
                       struct slots **ret);
+/* A whole window in a form: [group] has the group's enum zero_dtype there; 0: it needs no slot. */
+int slots_new_form(const layout *l, const uint8_t *form, struct slots **ret);
 void slots_free(struct slots *s);
 /* Of a group in its slot, up to a multiple of SLOTS_ALIGN; dtype 0: the group's own. */
 uint64_t slots_group_bytes(const layout *l, uint32_t group, uint32_t dtype);

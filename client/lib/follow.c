@@ -11,6 +11,7 @@ void follow_free(struct follow *f)
         if (!f)
                 return;
         slots_free(f->slots);
+        free(f->form);
         for (uint32_t i = 0; i < FOLLOW_COPIES; i++)
                 mapping_deinit(&f->copies[i].mapping);
         free(f);
@@ -20,10 +21,12 @@ int follow_new(const layout *l, struct follow **ret)
 {
         struct follow *f = calloc(1, sizeof(*f));
 
-        if (!f || slots_new(l, l->n_groups, 0, NULL, &f->slots) < 0) {
+        if (!f || !(f->form = calloc(l->n_groups, sizeof(*f->form)))) {
                 follow_free(f);
                 return -ENOMEM;
         }
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                f->form[g] = (uint8_t)l->groups[g].dtype;
         *ret = f;
         return 0;
 }

@@ -17,11 +17,12 @@ struct copy_memory {
 };
 
 struct follow {
-        struct slots *slots; /* where groups lie in a copy */
+        uint8_t *form;       /* zero_follow_form(), for slots_new_form() */
+        struct slots *slots; /* where groups lie in a copy; NULL: nothing was asked for yet */
         struct copy_memory copies[FOLLOW_COPIES];
 };
 
-/* -ENOMEM */
+/* All groups, in their own dtypes.  -ENOMEM. */
 int follow_new(const layout *l, struct follow **ret);
 /* Unmaps all versions.  NULL is allowed. */
 void follow_free(struct follow *f);

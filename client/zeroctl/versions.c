@@ -35,6 +35,8 @@ static void add_copy(struct table *t, const char *node, const json_t *copy)
                 table_add(t, PAINT_NONE, "-");
         table_add(t, PAINT_NONE, "%s", unit_bytes(field_number(copy, "bytes")).text);
         table_add(t, PAINT_NONE, "%.0f", field_number(copy, "readers"));
+        table_add(t, PAINT_NONE, "%s",
+                  json_is_string(json_object_get(copy, "form")) ? field_text(copy, "form") : "-");
 }
 
 static void show_part(const struct ctl *ctl, FILE *out, const json_t *answer, const char *headers,
@@ -64,7 +66,7 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 field_number(answer, "version"));
         show_grants(ctl, out, answer);
         show_part(ctl, out, answer, "NODE|USER|>READER|HOLDS|WAITS", "readers", add_reader);
-        show_part(ctl, out, answer, "NODE|>VERSION|>BYTES|>READERS", "copies", add_copy);
+        show_part(ctl, out, answer, "NODE|>VERSION|>BYTES|>READERS|FORM", "copies", add_copy);
         json_array_foreach(json_object_get(answer, "nodes"), i, node)
         {
                 double left_out = field_number(node, "left_out");
@@ -85,7 +87,9 @@ const struct command command_versions = {
                 "Prints on each of the job's nodes the processes that follow the job, the versions "
                 "that each holds, and the copies of versions that are in memory for them. A "
                 "version is the number of committed steps. *READER* is the process. A copy "
-                "without a version is empty, or its version is on its way. Only the job's owner "
+                "without a version is empty, or its version is on its way. *FORM* is what readers "
+                "have asked "
+                "for, if that is not all groups as the ranks fetch them. Only the job's owner "
                 "and root may ask.",
         .show = show,
 };

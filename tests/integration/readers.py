@@ -13,7 +13,7 @@ from cluster import SETS, Cluster, finish_all, group, small_layout, tensor, unti
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from moments import can_vote  # noqa: E402
-from wire import Raw, request  # noqa: E402
+from wire import EINVAL, Raw, request  # noqa: E402
 
 LAYOUT = small_layout(blocks=2, width=120)
 NEEDS = {"hold": 2, "push": 2}
@@ -296,6 +296,175 @@ def the_newest_version_is_left_for_late_readers():
         assert b.do("follow", least=1, most=1)["hash"] != last["hash"]
 
 
+OWN = ("fp32", "bf16", "fp16", "fp32")
+FORMS = [("bf16", "fp32", "fp32", "fp16"), (None, "bf16", None, "bf16")]
+CODES = {None: 0, "fp32": 1, "bf16": 2, "fp16": 3}
+
+
+def mixed():
+    return [{**g, "dtype": dtype} for g, dtype in zip(LAYOUT, OWN)]
+
+
+def formed(c, node, form, **fields):
+    """A reader of this form: [group] is a dtype, or None: left out."""
+    a = reader(c, node, **fields)
+    groups = [g for g, dtype in enumerate(form) if dtype]
+    a.do("form", groups=groups[::-1], dtypes=[CODES[form[g]] * (form[g] != OWN[g]) for g in groups[::-1]])
+    return a
+
+
+def same_in_each_form(whole, others, version):
+    """What readers of FORMS, two of each, read at that version, is what the reader of all reads, rounded."""
+    for a in (whole, *others):
+        a.start("follow", least=version)
+    held, got = whole.good(whole.finish()), [a.good(a.finish()) for a in others]
+    assert {g["version"] for g in (held, *got)} == {version}
+    assert got[0]["copy"] == got[1]["copy"] != held["copy"] and got[2]["copy"] == got[3]["copy"], got
+    for form, g in zip((FORMS[0], FORMS[0], FORMS[1], FORMS[1]), got):
+        rounded = whole.do("rehash", copy=held["copy"], **{"as": [CODES[dtype] for dtype in form]})
+        assert rounded["hash"] == g["hash"] != held["hash"], (version, form)
+    for a, g in zip((whole, *others), (held, *got)):
+        a.do("unfollow", copy=g["copy"])
+
+
+@cases_of([(1, "cpu"), (2, "cpu"), (2, "cuda")], "{0[1]}_on_{0[0]}")
+def readers_of_several_forms_at_once(what):
+    nodes, device = what
+    gpu = {"device": "cuda", "cuda_plugin": plugin()} if device == "cuda" else {}
+    with environment(**({"ZEROD_CUDA_PLUGIN": plugin()} if gpu else {})), Cluster(nodes, follow_copies=4, **gpu) as c:
+        ranks = c.ranks("job", mixed(), [0, nodes - 1], **NEEDS)
+        readers = [(reader(c, n), [formed(c, n, form) for form in FORMS for _ in (0, 1)]) for n in range(nodes)]
+        for version in range(6):
+            for whole, others in readers:
+                same_in_each_form(whole, others, version)
+            if version:
+                finish_all(ranks)
+            for a in ranks:
+                a.start("train", steps=1, **TRAIN)
+        finish_all(ranks)
+        for tensor_, values in ((0, [1e39, -1e39, 65520, 65519, 1e-45, 3.39e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20]),
+                                (2, [1e39, -1e39, 3.39e38, 1e-40])):
+            readers[-1][0].do("put", tensor=tensor_, plane="master", first=0, values=values)
+        same_in_each_form(*readers[-1], 6)  # other nodes hear of a put a little later
+
+
+@case
+def a_form_is_made_of_what_the_node_has():
+    """Of a rank's window, or of another copy: nothing travels."""
+    with Cluster(2) as c:
+        a, b = c.ranks("job", mixed(), [0, 1], hold=4, push=2)
+        whole, half, some = reader(c), formed(c, 0, FORMS[0]), formed(c, 0, FORMS[1])
+
+        def received():
+            return c[0].job("job")["gather"]["elements_received"]
+        for group_ in range(4):
+            a.do("fetch", group=group_)
+        before = received()
+        got = half.do("follow")
+        assert received() == before > 0
+        for group_ in range(4):
+            a.do("release", group=group_)
+        for r in (a, b):
+            r.start("train", steps=1, **TRAIN)
+        finish_all([a, b])
+        half.do("unfollow", copy=got["copy"])
+        held = whole.do("follow", least=1)
+        before = received()
+        for reader_, form in ((half, FORMS[0]), (some, FORMS[1])):
+            rounded = whole.do("rehash", copy=held["copy"], **{"as": [CODES[dtype] for dtype in form]})
+            assert reader_.do("follow", least=1)["hash"] == rounded["hash"]
+        assert received() == before
+
+
+@case
+def forms_beside_a_reader_whose_versions_come_by_deltas():
+    """What is cast comes whole, or of the copy that went forward."""
+    with Cluster(2, owners=1) as c:
+        rank, = c.ranks("job", [{**g, "dtype": "bf16"} for g in LAYOUT], [0], **NEEDS)
+        whole, wide = reader(c, 1), reader(c, 1)
+        wide.do("form", groups=[0, 2], dtypes=[1, 1])
+        for version in range(8):
+            order = (whole, wide) if version % 2 else (wide, whole)
+            got = {a: a.do("follow", least=version) for a in order}
+            as_form = whole.do("rehash", copy=got[whole]["copy"], **{"as": [1, 0, 1, 0]})
+            assert as_form["hash"] == got[wide]["hash"], version
+            for a in order:
+                a.do("unfollow", copy=got[a]["copy"])
+            rank.start("train", steps=1, **{**TRAIN, "sets": FINE})
+            rank.good(rank.finish())
+        assert forwarded(c[1]) > 0
+
+
+@case
+def forms_share_the_copies_of_a_node():
+    with Cluster(1, follow_copies=2) as c:
+        rank, = c.ranks("job", mixed(), [0], **NEEDS)
+        whole, a, b = reader(c), formed(c, 0, FORMS[0], timeout_ms=1500), formed(c, 0, FORMS[1], timeout_ms=1500)
+        held, first = whole.do("follow"), a.do("follow")
+        b.refused("EDEADLINE", "follow", "follow_copies", str(whole.pid), str(a.pid))
+        copies = c[0].ctl("versions", "job")["nodes"][0]["copies"]
+        assert [x["form"] for x in copies] == [None, "4 of 4 groups, as fp32, as bf16, as fp16"], copies
+        whole.do("unfollow", copy=held["copy"])
+        second = b.do("follow")
+        assert second["copy"] == held["copy"] and a.do("rehash", copy=first["copy"])["hash"] == first["hash"]
+        assert "2 of 4 groups, as bf16" in c[0].ctl_run("versions", "job").stdout
+        b.do("unfollow", copy=second["copy"])
+        rank.start("train", steps=1, **TRAIN)
+        rank.good(rank.finish())
+        again = whole.do("follow")
+        assert again["version"] == 1 and again["hash"] != held["hash"]
+        assert a.do("rehash", copy=first["copy"])["hash"] == first["hash"]
+
+
+@case
+def a_form_that_is_read_keeps_its_memory():
+    """Versions of two forms in turn, and what one reader has left is taken by the other."""
+    with Cluster(1, follow_copies=3) as c:
+        rank, = c.ranks("job", mixed(), [0], **NEEDS)
+        readers = [reader(c), formed(c, 0, FORMS[1])]
+        taken = [set(), set()]
+
+        def step(*actors):
+            for a, copies in actors:
+                held = a.do("follow", least=c[0].job("job")["version"])
+                a.do("unfollow", copy=held["copy"])
+                copies.add(held["copy"])
+            rank.start("train", steps=1, **TRAIN)
+            rank.good(rank.finish())
+        for _ in range(5):
+            step(*zip(readers, taken))
+        assert taken == [{0, 2}, {1}], taken
+        readers[0].do("close")
+        for _ in range(3):
+            step((readers[1], taken[1]))
+        assert taken[1] == {0, 1, 2}, taken
+
+
+@case
+def forms_that_are_wrong():
+    with Cluster(1) as c:
+        rank, = c.ranks("job", [*mixed(), group("mask", tensor("mask", 12, frozen=True, init="zeros"), dtype="int8")], [0], **NEEDS)
+        a = reader(c)
+        for groups, dtypes, status, words in (([], [], "EINVAL", ["no group"]), ([0, 5], [0, 0], "ENOGROUP", ["no group 5"]),
+                                              ([1, 0, 1], [0, 0, 1], "EINVAL", ["block0", "twice"]),
+                                              ([0, 1], [2, 3], "EINVAL", ["block0", "bf16", "fp32", "not in fp16"]),
+                                              ([4], [2], "EINVAL", ["mask", "int8", "not in bf16"]),
+                                              ([0], [4], "EINVAL", ["embed", "not in int8"]),
+                                              ([0], [77], "EINVAL", ["embed", "77"])):
+            a.refused(status, "form", *words, groups=groups, dtypes=dtypes)
+        a.do("form", groups=[4, 0], dtypes=[0, 2])
+        a.do("form", groups=[4], dtypes=[0])
+        assert a.do("follow")["bytes"] == 4096
+        a.refused("EORDER", "form", "another", groups=[0], dtypes=[0])
+        rank.refused("EPERM", "form", "ZERO_OBSERVER", groups=[0], dtypes=[0])
+        raw = Raw(c[0].socket)
+        raw.hello(job="job"), raw.ask("attach")
+        for form in (b"\1", b"\1" * 6, bytes(5), b"\1\2\3\1\1", b"\1\2\3\1\5", b"\1\3\3\1\4", b"\7\0\0\0\0", b"\xff" * 5):
+            assert raw.ask("follow", {2: (1 << 64) - 1, 4: form})[0] == EINVAL, form
+        assert raw.ask("follow", {2: (1 << 64) - 1, 4: bytes([2, 1, 3, 1, 4])})[0] == 0
+        raw.close()
+
+
 @case
 def bad_input():
     with Cluster(1) as c:
@@ -556,7 +725,8 @@ def a_grant_lets_another_user_follow_and_no_more():
         here = {n["node"]: n for n in seen["nodes"]}
         assert here["n0"]["readers"][1:] == [{"uid": STRANGER, "pid": guests[0].pid, "waits": False, "versions": [0]}]
         assert here["n1"]["readers"] == [{"uid": STRANGER, "pid": guests[1].pid, "waits": False, "versions": [0, 3]}]
-        assert here["n1"]["newest"] == 3 and {"version": 3, "bytes": newer["bytes"], "readers": 1} in here["n1"]["copies"]
+        assert here["n1"]["newest"] == 3
+        assert {"version": 3, "bytes": newer["bytes"], "readers": 1, "form": None} in here["n1"]["copies"]
         text = c[1].ctl_run("versions", "job").stdout
         assert "job job at version 3" in text and "may follow it" in text and f"{guests[1].pid}" in text, text
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import struct
 import time
 
 from common import REPLY_S, SETS, Cluster, attached, raises, small_layout, together, zerod
@@ -45,8 +46,8 @@ def bytes_of(weights):
     return {name: bytes(values) for name, values in weights}
 
 
-def follower(cluster, timeout=REPLY_S, job="job"):
-    return zerod.follow(job, socket=cluster[0].socket, timeout=timeout)
+def follower(cluster, timeout=REPLY_S, job="job", **form):
+    return zerod.follow(job, socket=cluster[0].socket, timeout=timeout, **form)
 
 
 def restart(cluster):
@@ -63,6 +64,40 @@ def versions_are_what_ranks_fetch(dtype):
                 assert [(n, d, s) for n, d, s in weights.metadata()] == [
                     ("w", dtype, (3, 5)), ("b", dtype, (5,)), ("frozen", dtype, (7,)), ("head", dtype, (4,))]
             assert step(client) == version + 1
+
+
+def bf16(data):
+    """fp32 numbers as bf16, rounded to nearest even."""
+    return b"".join(struct.pack("<H", (u + 0x7FFF + (u >> 16 & 1)) >> 16) for u, in struct.iter_unpack("<I", data))
+
+
+@case
+def a_follower_reads_its_groups_in_its_dtype():
+    with attached("job") as (c, client), follower(c) as whole, follower(c, groups=[1, "block"], dtype="bf16") as half, \
+            follower(c, groups=["head"]) as head:
+        for version in range(3):
+            with whole.wait(version=version) as all_of, half.wait() as halves, head.wait() as rest:
+                values = bytes_of(all_of)
+                assert bytes_of(halves) == {name: bf16(data) for name, data in values.items()}
+                assert halves.metadata() == [(n, "bf16", s) for n, _, s in all_of.metadata()]
+                assert bytes_of(rest) == {"head": values["head"]} and rest.metadata() == [("head", "fp32", (4,))]
+                assert rest._held.bytes == 4096 < all_of._held.bytes
+                with raises(zerod.NoGroup, "'w'", "'block'", "follow()'s groups"):
+                    rest.view(0)
+            step(client, 0.3)
+
+
+@cases_of([({"groups": ["block", "other"]}, zerod.NoGroup, ["'other'", "block, head"]), ({"groups": [2]}, zerod.NoGroup, ["2"]),
+           ({"groups": [0, "block"]}, ValueError, ["'block'", "twice"]), ({"groups": []}, zerod.Invalid, ["no group"]),
+           ({"groups": [1.5]}, TypeError, ["group"]), ({"groups": [-1]}, ValueError, ["group"]),
+           ({"dtype": "fp16"}, zerod.Invalid, ["'block'", "bf16", "not in fp16"]),
+           ({"dtype": "bfloat16"}, ValueError, ["fp32, bf16, fp16"]), ({"dtype": 16}, TypeError, ["dtype"])],
+          "{0[0]}")
+def a_form_that_is_wrong(what):
+    arguments, kind, words = what
+    with attached("job", small_layout("bf16")) as (c, _):
+        with raises(kind, *words), follower(c, **arguments) as job:
+            job.wait()
 
 
 @case

@@ -537,6 +537,7 @@ static const struct deed {
         { "churn", do_churn, false },
         { "fork", do_fork, true },
         { "finish", do_finish, true },
+        { "form", do_form, true },
         { "follow", do_follow, true },
         { "rehash", do_rehash, true },
         { "unfollow", do_unfollow, true },

@@ -45,6 +45,7 @@ int do_stash_release(struct actor *actor, const json_t *command, json_t *ret);
 /* "train" folds the hashes of the groups that a forward pass has fetched so. */
 #define TRAIN_HASH_BEGIN UINT64_C(0xcbf29ce484222325)
 #define TRAIN_HASH_PRIME UINT64_C(0x100000001b3)
+int do_form(struct actor *actor, const json_t *command, json_t *ret);
 int do_follow(struct actor *actor, const json_t *command, json_t *ret);
 int do_rehash(struct actor *actor, const json_t *command, json_t *ret);
 int do_unfollow(struct actor *actor, const json_t *command, json_t *ret);
@@ -76,6 +77,9 @@ void gradient_fill(const struct actor *actor, const struct noise *noise, uint32_
 
 /* Of the tensors' elements, gaps left out (FNV-1a). */
 uint64_t view_hash(const struct actor *actor, uint32_t group, const void *view);
+/* The same of values in another dtype than the group's. */
+uint64_t values_hash(const struct actor *actor, uint32_t group, enum zero_dtype dtype,
+                     const void *view);
 
 /* "step": the hyperparameters of a command; sets has room for ZERO_SET_MAX. */
 void step_params(const json_t *command, struct zero_set *sets, struct zero_step_options *ret);

@@ -3,13 +3,16 @@
  *
  * {"do": "follow", "least", "most"}  holds a version, and answers with its hash, as a journal of
  *                                    "train" has it, and its copy
- * {"do": "rehash", "copy"}           hashes a version that is held once more
+ * {"do": "form", "groups", "dtypes"} numbers for zero_follow_form(); the hash is then of that
+ * {"do": "rehash", "copy", "as"}     hashes a version that is held once more; as: converted here,
+ *                                    [group] is a dtype, or 0: left out
  * {"do": "unfollow", "copy"}
  * {"do": "read", "until": FILE, "journal": FILE}  each newer version that is the newest when it is
  *                                    asked for, up to the version whose number the file holds;
  *                                    appends "VERSION HASH TIME"
  */
 #include "actor.h"
+#include "proto/dtype.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,21 +24,54 @@
 enum { COPIES = 16 };
 static struct zero_weights weights[COPIES];
 
-static uint64_t weights_hash(const struct actor *a, const struct zero_weights *w)
-{
-        uint64_t hash = TRAIN_HASH_BEGIN;
+static enum zero_dtype in_form[64]; /* [group]; 0: the group's own */
 
-        for (uint32_t g = 0; g < a->n_groups; g++)
-                hash = (hash ^ view_hash(a, g, zero_weights_group(a->client, w, g))) *
-                       TRAIN_HASH_PRIME;
+static enum zero_dtype group_dtype(const struct actor *a, uint32_t g)
+{
+        return g < sizeof in_form / sizeof *in_form && in_form[g]
+                       ? in_form[g]
+                       : zero_layout_group_dtype(actor_known_layout(a), g);
+}
+
+static uint64_t converted_hash(const struct actor *a, uint32_t g, enum zero_dtype to,
+                               const void *values)
+{
+        uint64_t n = zero_layout_group_elements(actor_known_layout(a), g);
+        void *as = malloc(n * sizeof(float));
+        uint64_t hash;
+
+        if (!as)
+                abort();
+        for (uint64_t i = 0; i < n; i++)
+                dtype_store(to, as, i, dtype_load(group_dtype(a, g), values, i));
+        hash = values_hash(a, g, to, as);
+        free(as);
         return hash;
 }
 
-static void tell(const struct actor *a, const struct zero_weights *w, json_t *ret)
+/* as: NULL, or the dtypes to convert to. */
+static uint64_t weights_hash(const struct actor *a, const struct zero_weights *w, const json_t *as)
+{
+        uint64_t hash = TRAIN_HASH_BEGIN;
+
+        for (uint32_t g = 0; g < a->n_groups; g++) {
+                const void *values = zero_weights_group(a->client, w, g);
+                enum zero_dtype from = group_dtype(a, g);
+                enum zero_dtype to = (enum zero_dtype)json_integer_value(json_array_get(as, g));
+
+                if (values && (!as || to))
+                        hash = (hash ^ (!as || to == from ? values_hash(a, g, from, values)
+                                                          : converted_hash(a, g, to, values))) *
+                               TRAIN_HASH_PRIME;
+        }
+        return hash;
+}
+
+static void tell(const struct actor *a, const struct zero_weights *w, const json_t *as, json_t *ret)
 {
         char hex[17];
 
-        snprintf(hex, sizeof hex, "%016" PRIx64, weights_hash(a, w));
+        snprintf(hex, sizeof hex, "%016" PRIx64, weights_hash(a, w, as));
         json_object_set_new(ret, "hash", json_string(hex));
         json_object_set_new(ret, "version", json_integer((json_int_t)w->version));
         json_object_set_new(ret, "bytes", json_integer((json_int_t)w->bytes));
@@ -52,13 +88,33 @@ int do_follow(struct actor *actor, const json_t *command, json_t *ret)
         if (r)
                 return r;
         weights[w.copy] = w;
-        tell(actor, &w, ret);
+        tell(actor, &w, NULL, ret);
         return ZERO_OK;
+}
+
+int do_form(struct actor *actor, const json_t *command, json_t *ret)
+{
+        const json_t *groups = json_object_get(command, "groups");
+        const json_t *dtypes = json_object_get(command, "dtypes");
+        uint32_t n = (uint32_t)json_array_size(groups);
+        struct zero_form *form = calloc(n + 1, sizeof *form);
+        int r;
+
+        for (uint32_t i = 0; i < n; i++) {
+                form[i].group = (uint32_t)json_integer_value(json_array_get(groups, i));
+                form[i].dtype = (enum zero_dtype)json_integer_value(json_array_get(dtypes, i));
+        }
+        r = zero_follow_form(actor->client, form, n);
+        for (uint32_t i = 0; !r && i < n; i++)
+                in_form[form[i].group] = form[i].dtype;
+        free(form);
+        return r;
 }
 
 int do_rehash(struct actor *actor, const json_t *command, json_t *ret)
 {
-        tell(actor, &weights[field_count(command, "copy", 0) % COPIES], ret);
+        tell(actor, &weights[field_count(command, "copy", 0) % COPIES],
+             json_object_get(command, "as"), ret);
         return ZERO_OK;
 }
 
@@ -112,7 +168,7 @@ int do_read(struct actor *actor, const json_t *command, json_t *ret)
                 }
                 if (r)
                         break;
-                journal(fd, w.version, weights_hash(actor, &w));
+                journal(fd, w.version, weights_hash(actor, &w, NULL));
                 least = w.version + 1;
                 r = zero_unfollow(actor->client, &w);
         }

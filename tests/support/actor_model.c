@@ -144,8 +144,15 @@ static uint64_t bytes_hash(uint64_t hash, const uint8_t *p, uint64_t bytes)
 
 uint64_t view_hash(const struct actor *actor, uint32_t group, const void *view)
 {
+        return values_hash(actor, group, zero_layout_group_dtype(actor_known_layout(actor), group),
+                           view);
+}
+
+uint64_t values_hash(const struct actor *actor, uint32_t group, enum zero_dtype dtype,
+                     const void *view)
+{
         const struct zero_layout *l = actor_known_layout(actor);
-        size_t size = zero_dtype_size(zero_layout_group_dtype(l, group));
+        size_t size = zero_dtype_size(dtype);
         uint32_t first, n = zero_layout_group_tensors(l, group, &first);
         uint64_t hash = 0xcbf29ce484222325;
 

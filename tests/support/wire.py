@@ -10,7 +10,7 @@ import struct
 
 BODY = {"hello": 2, "attach": 3, "fetch": 4, "prefetch": 5, "release": 6, "push": 7, "norm": 8, "step": 9, "ahead": 16, "put": 10,
         "get": 11, "query": 12, "bye": 13, "stash": 14, "open_base": 17, "all_reduce": 18, "norms": 19, "follow": 21, "unfollow": 22}
-OK, EPROTO, EVERSION, EORDER, EDEADLINE, ELOSTRANK, EBUSY = 0, 2, 3, 17, 19, 20, 24  # of enum zero_status
+OK, EINVAL, EPROTO, EVERSION, EORDER, EDEADLINE, ELOSTRANK, EBUSY = 0, 1, 2, 3, 17, 19, 20, 24  # of enum zero_status
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../proto/client.proto"), encoding="utf-8") as _proto:
     PROTOCOL = int(re.search(r"enum Protocol \{[^}]*VERSION = (\d+);", _proto.read()).group(1))
 

@@ -160,6 +160,12 @@ class Weights(Structure):
     _fields_ = [("version", c_uint64), ("data", c_void_p), ("bytes", c_uint64), ("copy", c_uint32)]
 
 
+class Form(Structure):
+    """struct zero_form"""
+
+    _fields_ = [("group", c_uint32), ("dtype", c_int)]
+
+
 class Step(Structure):
     """struct zero_step_options"""
 
@@ -207,6 +213,7 @@ PROTOTYPES = {
     "zero_finish": (c_int, _client, c_bool),
     "zero_first_values": (c_int, _client, POINTER(c_void_p)),
     "zero_follow": (c_int, _client, c_uint64, c_uint64, c_uint32, POINTER(Weights)),
+    "zero_follow_form": (c_int, _client, POINTER(Form), c_uint32),
     "zero_free": (None, c_void_p),
     "zero_get": (c_int, _client, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
     "zero_grad": (c_int, _client, c_uint32, POINTER(c_void_p)),

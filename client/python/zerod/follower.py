@@ -12,23 +12,24 @@ Rollout engines, evaluations and exports read this way.  Trainers wait for no re
 import ctypes
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from . import _library as lib
 from .client import LOST_S, Client, connect, timeout_ms
-from .errors import Closed, Deadline, NoJob
-from .layout import Layout, number
+from .errors import Closed, Deadline, NoGroup, NoJob
+from .layout import Layout, code_of, number
 
 NEWEST = 2**64 - 1
+Form = dict[int, str]  # {group: the dtype in which it is read}
 
 
 class Weights:
     """A whole version of a job's parameters, held until release() or the end of the block.
 
-    All values are those between two steps, bit for bit as the ranks fetch them.  They lie in read-only memory that all
-    readers of the node share.  After release() later versions are written there, so copy what stays.  To touch the
-    memory after the follower is closed, or to write to it, is a segmentation fault.
+    All values are those between two steps, bit for bit as the ranks fetch them, or rounded once to follow()'s dtype.
+    They lie in read-only memory that readers of the node share.  After release() later versions are written there, so
+    copy what stays.  To touch the memory after the follower is closed, or to write to it, is a segmentation fault.
     """
 
     def __init__(self, reader: "_Reader", held: lib.Weights):
@@ -45,16 +46,33 @@ class Weights:
         """The job's layout: names, shapes and dtypes of tensors."""
         return self._reader.layout
 
-    def address(self, tensor: int) -> int:
-        """Returns where the tensor's elements lie.  Raises ValueError after release()."""
+    @property
+    def tensors(self) -> list[int]:
+        """The tensors that are in this version: those of follow()'s groups, in the job's order."""
+        return [t for t in range(self.layout.tensors) if self.layout.tensor_group(t) in self._reader.form]
+
+    def dtype(self, tensor: int) -> str:
+        """Returns the dtype that a tensor has here.  Raises NoGroup if follow() left its group out."""
+        group = self.layout.tensor_group(tensor)
+        if group not in self._reader.form:
+            raise NoGroup(f"tensor {self.layout.tensor_name(tensor)!r} is not in this version: its group "
+                          f"{self.layout.group_name(group)!r} is not one of follow()'s groups")
+        return self._reader.form[group]
+
+    def _at(self) -> list[int]:
+        """Returns where the groups lie.  Raises ValueError after release()."""
         if self._addresses is None:
             raise ValueError(f"version {self.version} is released")
-        group = self.layout.tensor_group(tensor)
-        return self._addresses[group] + self.layout.offset(tensor) * lib.DTYPE_BYTES[self.layout.dtype(group)]
+        return self._addresses
+
+    def address(self, tensor: int) -> int:
+        """Returns where the tensor's elements lie.  Raises ValueError after release()."""
+        size = lib.DTYPE_BYTES[self.dtype(tensor)]
+        return self._at()[self.layout.tensor_group(tensor)] + self.layout.offset(tensor) * size
 
     def bytes_of(self, tensor: int) -> int:
         """Returns how many bytes a tensor has here."""
-        dtype = self.layout.dtype(self.layout.tensor_group(tensor))
+        dtype = self.dtype(tensor)
         return math.prod(self.layout.shape(tensor)) * (1 if dtype in lib.BYTES else lib.DTYPE_BYTES[dtype])
 
     def view(self, tensor: int) -> Any:
@@ -65,10 +83,10 @@ class Weights:
     def metadata(self) -> list[tuple[str, Any, tuple[int, ...]]]:
         """Returns name, dtype and shape of each tensor, in the order of the iteration."""
         names = self.layout
-        return [(names.tensor_name(t), names.dtype(names.tensor_group(t)), names.shape(t)) for t in range(names.tensors)]
+        return [(names.tensor_name(t), self.dtype(t), names.shape(t)) for t in self.tensors]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for tensor in range(self.layout.tensors):
+        for tensor in self.tensors:
             yield self.layout.tensor_name(tensor), self.view(tensor)
 
     def release(self) -> None:
@@ -90,11 +108,15 @@ class Weights:
 class _Reader:
     """One connection, which lasts as long as one of its versions is held: the memory is the connection's."""
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Client, form_of: Callable[[Layout], Form]):
         self.client, self.held, self.left = client, 0, False
         client.attach()
         assert client.layout
         self.layout: Layout = client.layout
+        self.form = form_of(self.layout)
+        codes = {**lib.DTYPES, **lib.BYTES}
+        form = (lib.Form * len(self.form))(*(lib.Form(group, codes[dtype]) for group, dtype in self.form.items()))
+        client._call(client._library.zero_follow_form, form, len(form))
 
     def addresses(self, held: lib.Weights) -> list[int]:
         group, groups = self.client._library.zero_weights_group, self.layout.groups
@@ -127,10 +149,15 @@ class _Reader:
 class Follower:
     """A reader of a job; follow() makes it.  One thread at a time.  A lost daemon is found again."""
 
-    _kind: type[Weights] = Weights
+    _kind: Callable[["_Reader", lib.Weights], Weights] = Weights
 
-    def __init__(self, job: str | None, socket: str | None, timeout: float | None):
+    def __init__(self, job: str | None, socket: str | None, timeout: float | None,
+                 groups: Iterable[str | int] | None = None, dtype: str | None = None):
         self._job, self._socket = job, socket
+        self._groups = None if groups is None else list(groups)
+        self._dtype = dtype
+        if dtype is not None:
+            code_of(lib.DTYPES, dtype, "dtype")
         self._timeout = LOST_S if timeout is None else timeout_ms(timeout) / 1000
         self._reader: _Reader | None = None
         self._closed = False
@@ -173,13 +200,27 @@ class Follower:
                 least = afresh
                 time.sleep(0.1)
 
+    def _form(self, layout: Layout) -> Form:
+        """Returns the groups to read, each with its dtype.  Groups of bytes keep theirs."""
+        names = {layout.group_name(g): g for g in range(layout.groups)}
+        form = {}
+        for of in range(layout.groups) if self._groups is None else self._groups:
+            group = names.get(of) if isinstance(of, str) else number(of, "a group", 0, lib.ALL)
+            if group is None or group >= layout.groups:
+                raise NoGroup(f"groups={self._groups}: the job has no group {of!r}; its groups are {', '.join(names)}")
+            if group in form:
+                raise ValueError(f"groups={self._groups} names group {layout.group_name(group)!r} twice")
+            own = layout.dtype(group)
+            form[group] = self._dtype if self._dtype and own in lib.DTYPES else own
+        return form
+
     def _read(self) -> _Reader:
         if self._closed:
             raise Closed("the follower is closed")
         if self._reader is None:
             client = connect(self._job, lib.OBSERVER, socket=self._socket, timeout=self._timeout)
             try:
-                self._reader = _Reader(client)
+                self._reader = _Reader(client, self._form)
             except BaseException:
                 client.close()
                 raise
@@ -214,11 +255,16 @@ class Follower:
         self.close()
 
 
-def follow(job: str | None = None, socket: str | None = None, timeout: float | None = None) -> Follower:
+def follow(job: str | None = None, socket: str | None = None, timeout: float | None = None, *,
+           groups: Iterable[str | int] | None = None, dtype: str | None = None) -> Follower:
     """Follows a job's parameters: reads whole versions, on any node of the cluster.
 
     job: None: $ZEROD_JOB.  socket, timeout: as :func:`connect`.  Connects with the first wait().
+    groups: names or numbers of those to read; None: all.  The first wait() raises NoGroup.
+    dtype: "fp32", "bf16" or "fp16", in which parameters are read; None: each in its group's.  bf16 and fp16 of fp32 are
+    rounded to nearest even, and fp32 of either is exact; the first wait() raises Invalid for bf16 of fp16 and the like.
+    Frozen parameters that are kept as bytes stay as they are.
     Another user than the trainers' needs the grant of the job's owner (`zeroctl grant`), or wait() raises NotPermitted.
     A node keeps follow_copies versions of a job for its readers, so release what is read.
     """
-    return Follower(job, socket, timeout)
+    return Follower(job, socket, timeout, groups, dtype)

@@ -143,9 +143,7 @@ static int handle_follow(struct pending_call *call, const Zero__Request *m, stru
                 request_shorten(&call->request, m->follow->timeout_ms);
         s->reader.uid = s->uid;
         s->reader.pid = (uint32_t)s->pid;
-        return job ? follow_wait(&s->reader, job, m->follow->least, m->follow->most, &call->request,
-                                 fault)
-                   : fault->status;
+        return job ? follow_wait(&s->reader, job, m->follow, &call->request, fault) : fault->status;
 }
 
 static int handle_unfollow(struct pending_call *call, const Zero__Request *m, struct fault *fault)

@@ -60,7 +60,9 @@
 #define STATUS_COPY(F, R)                                                                          \
         F(number, version, "version in the copy; null: it is empty, or the version is on its way") \
         F(number, bytes, "bytes of its memory")                                                    \
-        F(number, readers, "clients that hold it")
+        F(number, readers, "clients that hold it")                                                 \
+        F(text, form, "its groups, and dtypes that differ from theirs; null: all as ranks fetch "  \
+                      "them")
 
 /* What one node tells the others. */
 #define STATUS_VERSIONS_HERE(F, R)                                                                 \

@@ -17,6 +17,23 @@ static void report_reader(struct arena *arena, const struct job *job, const stru
                         numbers_add(arena, &ret->versions, copy.version);
 }
 
+/* NULL: all groups, as the ranks fetch them. */
+static const char *form_text(struct arena *arena, const layout *l, const uint8_t *form)
+{
+        uint32_t groups = 0, to = 0;
+
+        for (uint32_t i = 0; i < l->n_groups; i++) {
+                groups += form[i] != 0;
+                to |= form[i] && form[i] != l->groups[i].dtype ? 1u << form[i] : 0;
+        }
+        if (groups == l->n_groups && !to)
+                return NULL;
+        return arena_text(arena, "%u of %u groups%s%s%s", groups, l->n_groups,
+                          to & 1u << ZERO_FP32 ? ", as fp32" : "",
+                          to & 1u << ZERO_BF16 ? ", as bf16" : "",
+                          to & 1u << ZERO_FP16 ? ", as fp16" : "");
+}
+
 void report_versions_here(struct arena *arena, const struct job *job,
                           struct status_versions_here *ret)
 {
@@ -41,7 +58,8 @@ void report_versions_here(struct arena *arena, const struct job *job,
 
                 if (to)
                         *to = (struct status_copy){ copy.whole ? copy.version : RECORD_NULL,
-                                                    copy.bytes, copy.readers };
+                                                    copy.bytes, copy.readers,
+                                                    form_text(arena, job->layout, copy.form) };
         }
 }
 

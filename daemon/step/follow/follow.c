@@ -1,13 +1,14 @@
 /*
  * Copies of whole versions, and who holds them.
  *
- * Each copy is a client of the gather, in a window of its own, that holds all groups of a version.
- * The copies of a job are a fixed number of buffers.  A buffer that nobody holds takes the next
- * version; the newest whole version goes last, so that a late reader finds it.
+ * Each copy is a client of the gather, in a window of its own, that holds all groups of its form at
+ * a version.  The copies of a job are a fixed number of buffers.  A buffer that nobody holds takes
+ * the next version, and is made anew for another form.  The newest whole version of a form goes
+ * last, so that a late reader finds it.
  *
  * Invariants: a copy that is held is whole, and nobody writes to its window.  At most one copy is
- * coming.  A copy is whole only if all its groups came at one version, and no put has changed a
- * group meanwhile.
+ * coming.  A copy is whole only if all groups of its form came at one version, and no put has
+ * changed a group meanwhile.
  *
  * A version may be over before it has come: an owner then refuses a group, and the next version is
  * brought in its place.  Two groups travel at a time, so an update waits for few pins.
@@ -17,6 +18,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/job/core/progress.h"
 #include "proto/cleanup.h"
@@ -36,7 +38,7 @@ struct bring {
 struct copy_of_version {
         struct follow *follow;
         uint32_t number;    /* follow.copies[number] */
-        struct holds holds; /* of all groups */
+        struct holds holds; /* of all groups of its form */
         enum { COPY_EMPTY, COPY_COMING, COPY_WHOLE } phase;
         uint64_t version;
         uint64_t serial;   /* of the window, on this node */
@@ -75,6 +77,16 @@ static struct copy_of_version *copy_from(const struct follow *f, uint32_t i)
 /* Those that have memory. */
 #define for_copies(f, c) \
         for (struct copy_of_version *c = copy_from(f, 0); c; c = copy_from(f, c->number + 1))
+
+static const uint8_t *form_of(const struct copy_of_version *c)
+{
+        return gather_form(c->holds.gather);
+}
+
+static bool same_form(const struct follow *f, const uint8_t *a, const uint8_t *b)
+{
+        return memcmp(a, b, f->job->layout->n_groups) == 0;
+}
 
 /* ---- bringing ---- */
 
@@ -122,7 +134,8 @@ static void copy_go_on(struct copy_of_version *c)
 
         for (uint32_t i = 0; i < BRINGS; i++)
                 while (!c->brings[i].busy && !c->failed && c->next < job->layout->n_groups)
-                        bring(&c->brings[i], c->next++);
+                        if (form_of(c)[c->next++])
+                                bring(&c->brings[i], c->next - 1);
         if (c->n_coming)
                 return;
         if (c->failed) {
@@ -147,10 +160,10 @@ static void copy_free(struct copy_of_version *c)
         free(c);
 }
 
-static int copy_new(struct follow *f, uint32_t number, struct fault *fault)
+static int copy_new(struct follow *f, uint32_t number, const uint8_t *form, struct fault *fault)
 {
         struct copy_of_version *c = calloc(1, sizeof *c);
-        int r = c ? holds_admit_apart(&c->holds, f->job, fault)
+        int r = c ? holds_admit_apart(&c->holds, f->job, form, fault)
                   : fault_set(fault, ZERO_ENOMEM, "out of memory");
 
         if (r) {
@@ -185,14 +198,38 @@ static void copies_free(struct follow *f)
         f->going = false;
 }
 
-/* Copies without a version are older than all others. */
-static uint64_t age(const struct copy_of_version *c)
+static bool form_read(const struct follow *f, const uint8_t *form)
 {
+        list_for_each ((struct list *)&f->readers, item) {
+                if (same_form(f, CONTAINER_OF(item, struct reader, link)->form, form))
+                        return true;
+        }
+        return false;
+}
+
+/* Copies without a version are older than all others, and copies in others' forms newer. */
+static uint64_t age(const struct copy_of_version *c, const uint8_t *form)
+{
+        if (!same_form(c->follow, form_of(c), form) && form_read(c->follow, form_of(c)))
+                return UINT64_MAX;
         return c->phase == COPY_EMPTY ? 0 : 1 + c->version;
 }
 
+static struct copy_of_version *copy_remake(struct copy_of_version *c, const uint8_t *form,
+                                           struct fault *fault)
+{
+        struct follow *f = c->follow;
+        uint32_t number = c->number;
+
+        if (same_form(f, form_of(c), form))
+                return c;
+        copy_free(STEAL(f->copies[number]));
+        copy_new(f, number, form, fault);
+        return f->copies[number];
+}
+
 /* Finds the copy to fill.  NULL: all are held, or fault says why there is no memory. */
-static struct copy_of_version *copy_take(struct follow *f, struct fault *fault)
+static struct copy_of_version *copy_take(struct follow *f, const uint8_t *form, struct fault *fault)
 {
         struct copy_of_version *oldest = NULL;
         uint32_t n = 0, none = 0;
@@ -201,16 +238,17 @@ static struct copy_of_version *copy_take(struct follow *f, struct fault *fault)
         for_copies (f, c) {
                 n++;
                 none += none == c->number;
-                newest = age(c) > newest ? age(c) : newest;
-                if (!c->holders && (!oldest || age(c) < age(oldest)))
+                if (same_form(f, form_of(c), form) && age(c, form) > newest)
+                        newest = age(c, form);
+                if (!c->holders && (!oldest || age(c, form) < age(oldest, form)))
                         oldest = c;
         }
         /* the newest one is left for late readers while there may be another */
-        if (n < f->job->x->conf->follow_copies && (!oldest || age(oldest) == newest) &&
-            (copy_new(f, none, fault) == 0 || !oldest))
+        if (n < f->job->x->conf->follow_copies && (!oldest || age(oldest, form) >= newest) &&
+            (copy_new(f, none, form, fault) == 0 || !oldest))
                 return f->copies[none];
         fault->status = 0;
-        return oldest;
+        return oldest ? copy_remake(oldest, form, fault) : NULL;
 }
 
 /* ---- readers ---- */
@@ -224,7 +262,8 @@ static struct copy_of_version *copy_for(struct follow *f, const struct reader *r
 
                 c->stale = c->stale || (now && gather_dirtied(c->holds.gather));
                 if (c->phase == COPY_WHOLE && !c->stale && c->version >= reader->least &&
-                    c->version <= reader->most && (!best || c->version > best->version))
+                    c->version <= reader->most && (!best || c->version > best->version) &&
+                    same_form(f, form_of(c), reader->form))
                         best = c;
         }
         return best;
@@ -248,11 +287,11 @@ static void reader_give(struct reader *reader, struct copy_of_version *c)
         request_end(r, ZERO_OK, NULL);
 }
 
-/* Answers whoever can be answered; true: somebody waits for the version that the job stands at. */
-static bool readers_answer(struct follow *f)
+/* Answers whoever can be answered.  NULL: nobody waits for the version that the job stands at. */
+static struct reader *readers_answer(struct follow *f)
 {
         uint64_t version = f->job->version;
-        bool wanted = false;
+        struct reader *first = NULL;
 
         list_for_each (&f->waiting, item) {
                 struct request *r = CONTAINER_OF(item, struct request, wait);
@@ -267,20 +306,20 @@ static bool readers_answer(struct follow *f)
                                 "version %llu of job '%s' is gone: the job stands at version %llu",
                                 (unsigned long long)reader->most, f->job->name,
                                 (unsigned long long)version);
-                else
-                        wanted = wanted || version >= reader->least;
+                else if (!first && version >= reader->least)
+                        first = reader;
         }
-        return wanted;
+        return first;
 }
 
-/* There is no memory for the version that the job stands at. */
-static void readers_refuse(struct follow *f, const struct fault *why)
+/* There is no memory for the version that the job stands at, in that form. */
+static void readers_refuse(struct follow *f, const uint8_t *form, const struct fault *why)
 {
         list_for_each (&f->waiting, item) {
                 struct request *r = CONTAINER_OF(item, struct request, wait);
                 const struct reader *reader = r->subject;
 
-                if (f->job->version >= reader->least)
+                if (f->job->version >= reader->least && same_form(f, reader->form, form))
                         request_end(r, why->status, "%s", why->text);
         }
 }
@@ -294,15 +333,19 @@ static struct copy_of_version *copy_coming(const struct follow *f)
         return coming;
 }
 
-static void copy_want(struct follow *f)
+static void copy_want(struct follow *f, struct reader *reader)
 {
         struct fault fault = { 0 };
-        struct copy_of_version *c = copy_take(f, &fault);
+        struct copy_of_version *c = copy_take(f, reader->form, &fault);
 
         if (c)
                 copy_begin(c);
         else if (fault.status)
-                readers_refuse(f, &fault);
+                readers_refuse(f, reader->form, &fault);
+        if (reader->waiting) { /* if this version is over too soon, another form has its turn */
+                list_remove(&reader->waiting->wait);
+                list_insert(&f->waiting, &reader->waiting->wait);
+        }
 }
 
 /* Brings copies and answers readers as far as possible.  One group more concerns no reader. */
@@ -317,9 +360,12 @@ static void follow_run(struct follow *f)
 
                 f->news = f->moved = false;
                 if (news) {
+                        struct reader *first = NULL;
+
                         retired_free(f);
-                        if (readers_answer(f) && !copy_coming(f) && !f->over)
-                                copy_want(f);
+                        first = readers_answer(f);
+                        if (first && !copy_coming(f) && !f->over)
+                                copy_want(f, first);
                 }
                 coming = copy_coming(f);
                 if (coming)
@@ -424,20 +470,59 @@ static void reader_ended(struct request *r, bool ok)
         reader->waiting = NULL;
 }
 
-int follow_wait(struct reader *reader, struct job *job, uint64_t least, uint64_t most,
-                struct request *r, struct fault *fault)
+/* Whether the form is one of the job's. */
+static int form_check(const struct job *job, const uint8_t *form, struct fault *fault)
+{
+        const layout *l = job->layout;
+        bool any = false;
+
+        for (uint32_t i = 0; i < l->n_groups; i++) {
+                any = any || form[i];
+                if (form[i] && !dtype_converts(l->groups[i].dtype, form[i]))
+                        return fault_set(fault, ZERO_EINVAL,
+                                         "group '%s' of job '%s' is in %s, and nobody gets %s of "
+                                         "that",
+                                         l->groups[i].name, job->name,
+                                         dtype_name(l->groups[i].dtype), dtype_name(form[i]));
+        }
+        return any ? 0
+                   : fault_set(fault, ZERO_EINVAL, "the form has no group of job '%s'", job->name);
+}
+
+static int reader_form(struct reader *reader, const struct job *job, const Zero__Follow *m,
+                       struct fault *fault)
+{
+        uint32_t n = job->layout->n_groups;
+
+        if (m->form.len != 0 && m->form.len != n)
+                return fault_set(fault, ZERO_EINVAL, "the form has %zu groups, and job '%s' has %u",
+                                 m->form.len, job->name, n);
+        if (m->form.len && form_check(job, m->form.data, fault))
+                return fault->status;
+        if (!reader->form && !(reader->form = calloc(n, sizeof *reader->form)))
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        for (uint32_t i = 0; i < n; i++)
+                reader->form[i] =
+                        m->form.len ? m->form.data[i] : (uint8_t)job->layout->groups[i].dtype;
+        return 0;
+}
+
+int follow_wait(struct reader *reader, struct job *job, const Zero__Follow *m, struct request *r,
+                struct fault *fault)
 {
         struct follow *f = job->follow;
 
-        if (least > most)
+        if (m->least > m->most)
                 return fault_set(fault, ZERO_EINVAL, "no version is from %llu to %llu",
-                                 (unsigned long long)least, (unsigned long long)most);
+                                 (unsigned long long)m->least, (unsigned long long)m->most);
         if (job->x->conf->follow_copies == 0)
                 return fault_set(
                         fault, ZERO_EPERM,
                         "this node lets nobody follow a job: its option follow_copies is 0");
         if (reader->waiting)
                 return fault_set(fault, ZERO_EBUSY, "the client waits for a version already");
+        if (reader_form(reader, job, m, fault))
+                return fault->status;
         if (!reader->job) {
                 reader->job = job;
                 list_insert(&f->readers, &reader->link);
@@ -445,8 +530,9 @@ int follow_wait(struct reader *reader, struct job *job, uint64_t least, uint64_t
         f->version = job->version;
         reader->waiting = r;
         /* an older version that somebody holds is not the newest */
-        reader->least = job->version > least && job->version <= most ? job->version : least;
-        reader->most = most;
+        reader->least =
+                job->version > m->least && job->version <= m->most ? job->version : m->least;
+        reader->most = m->most;
         r->subject = reader;
         r->describe = reader_describe;
         r->ended = reader_ended;
@@ -475,6 +561,7 @@ void follow_leave(struct reader *reader)
         for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++)
                 if (f->copies[i]) /* a dropped job has none */
                         f->copies[i]->holders -= reader->held[i];
+        free(reader->form);
         *reader = (struct reader){ .uid = reader->uid, .pid = reader->pid };
         f->empty_ms = engine_now(f->job->x);
         follow_go_on(f);
@@ -516,7 +603,8 @@ bool follow_copy(const struct job *job, uint32_t number, struct follow_copy *ret
 
         if (!c)
                 return false;
-        *ret = (struct follow_copy){ c->phase == COPY_WHOLE, c->version, s ? s->bytes : 0, 0 };
+        *ret = (struct follow_copy){ c->phase == COPY_WHOLE, c->version, s ? s->bytes : 0, 0,
+                                     form_of(c) };
         list_for_each ((struct list *)&job->follow->readers, item) {
                 ret->readers += CONTAINER_OF(item, struct reader, link)->held[number] > 0;
         }

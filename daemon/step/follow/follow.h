@@ -1,8 +1,9 @@
 /*
  * follow.h - whole versions of a job's parameters, for clients that are no ranks (readers).
  *
- * A node has one copy of a version for all readers.  A copy that somebody holds stays as it is,
- * however many steps the job goes on.  A copy is brought by a gather (gather.h) while a reader
+ * A reader wants the groups and dtypes of its form (slots_new_form()).  A node has one copy of a
+ * version for all readers of a form.  A copy that somebody holds stays as it is, however many steps
+ * the job goes on.  A copy is brought by a gather (gather.h) while a reader
  * waits for it, so each owner is asked once a version.  Nothing is kept at the owners: an update
  * waits for the parts of a group that are being read, as it does for a rank, and for no reader.
  *
@@ -22,6 +23,7 @@ struct reader {
         uint32_t uid, pid;
         struct request *waiting;            /* NULL: it waits for no version */
         uint64_t least, most;               /* that it waits for */
+        uint8_t *form;                      /* of that; NULL: it has waited for none */
         uint32_t held[FOLLOW_COPIES_MAX];   /* how often it holds each copy */
         uint64_t passed[FOLLOW_COPIES_MAX]; /* serial of the memory that it was given; 0: none */
 };
@@ -32,6 +34,7 @@ struct follow_copy {
         uint64_t version; /* that it has, or that comes */
         uint64_t bytes;
         uint32_t readers; /* that hold it */
+        const uint8_t *form;
 };
 struct follow_info {
         uint32_t readers, copies, held; /* copies that have memory, and those that somebody holds */
@@ -41,13 +44,13 @@ struct follow_info {
 };
 
 /*
- * Waits for a whole version from `least` to `most`; r ends with a copy, its descriptor and its
- * version, and the reader holds the copy.  The first call makes the reader one of the job's.
- * ZERO_EINVAL, ZERO_EBUSY: it waits already, ZERO_EPERM: follow_copies is 0.  r may end with
- * ZERO_EGONE, or with ZERO_EQUOTA, ZERO_ESHM or ZERO_ENOMEM where a copy finds no memory.
+ * Waits for a whole version as m says; r ends with a copy, its descriptor and its version, and the
+ * reader holds the copy.  The first call makes the reader one of the job's.
+ * ZERO_EINVAL, ZERO_EBUSY: it waits already, ZERO_EPERM: follow_copies is 0.  ZERO_ENOMEM.  r may
+ * end with ZERO_EGONE, or with ZERO_EQUOTA, ZERO_ESHM or ZERO_ENOMEM where a copy finds no memory.
  */
-int follow_wait(struct reader *reader, struct job *job, uint64_t least, uint64_t most,
-                struct request *r, struct fault *fault);
+int follow_wait(struct reader *reader, struct job *job, const Zero__Follow *m, struct request *r,
+                struct fault *fault);
 /* Ends one hold of a copy: ZERO_ENOTHELD. */
 int follow_release(struct reader *reader, uint32_t copy, struct fault *fault);
 /* The client leaves, and waits no more. */

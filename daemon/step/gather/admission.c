@@ -8,7 +8,7 @@
  * many clients will share one: a window there is made for an even share of the clients, and clients
  * that do not fit get another window beside it.
  *
- * A window apart is one client's alone, and has room for all groups.
+ * A window apart is one client's alone, and has room for all groups of its form.
  */
 #include "daemon/step/gather/entry.h"
 
@@ -38,6 +38,7 @@ static void gather_free(struct gather *g)
         gather_drop_window(g);
         free(g->entries);
         free(g->skip);
+        free(g->form);
         free(g);
 }
 
@@ -54,7 +55,8 @@ static struct gather *gather_new(struct job *job, uint32_t place, bool apart)
         g->apart = apart;
         g->entries = calloc(n, sizeof *g->entries);
         g->skip = calloc(n, sizeof *g->skip);
-        if (!g->entries || !g->skip) {
+        g->form = apart ? calloc(n, sizeof *g->form) : NULL;
+        if (!g->entries || !g->skip || (apart && !g->form)) {
                 gather_free(g);
                 return NULL;
         }
@@ -79,7 +81,8 @@ void gathers_free(struct job *job)
 
 bool slabless(const struct gather *g, uint32_t group)
 {
-        return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0;
+        return gather_mapped(g, group) || g->job->layout->groups[group].elements == 0 ||
+               !gather_dtype(g, group);
 }
 
 const struct segment *gather_serve(const struct gather *g)
@@ -97,6 +100,11 @@ bool gather_mapped(const struct gather *g, uint32_t group)
 
         return gather_serve(g) && l->elements > 0 &&
                (layout_group_served(l) || sole->state->plan->serve_bytes == 0);
+}
+
+const uint8_t *gather_form(const struct gather *g)
+{
+        return g->form;
 }
 
 const struct segment *gather_segment(const struct gather *g)
@@ -131,9 +139,11 @@ static int gather_make_slots(struct gather *g, uint64_t groups, struct slots **r
 {
         const struct job *job = g->job;
         uint32_t wanted = gather_wanted(groups, job->layout->n_groups);
-        uint64_t limit = g->apart ? 0 : job->x->conf->window;
+        uint64_t limit = job->x->conf->window;
         struct slots *one = NULL;
 
+        if (g->apart)
+                return slots_new_form(job->layout, g->form, ret);
         if (!limit)
                 return slots_new_bounded(job->layout, wanted, 0, g->skip, ret);
         if (slots_new(job->layout, job->layout->n_groups, 0, g->skip, ret))
@@ -321,12 +331,15 @@ static int gather_promise(struct gather *g, struct fault *fault)
         return 0;
 }
 
-int holds_admit_apart(struct holds *h, struct job *job, struct fault *fault)
+int holds_admit_apart(struct holds *h, struct job *job, const uint8_t *form, struct fault *fault)
 {
         struct gather *g = gather_apart(job);
-        int r = g ? gather_make_window(g, job->layout->n_groups, fault)
-                  : fault_set(fault, ZERO_ENOMEM, "out of memory");
+        int r;
 
+        if (!g)
+                return fault_set(fault, ZERO_ENOMEM, "out of memory");
+        memcpy(g->form, form, job->layout->n_groups);
+        r = gather_make_window(g, job->layout->n_groups, fault);
         if (r)
                 return r;
         r = gather_promise(g, fault);

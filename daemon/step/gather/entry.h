@@ -38,8 +38,9 @@ struct gather {
         struct entry *entries; /* [group] */
         struct window window;
         bool has_window;
-        bool planned; /* no window yet: another thread allocates its memory */
-        bool *skip;   /* [group]: needs no slab */
+        bool planned;  /* no window yet: another thread allocates its memory */
+        bool *skip;    /* [group]: needs no slab */
+        uint8_t *form; /* apart, [group]: its dtype in the window; 0: it is left out */
         struct segment segment;
         struct memory_promise promise; /* apart: of the segment's memory */
         struct list starving;
@@ -65,6 +66,11 @@ void gathers_free(struct job *job);
 /* Whether clients map the group there; whether it needs no slab. */
 bool gather_mapped(const struct gather *g, uint32_t group);
 bool slabless(const struct gather *g, uint32_t group);
+/* In which dtype the window has the group; 0: it never has it. */
+static inline uint32_t gather_dtype(const struct gather *g, uint32_t group)
+{
+        return g->form ? g->form[group] : g->job->layout->groups[group].dtype;
+}
 
 /* gather.c */
 /* r's subject: who will hold it. */

@@ -14,7 +14,8 @@
  * READY only if all its slices were at `version`, and nobody writes to the slab while it is leased.
  *
  * Slices come in parts of at most engine.part_bytes: while one part travels, transfer stages the
- * next at its owner and the one before on this node.
+ * next at its owner and the one before on this node.  A window apart may have a group in another
+ * dtype than the owners: each part is cast on its way into the slab.
  */
 #include "daemon/job/core/progress.h"
 #include "daemon/step/gather/entry.h"
@@ -86,8 +87,9 @@ struct slice {
         uint32_t n_offered;
         uint64_t offered[DELTAS_KEPT]; /* bytes of deltas from there */
         void *dst;
+        void *transit;         /* NULL, or where a part of another node lands that is cast */
         struct shard_part src; /* on this node */
-        size_t bytes;
+        size_t bytes;          /* as the owner has them */
         uint64_t elements;
 };
 
@@ -105,6 +107,7 @@ static void slice_end(struct slice *s, bool ok)
         if (!job->dead)
                 gather_advance(g, s->group);
         gather_unuse(g);
+        transit_free(s->transit);
         free(s);
         job_unref(job);
 }
@@ -113,15 +116,41 @@ static void slice_copied(struct offload_task *task)
 {
         struct slice *s = CONTAINER_OF(task, struct slice, copy.task);
 
-        shard_part_end(&s->src);
+        if (s->src.replica)
+                shard_part_end(&s->src);
         slice_end(s, true);
+}
+
+static void slice_cast_run(struct offload_task *task, uint32_t worker)
+{
+        const struct slice *s = CONTAINER_OF(task, struct slice, copy.task);
+        const struct job *job = s->gather->job;
+
+        job->x->ops->cast(gather_dtype(s->gather, s->group), s->dst,
+                          job->layout->groups[s->group].dtype,
+                          s->transit ? s->transit : s->src.bytes.at, s->elements);
+}
+
+static void slice_cast(struct slice *s)
+{
+        s->copy.task = (struct offload_task){ .run = slice_cast_run, .done = slice_copied };
+        job_compute(s->gather->job, OFFLOAD_STEP, &s->copy.task);
+}
+
+/* Whether the window has the group in another dtype than its owners. */
+static bool gather_casts(const struct gather *g, uint32_t group)
+{
+        return gather_dtype(g, group) != g->job->layout->groups[group].dtype;
 }
 
 static void slice_ready(struct shard_part *src)
 {
         struct slice *s = CONTAINER_OF(src, struct slice, src);
 
-        job_copy(s->gather->job, &s->copy, s->dst, src->bytes.at, s->bytes, slice_copied);
+        if (gather_casts(s->gather, s->group))
+                slice_cast(s);
+        else
+                job_copy(s->gather->job, &s->copy, s->dst, src->bytes.at, s->bytes, slice_copied);
 }
 
 static void slice_forwarded(void *arg, bool ok, uint64_t received)
@@ -178,7 +207,10 @@ static void slice_landed(struct ask *ask, int status)
         else if (ask->status &&
                  s->version == e->version) /* otherwise a later version is wanted by now */
                 e->refused = ask->status;
-        slice_end(s, status == 0);
+        if (status == 0 && s->transit)
+                slice_cast(s);
+        else
+                slice_end(s, status == 0);
 }
 
 static int slice_ask(struct slice *s, uint64_t version, struct range range)
@@ -195,8 +227,10 @@ static int slice_ask(struct slice *s, uint64_t version, struct range range)
         pull.reads_along = s->gather->apart;
         pull.has = s->has;
         s->ask.done = slice_landed;
-        if (ask_send(&s->ask, job, job->placement.node[s->owner], TRAFFIC_GATHER, &pull, s->dst,
-                     s->bytes))
+        if (gather_casts(s->gather, s->group) && !(s->transit = transit_new(s->bytes)))
+                return -ENOMEM;
+        if (ask_send(&s->ask, job, job->placement.node[s->owner], TRAFFIC_GATHER, &pull,
+                     s->transit ? s->transit : s->dst, s->bytes))
                 return -1;
         s->ask.refused = slice_refused;
         return 0;
@@ -268,11 +302,12 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                              .version = e->version,
                              .has = k < slices ? e->has : 0,
                              .dst = (char *)gather_slab(g, group) +
-                                    layout_group_bytes(of, range.first),
+                                    dtype_bytes(gather_dtype(g, group), range.first),
                              .bytes = layout_group_bytes(of, range.count),
                              .elements = range.count };
         if (forward ? !slice_forward(s, e->has - 1, NULL) : !h && slice_ask(s, e->version, range)) {
                 g->lacking = true;
+                transit_free(s->transit);
                 free(s);
                 return false;
         }
@@ -311,10 +346,17 @@ struct spread {
         struct gather *to[];
 };
 
-/* Ranks train on what owners have sent whole: nothing that came by deltas goes to their windows. */
+static bool alike(const struct gather *a, const struct gather *b, uint32_t group)
+{
+        return gather_dtype(a, group) == gather_dtype(b, group);
+}
+
+/* Ranks train on what owners have sent whole: nothing that came by deltas goes to their windows.
+ * Nothing is cast twice. */
 static bool lends(const struct gather *from, const struct gather *to, uint32_t group)
 {
-        return from != to && (to->apart || !node_set_any(from->entries[group].forward));
+        return from != to && (alike(from, to, group) || !gather_casts(from, group)) &&
+               (to->apart || !node_set_any(from->entries[group].forward));
 }
 
 static bool has_it(const struct gather *g, uint32_t group, uint64_t version)
@@ -343,8 +385,18 @@ static bool wants_it(const struct gather *g, uint32_t group, uint64_t version)
 static void spread_run(struct offload_task *task, uint32_t worker)
 {
         struct spread *s = CONTAINER_OF(task, struct spread, task);
+        const struct job *job = s->from->job;
+        uint32_t n = 0;
 
-        place_spread(s->dst, s->n, s->src, s->bytes);
+        for (uint32_t i = 0; i < s->n; i++)
+                if (alike(s->from, s->to[i], s->group))
+                        s->dst[n++] = s->dst[i];
+                else
+                        job->x->ops->cast(gather_dtype(s->to[i], s->group), s->dst[i],
+                                          gather_dtype(s->from, s->group), s->src,
+                                          job->layout->groups[s->group].elements);
+        if (n)
+                place_spread(s->dst, n, s->src, s->bytes);
 }
 
 static void spread_landed(struct gather *g, uint32_t group)
@@ -405,7 +457,7 @@ static struct spread *spread_new(struct gather *from, uint32_t group)
         s->group = group;
         s->slab = from->entries[group].slab;
         s->src = gather_slab(from, group);
-        s->bytes = layout_group_bytes(l, l->elements);
+        s->bytes = dtype_bytes(gather_dtype(from, group), l->elements);
         return s;
 }
 
@@ -627,7 +679,7 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
                 gather_advance_others(g, group); /* they waited for what this window would bring */
                 return;
         }
-        if (g->apart && e->phase == ENTRY_READY && e->version < version)
+        if (g->apart && !gather_casts(g, group) && e->phase == ENTRY_READY && e->version < version)
                 has = 1 + e->version;
         e->version = version;
         g->gathers++;
@@ -750,7 +802,7 @@ void gather_dirty(struct job *job, uint32_t group)
         for_gathers (job, g) {
                 struct entry *e = &g->entries[group];
 
-                g->dirty = true;
+                g->dirty = g->dirty || gather_dtype(g, group);
                 if (e->phase == ENTRY_READY)
                         e->phase = ENTRY_EMPTY;
                 else if (e->phase == ENTRY_FILLING)

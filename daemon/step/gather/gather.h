@@ -40,10 +40,13 @@ struct gather_info {
 int holds_admit(struct holds *h, struct job *job, uint32_t place, uint32_t limit, uint32_t n_local,
                 struct fault *fault);
 /*
- * Admits a client to a window of its own in host memory, which has room for all groups and maps no
- * served parameters: what the client holds stays as it is.  Also ZERO_EQUOTA, ZERO_ESHM.
+ * Admits a client to a window of its own in host memory, which has room for all groups of its form
+ * (slots_new_form()) and maps no served parameters: what the client holds stays as it is.  Also
+ * ZERO_EQUOTA, ZERO_ESHM.
  */
-int holds_admit_apart(struct holds *h, struct job *job, struct fault *fault);
+int holds_admit_apart(struct holds *h, struct job *job, const uint8_t *form, struct fault *fault);
+/* The form of a window apart. */
+const uint8_t *gather_form(const struct gather *g);
 /*
  * The client leaves, if it was admitted, and its holds end.  No fetch is on its way, and leases
  * that outlived their holds have been returned.

@@ -360,8 +360,9 @@ Test(zeroctl, versions_shows_readers_and_copies)
                 "\"newest\":8,"
                 "\"readers\":[{\"uid\":0,\"pid\":77,\"waits\":true,\"versions\":[7,8]},"
                 "{\"uid\":0,\"pid\":78,\"waits\":false,\"versions\":[]}],\"left_out\":5,"
-                "\"copies\":[{\"version\":8,\"bytes\":2048,\"readers\":1},"
-                "{\"version\":null,\"bytes\":2048,\"readers\":0}]}],\"away\":[\"b\"]}"
+                "\"copies\":[{\"version\":8,\"bytes\":2048,\"readers\":1,\"form\":null},"
+                "{\"version\":null,\"bytes\":2048,\"readers\":0,\"form\":\"2 of 3 groups, as "
+                "bf16\"}]}],\"away\":[\"b\"]}"
         };
 
         cr_assert_eq(ask("versions gpt", &a), 0);
@@ -370,9 +371,9 @@ Test(zeroctl, versions_shows_readers_and_copies)
                                  "NODE  USER  READER  HOLDS  WAITS\n"
                                  "a     root      77  7, 8   yes\n"
                                  "a     root      78  -      -\n"
-                                 "NODE  VERSION     BYTES  READERS\n"
-                                 "a           8  2.00 KiB        1\n"
-                                 "a           -  2.00 KiB        0\n"
+                                 "NODE  VERSION     BYTES  READERS  FORM\n"
+                                 "a           8  2.00 KiB        1  -\n"
+                                 "a           -  2.00 KiB        0  2 of 3 groups, as bf16\n"
                                  "node a has 5 more readers\n"
                                  "node b is not up, and may have readers\n");
 }

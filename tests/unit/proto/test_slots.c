@@ -76,6 +76,21 @@ Test(slots, whole_gives_each_group_its_own_size)
         layout_free(l);
 }
 
+Test(slots, a_form_gives_each_group_its_size_in_its_dtype_there)
+{
+        layout *l = layouts_sized(sizes, 4, ZERO_BF16);
+        const uint8_t form[] = { ZERO_FP32, 0, ZERO_BF16, ZERO_BF16 };
+        struct slots *s;
+
+        cr_assert_eq(slots_new_form(l, form, &s), 0);
+        cr_assert(s->whole);
+        cr_assert_eq(slots_offset(s, 1), 4096);
+        cr_assert_eq(slots_offset(s, 3), 4096);
+        cr_assert_eq(s->bytes, 12288);
+        slots_free(s);
+        layout_free(l);
+}
+
 Test(slots, fewer_than_the_groups_gives_equal_slots_of_the_largest)
 {
         layout *l = layouts_sized(sizes, 4, ZERO_BF16);

@@ -17,6 +17,7 @@ from .activations import checkpoint, checkpoint_blocks
 from .checkpoints import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
 from .follower import follow
+from .form import Box, Output, Part
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
 from .norms import grad_norms, weight_norms
@@ -32,8 +33,8 @@ from .unit import ShardedParam
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
-    "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "NotFetched", "Sharded", "ShardedParam", "Step",
-    "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
+    "Box", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "NotFetched", "Output", "Part", "Sharded",
+    "ShardedParam", "Step", "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
     "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "follow", "full_params", "fully_shard", "grad_norms",
     "hold", "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank",
     "register_forward_method", "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps",
