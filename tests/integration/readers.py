@@ -148,7 +148,7 @@ def later_versions_come_by_deltas(what):
     """The last node has neither ranks nor shards, so its readers bring everything themselves."""
     dtype, nodes, eager = what
     layout = [{**g, "dtype": dtype, "eager": eager and i > 0} for i, g in enumerate(LAYOUT)]
-    with Cluster(nodes, owners=nodes - 1, mirror=1 if nodes == 3 else 0) as c:
+    with Cluster(nodes, owners=nodes - 1, mirror=1 if nodes == 3 else 0, follow_by="deltas") as c:
         ranks = c.ranks("job", layout, list(range(nodes - 1)), **NEEDS)
         run = Run(c, ranks, [reader(c, n) for n in range(nodes)], 200, sets=FINE, ahead=eager, clip=0 if eager else 0.5)
         assert min(run.end()) > 3
@@ -186,7 +186,7 @@ class Away:
 @case
 def a_put_is_in_no_delta():
     """The copy of before must not get to a later version by what the update changes of the put's values."""
-    with Cluster(2, owners=1) as c:
+    with Cluster(2, owners=1, follow_by="deltas") as c:
         away = Away(c)
         for _ in range(6):
             away.step()
@@ -206,7 +206,7 @@ def a_put_is_in_no_delta():
 
 @cases_of([0, 600, 1 << 30], "{}")
 def deltas_take_no_more_memory_than_allowed(limit):
-    with Cluster(2, owners=1, follow_deltas=limit) as c:
+    with Cluster(2, owners=1, follow_by="deltas", follow_deltas=limit) as c:
         away = Away(c)
         for _ in range(8):
             away.step()
@@ -219,7 +219,7 @@ def deltas_take_no_more_memory_than_allowed(limit):
 
 @case
 def nobody_codes_once_nobody_follows():
-    with Cluster(2, owners=1) as c:
+    with Cluster(2, owners=1, follow_by="deltas") as c:
         away = Away(c)
         away.step(), away.step()
         away.reader.kill()
@@ -617,7 +617,7 @@ def everybody_dies_in_turn(what):
     layout = [{**g, "dtype": dtype} for g in LAYOUT]
     last = int(os.environ.get("READERS_VERSIONS", 300))
     chance = random.Random(7)
-    with Cluster(2, mirror=1) as c:
+    with Cluster(2, mirror=1, follow_by="deltas") as c:
         ranks = c.ranks("job", layout, [0, 1], **NEEDS)
         run = Run(c, ranks, [reader(c, 0), reader(c, 1)], last, sets=sets)
         steps, done, kills = last // 12, 0, 0

@@ -39,6 +39,7 @@ struct conf {
         uint64_t threads;           /* compute threads; 0: one a CPU, at most 8 */
         uint64_t window;            /* bytes of a job's gather window; 0: what its ranks declare */
         uint64_t follow_copies;     /* of a job's parameters, for readers */
+        char *follow_by;            /* auto, deltas, whole */
         uint64_t follow_deltas;     /* bytes of the deltas of a user's jobs; 0: none are coded */
         uint64_t follow_limit;      /* bytes of these copies of a user's jobs; 0: no limit */
         uint64_t stash_limit;       /* bytes of a user's stashes; 0: no limit */

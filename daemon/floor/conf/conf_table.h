@@ -115,6 +115,10 @@
           "which go to readers in place of whole parameters. While somebody follows a job, its "   \
           "owners take 2 bytes a parameter of bf16 and fp16, and what was coded. 0: nothing is "   \
           "coded.")                                                                                \
+        S("State and memory", follow_by, CHOICE, "auto|deltas|whole", "auto", 16,                  \
+          "How later versions come to clients that follow jobs on this node, from other nodes. "   \
+          "deltas: what changed, which is the fewest bytes; whole: all parameters; auto: deltas, " \
+          "unless they have taken more than twice as long.")                                       \
         N("State and memory", gpu_windows, SIZE, "bytes", "0", 0, 1ull << 50,                      \
           "Most memory of each GPU for the windows of one user's jobs: the groups that their "     \
           "ranks hold, the gradients that they push, what they stash there, and copies of "        \

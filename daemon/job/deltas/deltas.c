@@ -7,11 +7,14 @@
 
 #include "proto/cleanup.h"
 
+enum { TRY_EACH = 64, TRIES = 3 }; /* versions */
+
 struct deltas {
         struct list all; /* oldest first */
         struct list *of; /* [group] */
         uint64_t bytes, taken;
-        uint64_t until; /* the last version that somebody may want */
+        uint64_t until;      /* the last version that somebody may want */
+        double ns_a_byte[2]; /* that readers waited lately: for whole slices, for deltas */
 };
 
 /* ---- one delta ---- */
@@ -148,6 +151,24 @@ bool deltas_take(struct job *job, uint64_t bytes)
 void deltas_give(struct job *job, uint64_t bytes)
 {
         job->deltas->taken -= bytes;
+}
+
+/* Now and then the slower way is tried again: a delta is there from the second version on. */
+bool deltas_pay(const struct job *job, uint64_t version)
+{
+        const double *ns = job->deltas->ns_a_byte;
+        const char *by = job->x->conf->follow_by;
+
+        if (strcmp(by, "auto") != 0)
+                return strcmp(by, "deltas") == 0;
+        return ns[0] == 0 || ns[1] == 0 || ns[1] < 2 * ns[0] || version % TRY_EACH < TRIES;
+}
+
+void deltas_took(struct job *job, bool by_deltas, uint64_t bytes, uint64_t ns)
+{
+        double *mean = &job->deltas->ns_a_byte[by_deltas], now = (double)ns / (double)bytes;
+
+        *mean = *mean == 0 ? now : *mean + (now - *mean) / 8;
 }
 
 void deltas_want(struct job *job, uint64_t version)

@@ -10,6 +10,7 @@
 
 #include "daemon/job/transfer/transfer.h"
 
+#define HAS_NOTHING UINT64_MAX /* in a pull that will want deltas later */
 enum { DELTAS_KEPT = 16 }; /* of a slice; none is coded for a reader that is farther behind */
 
 struct delta {
@@ -43,7 +44,11 @@ bool deltas_expected(const struct job *job, uint32_t group, uint32_t owner, uint
 /* Counts memory for what deltas are coded of; false: follow_deltas leaves no room. */
 bool deltas_take(struct job *job, uint64_t bytes);
 void deltas_give(struct job *job, uint64_t bytes);
-/* Somebody reads the job along, at that version. */
+/* Whether this node's readers should get to that version by deltas (follow_by). */
+bool deltas_pay(const struct job *job, uint64_t version);
+/* What bringing `bytes` of parameters to readers took, whole or by deltas. */
+void deltas_took(struct job *job, bool by_deltas, uint64_t bytes, uint64_t ns);
+/* A node reads the job along by deltas, at that version. */
 void deltas_want(struct job *job, uint64_t version);
 /* Whether somebody may want the delta that leads there. */
 bool deltas_wanted(const struct job *job, uint64_t version);

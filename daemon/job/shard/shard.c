@@ -194,9 +194,9 @@ void shard_pull_message(struct job *job, uint32_t node, const Zero__Pull *reques
                             .range = range };
         list_init(&p->link);
         job_ref(job);
-        if (request->reads_along)
+        if (request->has)
                 deltas_want(job, p->version);
-        else
+        if (!request->reads_along)
                 shard_use(h, p->group, p->version);
         /* who is too far behind for deltas has nothing that counts */
         if (p->has > p->version || (p->has && p->version + 1 - p->has > DELTAS_KEPT))

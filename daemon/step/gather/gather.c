@@ -181,7 +181,8 @@ static void slice_refused(struct ask *ask, const Zero__Refuse *why)
 {
         struct slice *s = CONTAINER_OF(ask, struct slice, ask);
 
-        if (!s->has || why->n_delta_bytes != s->version + 1 - s->has)
+        if (!s->has || s->has > s->version || why->n_delta_bytes != s->version + 1 - s->has ||
+            why->n_delta_bytes > DELTAS_KEPT)
                 return;
         s->n_offered = (uint32_t)why->n_delta_bytes;
         memcpy(s->offered, why->delta_bytes, s->n_offered * sizeof s->offered[0]);
@@ -263,7 +264,8 @@ static bool forward_here(const struct gather *g, uint32_t group, uint32_t owner)
 {
         const struct entry *e = &g->entries[group];
 
-        return e->has && deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
+        return e->has && e->has != HAS_NOTHING &&
+               deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
 }
 
 /* Starts the k-th part; false if that is not possible now (shard not ready, node not up). */
@@ -314,10 +316,9 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         job_ref(job);
         gather_use(g);
         e->in_flight++;
-        if (s->has && !h && !forward)
+        if (s->has && s->has != HAS_NOTHING && !h && !forward)
                 node_set_add(&e->asked, owner);
-        if (h && g->apart)
-                deltas_want(job, e->version);
+        e->pulled = e->pulled || (!h && !forward);
         if (h && !forward)
                 shard_want(&s->src, h, plane_serve, group, range, slice_ready);
         return true;
@@ -589,6 +590,8 @@ static void entry_begin(struct gather *g, uint32_t group)
         e->begun = e->again = false;
         e->refused = 0;
         e->has = 0;
+        e->pulled = false;
+        e->begun_ns = uv_hrtime();
         e->asked = e->forward = NODE_SET_NONE;
         g->window.slabs[e->slab].pinned = true;
 }
@@ -597,7 +600,11 @@ static void entry_begin(struct gather *g, uint32_t group)
 static void entry_ready(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
+        const struct layout_group *l = &g->job->layout->groups[group];
 
+        if (g->apart && e->pulled)
+                deltas_took(g->job, node_set_any(e->forward), layout_group_bytes(l, l->elements),
+                            uv_hrtime() - e->begun_ns);
         e->phase = ENTRY_READY;
         g->window.slabs[e->slab].pinned = false;
         gather_advance_others(g, group); /* before anybody takes the slab away */
@@ -679,8 +686,9 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
                 gather_advance_others(g, group); /* they waited for what this window would bring */
                 return;
         }
-        if (g->apart && !gather_casts(g, group) && e->phase == ENTRY_READY && e->version < version)
-                has = 1 + e->version;
+        if (g->apart && !gather_casts(g, group) && deltas_pay(g->job, version))
+                has = e->phase == ENTRY_READY && e->version < version ? 1 + e->version
+                                                                      : HAS_NOTHING;
         e->version = version;
         g->gathers++;
         if (!entry_slab(g, group))
