@@ -52,6 +52,7 @@ struct node {
         uv_timer_t stop_timer;
         int socket; /* that clients come through */
         bool stopping, again;
+        bool drained; /* as it stops */
         uint64_t tell_until_ms;
         bool left; /* work that a disk holds up stays behind */
 };
@@ -266,8 +267,9 @@ static void node_stop(void *arg)
         }
         log_info("stopping");
         service_stopping(node->service);
+        node->drained = membership_drained(&node->x);
         for (uint32_t n = 0; n < node->cluster.n_nodes; n++)
-                fabric_goodbye(node->x.fabric, n, membership_drained(&node->x));
+                fabric_goodbye(node->x.fabric, n, node->drained);
         if (node->again)
                 node->again = false; /* it winds down already, and does not start again */
         else
@@ -358,7 +360,7 @@ static void node_up(void *arg, uint32_t peer)
         if (node->x.lifetime)
                 engine_up(&node->x, peer);
         if (node->stopping && !node->again) /* the peer has not heard it, or has forgotten it */
-                fabric_goodbye(node->x.fabric, peer, membership_drained(&node->x));
+                fabric_goodbye(node->x.fabric, peer, node->drained);
 }
 
 static void node_down(void *arg, uint32_t peer, const char *why)

@@ -34,7 +34,7 @@ int delta_apply(enum zero_dtype dtype, void *values, size_t n, const uint8_t *p,
 
 /* ---- string.c: blocks of a long array, one behind the other ---- */
 
-enum { DELTA_HEADER = 3 * 9 }; /* most bytes that a block takes more in a string */
+enum { DELTA_HEADER = 3 * 9 + 4 }; /* most bytes that a block takes more in a string */
 
 /*
  * As delta_code(), for n elements that begin with element `first` of the array.  `out` has
@@ -42,6 +42,17 @@ enum { DELTA_HEADER = 3 * 9 }; /* most bytes that a block takes more in a string
  */
 size_t delta_append(enum zero_dtype dtype, uint64_t first, const void *was, const void *is,
                     size_t n, uint8_t *out);
-/* As delta_apply(), for a string and all n values of the array. */
+
+/* How far a string was applied; zeros at first. */
+struct delta_place {
+        size_t bytes;
+        uint64_t elements;
+};
+
+/*
+ * Applies a string, of `bytes` bytes, to the n values of the array, from `at` on: blocks of `most`
+ * elements together, and what the last one has more.  0: it is applied, 1: there is more.
+ * -EBADMSG: also if the values are not those that the string was coded from.
+ */
 int delta_apply_string(enum zero_dtype dtype, void *values, uint64_t n, const uint8_t *p,
-                       size_t bytes);
+                       size_t bytes, struct delta_place *at, uint64_t most);

@@ -8,12 +8,22 @@
 #include "proto/cleanup.h"
 
 enum { TRY_EACH = 64, TRIES = 3 }; /* versions */
+enum { KEEP_MS = 60000 };          /* without a question */
+
+/* Those of one owner's slice. */
+struct slot {
+        struct list link; /* deltas.of[group] */
+        uint32_t owner;
+        uint64_t expected;               /* 1 + the version that is being coded; 0: none */
+        struct delta *kept[DELTAS_KEPT]; /* [version % DELTAS_KEPT] */
+};
 
 struct deltas {
         struct list all; /* oldest first */
         struct list *of; /* [group] */
         uint64_t bytes, taken;
         uint64_t until;      /* the last version that somebody may want */
+        uint64_t asked_ms;   /* when somebody last asked for one, or one was kept */
         double ns_a_byte[2]; /* that readers waited lately: for whole slices, for deltas */
 };
 
@@ -28,7 +38,6 @@ struct delta *delta_new(uint32_t group, uint32_t owner, uint64_t version, uint64
         *d = (struct delta){
                 .group = group, .owner = owner, .version = version, .references = 1, .bytes = bytes
         };
-        list_init(&d->link);
         list_init(&d->age);
         return d;
 }
@@ -41,108 +50,141 @@ void delta_unref(struct delta *d)
 
 /* ---- those that are kept ---- */
 
-static void delta_drop(struct deltas *t, struct delta *d)
-{
-        t->bytes -= d->bytes;
-        list_remove(&d->link);
-        list_remove(&d->age);
-        delta_unref(d);
-}
-
-static struct delta *find(const struct job *job, uint32_t group, uint32_t owner, uint64_t version,
-                          bool expected)
+static struct slot *slot_find(const struct job *job, uint32_t group, uint32_t owner)
 {
         list_for_each (&job->deltas->of[group], item) {
-                struct delta *d = CONTAINER_OF(item, struct delta, link);
+                struct slot *s = CONTAINER_OF(item, struct slot, link);
 
-                if (d->owner == owner && d->version == version && d->expected == expected)
-                        return d;
+                if (s->owner == owner)
+                        return s;
         }
         return NULL;
 }
 
+/* NULL: out of memory. */
+static struct slot *slot_make(struct job *job, uint32_t group, uint32_t owner)
+{
+        struct slot *s = slot_find(job, group, owner);
+
+        if (s || !(s = calloc(1, sizeof *s)))
+                return s;
+        s->owner = owner;
+        list_insert(&job->deltas->of[group], &s->link);
+        return s;
+}
+
+static struct delta *slot_delta(const struct slot *s, uint64_t version)
+{
+        struct delta *d = s ? s->kept[version % DELTAS_KEPT] : NULL;
+
+        return d && d->version == version ? d : NULL;
+}
+
 struct delta *deltas_find(const struct job *job, uint32_t group, uint32_t owner, uint64_t version)
 {
-        return find(job, group, owner, version, false);
+        return slot_delta(slot_find(job, group, owner), version);
 }
 
 uint64_t deltas_reach(const struct job *job, uint32_t group, uint32_t owner, uint64_t from,
                       uint64_t to)
 {
-        while (from < to && deltas_find(job, group, owner, from + 1))
+        const struct slot *s = slot_find(job, group, owner);
+
+        while (from < to && slot_delta(s, from + 1))
                 from++;
         return from;
 }
 
-/* Of all jobs of a user. */
-static uint64_t users_bytes(const struct engine *x, uint32_t uid)
+static void delta_drop(struct job *job, struct delta *d)
+{
+        struct slot *s = slot_find(job, d->group, d->owner);
+
+        s->kept[d->version % DELTAS_KEPT] = NULL;
+        job->deltas->bytes -= d->bytes;
+        list_remove(&d->age);
+        delta_unref(d);
+}
+
+/* Of all jobs of a user.  *most: the one that keeps most deltas. */
+static uint64_t users_bytes(const struct engine *x, uint32_t uid, struct job **most)
 {
         uint64_t bytes = 0;
 
+        *most = NULL;
         list_for_each ((struct list *)&x->jobs, item) {
-                const struct job *job = CONTAINER_OF(item, struct job, link);
+                struct job *job = CONTAINER_OF(item, struct job, link);
 
-                bytes += job->uid == uid ? job->deltas->bytes + job->deltas->taken : 0;
+                if (job->uid != uid)
+                        continue;
+                bytes += job->deltas->bytes + job->deltas->taken;
+                if (!*most || job->deltas->bytes > (*most)->deltas->bytes)
+                        *most = job;
         }
         return bytes;
 }
 
+/* Drops old deltas until the user has as much room; false: there are no more. */
+static bool room_make(const struct job *job, uint64_t bytes)
+{
+        uint64_t limit = job->x->conf->follow_deltas;
+        struct job *most;
+
+        for (;;) {
+                uint64_t used = users_bytes(job->x, job->uid, &most);
+
+                if (used <= limit && bytes <= limit - used)
+                        return true;
+                if (!most || list_empty(&most->deltas->all))
+                        return false;
+                delta_drop(most, CONTAINER_OF(most->deltas->all.next, struct delta, age));
+        }
+}
+
 void deltas_keep(struct job *job, struct delta *d)
 {
-        struct deltas *t = job->deltas;
-        uint64_t limit = job->x->conf->follow_deltas;
+        struct slot *s = job->dead ? NULL : slot_make(job, d->group, d->owner);
+        struct delta *old = s ? s->kept[d->version % DELTAS_KEPT] : NULL;
 
-        if (job->dead || deltas_find(job, d->group, d->owner, d->version)) {
+        if (old && old->version < d->version) {
+                delta_drop(job, old);
+                old = NULL;
+        }
+        if (!s || old || !room_make(job, d->bytes)) {
                 delta_unref(d);
                 return;
         }
-        t->bytes += d->bytes;
-        list_insert(&t->of[d->group], &d->link);
-        list_insert(&t->all, &d->age);
-        list_for_each (&t->of[d->group], item) {
-                struct delta *old = CONTAINER_OF(item, struct delta, link);
-
-                if (!old->expected && old->owner == d->owner &&
-                    old->version + DELTAS_KEPT <= d->version)
-                        delta_drop(t, old);
-        }
-        while (!list_empty(&t->all) && users_bytes(job->x, job->uid) > limit)
-                delta_drop(t, CONTAINER_OF(t->all.next, struct delta, age));
+        s->kept[d->version % DELTAS_KEPT] = d;
+        job->deltas->bytes += d->bytes;
+        job->deltas->asked_ms = engine_now(job->x);
+        list_insert(&job->deltas->all, &d->age);
 }
 
-struct delta *deltas_expect(struct job *job, uint32_t group, uint32_t owner, uint64_t version)
+int deltas_expect(struct job *job, uint32_t group, uint32_t owner, uint64_t version)
 {
-        struct delta *d = delta_new(group, owner, version, 0);
+        struct slot *s = slot_make(job, group, owner);
 
-        if (!d)
-                return NULL;
-        d->expected = true;
-        list_insert(&job->deltas->of[group], &d->link);
-        return d;
+        if (!s)
+                return -ENOMEM;
+        s->expected = 1 + version;
+        return 0;
 }
 
-void deltas_settle(struct job *job, struct delta *expected, struct delta *d)
+void deltas_settle(struct job *job, uint32_t group, uint32_t owner)
 {
-        list_remove(&expected->link);
-        delta_unref(expected);
-        if (d)
-                deltas_keep(job, d);
+        slot_find(job, group, owner)->expected = 0;
 }
 
 bool deltas_expected(const struct job *job, uint32_t group, uint32_t owner, uint64_t from,
                      uint64_t to)
 {
-        for (uint64_t v = from; v < to; v++)
-                if (find(job, group, owner, v + 1, true))
-                        return true;
-        return false;
+        const struct slot *s = slot_find(job, group, owner);
+
+        return s && s->expected > 1 + from && s->expected <= 1 + to;
 }
 
-bool deltas_take(struct job *job, uint64_t bytes)
+bool deltas_take(struct job *job, uint64_t bytes, uint64_t more)
 {
-        uint64_t limit = job->x->conf->follow_deltas, used = users_bytes(job->x, job->uid);
-
-        if (used > limit || bytes > limit - used)
+        if (!room_make(job, bytes + more))
                 return false;
         job->deltas->taken += bytes;
         return true;
@@ -173,6 +215,7 @@ void deltas_took(struct job *job, bool by_deltas, uint64_t bytes, uint64_t ns)
 
 void deltas_want(struct job *job, uint64_t version)
 {
+        job->deltas->asked_ms = engine_now(job->x);
         if (version < UINT64_MAX - DELTAS_KEPT && version + DELTAS_KEPT > job->deltas->until)
                 job->deltas->until = version + DELTAS_KEPT;
 }
@@ -242,18 +285,41 @@ static int deltas_job_init(struct job *job)
         return t->of ? 0 : -ENOMEM;
 }
 
+static void deltas_drop(struct job *job)
+{
+        struct deltas *t = job->deltas;
+
+        while (!list_empty(&t->all))
+                delta_drop(job, CONTAINER_OF(t->all.next, struct delta, age));
+}
+
+static void deltas_tick(struct engine *x)
+{
+        list_for_each (&x->jobs, item) {
+                struct job *job = CONTAINER_OF(item, struct job, link);
+
+                if (engine_now(x) - job->deltas->asked_ms < KEEP_MS)
+                        continue;
+                job->deltas->until = 0;
+                deltas_drop(job);
+        }
+}
+
 static void deltas_job_free(struct job *job)
 {
         struct deltas *t = job->deltas;
 
-        if (!t)
+        if (!t || !t->of)
                 return;
-        while (t->of && !list_empty(&t->all))
-                delta_drop(t, CONTAINER_OF(t->all.next, struct delta, age));
+        deltas_drop(job);
+        for (uint32_t g = 0; g < job->layout->n_groups; g++)
+                list_for_each (&t->of[g], item)
+                        free(CONTAINER_OF(item, struct slot, link));
         free(STEAL(t->of));
 }
 
 const struct module deltas_module = { .job_at = offsetof(struct job, deltas),
                                       .job_bytes = sizeof(struct deltas),
                                       .job_init = deltas_job_init,
+                                      .tick = deltas_tick,
                                       .job_free = deltas_job_free };

@@ -27,6 +27,7 @@ struct entry {
         uint64_t begun_ns; /* when it began to be filled */
         node_set asked;    /* owners that have not said whether they have deltas from there */
         node_set forward;  /* owners whose slices go forward by deltas */
+        bool by_deltas;    /* it has what came so, here or in the window that it was copied from */
 };
 
 /* A window and its contents. */

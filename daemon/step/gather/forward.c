@@ -1,8 +1,8 @@
 /*
  * Brings a slice forward.
  *
- * Deltas that this node lacks come one after the other, each in parts of at most engine.part_bytes,
- * and are kept for the other copies.  Once all are here, one task applies them in order, in place.
+ * Deltas that this node lacks come one after the other, each in parts of at most engine.part_bytes.
+ * Once all are here, short tasks apply them in order, in place.
  */
 #include "daemon/step/gather/forward.h"
 
@@ -11,6 +11,8 @@
 
 #include "daemon/compute/delta/delta.h"
 #include "proto/cleanup.h"
+
+enum { TASK_ELEMENTS = 1 << 19 };
 
 struct forward {
         struct job *job;
@@ -22,7 +24,9 @@ struct forward {
         uint64_t landed, received; /* of the next one; in all */
         void *values;
         struct range slice;
-        bool ok;
+        uint32_t applied;
+        struct delta_place at; /* in the delta that is being applied */
+        int status;            /* of the last task */
         struct ask ask;
         struct offload_task task;
         void (*done)(void *arg, bool ok, uint64_t received);
@@ -40,24 +44,47 @@ static void forward_free(struct forward *f)
 
 static void forward_end(struct forward *f)
 {
-        f->done(f->arg, f->ok, f->received);
+        f->done(f->arg, f->applied == f->n, f->received);
         forward_free(f);
 }
 
+/* A task as short as a step's others. */
 static void forward_run(struct offload_task *task, uint32_t worker)
 {
         struct forward *f = CONTAINER_OF(task, struct forward, task);
-        enum zero_dtype dtype = f->job->layout->groups[f->group].dtype;
+        const struct delta *d = f->deltas[f->applied];
 
-        f->ok = true;
-        for (uint32_t i = 0; i < f->n && f->ok; i++)
-                f->ok = delta_apply_string(dtype, f->values, f->slice.count, f->deltas[i]->data,
-                                           f->deltas[i]->bytes) == 0;
+        f->status = delta_apply_string(f->job->layout->groups[f->group].dtype, f->values,
+                                       f->slice.count, d->data, d->bytes, &f->at, TASK_ELEMENTS);
 }
 
+static void forward_apply(struct forward *f);
+
+/* Whoever else lacks a delta gets it from here, once it has turned out to be right. */
 static void forward_ran(struct offload_task *task)
 {
-        forward_end(CONTAINER_OF(task, struct forward, task));
+        struct forward *f = CONTAINER_OF(task, struct forward, task);
+
+        if (f->status == 0) {
+                struct delta *d = f->deltas[f->applied++];
+
+                f->at = (struct delta_place){ 0 };
+                if (!deltas_find(f->job, d->group, d->owner, d->version)) {
+                        d->references++;
+                        deltas_keep(f->job, d);
+                }
+        }
+        if (f->status >= 0 && f->applied < f->n && !f->job->dead)
+                forward_apply(f);
+        else
+                forward_end(f);
+}
+
+static void forward_apply(struct forward *f)
+{
+        f->task.run = forward_run;
+        f->task.done = forward_ran;
+        job_compute(f->job, OFFLOAD_STEP, &f->task);
 }
 
 static void forward_landed(struct ask *ask, int status)
@@ -110,8 +137,6 @@ static bool next_here(struct forward *f, bool *asked)
                 *asked = true;
                 return part_ask(f, *d);
         }
-        (*d)->references++;
-        deltas_keep(f->job, *d);
         return true;
 }
 
@@ -126,9 +151,7 @@ static bool forward_go_on(struct forward *f)
                 if (asked)
                         return true;
         }
-        f->task.run = forward_run;
-        f->task.done = forward_ran;
-        job_compute(f->job, OFFLOAD_STEP, &f->task);
+        forward_apply(f);
         return true;
 }
 

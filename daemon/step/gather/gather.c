@@ -174,6 +174,7 @@ static bool slice_forward(struct slice *s, uint64_t from, const uint64_t *bytes)
                           s))
                 return false;
         node_set_add(&s->gather->entries[s->group].forward, s->owner);
+        s->gather->entries[s->group].by_deltas = true;
         return true;
 }
 
@@ -259,12 +260,17 @@ static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
         return (own + 1 + k) % n;
 }
 
+static bool had_version(const struct entry *e)
+{
+        return e->has && e->has != HAS_NOTHING;
+}
+
 /* Whether this node has the deltas that bring the slab's slice to the version. */
 static bool forward_here(const struct gather *g, uint32_t group, uint32_t owner)
 {
         const struct entry *e = &g->entries[group];
 
-        return e->has && e->has != HAS_NOTHING &&
+        return had_version(e) &&
                deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
 }
 
@@ -316,7 +322,7 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         job_ref(job);
         gather_use(g);
         e->in_flight++;
-        if (s->has && s->has != HAS_NOTHING && !h && !forward)
+        if (s->has && had_version(e) && !h && !forward)
                 node_set_add(&e->asked, owner);
         e->pulled = e->pulled || (!h && !forward);
         if (h && !forward)
@@ -352,12 +358,17 @@ static bool alike(const struct gather *a, const struct gather *b, uint32_t group
         return gather_dtype(a, group) == gather_dtype(b, group);
 }
 
-/* Ranks train on what owners have sent whole: nothing that came by deltas goes to their windows.
- * Nothing is cast twice. */
+/*
+ * Ranks train on what owners have sent whole: nothing that came by deltas goes to their windows,
+ * and their entries do not wait for one that may.  Nothing is cast twice.
+ */
 static bool lends(const struct gather *from, const struct gather *to, uint32_t group)
 {
+        const struct entry *e = &from->entries[group];
+        bool may = e->by_deltas || (e->phase == ENTRY_FILLING && had_version(e));
+
         return from != to && (alike(from, to, group) || !gather_casts(from, group)) &&
-               (to->apart || !node_set_any(from->entries[group].forward));
+               (to->apart || !may);
 }
 
 static bool has_it(const struct gather *g, uint32_t group, uint64_t version)
@@ -435,6 +446,7 @@ static void spread_add(struct spread *s, struct gather *g)
         struct entry *e = &g->entries[s->group];
 
         e->begun = true;
+        e->by_deltas = s->from->entries[s->group].by_deltas;
         e->in_flight++;
         e->next_part = gather_parts(g->job, s->group); /* nothing else has to come */
         gather_use(g);
@@ -529,11 +541,23 @@ static void gather_feed(struct gather *g)
         g->feeding = false;
 }
 
+/* Readers have waited so long for the group. */
+static void entry_took(const struct gather *g, uint32_t group)
+{
+        const struct entry *e = &g->entries[group];
+        const struct layout_group *l = &g->job->layout->groups[group];
+
+        if (g->apart && e->pulled)
+                deltas_took(g->job, e->by_deltas || (e->refused && had_version(e)),
+                            layout_group_bytes(l, l->elements), uv_hrtime() - e->begun_ns);
+}
+
 /* An owner has refused: it has reached another version, so the ranks' step was aborted. */
 static void entry_fail(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
 
+        entry_took(g, group);
         e->phase = ENTRY_EMPTY;
         g->window.slabs[e->slab].pinned = false;
         requests_end_all(&e->waiting, e->refused,
@@ -590,7 +614,7 @@ static void entry_begin(struct gather *g, uint32_t group)
         e->begun = e->again = false;
         e->refused = 0;
         e->has = 0;
-        e->pulled = false;
+        e->pulled = e->by_deltas = false;
         e->begun_ns = uv_hrtime();
         e->asked = e->forward = NODE_SET_NONE;
         g->window.slabs[e->slab].pinned = true;
@@ -600,11 +624,8 @@ static void entry_begin(struct gather *g, uint32_t group)
 static void entry_ready(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
-        const struct layout_group *l = &g->job->layout->groups[group];
 
-        if (g->apart && e->pulled)
-                deltas_took(g->job, node_set_any(e->forward), layout_group_bytes(l, l->elements),
-                            uv_hrtime() - e->begun_ns);
+        entry_took(g, group);
         e->phase = ENTRY_READY;
         g->window.slabs[e->slab].pinned = false;
         gather_advance_others(g, group); /* before anybody takes the slab away */

@@ -12,6 +12,8 @@
 
 /* What the slices of a replica served before an update, of the groups that are coded. */
 struct was;
+/* A delta that is being coded. */
+struct coding;
 
 /*
  * An update begins that somebody may follow.  *was is there already, or is made if follow_deltas
@@ -25,7 +27,16 @@ bool was_has(const struct was *was, const struct replica *h, uint32_t group);
 /* Copies what the chunk serves, on an update's thread.  old_master: as of state_was(). */
 void was_copy(struct was *was, const struct replica *h, uint32_t chunk, const float *old_master);
 
-/* The group has been updated, and no chunk serves anything else before its next update. */
-void coding_start(struct replica *h, struct was *was, uint32_t group, uint64_t version);
+/*
+ * The group has been updated.  *ret, NULL without memory, stands until coding_stop(), or until it
+ * is NULL again because the delta is kept or lost.
+ */
+void coding_start(struct replica *h, struct was *was, uint32_t group, uint64_t version,
+                  struct coding **ret);
+/*
+ * An update wants the group: the delta is lost, and who waits for it gets the slice.  False: a
+ * thread still reads what the group serves.  Then shard_observer.unpinned comes.
+ */
+bool coding_stop(struct coding **c);
 /* The update changed nothing that the owner serves of the group. */
 void coding_nothing(struct replica *h, uint32_t group, uint64_t version);

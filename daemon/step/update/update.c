@@ -43,6 +43,7 @@ struct update_group {
         uint64_t save_from;             /* shard_observer.update_begin */
         struct offer *deferred;         /* NULL: the sum is in the state */
         bool lost;                      /* what a chunk served is not known */
+        struct coding *coding;          /* of the last update; NULL: none runs */
 };
 
 struct update {
@@ -57,6 +58,7 @@ struct update {
         uint64_t begun_ns;              /* when the decision began to be carried out */
         struct was *was;                /* NULL: no deltas are coded */
         uint64_t puts;                  /* state->puts when the last decision was carried out */
+        bool begun;                     /* by a decision of now; else it is taken up */
 };
 
 struct update_task {
@@ -306,7 +308,7 @@ static void group_finish(struct replica *h, uint32_t group)
         h->unread[group] = false;
         deferred_release(STEAL(g->deferred));
         if (aim == AIM_CARRY_OUT && was_has(u->was, h, group) && !g->lost)
-                coding_start(h, u->was, group, u->version);
+                coding_start(h, u->was, group, u->version, &g->coding);
         if (aim == AIM_CARRY_OUT)
                 shard_ready(h, group, u->version);
         if (last)
@@ -365,8 +367,12 @@ static bool group_submit(struct replica *h, uint32_t group)
         bool leads = u->aim == AIM_LEAD;
         struct update_task *t;
 
-        if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end ||
-            (g->phase == GROUP_PENDING && h->pins[group]))
+        if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end)
+                return false;
+        if (g->coding && u->aim == AIM_CARRY_OUT)
+                return coding_stop(
+                        &g->coding); /* then others may pin the group, or have it updated */
+        if (g->phase == GROUP_PENDING && h->pins[group])
                 return false;
         t = sure_realloc(NULL, sizeof *t); /* the step is decided */
         if (g->phase == GROUP_PENDING && !g->saved)
@@ -396,11 +402,6 @@ static bool group_submit(struct replica *h, uint32_t group)
         job_ref(h->job);
         job_compute(h->job, OFFLOAD_STEP, &t->task);
         return true;
-}
-
-bool update_waits(const struct replica *h, uint32_t group)
-{
-        return h->update->groups[group].phase == GROUP_PENDING;
 }
 
 /* Keeps the workers busy, but no more than that, so that gathers get their turn. */
@@ -478,7 +479,8 @@ void update_undo(struct replica *h)
 }
 
 /*
- * Whether somebody may want what the update changes.  A put has changed what is served without a
+ * Whether somebody may want what the update changes.  One that is taken up may have served its
+ * values before.  A put has changed what is served without a
  * delta: who has the values of before must not get there by the next one.
  */
 static bool update_coded(struct replica *h, uint64_t version)
@@ -486,7 +488,7 @@ static bool update_coded(struct replica *h, uint64_t version)
         bool put = h->update->puts != h->state->puts || state_putting(h->state);
 
         h->update->puts = h->state->puts;
-        return !put && h->state->id.epoch == h->job->placement.epoch &&
+        return !put && h->update->begun && h->state->id.epoch == h->job->placement.epoch &&
                replica_find(h->job, h->owner) == h && deltas_wanted(h->job, version);
 }
 
@@ -507,6 +509,7 @@ void update_start(struct replica *h)
                 was_make(h, &u->was);
         else if (commit)
                 was_free(&u->was);
+        u->begun = false;
         for (uint32_t g = 0; commit && g < h->job->layout->n_groups; g++) {
                 bool work = h->state->plan->shards[g].n_chunks > 0;
 
@@ -648,13 +651,19 @@ void update_begin(struct replica *h, const Zero__Decision *d, const struct owner
         assert(record_stands(h, to));
         if (d->commit)
                 idle_groups(h);
+        h->update->begun = true;
         update_start(h);
 }
 
 static void updates_retry(struct list *replicas)
 {
-        list_for_each (replicas, item)
-                update_advance(CONTAINER_OF(item, struct replica, link));
+        list_for_each (replicas, item) {
+                struct replica *h = CONTAINER_OF(item, struct replica, link);
+
+                update_advance(h);
+                if (!h->updating && !deltas_wanted(h->job, h->job->version))
+                        was_free(&h->update->was);
+        }
 }
 
 /* If no task finds memory, nothing is in flight: only this tick resumes the update. */

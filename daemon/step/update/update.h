@@ -21,8 +21,6 @@ static inline bool update_holds(const struct replica *h)
 {
         return h->updating || h->ahead;
 }
-/* Whether an update waits until nobody reads the group. */
-bool update_waits(const struct replica *h, uint32_t group);
 /* The replica has received its state: goes on with a vote or carries out a decision that the
  * state's record has. */
 void replica_take_up(struct replica *h);
