@@ -217,6 +217,58 @@ def deltas_take_no_more_memory_than_allowed(limit):
         away.end()
 
 
+@cases_of([1, 2], "{}")
+def codings_of_many_pieces_end_before_updates(threads):
+    """The trainer pauses for nothing, so the next update finds codings that are not over."""
+    layout = [group("a", tensor("a.w", 640, 1024, init="constant", value=0.75), dtype="bf16"), group("b", tensor("b.w", 64, 64), dtype="bf16")]
+    with Cluster(2, owners=1, threads=threads, follow_by="deltas") as c:
+        ranks = c.ranks("job", layout, [0], **NEEDS)
+        run = Run(c, ranks, [reader(c, 1), reader(c, 1)], 60, sets=FINE)
+        assert min(run.end()) > 3
+        late = reader(c, 1)  # once nobody trains, a delta is there
+        for version in range(60, 64):
+            late.do("unfollow", copy=late.do("follow", least=version)["copy"])
+            ranks[0].start("train", steps=1, **{**TRAIN, "sets": FINE})
+            finish_all(ranks)
+        assert forwarded(c[1]) > 0
+
+
+@case
+def ranks_get_nothing_that_came_by_deltas():
+    """Nor from a reader's copy in another form, which was copied from one that did."""
+    with Cluster(2, owners=1, follow_by="deltas") as c:
+        ranks = c.ranks("job", [{**g, "dtype": "bf16"} for g in LAYOUT], [0, 1], **NEEDS)
+        whole, part = reader(c, 1), reader(c, 1)
+        part.do("form", groups=[1], dtypes=[0])
+        for version in range(4):
+            whole.do("unfollow", copy=whole.do("follow", least=version)["copy"])
+            for a in ranks:
+                a.start("train", steps=1, **{**TRAIN, "sets": FINE})
+            finish_all(ranks)
+        before = c[1].job("job")["gather"]
+        whole.do("follow", least=4), part.do("follow", least=4)
+        then = c[1].job("job")["gather"]
+        assert then["forwarded"] > before["forwarded"] and then["elements_received"] == before["elements_received"], (before, then)
+        ranks[1].do("fetch", group=1)
+        assert c[1].job("job")["gather"]["elements_received"] > then["elements_received"]
+
+
+@case
+def deltas_of_a_users_jobs_make_room_for_each_other():
+    with Cluster(2, owners=1, follow_by="deltas", follow_deltas=700 << 10) as c:  # two jobs take 430 KiB, and their deltas more
+        for job in ("old", "new"):
+            rank, = c.ranks(job, [{**g, "dtype": "bf16"} for g in LAYOUT], [0], **NEEDS)
+            a = reader(c, 1, job)
+            for version in range(12):
+                a.do("unfollow", copy=a.do("follow", least=version)["copy"])
+                rank.start("train", steps=1, **{**TRAIN, "sets": SETS})
+                rank.good(rank.finish())
+            for d in c.daemons:
+                kept = sum((j["readers"] or {"delta_bytes": 0})["delta_bytes"] for j in d.status()["jobs"])
+                assert 0 < kept <= 700 << 10, kept
+            assert c[1].job(job)["gather"]["forwarded"] > 0
+
+
 @case
 def nobody_codes_once_nobody_follows():
     with Cluster(2, owners=1, follow_by="deltas") as c:

@@ -273,3 +273,65 @@ Test(delta, bytes_do_not_change)
         cr_assert_eq(bytes, 59, "%zu", bytes);
         cr_assert_eq(sum, 0x4bfce5a0d798ae6a, "%#" PRIx64, sum);
 }
+
+enum { LONG = 200000 };
+
+/* Blocks of 1,000 values of an array, each third one left out. */
+static size_t string_code(const uint16_t *was, const uint16_t *is, uint8_t *p)
+{
+        size_t bytes = 0;
+
+        for (size_t at = 0; at < LONG; at += 1000)
+                if (at / 1000 % 3)
+                        bytes += delta_append(ZERO_BF16, at, was + at, is + at, 1000, p + bytes);
+        return bytes;
+}
+
+Test(delta, a_string_of_blocks_is_applied_in_one_go_or_bit_by_bit)
+{
+        uint16_t *was = malloc(2 * LONG), *is = malloc(2 * LONG), *got = malloc(2 * LONG);
+        uint8_t *p = malloc(LONG * 3);
+        size_t bytes;
+
+        for (size_t i = 0; i < LONG; i++) {
+                was[i] = (uint16_t)random_bits();
+                is[i] = i / 1000 % 3 && random_bits() % 8 == 0 ? (uint16_t)(was[i] + 1) : was[i];
+        }
+        bytes = string_code(was, is, p);
+        for (uint64_t most = 1; most <= 1000000; most *= 1000) {
+                struct delta_place at = { 0 };
+                int r;
+
+                memcpy(got, was, 2 * LONG);
+                while ((r = delta_apply_string(ZERO_BF16, got, LONG, p, bytes, &at, most)) == 1)
+                        ;
+                cr_assert_eq(r, 0);
+                cr_assert_arr_eq(got, is, 2 * LONG);
+        }
+        free(was);
+        free(is);
+        free(got);
+        free(p);
+}
+
+Test(delta, a_string_is_refused_where_one_old_value_differs)
+{
+        uint16_t *was = malloc(2 * LONG), *got = malloc(2 * LONG);
+        uint8_t *p = malloc(LONG * 3);
+        size_t bytes;
+
+        for (size_t i = 0; i < LONG; i++)
+                was[i] = (uint16_t)(random_bits() % 0x7f00);
+        bytes = string_code(was, was, p);
+        for (int i = 0; i < 16; i++) {
+                struct delta_place at = { 0 };
+
+                memcpy(got, was, 2 * LONG);
+                got[1000 + random_bits() % 2000] ^= (uint16_t)(1u << i);
+                cr_assert_eq(delta_apply_string(ZERO_BF16, got, LONG, p, bytes, &at, UINT64_MAX),
+                             -EBADMSG);
+        }
+        free(was);
+        free(got);
+        free(p);
+}
