@@ -47,7 +47,8 @@ struct gather {
         struct memory_promise promise; /* apart: of the segment's memory */
         struct list starving;
         bool feeding;
-        bool lacking;      /* a part had no memory: the next tick goes on with it */
+        bool lacking;      /* a part had no memory, or apart: an owner had no shard: the next tick
+                            * goes on */
         uint64_t admitted; /* the sum of the groups that its clients may hold */
         uint32_t busy;     /* slices and spreads in progress */
         uint64_t hits, misses, gathers, spread, elements_received; /* struct gather_info */

@@ -204,10 +204,11 @@ static void slice_landed(struct ask *ask, int status)
         }
         if (status == 0)
                 s->gather->elements_received += s->elements;
-        if (ask->status == ZERO_ENOJOB)
+        if (ask->status == ZERO_ENOJOB) {
                 e->stalled = true;
-        else if (ask->status &&
-                 s->version == e->version) /* otherwise a later version is wanted by now */
+                s->gather->lacking |= s->gather->apart; /* readers come before any rank, too */
+        } else if (ask->status &&
+                   s->version == e->version) /* otherwise a later version is wanted by now */
                 e->refused = ask->status;
         if (status == 0 && s->transit)
                 slice_cast(s);
@@ -863,7 +864,7 @@ static void gathers_node_up(struct engine *x, uint32_t node)
         }
 }
 
-/* Goes on where memory was lacking. */
+/* Goes on where memory was lacking, or an owner had not taken up the job yet. */
 static void gathers_tick(struct engine *x)
 {
         list_for_each (&x->jobs, item) {
@@ -873,8 +874,10 @@ static void gathers_tick(struct engine *x)
                         bool lacking = g->lacking;
 
                         g->lacking = false;
-                        for (uint32_t i = 0; lacking && i < job->layout->n_groups; i++)
+                        for (uint32_t i = 0; lacking && i < job->layout->n_groups; i++) {
+                                g->entries[i].stalled &= !g->apart;
                                 gather_advance(g, i);
+                        }
                 }
         }
 }
