@@ -46,6 +46,10 @@ run_one() {
         local program=$tree/tests/bench/$name/bench-$name
         shift 2
         [[ -x $program ]] || return 2
+        if [[ $name == follow ]]; then # beside a broadcast of PyTorch
+                TESTS_PYTHON=${TESTS_PYTHON:-$(python_environment)}
+                export TESTS_PYTHON
+        fi
         echo "== bench-$name $*"
         "$program" "$@" --json "$file" </dev/null || return 1
         echo
@@ -69,7 +73,7 @@ main() {
                 --quick) read -r -a quick <<<"$QUICK" ;;
                 -h | --help)
                         usage
-                        echo "Programs: kernels bulk fetch step update delta recovery checkpoint plan scrape load torch"
+                        echo "Programs: kernels bulk fetch step update delta recovery checkpoint plan scrape load follow torch"
                         exit 0
                         ;;
                 -*) wrong "$1: no such option" ;;

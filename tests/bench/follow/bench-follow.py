@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench-follow [--repeat N] [--json FILE] [--blocks N] [--away]
+"""bench-follow [--repeat N] [--json FILE] [--blocks N] [--away] [--python FILE]
 
 How long after a step other processes have its parameters, and what that costs the trainers.  A job of 124M parameters in
 bf16 (--blocks 12, GPT-2's shapes) on one node steps again and again, with a second of computing in between.
@@ -7,6 +7,8 @@ bf16 (--blocks 12, GPT-2's shapes) on one node steps again and again, with a sec
 - visible: from the moment at which the trainer has fetched all groups of the new version until the last of four readers
   in other processes holds it; over the same with a file in memory: the trainer writes all bytes and renames the file,
   and one other process reads them.
+- gloo: the same over a broadcast of as many bytes from rank 0 to one other process, which waits for it on loopback
+  (torch.distributed).  FILE is a python that has PyTorch ($TESTS_PYTHON); without one this figure is left out.
 - steps: the time of a step, computing included, with four readers that follow, over the same without.
 With --away the readers are on a second node, which has no shards.  Rounds go in turn; median and quartiles over rounds.
 """
@@ -15,6 +17,7 @@ import ctypes
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import time
 import zlib
@@ -25,6 +28,7 @@ os.environ.setdefault("ZEROD_LIBRARY", "@BUILD@/client/lib/libzero.so.0")
 import common  # noqa: E402  (its place is known only now)
 import zerod  # noqa: E402
 from cluster import Cluster  # noqa: E402
+from ports import free_ports  # noqa: E402
 
 WIDTH, VOCABULARY, CONTEXT = 768, 50257, 1024
 READERS = 4
@@ -38,6 +42,7 @@ def arguments():
     parser.add_argument("--json")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--away", action="store_true")
+    parser.add_argument("--python", default=os.environ.get("TESTS_PYTHON") or sys.executable)
     return parser.parse_args()
 
 
@@ -107,6 +112,41 @@ def file_reader(path, size, told):
         told.send(now)
 
 
+class Gloo:
+    """Two ranks that broadcast, each a process of its own."""
+
+    RANK = """
+import sys, time, torch, torch.distributed as d
+rank, port, size = map(int, sys.argv[1:])
+d.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+bytes_ = torch.full((size,), rank, dtype=torch.uint8)
+for line in sys.stdin:
+    begin = time.monotonic()
+    d.broadcast(bytes_, 0)
+    print(begin, time.monotonic(), flush=True)
+"""
+
+    def __init__(self, python, size):
+        port, = free_ports(1)
+        self.ranks = [subprocess.Popen([python, "-c", self.RANK, str(r), str(port), str(size)], stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+                      for r in range(2)]
+
+    def broadcast(self):
+        """Seconds from rank 0's begin until rank 1 has the bytes."""
+        for rank in reversed(self.ranks):
+            print("go", file=rank.stdin, flush=True)
+            time.sleep(0.1)  # the other one waits
+        (begin, _), (_, end) = (map(float, rank.stdout.readline().split()) for rank in self.ranks)
+        return end - begin
+
+    def end(self):
+        for rank in self.ranks:
+            rank.stdin.close()
+        for rank in self.ranks:
+            rank.wait(WAIT_S)
+
+
 class Started:
     """A process and its end of a pipe."""
 
@@ -148,7 +188,13 @@ def run(options, c, output):
     size = work.hear()
     file = Started(file_reader, path, size)
     file.hear()
-    latencies, files, ratios = [], [], []
+    latencies, files, ratios, broadcasts = [], [], [], []
+    gloo = None
+    if subprocess.run([options.python, "-c", "import torch.distributed"], stderr=subprocess.DEVNULL, check=False).returncode:
+        print(f"left out: a broadcast by gloo, because {options.python} has no PyTorch")
+    else:
+        gloo = Gloo(options.python, size)
+        gloo.broadcast()  # warm
     visible(work, [])
     for i in range(options.repeat):
         times = {}
@@ -163,15 +209,25 @@ def run(options, c, output):
         ratios.append(times[READERS] / times[0])
         begin, _, _ = work.ask(path)
         files.append(file.hear() - begin)
+        if gloo:
+            broadcasts.append(gloo.broadcast())
     work.pipe.send("end")
     work.process.join(WAIT_S)
     file.end()
+    if gloo:
+        gloo.end()
     ms = 1000 * statistics.median(latencies)
     f = common.figure("follow, visible", [s / statistics.median(files) for s in latencies], ms=round(ms, 2),
                       file_ms=round(1000 * statistics.median(files), 2), bytes=size, readers=READERS)
     output.add(f)
     print(f"{size >> 20} MiB are visible to {READERS} readers {ms:.1f} ms after the step; by a file in memory "
           f"{f['file_ms']:.1f} ms, ratio {f['median_ratio']:.3f}, {f['spread'][0]:.3f} .. {f['spread'][1]:.3f}")
+    if gloo:
+        f = common.figure("follow, visible, gloo", [s / statistics.median(broadcasts) for s in latencies], ms=round(ms, 2),
+                          gloo_ms=round(1000 * statistics.median(broadcasts), 2), bytes=size, readers=READERS)
+        output.add(f)
+        print(f"by a broadcast of gloo to one process {f['gloo_ms']:.1f} ms, ratio {f['median_ratio']:.3f}, "
+              f"{f['spread'][0]:.3f} .. {f['spread'][1]:.3f}")
     f = common.figure("follow, steps", ratios)
     output.add(f)
     print(f"a step with {READERS} readers takes {f['median_ratio']:.3f} of one without, "
