@@ -3,7 +3,8 @@
  *
  * Reads tensor by tensor, piece by piece, into a temporary file, and renames the file when it is
  * whole and on the disk.  If the job has stepped meanwhile there is no file: it would hold
- * parameters of two versions.  A checkpoint is restored as a job of its own, which goes afterwards.
+ * parameters of two versions.  With --at-version the command holds that version, as a reader, and
+ * the job may step.  A checkpoint is restored as a job of its own, which goes afterwards.
  */
 #include "ctl.h"
 
@@ -22,6 +23,8 @@
 
 enum { WORD = 4 };
 
+static long at_version = -1;
+
 struct export
 {
         struct ctl *ctl;
@@ -31,7 +34,8 @@ struct export
         struct safetensor *tensors; /* in the layout's order */
         uint32_t n;
         uint64_t bytes, done;
-        uint64_t version; /* of the values; a new connection may find a later one */
+        uint64_t version;            /* of the values; a new connection may find a later one */
+        struct zero_weights weights; /* with --at-version: what is held */
         char temporary[PATH_MAX];
         int fd;
         struct progress progress;
@@ -53,8 +57,27 @@ static int put(struct export *e, const void *data, size_t n)
 
 static int put_header(struct export *e)
 {
-        errno = -file_put_header(e->fd, e->tensors, e->n, tensor_metadata(e->label, e->version));
+        errno = -file_put_header(e->fd, e->tensors, e->n,
+                                 safetensors_metadata(e->label, e->version));
         return errno ? failed(e->temporary) : CTL_OK;
+}
+
+static int put_held(struct export *e, uint32_t tensor)
+{
+        const char *at = tensor_bytes(e->ctl->client, &e->weights, tensor);
+        uint64_t left = e->tensors[tensor].bytes;
+        int r = CTL_OK;
+
+        while (r == CTL_OK && left > 0) {
+                size_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
+
+                r = put(e, at, n);
+                at += n;
+                left -= n;
+                e->done += n;
+                progress_show(&e->progress, "exporting", (double)e->done, (double)e->bytes);
+        }
+        return r;
 }
 
 static int put_tensor(struct export *e, uint32_t tensor, void *buffer)
@@ -89,7 +112,7 @@ static int put_all(struct export *e)
         int r = buffer ? put_header(e) : CTL_FAILED;
 
         for (uint32_t i = 0; r == CTL_OK && i < e->n; i++)
-                r = put_tensor(e, i, buffer);
+                r = at_version < 0 ? put_tensor(e, i, buffer) : put_held(e, i);
         free(buffer);
         return r;
 }
@@ -135,8 +158,8 @@ static int check_version(struct export *e)
                           e->ctl->argument);
         else
                 ctl_error("job '%s' went from version %llu to %.0f meanwhile, so the file would "
-                          "mix both: export when no trainer runs, or what 'zeroctl publish' and "
-                          "'zeroctl checkpoint' write while they run; of a checkpoint: zeroctl "
+                          "mix both: export when no trainer runs, or with --at-version, or what "
+                          "'zeroctl checkpoint' writes while they run; of a checkpoint: zeroctl "
                           "export DIR/%s-VERSION FILE",
                           e->ctl->argument, (unsigned long long)e->version, after,
                           e->ctl->argument);
@@ -162,7 +185,7 @@ static int sync_directory(const char *file)
 static int finish(struct export *e)
 {
         const char *file = e->ctl->file;
-        int r = check_version(e);
+        int r = at_version < 0 ? check_version(e) : CTL_OK;
 
         if (r != CTL_OK)
                 return r;
@@ -195,20 +218,47 @@ static int write_file(struct export *e)
         return r;
 }
 
-static const char *dtype = "fp32";
+static const char *dtype = "";
 
 static const struct command_option options[] = {
-        { "dtype", "TYPE", "of the values: fp32 (default) or serve, what trainers are given",
+        { "dtype", "TYPE",
+          "of the values: fp32 (default) or serve, what trainers are given, as always with "
+          "--at-version",
           .text = &dtype },
+        { "at-version", "N", "the job's version N, waited for, while the job trains",
+          .count = &at_version },
         { 0 },
 };
 
 static int check(const struct ctl *ctl)
 {
+        if (at_version >= 0 && strchr(ctl->argument, '/')) {
+                ctl_error("a checkpoint has one version: leave --at-version out");
+                return CTL_USAGE;
+        }
+        if (at_version >= 0 && strcmp(dtype, "fp32") == 0) {
+                ctl_error("a version that a reader holds has what trainers are given, and no fp32 "
+                          "master weights: leave --dtype out, or export a checkpoint of it");
+                return CTL_USAGE;
+        }
+        if (!*dtype)
+                dtype = at_version < 0 ? "fp32" : "serve";
         if (strcmp(dtype, "fp32") == 0 || strcmp(dtype, "serve") == 0)
                 return CTL_OK;
         ctl_error("--dtype is fp32 or serve, not '%s'", dtype);
         return CTL_USAGE;
+}
+
+/* Until the connection's end. */
+static int hold(struct export *e)
+{
+        uint64_t n = (uint64_t)at_version;
+        int r = zero_follow(e->ctl->client, n, n, 0, &e->weights);
+
+        e->version = n;
+        if (r)
+                ctl_error("%s (%s)", zero_error(e->ctl->client), zero_status_name(r));
+        return r ? CTL_FAILED : CTL_OK;
 }
 
 /* label: the job's name in the file. */
@@ -224,6 +274,9 @@ static int export_job(struct ctl *ctl, const char *label)
                 return r;
         e.layout = zero_client_layout(ctl->client);
         e.version = zero_steps(ctl->client);
+        r = at_version < 0 ? CTL_OK : hold(&e);
+        if (r != CTL_OK)
+                return r;
         r = tensor_list(e.layout, !serve, UINT64_MAX, &e.tensors, &e.n);
         if (r != CTL_OK)
                 return r;
@@ -295,8 +348,11 @@ const struct command command_export = {
                 "serve*, in the type that trainers are given; int8, uint8, fp8 and bool in their "
                 "own type. The file appears when it is whole. If the job steps meanwhile there is "
                 "no file.\n"
-                "Of a job that trains, *publish* writes a whole version in the type that trainers "
-                "are given. For fp32, export a checkpoint: <JOB> may be <DIR>/<JOB>-<VERSION>, or "
+                "Of a job that trains, *--at-version* writes a whole version in the type that "
+                "trainers are given, and *publish* writes such versions again and again. The "
+                "command waits for the version as long as *--timeout* says, and fails if the job "
+                "is past it. Such a version has neither moments nor fp32 master weights. For "
+                "those, export a checkpoint: <JOB> may be <DIR>/<JOB>-<VERSION>, or "
                 "./<JOB>-<VERSION>. It is restored as a job named export-..., which takes the "
                 "memory of one more job and is dropped at the end; the job that trains goes on. If "
                 "the command is killed, drop that one.",

@@ -119,15 +119,10 @@ static int finish(int fd, int error)
 
 static int put_tensor(struct publish *p, int fd, uint32_t tensor)
 {
-        const struct zero_layout *layout = zero_client_layout(p->ctl->client);
-        uint32_t group = zero_layout_tensor_group(layout, tensor);
-        const char *at = zero_weights_group(p->ctl->client, &p->weights, group);
+        const char *at = tensor_bytes(p->ctl->client, &p->weights, tensor);
         uint64_t left = p->tensors[tensor].bytes;
         int error = 0;
 
-        if (left) /* of an empty version nothing is mapped */
-                at += zero_layout_offset(layout, tensor) *
-                      zero_dtype_size(zero_layout_group_dtype(layout, group));
         while (left > 0 && !error) {
                 size_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
 
@@ -149,7 +144,7 @@ static int put_shard(struct publish *p, int into, const char *name, uint32_t fir
         if (fd < 0)
                 return errno;
         error = -file_put_header(fd, p->tensors + first, end - first,
-                                 tensor_metadata(p->ctl->argument, p->weights.version));
+                                 safetensors_metadata(p->ctl->argument, p->weights.version));
         for (uint32_t i = first; i < end && !error; i++)
                 error = put_tensor(p, fd, i);
         return finish(fd, error);
@@ -181,7 +176,7 @@ static int put_shards(struct publish *p, int into, json_t *weight_map)
 static int put_index(struct publish *p, int into, json_t *weight_map)
 {
         int fd = create(p, into, PUBLISHED_INDEX), error = errno;
-        json_t *metadata = tensor_metadata(p->ctl->argument, p->weights.version);
+        json_t *metadata = safetensors_metadata(p->ctl->argument, p->weights.version);
         json_t *index = json_pack("{s:o, s:O}", "metadata", metadata, "weight_map", weight_map);
         char *text;
 

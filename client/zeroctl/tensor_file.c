@@ -44,7 +44,7 @@ int tensor_list(const struct zero_layout *layout, bool master, uint64_t most,
         }
         for (uint32_t i = 0; i < n; i++) {
                 describe(layout, i, dtype_of(layout, i, master), &tensors[i]);
-                if (strcmp(tensors[i].name, "__metadata__") == 0) {
+                if (strcmp(tensors[i].name, SAFETENSORS_METADATA) == 0) {
                         ctl_error("a safetensors file cannot have a tensor named __metadata__");
                         free(tensors);
                         return CTL_FAILED;
@@ -64,12 +64,16 @@ bool tensor_begins(const struct safetensor *tensors, uint32_t i)
         return i == 0 || tensors[i].at != tensors[i - 1].at + tensors[i - 1].bytes;
 }
 
-json_t *tensor_metadata(const char *job, uint64_t version)
+const char *tensor_bytes(const struct zero_client *client, const struct zero_weights *weights,
+                         uint32_t tensor)
 {
-        char text[32];
+        const struct zero_layout *layout = zero_client_layout(client);
+        uint32_t group = zero_layout_tensor_group(layout, tensor);
+        const char *at = zero_weights_group(client, weights, group);
 
-        snprintf(text, sizeof(text), "%llu", (unsigned long long)version);
-        return json_pack("{s:s, s:s, s:s}", "format", "pt", "job", job, "version", text);
+        return at ? at + zero_layout_offset(layout, tensor) *
+                                       zero_dtype_size(zero_layout_group_dtype(layout, group))
+                  : NULL; /* of an empty version nothing is mapped */
 }
 
 int file_put(int fd, const void *data, size_t n)

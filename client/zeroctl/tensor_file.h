@@ -15,8 +15,10 @@ enum { PIECE_BYTES = 4 << 20 };
 int tensor_list(const struct zero_layout *layout, bool master, uint64_t most,
                 struct safetensor **ret, uint32_t *ret_n);
 bool tensor_begins(const struct safetensor *tensors, uint32_t i);
-/* What a file tells of itself: an object of strings. */
-json_t *tensor_metadata(const char *job, uint64_t version);
+
+/* A tensor's bytes in a version that is held; if it has none, anything. */
+const char *tensor_bytes(const struct zero_client *client, const struct zero_weights *weights,
+                         uint32_t tensor);
 
 /* All of these bytes; 0 or -errno. */
 int file_put(int fd, const void *data, size_t n);

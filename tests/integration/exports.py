@@ -64,6 +64,33 @@ def export_refuses_to_mix_versions(nodes):
         assert "from version" in said, said
 
 
+@cases_of(["fp32", "bf16"])
+def a_version_is_exported_while_the_job_trains(dtype):
+    """The command waits for the version, whose file has nothing of later steps, and names the one that is there instead."""
+    with Place() as d, Cluster(2) as c:
+        ranks = c.ranks("job", small_layout(dtype, blocks=2, width=250), [0, 1], hold=2, push=2, grad=dtype)
+        train(ranks, 1)
+        c[0].ctl("export", "job", f"{d}/wanted", "--dtype", "serve")
+        asked = subprocess.Popen([Tools.zeroctl, "--json", "--socket", c[1].socket, "export", "job", f"{d}/waits", "--at-version", "2"],
+                                 stdout=subprocess.PIPE, text=True)
+        until(lambda: any(r["waits"] for n in c[0].ctl("versions", "job")["nodes"] for r in n["readers"]), what="the reader")
+        assert c[0].ctl("export", "job", f"{d}/held", "--at-version", "1")["version"] == 1
+        train(ranks, 1, first_step=1)
+        assert json.loads(asked.communicate()[0])["version"] == 2
+        c[0].ctl("export", "job", f"{d}/second", "--dtype", "serve")
+        for name, wanted in (("held", "wanted"), ("waits", "second")):
+            with open(f"{d}/{name}", "rb") as f, open(f"{d}/{wanted}", "rb") as g:
+                assert f.read() == g.read(), name
+        for words, *arguments in ((["version 0", "is gone", "stands at version 2"], "--at-version", "0"),
+                                  (["version 9", "stands at version 2"], "--at-version", "9", "--timeout", "1"),
+                                  (["no fp32", "--dtype"], "--at-version", "2", "--dtype", "fp32")):
+            r = c[0].ctl_run("export", "job", f"{d}/none", *arguments)
+            assert r.returncode and all(word in r.stderr for word in words), (arguments, r.stderr)
+        r = c[0].ctl_run("export", f"{d}/job-2", f"{d}/none", "--at-version", "2")
+        assert r.returncode == 2 and "--at-version" in r.stderr, r.stderr
+        assert sorted(os.listdir(d)) == ["held", "second", "waits", "wanted"]
+
+
 @cases_of([1, 2], "{}_nodes")
 def a_checkpoint_is_exported_while_the_job_trains(nodes):
     """The file has the values that the job had at the checkpoint; the job goes on, and nothing else is left."""
