@@ -19,7 +19,10 @@ static void add_reader(struct table *t, const char *node, const json_t *reader)
         }
         table_add(t, PAINT_NONE, "%s", node);
         table_add(t, PAINT_NONE, "%s", user_name(field_number(reader, "uid")).text);
-        table_add(t, PAINT_NONE, "%.0f", field_number(reader, "pid"));
+        if (*field_text(reader, "address"))
+                table_add(t, PAINT_NONE, "http %s", field_text(reader, "address"));
+        else
+                table_add(t, PAINT_NONE, "%.0f", field_number(reader, "pid"));
         table_add(t, PAINT_NONE, "%s", holds);
         table_add(t, PAINT_NONE, "%s", field_true(reader, "waits") ? "yes" : "-");
 }
@@ -86,10 +89,10 @@ const struct command command_versions = {
         .description =
                 "Prints on each of the job's nodes the processes that follow the job, the versions "
                 "that each holds, and the copies of versions that are in memory for them. A "
-                "version is the number of committed steps. *READER* is the process. A copy "
-                "without a version is empty, or its version is on its way. *FORM* is what readers "
-                "have asked "
-                "for, if that is not all groups as the ranks fetch them. Only the job's owner "
+                "version is the number of committed steps. *READER* is the process, or the address "
+                "of a download over HTTP. A copy without a version is empty, or its version is on "
+                "its way. *FORM* is what readers have asked for, if that is not all groups as the "
+                "ranks fetch them. Only the job's owner "
                 "and root may ask.",
         .show = show,
 };

@@ -775,8 +775,8 @@ def a_grant_lets_another_user_follow_and_no_more():
         seen = c[0].ctl("versions", "job")
         assert (seen["version"], seen["users"], seen["away"]) == (3, [STRANGER], []), seen
         here = {n["node"]: n for n in seen["nodes"]}
-        assert here["n0"]["readers"][1:] == [{"uid": STRANGER, "pid": guests[0].pid, "waits": False, "versions": [0]}]
-        assert here["n1"]["readers"] == [{"uid": STRANGER, "pid": guests[1].pid, "waits": False, "versions": [0, 3]}]
+        assert here["n0"]["readers"][1:] == [{"uid": STRANGER, "pid": guests[0].pid, "address": None, "waits": False, "versions": [0]}]
+        assert here["n1"]["readers"] == [{"uid": STRANGER, "pid": guests[1].pid, "address": None, "waits": False, "versions": [0, 3]}]
         assert here["n1"]["newest"] == 3
         assert {"version": 3, "bytes": newer["bytes"], "readers": 1, "form": None} in here["n1"]["copies"]
         text = c[1].ctl_run("versions", "job").stdout

@@ -3,18 +3,21 @@
  *
  * A request waits, suspended, until the loop has published a snapshot.  Each answer ends its
  * connection, so VISIT_MS bounds a connection whatever its client does: send a byte now and then,
- * or read none.  Where more than VISITS are open, or VISITS_ADDRESS from one address, that bound is
- * CROWD_MS: connections that say nothing keep no probe out.  At most VISITS_MOST are open; more
- * wait in the socket's queue.
+ * or read none.  A download has more time: TAKE_MS for each BLOCK_BYTES.  Where more than VISITS
+ * are open, or VISITS_ADDRESS from one address, that bound is CROWD_MS: connections that say
+ * nothing keep no probe out.  At most VISITS_MOST are open; more wait in the socket's queue.
  */
 #include "daemon/face/http/http.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -27,6 +30,7 @@
 
 enum { VISITS = 48, VISITS_ADDRESS = 16, VISITS_MOST = 96, CROWD_MS = 250, VISIT_MS = 10000 };
 enum { IDLE_S = 5, LATE_MS = 2000, SWEEP_MS = 100 };
+enum { TAKE_MS = 20000, BLOCK_BYTES = 256 << 10 };
 enum { REQUEST_BYTES = 16 << 10 };
 
 struct http {
@@ -53,7 +57,8 @@ struct visit {
         struct list link;
         struct http *http;
         int fd;
-        uint64_t since_ms;
+        uint64_t since_ms;       /* or when a download took its last block */
+        uint64_t most_ms;        /* of a download; 0: it is none */
         struct in6_addr address; /* zeros: a unix socket's */
         bool ended;              /* it was shut down */
 };
@@ -63,6 +68,9 @@ struct call {
         struct MHD_Connection *connection;
         enum http_what what;
         uint64_t since_ms;
+        bool head;                 /* nobody reads the body */
+        struct download *download; /* NULL: there is none, or nothing more is read */
+        uint64_t bytes;            /* of the file */
 };
 
 /* ---- answers ---- */
@@ -73,20 +81,24 @@ static const char policy[] =
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'";
 
-static struct MHD_Response *response_new(const char *type, char *text, size_t n)
+static void add_headers(struct MHD_Response *r, const char *type)
 {
-        struct MHD_Response *r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
-
-        if (!r) {
-                free(text);
-                return NULL;
-        }
         MHD_add_response_header(r, "Content-Type", type);
         MHD_add_response_header(r, "Cache-Control", "no-store");
         MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
         MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
         MHD_add_response_header(r, "Content-Security-Policy", policy);
         MHD_add_response_header(r, "Connection", "close");
+}
+
+static struct MHD_Response *response_new(const char *type, char *text, size_t n)
+{
+        struct MHD_Response *r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
+
+        if (r)
+                add_headers(r, type);
+        else
+                free(text);
         return r;
 }
 
@@ -111,6 +123,8 @@ static enum MHD_Result give_text(struct MHD_Connection *connection, unsigned sta
                 MHD_add_response_header(r, "Allow", "GET, HEAD");
         if (r && status == 401)
                 MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+        if (r && status == 503)
+                MHD_add_response_header(r, "Retry-After", "5");
         return give(connection, status, r);
 }
 
@@ -136,12 +150,133 @@ static void take_snapshots(struct http *http)
         }
 }
 
+/* ---- downloads ---- */
+
+static struct visit *visit_of(struct MHD_Connection *connection)
+{
+        return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)
+                ->socket_context;
+}
+
+/* The visit's time begins anew: it is the youngest now. */
+static void visit_renew(struct visit *v, uint64_t most_ms)
+{
+        list_remove(&v->link);
+        list_insert(&v->http->visits, &v->link);
+        v->since_ms = snapshot_now();
+        v->most_ms = most_ms;
+}
+
+static void call_leave(struct call *call)
+{
+        if (call->download)
+                download_leave(STEAL(call->download));
+}
+
+static ssize_t download_block(void *arg, uint64_t at, char *buffer, size_t n)
+{
+        struct call *call = arg;
+        ssize_t r = download_read(call->download, at, buffer, n);
+
+        visit_renew(visit_of(call->connection), TAKE_MS);
+        if (r < 0 || at + (uint64_t)r == call->bytes)
+                call_leave(call);
+        return r < 0 ? MHD_CONTENT_READER_END_WITH_ERROR : r;
+}
+
+static enum MHD_Result give_download(struct call *call)
+{
+        struct MHD_Response *r;
+        uint64_t version;
+        const char *text;
+        unsigned status = download_open(call->download, &version, &call->bytes, &text);
+        char number[24];
+
+        if (status != 200) {
+                enum MHD_Result given = give_text(call->connection, status, text);
+
+                call_leave(call);
+                return given;
+        }
+        if (call->head)
+                call_leave(call);
+        r = MHD_create_response_from_callback(call->bytes, BLOCK_BYTES, download_block, call, NULL);
+        if (r) {
+                add_headers(r, "application/octet-stream");
+                snprintf(number, sizeof number, "%llu", (unsigned long long)version);
+                MHD_add_response_header(r, "X-Zerod-Version", number);
+        }
+        return give(call->connection, status, r);
+}
+
+static void address_text(struct MHD_Connection *connection, char ret[static INET6_ADDRSTRLEN])
+{
+        const struct sockaddr *from =
+                MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)
+                        ->client_addr;
+
+        strcpy(ret, "unix");
+        if (from && from->sa_family == AF_INET6)
+                inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)from)->sin6_addr, ret,
+                          INET6_ADDRSTRLEN);
+        else if (from && from->sa_family == AF_INET)
+                inet_ntop(AF_INET, &((const struct sockaddr_in *)from)->sin_addr, ret,
+                          INET6_ADDRSTRLEN);
+}
+
+/* NULL: refused, with an answer. */
+static struct download *download_begin(struct http *http, struct MHD_Connection *connection,
+                                       const char *path, enum MHD_Result *ret)
+{
+        const char *job = path + sizeof HTTP_WEIGHTS_PATH - 1;
+        const char *version =
+                MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "version");
+        const char *newer =
+                MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "newer_than");
+        struct visit *v = visit_of(connection);
+        struct download *d = NULL;
+        char address[INET6_ADDRSTRLEN];
+        uint64_t least, most;
+        int r = -ENOMEM;
+
+        address_text(connection, address);
+        if (!http_versions(version, newer, &least, &most))
+                *ret = give_text(connection, 400,
+                                 "ask for version=N or newer_than=N, and N is a version\n");
+        else if (strlen(job) > ZERO_JOB_MAX)
+                *ret = give_text(connection, 404, "no job has so long a name\n");
+        else if (!v || (r = download_ask(exchange_downloads(http->exchange), job, address, least,
+                                         most, &d)))
+                *ret = give_text(connection, 503,
+                                 r == -EBUSY ? "as many downloads as may wait or go on: ask again\n"
+                                             : "out of memory\n");
+        if (!d)
+                return NULL;
+        /* visits have the only clock: libmicrohttpd's does not see that the loop works */
+        MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, 0u);
+        setsockopt(v->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &(int){ BLOCK_BYTES }, sizeof(int));
+        visit_renew(v, DOWNLOAD_WAIT_MS + VISIT_MS);
+        return d;
+}
+
 /* Answers, or lets the call wait for the loop. */
+static enum MHD_Result call_wait(struct http *http, struct call *call)
+{
+        list_insert(&http->waiting, &call->link);
+        MHD_suspend_connection(call->connection);
+        return MHD_YES;
+}
+
 static enum MHD_Result call_go_on(struct http *http, struct call *call)
 {
         enum snapshot_kind kind = answer_needs(call->what);
         const struct snapshot *s = kind == SNAPSHOT_NONE ? NULL : http->latest[kind];
 
+        if (call->download && download_told(call->download))
+                return give_download(call);
+        if (call->download)
+                return http->stop ? give_text(call->connection, 503, "zerod stops\n")
+                                  : call_wait(http, call);
         if (kind == SNAPSHOT_NONE)
                 return give_answer(call, NULL);
         if (s && s->made_ms + SNAPSHOT_FRESH_MS >= call->since_ms)
@@ -150,29 +285,36 @@ static enum MHD_Result call_go_on(struct http *http, struct call *call)
                 return give_text(call->connection, 503,
                                  "the event loop has not answered in time\n");
         exchange_want(http->exchange, kind);
-        list_insert(&http->waiting, &call->link);
-        MHD_suspend_connection(call->connection);
-        return MHD_YES;
+        return call_wait(http, call);
 }
 
 /* ---- requests ---- */
 
-static enum MHD_Result count_parameter(void *arg, enum MHD_ValueKind kind, const char *key,
+struct parameters {
+        enum http_what what;
+        bool bad;
+};
+
+static enum MHD_Result check_parameter(void *arg, enum MHD_ValueKind kind, const char *key,
                                        const char *value)
 {
-        unsigned *unknown = arg;
+        struct parameters *p = arg;
+        bool known = p->what == HTTP_JOBS
+                             ? strcmp(key, "job") == 0
+                             : p->what == HTTP_WEIGHTS && (strcmp(key, "version") == 0 ||
+                                                           strcmp(key, "newer_than") == 0);
 
-        *unknown += strcmp(key, "job") != 0 || !value;
+        p->bad = p->bad || !known || !value;
         return MHD_YES;
 }
 
 static bool parameters_good(struct MHD_Connection *connection, enum http_what what)
 {
-        unsigned unknown = 0;
-        int n = MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, count_parameter,
-                                          &unknown);
+        struct parameters p = { .what = what };
 
-        return n <= (what == HTTP_JOBS) && unknown == 0;
+        return MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, check_parameter, &p) <=
+                       1 &&
+               !p.bad;
 }
 
 static const char *header(struct MHD_Connection *connection, const char *name)
@@ -194,6 +336,7 @@ static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *conn
         struct http_rules rules = { http->node, http->place.path[0],
                                     http->place.has_token ? token : NULL };
         enum http_what what = HTTP_WHATS;
+        enum MHD_Result refused;
         const char *text = NULL;
         struct call *call;
         unsigned status;
@@ -206,12 +349,24 @@ static enum MHD_Result call_begin(struct http *http, struct MHD_Connection *conn
         if (status != 200)
                 return give_text(connection, status, text);
         if (!parameters_good(connection, what))
-                return give_text(connection, 400, "the only parameter is job=NAME, of /api/jobs\n");
+                return give_text(connection, 400,
+                                 "the only parameters are job=NAME, of /api/jobs, and version=N or "
+                                 "newer_than=N, of /weights/JOB\n");
         call = calloc(1, sizeof *call);
         if (!call)
                 return MHD_NO;
-        *call = (struct call){ .connection = connection, .what = what, .since_ms = snapshot_now() };
+        *call = (struct call){ .connection = connection,
+                               .what = what,
+                               .since_ms = snapshot_now(),
+                               .head = strcmp(method, "HEAD") == 0 };
         list_init(&call->link);
+        if (what == HTTP_WEIGHTS) {
+                call->download = download_begin(http, connection, path, &refused);
+                if (!call->download) {
+                        free(call);
+                        return refused;
+                }
+        }
         *ret = call;
         return call_go_on(http, call);
 }
@@ -235,6 +390,8 @@ static void on_request_over(void *arg, struct MHD_Connection *connection, void *
 
         if (call)
                 list_remove(&call->link);
+        if (call)
+                call_leave(call);
         free(call);
         *context = NULL;
 }
@@ -313,7 +470,8 @@ static void visits_sweep(struct http *http, uint64_t now)
 
                 if (age < CROWD_MS)
                         return;
-                if (v->ended || (age < VISIT_MS && !crowded(http, v)))
+                if (v->ended ||
+                    (v->most_ms ? age < v->most_ms : age < VISIT_MS && !crowded(http, v)))
                         continue;
                 v->ended = true;
                 shutdown(v->fd, SHUT_RDWR);
@@ -329,7 +487,7 @@ static void calls_resume(struct http *http, bool all)
         list_for_each (&http->waiting, item) {
                 struct call *call = CONTAINER_OF(item, struct call, link);
 
-                if (!all && now - call->since_ms < LATE_MS)
+                if (!all && (call->download || now - call->since_ms < LATE_MS))
                         continue;
                 list_remove(&call->link);
                 MHD_resume_connection(call->connection);
@@ -373,6 +531,7 @@ static void serve(struct http *http)
                 }
                 calls_resume(http, false);
                 visits_sweep(http, snapshot_now());
+                downloads_look(exchange_downloads(http->exchange));
                 server_run(http);
         }
         calls_resume(http, true);

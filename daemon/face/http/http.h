@@ -1,10 +1,11 @@
 /*
- * http.h - HTTP for scrapers and people: a page, /metrics, /healthz, /readyz, /api/.
+ * http.h - HTTP for scrapers and people: a page, /metrics, /healthz, /readyz, /api/, /weights/.
  *
  *   http.c (libmicrohttpd)    connections and answers, on a thread of their own
  *   http_fallback.c           there is no libmicrohttpd
  *   request.c                 what a request asks for, and whether it may
- *   snapshot.c                what the loop publishes: all that the thread of http.c reads
+ *   snapshot.c                what the loop publishes: all that the thread of http.c reads, but for
+ *   download.c                whole versions of a job's parameters
  *   answer.c                  the bodies of answers
  *   page.html, .css, .js      the page for browsers, which the build puts into the program
  *   listen.c                  the listening socket

@@ -132,6 +132,32 @@ static bool wants_openmetrics(const char *accept)
         return open > 0 && open >= quality(accept, "text/plain");
 }
 
+/* ---- the versions of /weights ---- */
+
+/* A decimal number below UINT64_MAX. */
+static bool number(const char *text, uint64_t *ret)
+{
+        *ret = 0;
+        for (const char *p = text; *p; p++)
+                if (*p < '0' || *p > '9' || __builtin_mul_overflow(*ret, 10, ret) ||
+                    __builtin_add_overflow(*ret, (uint64_t)(*p - '0'), ret))
+                        return false;
+        return *text && *ret < UINT64_MAX;
+}
+
+bool http_versions(const char *version, const char *newer_than, uint64_t *ret_least,
+                   uint64_t *ret_most)
+{
+        uint64_t n = 0;
+
+        if ((version && newer_than) || (version && !number(version, &n)) ||
+            (newer_than && !number(newer_than, &n)))
+                return false;
+        *ret_least = newer_than ? n + 1 : n;
+        *ret_most = version ? n : UINT64_MAX;
+        return true;
+}
+
 unsigned http_route(const struct http_rules *rules, const struct http_request *request,
                     enum http_what *ret_what, const char **ret_text)
 {
@@ -141,9 +167,16 @@ unsigned http_route(const struct http_rules *rules, const struct http_request *r
         for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++)
                 if (strcmp(routes[i].path, request->path) == 0)
                         what = routes[i].what;
+        if (strncmp(request->path, HTTP_WEIGHTS_PATH, sizeof HTTP_WEIGHTS_PATH - 1) == 0)
+                what = HTTP_WEIGHTS;
         status = check(rules, request, http_is_open(what), ret_text);
         if (status)
                 return status;
+        if (what == HTTP_WEIGHTS && !rules->token)
+                return refuse(403,
+                              "whoever gets parameters shows a token: set http_token_file, and "
+                              "start zerod again\n",
+                              ret_text);
         if (what == HTTP_WHATS)
                 return refuse(404, "not found; zerod(8) lists what there is\n", ret_text);
         if (what == HTTP_METRICS && wants_openmetrics(request->accept))

@@ -6,7 +6,8 @@
  * here: the name must be an IP address, localhost or this node's own.  Whoever shows the token is
  * no such browser, and may use any name.  A browser shows no token when a person opens the page, so
  * the page comes without: it asks the person for the token, and shows that with its own requests.
- * /healthz and /readyz come without too, for what probes them keeps no secrets.
+ * /healthz and /readyz come without too, for what probes them keeps no secrets.  Parameters come to
+ * nobody where there is no token.
  */
 #pragma once
 
@@ -28,6 +29,7 @@ enum http_what {
         HTTP_MEMBERS,
         HTTP_CONFIG,
         HTTP_MAP,
+        HTTP_WEIGHTS, /* "/weights/JOB" */
         HTTP_WHATS,
 };
 
@@ -53,6 +55,15 @@ static inline bool http_is_open(enum http_what what)
         return http_is_page(what) || what == HTTP_HEALTHZ || what == HTTP_READYZ;
 }
 
+/* The path of HTTP_WEIGHTS has the job's name behind it. */
+#define HTTP_WEIGHTS_PATH "/weights/"
+
+/*
+ * Which versions /weights/JOB asks for: ?version=N, or ?newer_than=N, or the newest.  NULL: it was
+ * not said.  False: a value is no number of a version, or both were said.
+ */
+bool http_versions(const char *version, const char *newer_than, uint64_t *ret_least,
+                   uint64_t *ret_most);
 /* The HTTP status: 200 and what is asked for, or a refusal with its text. */
 unsigned http_route(const struct http_rules *rules, const struct http_request *request,
                     enum http_what *ret_what, const char **ret_text);

@@ -38,6 +38,7 @@ struct exchange {
         struct gpu_use_now *gpus;
         struct told told[ZERO_NODE_MAX];
         uint32_t asking;
+        struct downloads *downloads;
         int fd;
         uv_mutex_t lock; /* what follows */
         bool wanted[SNAPSHOT_KINDS];
@@ -172,6 +173,7 @@ static void exchange_gone(uv_handle_t *handle)
                 snapshot_free(e->published[kind]);
         for (size_t n = 0; n < ZERO_NODE_MAX; n++)
                 told_forget(&e->told[n]);
+        downloads_free(e->downloads);
         uv_mutex_destroy(&e->lock);
         close(e->fd);
         free(e->gpus);
@@ -227,6 +229,7 @@ static void on_wanted(uv_async_t *async)
                 else if (wanted)
                         publish(e, kind);
         }
+        downloads_run(e->downloads, e->serving);
 }
 
 /* ---- start and stop ---- */
@@ -258,7 +261,7 @@ int exchange_new(struct engine *x, struct exchange **ret)
         e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (e->fd < 0)
                 return -errno;
-        if (uv_mutex_init(&e->lock)) {
+        if (uv_mutex_init(&e->lock) || downloads_new(x, &e->wanted_now, e->fd, &e->downloads)) {
                 close(e->fd);
                 return -ENOMEM;
         }
@@ -270,6 +273,12 @@ int exchange_new(struct engine *x, struct exchange **ret)
 void exchange_serve(struct exchange *e, bool serving)
 {
         e->serving = serving;
+        downloads_run(e->downloads, serving);
+}
+
+struct downloads *exchange_downloads(const struct exchange *e)
+{
+        return e->downloads;
 }
 
 void exchange_close(struct exchange *e, void (*closed)(void *arg), void *arg)

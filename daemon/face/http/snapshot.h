@@ -2,10 +2,12 @@
  * snapshot.h - what the loop publishes for HTTP.
  *
  * The thread of HTTP wants a kind of snapshot; the loop fills one and hands it over; from then on
- * the snapshot is immutable and belongs to that thread.  Nothing else passes between the two.
+ * the snapshot is immutable and belongs to that thread.  Nothing else passes between the two but
+ * downloads (download.h).
  */
 #pragma once
 
+#include "daemon/face/http/download.h"
 #include "daemon/face/status/status.h"
 
 enum { SNAPSHOT_FRESH_MS = 500 };
@@ -42,6 +44,8 @@ struct exchange;
 
 int exchange_new(struct engine *x, struct exchange **ret);
 void exchange_serve(struct exchange *e, bool serving);
+/* Of this exchange; for the other thread. */
+struct downloads *exchange_downloads(const struct exchange *e);
 /* Waits for work in flight, then calls closed().  The other thread has ended. */
 void exchange_close(struct exchange *e, void (*closed)(void *arg), void *arg);
 

@@ -53,7 +53,8 @@
 
 #define STATUS_READER(F, R)                                                                        \
         F(number, uid, "user")                                                                     \
-        F(number, pid, "process")                                                                  \
+        F(number, pid, "process; null: the reader reads over HTTP")                                \
+        F(text, address, "address over HTTP; null: the reader is a process of the node")           \
         F(flag, waits, "it waits for a version")                                                   \
         F(numbers, versions, "versions that it holds")
 

@@ -10,7 +10,8 @@ static void report_reader(struct arena *arena, const struct job *job, const stru
         struct follow_copy copy;
 
         ret->uid = reader->uid;
-        ret->pid = reader->pid;
+        ret->pid = reader->address ? RECORD_NULL : reader->pid;
+        ret->address = arena_copy(arena, reader->address);
         ret->waits = reader->waiting != NULL;
         for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++)
                 if (reader->held[i] && follow_copy(job, i, &copy))

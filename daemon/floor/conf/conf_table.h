@@ -70,14 +70,14 @@
           "limit replaces the user's finished job that finished first.")                           \
         S("Monitoring", http, TEXT, "HOST:PORT|FILE", "127.0.0.1:7680", 255,                       \
           "Where zerod answers HTTP: a page for browsers at /, /metrics for Prometheus, /healthz, "\
-          "/readyz and /api/; zerod(8) lists them. "                                               \
+          "/readyz, /api/ and, with http_token_file, /weights/; zerod(8) lists them. "             \
           "HOST is an IP address, an IPv6 address in brackets, or localhost. A path is a unix "    \
           "socket. What is there is what any local user may see with zeroctl status. An address "  \
           "other than loopback needs http_token_file; without a token put a reverse proxy before " \
           "the loopback address. Empty: off. If the default address is in use zerod warns and "    \
           "starts without; an address that you set must be free.")                                 \
         S("Monitoring", http_token_file, PATH, "FILE", "", 4095,                                   \
-          "Token that scrapers show as \"Authorization: Bearer TOKEN\": 64 hexadecimal digits. "   \
+          "Token that clients show as \"Authorization: Bearer TOKEN\": 64 hexadecimal digits. "    \
           "Only the owner of the file may have access to it. Read at the start and at SIGHUP. "    \
           "HTTP does not hide the token from the network. The page at / asks for it; /healthz "    \
           "and /readyz need none.")                                                                \

@@ -431,7 +431,12 @@ static void holders_describe(const struct follow *f, struct wait_line *ret)
 
                 for (uint32_t i = 0; i < FOLLOW_COPIES_MAX; i++)
                         holds = holds || reader->held[i];
-                if (holds && at < sizeof ret->what)
+                if (!holds || at >= sizeof ret->what)
+                        continue;
+                if (reader->address)
+                        at += (size_t)snprintf(ret->what + at, sizeof ret->what - at,
+                                               " (HTTP from %s)", reader->address);
+                else
                         at += (size_t)snprintf(ret->what + at, sizeof ret->what - at, " %u",
                                                reader->pid);
         }

@@ -21,6 +21,7 @@ struct reader {
         struct list link; /* follow.readers */
         struct job *job;  /* NULL: it follows none */
         uint32_t uid, pid;
+        const char *address; /* of a client over HTTP; NULL: it is a process of this node */
         struct request *waiting;            /* NULL: it waits for no version */
         uint64_t least, most;               /* that it waits for */
         uint8_t *form;                      /* of that; NULL: it has waited for none */
