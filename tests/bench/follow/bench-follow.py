@@ -10,12 +10,19 @@ bf16 (--blocks 12, GPT-2's shapes) on one node steps again and again, with a sec
 - gloo: the same over a broadcast of as many bytes from rank 0 to one other process, which waits for it on loopback
   (torch.distributed).  FILE is a python that has PyTorch ($TESTS_PYTHON); without one this figure is left out.
 - steps: the time of a step, computing included, with four readers that follow, over the same without.
+- bytes: what a version takes to another node that has the one before, over the entropy of the changes (which values
+  change, and by how many units in the last place), at several learning rates of AdamW; not with --away.
 With --away the readers are on a second node, which has no shards.  Rounds go in turn; median and quartiles over rounds.
 """
 import argparse
+import array
+import collections
 import ctypes
+import math
 import multiprocessing
+import operator
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -32,6 +39,7 @@ from ports import free_ports  # noqa: E402
 
 WIDTH, VOCABULARY, CONTEXT = 768, 50257, 1024
 READERS = 4
+RATES, SETTLE, MEASURED = (1e-6, 3e-6, 1e-5, 1e-4, 3e-4), 6, 3  # learning rates, and steps at each
 WAIT_S = 120
 fork = multiprocessing.get_context("fork")
 
@@ -234,12 +242,86 @@ def run(options, c, output):
           f"{f['spread'][0]:.3f} .. {f['spread'][1]:.3f}")
 
 
+def ordered(bits):
+    """bf16 values by their order: one unit in the last place is 1, also across 0."""
+    return [b if b < 0x8000 else 0x7fff - b for b in bits]
+
+
+def entropy(counts):
+    """Bits of a symbol."""
+    total = sum(counts.values())
+    return -sum(n / total * math.log2(n / total) for n in counts.values() if n)
+
+
+def least_bytes(was, now):
+    """Share of parameters that changed, and the bytes that say which and by how much, over all bytes."""
+    steps = collections.Counter(map(operator.sub, ordered(now), ordered(was)))
+    share = 1 - steps.pop(0, 0) / len(now)
+    bits = entropy({True: share, False: 1 - share}) + share * entropy(steps)
+    return share, bits / 16
+
+
+class Gradients:
+    """Normal values, in another order at each step."""
+
+    def __init__(self, elements):
+        random.seed(3)
+        values = array.array("f", [random.gauss(0, 1) for _ in range(1 << 16)])
+        self.pool = array.array("H", array.array("H", values.tobytes())[1::2])
+        self.parts = elements >> 16
+
+    def next(self):
+        at = random.choices(range(1 << 16), k=self.parts)
+        return b"".join((self.pool[k:] + self.pool[:k]).tobytes() for k in at)
+
+
+def bytes_by_rate(output):
+    """What versions take to a node without shards, by the learning rate."""
+    layout = zerod.Layout()
+    layout.tensor(layout.group("block", "bf16"), "w", (2048, 1024), init="normal", value=0.02)
+    size = 2 * layout.group_elements(0)
+    gradients = Gradients(size // 2)
+    with Cluster(2, owners=1, threads=2, follow_by="deltas") as c, \
+            zerod.connect("work", 0, 1, socket=c[0].socket, timeout=WAIT_S) as client, \
+            zerod.follow("work", socket=c[1].socket, timeout=WAIT_S) as job:
+        client.attach(layout, hold_groups=zerod.ALL, push_groups=zerod.ALL, grad_dtype="bf16")
+
+        def step(rate):
+            ctypes.memmove(client.grad(0), gradients.next(), size)
+            client.push(0, last=True)
+            version = client.step([zerod.AdamWSet(lr=rate)]).version
+            with job.wait(newer_than=version - 1) as weights:
+                now = array.array("H", ctypes.string_at(weights.address(0), size))
+            return now, c[1].job("work")["gather"]["delta_bytes_received"]
+
+        for rate in RATES:
+            shares, least, coded = [], [], []
+            for _ in range(SETTLE):
+                was, before = step(rate)
+            for _ in range(MEASURED):
+                now, received = step(rate)
+                share, bytes_ = least_bytes(was, now)
+                shares.append(share)
+                least.append(bytes_)
+                coded.append((received - before) / size)
+                was, before = now, received
+            f = common.figure(f"follow, bytes, lr {rate:g}", [a / b for a, b in zip(coded, least)],
+                              changed=round(statistics.median(shares), 4), coded=round(statistics.median(coded), 5),
+                              index_and_value=round(3 * statistics.median(shares), 4))
+            output.add(f)
+            print(f"lr {rate:g}: {100 * f['changed']:.1f} % of the parameters change in a step, {100 * f['coded']:.2f} % of the "
+                  f"bytes travel, {f['median_ratio']:.2f} of the entropy; index and value {100 * f['index_and_value']:.1f} %")
+
+
 def main():
     options = arguments()
     common.leave_on_signals()
     common.use_build("@BUILD@")
+    output = common.Output(options.json)
     with Cluster(1 + options.away, owners=1, threads=2) as c:
-        run(options, c, common.Output(options.json))
+        run(options, c, output)
+    if not options.away:
+        bytes_by_rate(output)
 
 
 if __name__ == "__main__":
