@@ -9,6 +9,7 @@ import types
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 import ranks  # noqa: E402
+from cluster import until  # noqa: E402
 from harness import case, cases_of  # noqa: E402
 
 import torch  # noqa: E402
@@ -69,6 +70,11 @@ def update(engine, **wanted):
     engine.finish_weight_update()
 
 
+def holds_one(model):
+    """No call waits for a release, so the daemon hears of one a moment later."""
+    until(lambda: model.sharded.client.query("status")["jobs"][0]["readers"]["held"] == 1, what="one version that is held")
+
+
 @contextlib.contextmanager
 def scene(**parallel):
     """A trainer's model and optimizer, a served model and its engine."""
@@ -100,8 +106,7 @@ def each_version_is_the_trainers():
             for version in range(3):
                 update(engine)
                 assert engine.version == version and served(other) == sums(full(model))
-                readers = model.sharded.client.query("status")["jobs"][0]["readers"]
-                assert readers["held"] == 1, readers
+                holds_one(model)
                 train(model, optimizer, 1)
             update(engine, newer_than=2)
             assert engine.version == 3
@@ -109,6 +114,17 @@ def each_version_is_the_trainers():
             assert engine.version == 3 and served(other) == sums(full(model))
             engine.shutdown()
             assert served(other) == sums(full(model))
+    in_rank(run)
+
+
+@case
+def an_engine_names_its_dtype():
+    def run():
+        with scene() as (model, _, other, engine):
+            init(engine, job=model.sharded.client.job, dtype="bfloat16")
+            update(engine)
+            assert served(other) == sums({n: t.bfloat16().to(t.dtype) for n, t in full(model).items()})
+            raises(ValueError, "half a float", init, engine, job=model.sharded.client.job, dtype="half a float")
     in_rank(run)
 
 
@@ -188,7 +204,7 @@ def several_workers_are_told_the_version():
                 engine.update_weights({"version": version})
                 assert engine.version == version and served(other) == (sums(full(model)) if version else before)
             engine.finish_weight_update()
-            assert model.sharded.client.query("status")["jobs"][0]["readers"]["held"] == 1
+            holds_one(model)
     in_rank(run)
 
 

@@ -23,11 +23,15 @@ from .follower import follow
 
 @dataclass
 class InitInfo(base.WeightTransferInitInfo):
-    """As :func:`zerod.torch.follow` takes them.  timeout: seconds, of each wait for a version."""
+    """As :func:`zerod.torch.follow` takes them.  timeout: seconds, of each wait for a version.
+
+    dtype: "bfloat16", say, in which the node has the parameters for the engine; None: the job's.
+    """
 
     job: str | None = None
     socket: str | None = None
     timeout: float | None = None
+    dtype: str | None = None
 
 
 @dataclass
@@ -59,7 +63,10 @@ class WeightTransferEngine(base.WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Names the job, which need not be there yet.  Raises ValueError, TypeError."""
-        job = follow(init_info.job, init_info.socket, init_info.timeout)
+        dtype = getattr(torch, init_info.dtype, None) if init_info.dtype else None
+        if init_info.dtype and not isinstance(dtype, torch.dtype):
+            raise ValueError(f"dtype: torch has no {init_info.dtype!r}")
+        job = follow(init_info.job, init_info.socket, init_info.timeout, dtype=dtype)
         self.shutdown()
         self._job = job
 
