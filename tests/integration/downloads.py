@@ -329,6 +329,20 @@ def as_many_as_may_be():
         until(lambda: c[0].descriptors() <= before + 1, what="the end of all connections")
 
 
+@case
+def clients_that_give_up_waiting_keep_nobody_out():
+    """Their places are free long before the wait for a version is over."""
+    with cluster() as c:
+        c.ranks("job", LAYOUT, [0], **NEEDS)
+        host, port = c[0].options["http"].rsplit(":", 1)
+        for _ in range(DOWNLOADS):
+            with socket.create_connection((host, int(port)), START_S) as s:
+                s.sendall(f"GET /weights/job?newer_than=7 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+                until(lambda: readers(c[0]), what="a client that waits")
+        no_readers(c[0])
+        assert weights(c[0], "job")[0] == 0
+
+
 @cases_of(["dropped", "restored", "stopped", "killed"])
 def a_download_ends_short(how):
     """The client sees that bytes are missing; nothing of the job stays."""

@@ -270,6 +270,23 @@ def deltas_of_a_users_jobs_make_room_for_each_other():
 
 
 @case
+def a_job_that_finds_no_room_leaves_others_their_deltas():
+    with Cluster(2, owners=1, follow_by="deltas", follow_deltas=300 << 10) as c:  # a job's slices take 215 KiB
+        def steps(job, rank, a, versions):
+            for version in versions:
+                a.do("unfollow", copy=a.do("follow", least=version)["copy"])
+                rank.start("train", steps=1, **{**TRAIN, "sets": FINE})
+                rank.good(rank.finish())
+            return (c[0].job(job)["readers"] or {"delta_bytes": 0})["delta_bytes"]
+        layout = [{**g, "dtype": "bf16"} for g in LAYOUT]
+        old, new = c.ranks("old", layout, [0], **NEEDS)[0], c.ranks("new", layout, [0], **NEEDS)[0]
+        kept = steps("old", old, reader(c, 1, "old"), range(8))
+        assert kept > 0
+        assert steps("new", new, reader(c, 1, "new"), range(8)) == 0
+        assert c[0].job("old")["readers"]["delta_bytes"] >= kept
+
+
+@case
 def nobody_codes_once_nobody_follows():
     with Cluster(2, owners=1, follow_by="deltas") as c:
         away = Away(c)

@@ -135,7 +135,7 @@ static bool replica_read(const struct replica *h)
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 if (h->pins[g])
                         return true;
-        return update_holds(h) || accumulator_in_use(h) || h->capture;
+        return update_holds(h) || accumulator_in_use(h) || h->capture || h->codings;
 }
 
 /* From here on the draft is the state. */

@@ -35,12 +35,14 @@ struct download {
         struct job *job; /* NULL: nothing is held */
         struct reader reader;
         struct request request;
+        struct offload_task task; /* makes the header */
+        bool making;
         /* The loop's until it is told, then the other thread's. */
         int status; /* enum zero_status, and its text */
         char text[512];
         uint64_t version;
-        layout *layout;
-        int fd; /* of the copy; -1: none */
+        int fd;         /* of the copy; -1: none */
+        uint64_t bytes; /* of the file */
         char *header;
         size_t header_bytes;
         struct piece *pieces;
@@ -71,6 +73,78 @@ static void tell(struct download *d, int status, const char *text)
         eventfd_write(d->all->fd, 1);
 }
 
+/* The file's bytes behind its header. */
+static uint64_t lay(const layout *l, const struct slots *slots, struct safetensor *tensors,
+                    struct piece *pieces)
+{
+        uint64_t at = 0;
+
+        for (uint32_t i = 0; i < l->n_tensors; i++) {
+                const struct layout_tensor *from = &l->tensors[i];
+                const struct layout_group *g = &l->groups[from->group];
+                struct safetensor *t = &tensors[i];
+
+                t->name = from->name;
+                t->dtype = safetensors_word(g->dtype);
+                t->ndim = from->ndim;
+                t->at = at;
+                t->bytes = dtype_is_bytes(g->dtype) ? 1 : dtype_bytes(g->dtype, 1);
+                for (uint32_t k = 0; k < t->ndim; k++)
+                        t->bytes *= t->shape[k] = from->shape[k];
+                pieces[i] = (struct piece){ at, t->bytes,
+                                            slots_offset(slots, from->group) +
+                                                    layout_group_bytes(g, from->offset) };
+                at += t->bytes;
+        }
+        return at;
+}
+
+static int make_header(struct download *d)
+{
+        const layout *l = d->job->layout;
+        CLEANUP(cleanup_free)
+        struct safetensor *tensors = calloc(l->n_tensors + 1, sizeof *tensors);
+        struct slots *slots = NULL;
+        int r = -1;
+
+        d->n = l->n_tensors;
+        d->pieces = calloc(d->n + 1, sizeof *d->pieces);
+        if (tensors && d->pieces && slots_new(l, l->n_groups, 0, NULL, &slots) == 0) {
+                d->bytes = lay(l, slots, tensors, d->pieces);
+                r = safetensors_header(tensors, d->n, safetensors_metadata(d->job_name, d->version),
+                                       &d->header, &d->header_bytes);
+                d->bytes += d->header_bytes;
+        }
+        slots_free(slots);
+        return r;
+}
+
+/* A job of many tensors has a header of megabytes: neither the loop nor HTTP's thread waits. */
+static void header_run(struct offload_task *task, uint32_t worker)
+{
+        struct download *d = CONTAINER_OF(task, struct download, task);
+        const layout *l = d->job->layout;
+
+        d->status = ZERO_OK;
+        for (uint32_t i = 0; i < l->n_tensors; i++)
+                if (strcmp(l->tensors[i].name, SAFETENSORS_METADATA) == 0)
+                        d->status = ZERO_EINVAL;
+        if (d->status == ZERO_OK && make_header(d))
+                d->status = ZERO_ENOMEM;
+}
+
+static void header_done(struct offload_task *task)
+{
+        struct download *d = CONTAINER_OF(task, struct download, task);
+
+        d->making = false;
+        tell(d, d->status,
+             d->status == ZERO_EINVAL
+                     ? "a safetensors file cannot have a tensor named " SAFETENSORS_METADATA
+                     : "out of memory");
+        uv_async_send(d->all->wake); /* the hold may have to end meanwhile */
+}
+
 static void request_finished(struct request *r, int status, const char *text)
 {
         struct download *d = CONTAINER_OF(r, struct download, request);
@@ -78,10 +152,15 @@ static void request_finished(struct request *r, int status, const char *text)
         if (status == ZERO_OK) {
                 d->version = r->result.follow.version;
                 d->fd = r->fd < 0 ? -1 : fcntl(r->fd, F_DUPFD_CLOEXEC, 0);
-                if (layout_copy(d->job->layout, &d->layout) || (r->fd >= 0 && d->fd < 0)) {
-                        status = ZERO_ENOMEM;
-                        text = "out of memory or descriptors";
+                if (r->fd < 0 || d->fd >= 0) {
+                        d->making = true;
+                        d->task.run = header_run;
+                        d->task.done = header_done;
+                        offload_submit(d->all->x->offload, OFFLOAD_READ, OFFLOAD_NODE, &d->task);
+                        return;
                 }
+                status = ZERO_ENOMEM;
+                text = "out of descriptors";
         }
         tell(d, status, text);
 }
@@ -114,11 +193,12 @@ static void begin(struct download *d)
 
 static void give_back(struct download *d)
 {
-        struct job *job = STEAL(d->job);
+        struct job *job;
 
         d->gone = true; /* before anybody may write into the copy */
-        if (!job)
+        if (!d->job || d->making)
                 return;
+        job = STEAL(d->job);
         if (!d->told)
                 request_end(&d->request, ZERO_ECLOSED, "%s", stops);
         follow_leave(&d->reader);
@@ -128,7 +208,6 @@ static void give_back(struct download *d)
 static void download_free(struct download *d)
 {
         list_remove(&d->link);
-        layout_free(d->layout);
         cleanup_close(&d->fd);
         free(d->header);
         free(d->pieces);
@@ -164,7 +243,7 @@ void downloads_run(struct downloads *all, bool serving)
                 left = d->left;
                 if (left || !serving || (d->job && d->job->dead))
                         give_back(d);
-                if (left)
+                if (left && !d->making)
                         download_free(d);
         }
 }
@@ -226,6 +305,8 @@ bool download_told(const struct download *d)
 static unsigned http_status(int status)
 {
         switch (status) {
+        case ZERO_EINVAL:
+                return 409;
         case ZERO_EPERM:
                 return 403;
         case ZERO_ENOJOB:
@@ -239,68 +320,13 @@ static unsigned http_status(int status)
         }
 }
 
-/* The file's bytes behind its header. */
-static uint64_t lay(const layout *l, const struct slots *slots, struct safetensor *tensors,
-                    struct piece *pieces)
-{
-        uint64_t at = 0;
-
-        for (uint32_t i = 0; i < l->n_tensors; i++) {
-                const struct layout_tensor *from = &l->tensors[i];
-                const struct layout_group *g = &l->groups[from->group];
-                struct safetensor *t = &tensors[i];
-
-                t->name = from->name;
-                t->dtype = safetensors_word(g->dtype);
-                t->ndim = from->ndim;
-                t->at = at;
-                t->bytes = dtype_is_bytes(g->dtype) ? 1 : dtype_bytes(g->dtype, 1);
-                for (uint32_t k = 0; k < t->ndim; k++)
-                        t->bytes *= t->shape[k] = from->shape[k];
-                pieces[i] = (struct piece){ at, t->bytes,
-                                            slots_offset(slots, from->group) +
-                                                    layout_group_bytes(g, from->offset) };
-                at += t->bytes;
-        }
-        return at;
-}
-
-static int make_header(struct download *d, uint64_t *ret_bytes)
-{
-        const layout *l = d->layout;
-        CLEANUP(cleanup_free)
-        struct safetensor *tensors = calloc(l->n_tensors + 1, sizeof *tensors);
-        struct slots *slots = NULL;
-        int r = -1;
-
-        d->n = l->n_tensors;
-        d->pieces = calloc(d->n + 1, sizeof *d->pieces);
-        if (tensors && d->pieces && slots_new(l, l->n_groups, 0, NULL, &slots) == 0) {
-                *ret_bytes = lay(l, slots, tensors, d->pieces);
-                r = safetensors_header(tensors, d->n, safetensors_metadata(d->job_name, d->version),
-                                       &d->header, &d->header_bytes);
-                *ret_bytes += d->header_bytes;
-        }
-        slots_free(slots);
-        return r;
-}
-
 unsigned download_open(struct download *d, uint64_t *ret_version, uint64_t *ret_bytes,
                        const char **ret_text)
 {
         *ret_text = d->text;
         if (d->status)
                 return http_status(d->status);
-        for (uint32_t i = 0; i < d->layout->n_tensors; i++)
-                if (strcmp(d->layout->tensors[i].name, SAFETENSORS_METADATA) == 0) {
-                        *ret_text = "a safetensors file cannot have a tensor named "
-                                    "" SAFETENSORS_METADATA "\n";
-                        return 409;
-                }
-        if (make_header(d, ret_bytes)) {
-                *ret_text = "out of memory\n";
-                return 503;
-        }
+        *ret_bytes = d->bytes;
         *ret_version = d->version;
         return 200;
 }

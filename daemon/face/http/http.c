@@ -3,9 +3,11 @@
  *
  * A request waits, suspended, until the loop has published a snapshot.  Each answer ends its
  * connection, so VISIT_MS bounds a connection whatever its client does: send a byte now and then,
- * or read none.  A download has more time: TAKE_MS for each BLOCK_BYTES.  Where more than VISITS
- * are open, or VISITS_ADDRESS from one address, that bound is CROWD_MS: connections that say
- * nothing keep no probe out.  At most VISITS_MOST are open; more wait in the socket's queue.
+ * or read none.  A download has more time: TAKE_MS for each BLOCK_BYTES, and START_MS and a
+ * millisecond for each RATE bytes in all, as it keeps a version from other readers.  Where more
+ * than VISITS are open, or VISITS_ADDRESS from one address, that bound is CROWD_MS: connections
+ * that say nothing keep no probe out.  At most VISITS_MOST are open; more wait in the socket's
+ * queue.
  */
 #include "daemon/face/http/http.h"
 
@@ -31,6 +33,7 @@
 enum { VISITS = 48, VISITS_ADDRESS = 16, VISITS_MOST = 96, CROWD_MS = 250, VISIT_MS = 10000 };
 enum { IDLE_S = 5, LATE_MS = 2000, SWEEP_MS = 100 };
 enum { TAKE_MS = 20000, BLOCK_BYTES = 256 << 10 };
+enum { START_MS = 60000, RATE = 1 << 10 }; /* bytes a millisecond */
 enum { REQUEST_BYTES = 16 << 10 };
 
 struct http {
@@ -70,7 +73,7 @@ struct call {
         uint64_t since_ms;
         bool head;                 /* nobody reads the body */
         struct download *download; /* NULL: there is none, or nothing more is read */
-        uint64_t bytes;            /* of the file */
+        uint64_t bytes, until_ms;  /* of the file; by when the client has to have it */
 };
 
 /* ---- answers ---- */
@@ -173,10 +176,19 @@ static void call_leave(struct call *call)
                 download_leave(STEAL(call->download));
 }
 
+/* A client that has given up: who waits reads nothing, and would not see that. */
+static bool hung_up(const struct call *call)
+{
+        struct pollfd fd = { visit_of(call->connection)->fd, POLLRDHUP, 0 };
+
+        return poll(&fd, 1, 0) == 1;
+}
+
 static ssize_t download_block(void *arg, uint64_t at, char *buffer, size_t n)
 {
         struct call *call = arg;
-        ssize_t r = download_read(call->download, at, buffer, n);
+        ssize_t r =
+                snapshot_now() < call->until_ms ? download_read(call->download, at, buffer, n) : -1;
 
         visit_renew(visit_of(call->connection), TAKE_MS);
         if (r < 0 || at + (uint64_t)r == call->bytes)
@@ -200,6 +212,7 @@ static enum MHD_Result give_download(struct call *call)
         }
         if (call->head)
                 call_leave(call);
+        call->until_ms = snapshot_now() + START_MS + call->bytes / RATE;
         r = MHD_create_response_from_callback(call->bytes, BLOCK_BYTES, download_block, call, NULL);
         if (r) {
                 add_headers(r, "application/octet-stream");
@@ -275,8 +288,9 @@ static enum MHD_Result call_go_on(struct http *http, struct call *call)
         if (call->download && download_told(call->download))
                 return give_download(call);
         if (call->download)
-                return http->stop ? give_text(call->connection, 503, "zerod stops\n")
-                                  : call_wait(http, call);
+                return http->stop || hung_up(call)
+                               ? give_text(call->connection, 503, "zerod stops\n")
+                               : call_wait(http, call);
         if (kind == SNAPSHOT_NONE)
                 return give_answer(call, NULL);
         if (s && s->made_ms + SNAPSHOT_FRESH_MS >= call->since_ms)
@@ -487,7 +501,7 @@ static void calls_resume(struct http *http, bool all)
         list_for_each (&http->waiting, item) {
                 struct call *call = CONTAINER_OF(item, struct call, link);
 
-                if (!all && (call->download || now - call->since_ms < LATE_MS))
+                if (!all && (call->download ? !hung_up(call) : now - call->since_ms < LATE_MS))
                         continue;
                 list_remove(&call->link);
                 MHD_resume_connection(call->connection);

@@ -105,39 +105,42 @@ static void delta_drop(struct job *job, struct delta *d)
         delta_unref(d);
 }
 
-/* Of all jobs of a user.  *most: the one that keeps most deltas. */
-static uint64_t users_bytes(const struct engine *x, uint32_t uid, struct job **most)
+/* Of all jobs of a user: memory that deltas are coded of, and deltas.  *most: the job that keeps
+ * most of these. */
+static uint64_t users_bytes(const struct engine *x, uint32_t uid, uint64_t *deltas,
+                            struct job **most)
 {
-        uint64_t bytes = 0;
+        uint64_t taken = 0;
 
+        *deltas = 0;
         *most = NULL;
         list_for_each ((struct list *)&x->jobs, item) {
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 if (job->uid != uid)
                         continue;
-                bytes += job->deltas->bytes + job->deltas->taken;
+                taken += job->deltas->taken;
+                *deltas += job->deltas->bytes;
                 if (!*most || job->deltas->bytes > (*most)->deltas->bytes)
                         *most = job;
         }
-        return bytes;
+        return taken;
 }
 
-/* Drops old deltas until the user has as much room; false: there are no more. */
+/* Drops old deltas until the user has as much room; false: there cannot be, and none is dropped. */
 static bool room_make(const struct job *job, uint64_t bytes)
 {
-        uint64_t limit = job->x->conf->follow_deltas;
+        uint64_t limit = job->x->conf->follow_deltas, deltas;
         struct job *most;
+        uint64_t taken = users_bytes(job->x, job->uid, &deltas, &most);
 
-        for (;;) {
-                uint64_t used = users_bytes(job->x, job->uid, &most);
-
-                if (used <= limit && bytes <= limit - used)
-                        return true;
-                if (!most || list_empty(&most->deltas->all))
-                        return false;
+        if (taken > limit || bytes > limit - taken)
+                return false;
+        while (deltas > limit - taken - bytes && most && !list_empty(&most->deltas->all)) {
                 delta_drop(most, CONTAINER_OF(most->deltas->all.next, struct delta, age));
+                users_bytes(job->x, job->uid, &deltas, &most);
         }
+        return true;
 }
 
 void deltas_keep(struct job *job, struct delta *d)

@@ -10,7 +10,6 @@
 
 #include "daemon/job/transfer/transfer.h"
 
-#define HAS_NOTHING UINT64_MAX /* in a pull that will want deltas later */
 enum { DELTAS_KEPT = 16 };     /* of a slice; none is coded for a reader that is farther behind */
 
 struct delta {

@@ -36,6 +36,7 @@ struct replica {
         uint32_t committed; /* steps since the state was taken up */
         uint32_t *pins;     /* [group]: payloads and copies that read the shard */
         struct list *pulls; /* [group]: struct pull that wait for a version */
+        uint32_t codings;   /* deltas of it that are being coded: they have the state mapped */
         struct accumulator *accumulator;
         struct update *update;
         struct capture *capture; /* this owner's part of a checkpoint; or NULL */

@@ -22,7 +22,7 @@ struct entry {
         int refused;  /* an owner refused a slice: the gather fails */
         uint32_t slab;
         uint32_t next_part, landed, in_flight; /* of the partition's slices, part by part */
-        uint64_t has;      /* apart: 1 + the version that the slab had, or as in a pull */
+        uint64_t has;      /* apart: 1 + the version that the slab had, as in a pull */
         bool pulled;       /* a part has come from another node */
         uint64_t begun_ns; /* when it began to be filled */
         node_set asked;    /* owners that have not said whether they have deltas from there */

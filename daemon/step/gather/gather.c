@@ -261,18 +261,12 @@ static uint32_t slice_order(const struct job *job, uint32_t group, uint32_t k)
         return (own + 1 + k) % n;
 }
 
-static bool had_version(const struct entry *e)
-{
-        return e->has && e->has != HAS_NOTHING;
-}
-
 /* Whether this node has the deltas that bring the slab's slice to the version. */
 static bool forward_here(const struct gather *g, uint32_t group, uint32_t owner)
 {
         const struct entry *e = &g->entries[group];
 
-        return had_version(e) &&
-               deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
+        return e->has && deltas_reach(g->job, group, owner, e->has - 1, e->version) == e->version;
 }
 
 /* Starts the k-th part; false if that is not possible now (shard not ready, node not up). */
@@ -323,7 +317,7 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
         job_ref(job);
         gather_use(g);
         e->in_flight++;
-        if (s->has && had_version(e) && !h && !forward)
+        if (s->has && !h && !forward)
                 node_set_add(&e->asked, owner);
         e->pulled = e->pulled || (!h && !forward);
         if (h && !forward)
@@ -366,7 +360,7 @@ static bool alike(const struct gather *a, const struct gather *b, uint32_t group
 static bool lends(const struct gather *from, const struct gather *to, uint32_t group)
 {
         const struct entry *e = &from->entries[group];
-        bool may = e->by_deltas || (e->phase == ENTRY_FILLING && had_version(e));
+        bool may = e->by_deltas || (e->phase == ENTRY_FILLING && e->has);
 
         return from != to && (alike(from, to, group) || !gather_casts(from, group)) &&
                (to->apart || !may);
@@ -549,7 +543,7 @@ static void entry_took(const struct gather *g, uint32_t group)
         const struct layout_group *l = &g->job->layout->groups[group];
 
         if (g->apart && e->pulled)
-                deltas_took(g->job, e->by_deltas || (e->refused && had_version(e)),
+                deltas_took(g->job, e->by_deltas || (e->refused && e->has),
                             layout_group_bytes(l, l->elements), uv_hrtime() - e->begun_ns);
 }
 
@@ -708,9 +702,9 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
                 gather_advance_others(g, group); /* they waited for what this window would bring */
                 return;
         }
-        if (g->apart && !gather_casts(g, group) && deltas_pay(g->job, version))
-                has = e->phase == ENTRY_READY && e->version < version ? 1 + e->version
-                                                                      : HAS_NOTHING;
+        if (g->apart && !gather_casts(g, group) && e->phase == ENTRY_READY &&
+            e->version < version && deltas_pay(g->job, version))
+                has = 1 + e->version;
         e->version = version;
         g->gathers++;
         if (!entry_slab(g, group))

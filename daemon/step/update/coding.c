@@ -219,6 +219,7 @@ static void coding_end(struct coding *c)
         if (c->place)
                 *c->place = NULL;
         state_unmap(&c->is);
+        c->replica->codings--;
         for (uint32_t i = 0; i < c->n; i++)
                 free(c->pieces[i].data);
         delta_unref(c->delta);
@@ -267,7 +268,8 @@ static bool coding_let_go(struct coding *c)
         uv_mutex_unlock(&c->lock);
         if (running)
                 return false;
-        *c->place = NULL;
+        if (c->place)
+                *c->place = NULL;
         c->place = NULL;
         return true;
 }
@@ -279,7 +281,7 @@ bool coding_stop(struct coding **place)
         if (!c)
                 return true;
         c->lost = true;
-        coding_settle(c);
+        coding_settle(c); /* a slice that cannot be sent may have got the update here before */
         return coding_let_go(c);
 }
 
@@ -357,6 +359,7 @@ void coding_start(struct replica *h, struct was *was, uint32_t group, uint64_t v
                 c->pieces[i].task.done = piece_done;
         }
         was->references++;
+        h->codings++;
         job_ref(h->job);
         *ret = c;
         coding_go_on(c);
