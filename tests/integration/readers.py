@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Readers of a job: whole versions of its parameters, bit for bit as the ranks fetch them, whatever happens meanwhile."""
 import contextlib
-import glob
 import os
 import random
 import sys
@@ -13,21 +12,10 @@ from cluster import SETS, Cluster, finish_all, group, small_layout, tensor, unti
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 from moments import can_vote  # noqa: E402
+from reading import FINE, LAYOUT, NEEDS, TRAIN, Run, forwarded, reader, truth  # noqa: E402
 from wire import EINVAL, Raw, request  # noqa: E402
 
-LAYOUT = small_layout(blocks=2, width=120)
-NEEDS = {"hold": 2, "push": 2}
 STRANGER = 65534
-TRAIN = {"sets": SETS, "clip": 0.5, "seed": 11}
-FINE = [[1e-5, *SETS[0][1:]], [1e-5, *SETS[1][1:]]]  # most bf16 values stay in a step, the others change by one ulp
-
-
-def reader(c, node=0, job="job", **fields):
-    """An observer that is attached."""
-    a = c.actor(node)
-    a.do("connect", job=job, rank=-1, **fields)
-    a.do("attach", observer=True)
-    return a
 
 
 def stranger(c, node=0, job="job"):
@@ -43,64 +31,6 @@ def guest(c, node=0):
     a = stranger(c, node)
     until(lambda: a.ask("attach", observer=True)["status"] == "OK", what=f"the grant on node {node}")
     return a
-
-
-def truth(path):
-    """{version: hash} of a journal of "train"; all ranks have fetched the same."""
-    seen = {}
-    with open(path, encoding="ascii") as f:
-        for line in f:
-            _, version, digest, _ = line.split()
-            assert seen.setdefault(int(version), digest) == digest, f"ranks differ at version {version}"
-    return seen
-
-
-def read(path):
-    """[(version, hash)] of a journal of "read"."""
-    with open(path, encoding="ascii") as f:
-        return [(int(line.split()[0]), line.split()[1]) for line in f]
-
-
-class Run:
-    """Ranks that train up to a version, and readers that journal what they see."""
-
-    def __init__(self, c, ranks, readers, until_version, **fields):
-        self.c, self.ranks, self.readers = c, ranks, readers
-        self.until = f"{c.directory}/until"
-        self.journal = f"{c.directory}/journal"
-        self.aim(until_version)
-        self.fields = fields
-        for a in ranks:
-            self.train(a)
-        self.begin(readers)
-
-    def train(self, a):
-        a.start("train", until=self.until, journal=self.journal, patient=True, **{**TRAIN, **self.fields})
-
-    def aim(self, version):
-        with open(self.until, "w", encoding="ascii") as f:
-            f.write(str(version))
-
-    def begin(self, readers):
-        for a in readers:
-            a.start("read", until=self.until, journal=f"{self.c.directory}/read{a.pid}")
-
-    def end(self):
-        """Checks all that was read; how many versions each reader has read."""
-        finish_all(self.ranks)
-        with open(self.until, encoding="ascii") as f:
-            last = int(f.read())
-        for a in self.readers:
-            assert a.good(a.finish(), "read")["version"] == last
-        known, counts = truth(self.journal), []
-        for path in glob.glob(f"{self.c.directory}/read*"):  # also of readers that were killed
-            seen = read(path)
-            versions = [v for v, _ in seen]
-            assert versions == sorted(set(versions)), versions
-            wrong = [v for v, digest in seen if v in known and known[v] != digest]
-            assert not wrong, f"versions {wrong} are not what the ranks fetched"
-            counts.append(len(seen))
-        return counts
 
 
 @cases_of([([0, 1], 2, 1, "fp32"), ([0, 1], 2, 0, "bf16"), ([0, 0], 1, 0, "fp32"), ([0, 0], 1, 0, "bf16"),
@@ -137,168 +67,6 @@ def readers_that_come_at_any_time(eager):
         known = truth(run.journal)
         wrong = [v for v, digest in seen if known.get(v, digest) != digest]
         assert not wrong, wrong
-
-
-def forwarded(daemon):
-    return daemon.job("job")["gather"]["forwarded"]
-
-
-@cases_of([("bf16", 2, False), ("fp16", 2, False), ("bf16", 3, False), ("bf16", 2, True)], "{0[0]}_on_{0[1]}_eager_{0[2]}")
-def later_versions_come_by_deltas(what):
-    """The last node has neither ranks nor shards, so its readers bring everything themselves."""
-    dtype, nodes, eager = what
-    layout = [{**g, "dtype": dtype, "eager": eager and i > 0} for i, g in enumerate(LAYOUT)]
-    with Cluster(nodes, owners=nodes - 1, mirror=1 if nodes == 3 else 0, follow_by="deltas") as c:
-        ranks = c.ranks("job", layout, list(range(nodes - 1)), **NEEDS)
-        run = Run(c, ranks, [reader(c, n) for n in range(nodes)], 200, sets=FINE, ahead=eager, clip=0 if eager else 0.5)
-        assert min(run.end()) > 3
-        assert forwarded(c[nodes - 1]) > 0, c[nodes - 1].job("job")
-        assert c[nodes - 1].job("job")["gather"]["delta_bytes_received"] > 0
-
-
-class Away:
-    """A reader on a node of its own, which it brings versions to, and a rank that makes them."""
-
-    def __init__(self, c):
-        self.c, self.journal = c, f"{c.directory}/journal"
-        self.rank, = c.ranks("job", [{**g, "dtype": "bf16"} for g in LAYOUT], [0], **NEEDS)
-        self.reader, self.seen = reader(c, 1), []
-        self.read()
-
-    def read(self):
-        got = self.reader.do("follow", least=len(self.seen))
-        self.reader.do("unfollow", copy=got["copy"])
-        self.seen.append((got["version"], got["hash"]))
-
-    def step(self):
-        self.rank.start("train", steps=1, journal=self.journal, **{**TRAIN, "sets": FINE})
-        self.rank.good(self.rank.finish())
-        self.read()
-
-    def end(self):
-        self.step()
-        known = truth(self.journal)
-        assert [v for v, _ in self.seen] == list(range(len(self.seen)))
-        wrong = [v for v, digest in self.seen[:-1] if known[v] != digest]
-        assert not wrong, wrong
-
-
-@case
-def a_put_is_in_no_delta():
-    """The copy of before must not get to a later version by what the update changes of the put's values."""
-    with Cluster(2, owners=1, follow_by="deltas") as c:
-        away = Away(c)
-        for _ in range(6):
-            away.step()
-        before = forwarded(c[1])
-        assert before > 0
-        away.rank.do("put", tensor=0, plane="master", first=0, values=[1.0, 2.0])
-        away.seen.clear()
-        away.seen += [(v, None) for v in range(7)]
-        away.step()
-        assert forwarded(c[1]) == before, "a slice has gone forward across a put"
-        for _ in range(6):
-            away.step()
-        assert forwarded(c[1]) > before
-        away.seen = [(v, digest or truth(away.journal)[v]) for v, digest in away.seen]
-        away.end()
-
-
-@cases_of([0, 600, 1 << 30], "{}")
-def deltas_take_no_more_memory_than_allowed(limit):
-    with Cluster(2, owners=1, follow_by="deltas", follow_deltas=limit) as c:
-        away = Away(c)
-        for _ in range(8):
-            away.step()
-        for d in c.daemons:
-            assert (d.job("job")["readers"] or {"delta_bytes": 0})["delta_bytes"] <= limit
-        assert limit < 1 << 30 or forwarded(c[1]) > 0
-        assert limit > 0 or forwarded(c[1]) == 0
-        away.end()
-
-
-@cases_of([1, 2], "{}")
-def codings_of_many_pieces_end_before_updates(threads):
-    """The trainer pauses for nothing, so the next update finds codings that are not over."""
-    layout = [group("a", tensor("a.w", 640, 1024, init="constant", value=0.75), dtype="bf16"), group("b", tensor("b.w", 64, 64), dtype="bf16")]
-    with Cluster(2, owners=1, threads=threads, follow_by="deltas") as c:
-        ranks = c.ranks("job", layout, [0], **NEEDS)
-        run = Run(c, ranks, [reader(c, 1), reader(c, 1)], 60, sets=FINE)
-        assert min(run.end()) > 3
-        late = reader(c, 1)  # once nobody trains, a delta is there
-        for version in range(60, 64):
-            late.do("unfollow", copy=late.do("follow", least=version)["copy"])
-            ranks[0].start("train", steps=1, **{**TRAIN, "sets": FINE})
-            finish_all(ranks)
-        assert forwarded(c[1]) > 0
-
-
-@case
-def ranks_get_nothing_that_came_by_deltas():
-    """Nor from a reader's copy in another form, which was copied from one that did."""
-    with Cluster(2, owners=1, follow_by="deltas") as c:
-        ranks = c.ranks("job", [{**g, "dtype": "bf16"} for g in LAYOUT], [0, 1], **NEEDS)
-        whole, part = reader(c, 1), reader(c, 1)
-        part.do("form", groups=[1], dtypes=[0])
-        for version in range(4):
-            whole.do("unfollow", copy=whole.do("follow", least=version)["copy"])
-            for a in ranks:
-                a.start("train", steps=1, **{**TRAIN, "sets": FINE})
-            finish_all(ranks)
-        before = c[1].job("job")["gather"]
-        whole.do("follow", least=4), part.do("follow", least=4)
-        then = c[1].job("job")["gather"]
-        assert then["forwarded"] > before["forwarded"] and then["elements_received"] == before["elements_received"], (before, then)
-        ranks[1].do("fetch", group=1)
-        assert c[1].job("job")["gather"]["elements_received"] > then["elements_received"]
-
-
-@case
-def deltas_of_a_users_jobs_make_room_for_each_other():
-    with Cluster(2, owners=1, follow_by="deltas", follow_deltas=700 << 10) as c:  # two jobs take 430 KiB, and their deltas more
-        for job in ("old", "new"):
-            rank, = c.ranks(job, [{**g, "dtype": "bf16"} for g in LAYOUT], [0], **NEEDS)
-            a = reader(c, 1, job)
-            for version in range(12):
-                a.do("unfollow", copy=a.do("follow", least=version)["copy"])
-                rank.start("train", steps=1, **{**TRAIN, "sets": SETS})
-                rank.good(rank.finish())
-            for d in c.daemons:
-                kept = sum((j["readers"] or {"delta_bytes": 0})["delta_bytes"] for j in d.status()["jobs"])
-                assert 0 < kept <= 700 << 10, kept
-            assert c[1].job(job)["gather"]["forwarded"] > 0
-
-
-@case
-def a_job_that_finds_no_room_leaves_others_their_deltas():
-    with Cluster(2, owners=1, follow_by="deltas", follow_deltas=300 << 10) as c:  # a job's slices take 215 KiB
-        def steps(job, rank, a, versions):
-            for version in versions:
-                a.do("unfollow", copy=a.do("follow", least=version)["copy"])
-                rank.start("train", steps=1, **{**TRAIN, "sets": FINE})
-                rank.good(rank.finish())
-            return (c[0].job(job)["readers"] or {"delta_bytes": 0})["delta_bytes"]
-        layout = [{**g, "dtype": "bf16"} for g in LAYOUT]
-        old, new = c.ranks("old", layout, [0], **NEEDS)[0], c.ranks("new", layout, [0], **NEEDS)[0]
-        kept = steps("old", old, reader(c, 1, "old"), range(8))
-        assert kept > 0
-        assert steps("new", new, reader(c, 1, "new"), range(8)) == 0
-        assert c[0].job("old")["readers"]["delta_bytes"] >= kept
-
-
-@case
-def nobody_codes_once_nobody_follows():
-    with Cluster(2, owners=1, follow_by="deltas") as c:
-        away = Away(c)
-        away.step(), away.step()
-        away.reader.kill()
-        until(lambda: not (c[1].job("job")["readers"] or {"clients": 0})["clients"], what="the end of the reader")
-        kept = []
-        for _ in range(20):
-            away.rank.start("train", steps=2, **{**TRAIN, "sets": FINE})
-            away.rank.good(away.rank.finish())
-            kept.append(c[0].job("job")["readers"]["delta_bytes"])
-        assert kept[-1] == kept[-2] == kept[-3], kept
 
 
 @case
