@@ -78,6 +78,7 @@ static void show_readers(FILE *out, const json_t *job)
 {
         const json_t *readers = json_object_get(job, "readers");
         const json_t *version = json_object_get(readers, "version");
+        double deltas = field_number(readers, "delta_bytes");
 
         if (!json_is_object(readers))
                 return;
@@ -86,6 +87,8 @@ static void show_readers(FILE *out, const json_t *job)
                 unit_bytes(field_number(readers, "bytes")).text, field_number(readers, "held"));
         if (json_is_number(version))
                 fprintf(out, ", the newest is %.0f", json_number_value(version));
+        if (deltas > 0)
+                fprintf(out, "; deltas in %s", unit_bytes(deltas).text);
         fputc('\n', out);
 }
 

@@ -11,6 +11,7 @@ from checkpointing import Place  # noqa: E402
 from cluster import SETS, Cluster, finish_all, group, small_layout, tensor, until  # noqa: E402
 from harness import case, main  # noqa: E402
 from ports import free_ports  # noqa: E402
+from reading import reader  # noqa: E402
 from web import get, request  # noqa: E402
 
 PARTS = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
@@ -193,6 +194,8 @@ def training_then_a_lost_rank_then_moving_shards():
         with Page(c) as browser:
             reads(browser, "work", "✓ running", "step 2", "n0 holds", "version 2: groups 0–4", "0 on n0; 1 on n1", "✓ up", "ZeRO’s formula",
                   "The owners of epoch 0: n0")
+            reader(c, 0, "work").do("follow")
+            reads(browser, "1 client, 1 version in", "1 held, the newest is 2")
             ranks[1].kill()
             ranks[0].start("train", steps=1, first_step=2, sets=SETS)
             reads(browser, "⚠ waits for rank 1", "Waits for rank 1", "no progress since", "1 away", "⚠ incomplete", "1 waiting")

@@ -302,6 +302,11 @@ function memory(job, node) {
       `${job.owners.length}: ${job.zero_formula.bytes_per_parameter} bytes a parameter.` : 'This node owns no shards of the job.'));
 }
 
+function readers(r) {
+  return `${plural(r.clients, 'client')}, ${plural(r.copies, 'version')} in ${bytes(r.bytes)}, ${r.held} held` +
+    (r.version === null ? '' : `, the newest is ${r.version}`) + (r.delta_bytes ? `; deltas in ${bytes(r.delta_bytes)}` : '');
+}
+
 function numbers(job, node) {
   const gather = job.gather, fetched = gather.hits + gather.misses;
 
@@ -313,6 +318,7 @@ function numbers(job, node) {
       (fetched ? `, ${percent(gather.hits, fetched)} of ${count(fetched)} fetches found their group there` : '')],
     ['push windows', `${bytes(job.push_windows)} for ${plural(job.sessions.length, 'rank')} here`],
     ['stash', job.stash && `${bytes(job.stash.used)} of ${bytes(job.stash.reserved)}, at most ${bytes(job.stash.peak)}`],
+    ['readers', job.readers && readers(job.readers)],
     ['steps', `${job.version} made, ${job.skipped} skipped, ${plural(job.aborts, 'attempt')} given up`],
     ['last step', job.step_age_s === null ? null : `${duration(job.step_age_s)} ago`],
     ['checkpoint', checkpoint(job, node)],
