@@ -447,23 +447,24 @@ def a_daemon_dies_under_readers():
         assert min(run.end()) > 5
 
 
-@cases_of([("fp32", SETS), ("bf16", FINE)], "{0[0]}")
+@cases_of([("fp32", SETS, 2), ("bf16", FINE, 3)], "{0[0]}_on_{0[2]}")
 def everybody_dies_in_turn(what):
-    """300 versions, or as many as $READERS_VERSIONS says: readers, trainers and daemons are killed."""
-    dtype, sets = what
+    """300 versions, or as many as $READERS_VERSIONS says: readers, trainers and daemons are killed.  To a third node come deltas."""
+    dtype, sets, nodes = what
     layout = [{**g, "dtype": dtype} for g in LAYOUT]
     last = int(os.environ.get("READERS_VERSIONS", 300))
     chance = random.Random(7)
-    with Cluster(2, mirror=1, follow_by="deltas") as c:
+    with Cluster(nodes, owners=2, mirror=1, follow_by="deltas") as c:
         ranks = c.ranks("job", layout, [0, 1], **NEEDS)
-        run = Run(c, ranks, [reader(c, 0), reader(c, 1)], last, sets=sets)
-        steps, done, kills = last // 12, 0, 0
+        run = Run(c, ranks, [reader(c, n) for n in range(nodes)], last, sets=sets)
+        steps, done, kills, by_deltas = last // 12, 0, 0, 0
         while done < last - steps:
             done = until(lambda v=done + steps: max((d.job("job") or {"version": 0})["version"] for d in c.daemons
                                                     if d.peers_up()) >= v and v, what=f"version {done + steps}")
             kills += 1
-            node = chance.randrange(2)
-            if kills % 3 == 1:
+            by_deltas = max(by_deltas, forwarded(c[-1]) if c[-1].job("job") else 0)
+            node = chance.randrange(nodes)
+            if kills % 3 == 1 and node < 2:
                 ranks[node].kill()
                 ranks[node] = c.rank("job", layout, [0, 1], node, incarnation=kills, **NEEDS)
                 finish_all([ranks[node]]), finish_all([ranks[node]]), finish_all([ranks[node]])
@@ -477,6 +478,7 @@ def everybody_dies_in_turn(what):
             run.readers.insert(node, reader(c, node))
             run.begin([run.readers[node]])
         counts = run.end()
+        assert nodes == 2 or by_deltas > 0
         print(f"# {kills} kills, readers read {counts} of {last} versions")
         assert kills > 8 and sum(counts) > last / 10, (kills, counts)
 
