@@ -7,7 +7,7 @@
 
 #include "proto/cleanup.h"
 
-enum { TRY_EACH = 64, TRIES = 3 }; /* versions */
+enum { TRY_EACH = 64, TRIES = 6 }; /* versions */
 enum { KEEP_MS = 60000 };          /* without a question */
 
 /* Those of one owner's slice. */
@@ -198,7 +198,7 @@ void deltas_give(struct job *job, uint64_t bytes)
         job->deltas->taken -= bytes;
 }
 
-/* Now and then the slower way is tried again: a delta is there from the second version on. */
+/* Now and then the slower way is tried again.  Deltas are there a few versions after a question. */
 bool deltas_pay(const struct job *job, uint64_t version)
 {
         const double *ns = job->deltas->ns_a_byte;

@@ -20,6 +20,7 @@
 #include "proto/cleanup.h"
 
 enum { BLOCK = 32768, TASK_ELEMENTS = 4 * BLOCK };
+enum { DELTAS_SHARE = 8 }; /* without room for some deltas beside, coding them is in vain */
 
 /* 16-bit values, where the gradients of the same elements have their place (plan_chunk.moment). */
 struct was {
@@ -74,11 +75,12 @@ bool was_has(const struct was *was, const struct replica *h, uint32_t group)
 void was_make(struct replica *h, struct was **was)
 {
         uint64_t bytes = sizeof **was + h->state->plan->moment_elements * sizeof(uint16_t);
-        bool any = false; /* and there is room for deltas too */
+        bool any = false;
 
         for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
                 any = any || coded(h, g);
-        if (*was || !any || bytes > memory_available() || !deltas_take(h->job, bytes, bytes / 8))
+        if (*was || !any || bytes > memory_available() ||
+            !deltas_take(h->job, bytes, bytes / DELTAS_SHARE))
                 return;
         *was = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (*was == MAP_FAILED) {
@@ -234,7 +236,7 @@ static void coding_joined(struct offload_task *task)
         coding_end(CONTAINER_OF(task, struct coding, task));
 }
 
-/* Nobody's time: who follows a job costs its owner no reads. */
+/* As work of the node: another user who follows a job costs the job's user no reads. */
 static void coding_submit(const struct coding *c, struct offload_task *task)
 {
         offload_submit(c->replica->job->x->offload, OFFLOAD_READ, OFFLOAD_NODE, task);
