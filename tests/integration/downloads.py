@@ -113,7 +113,8 @@ def the_file_is_that_of_an_export(dtype):
         for version in (0, 2):
             train(ranks, version)
             wanted = exported(c[0])
-            assert [weights(d, "job") for d in c.daemons] == [(version, wanted)] * 3
+            until(lambda: all(d.job("job") for d in c.daemons), what="the job on the node without ranks")
+            assert [weights(d, f"job?version={version}") for d in c.daemons] == [(version, wanted)] * 3
         with Place() as d:
             with open(f"{d}/a", "wb") as f:
                 f.write(wanted)

@@ -1,7 +1,7 @@
 """Readers of a job in tests: what they journal, against what the ranks fetched."""
 import glob
 
-from cluster import SETS, finish_all, small_layout
+from cluster import SETS, finish_all, small_layout, until
 
 LAYOUT = small_layout(blocks=2, width=120)
 NEEDS = {"hold": 2, "push": 2}
@@ -10,7 +10,8 @@ FINE = [[1e-5, *SETS[0][1:]], [1e-5, *SETS[1][1:]]]  # most bf16 values stay in 
 
 
 def reader(c, node=0, job="job", **fields):
-    """An observer that is attached."""
+    """An observer that is attached.  A node without ranks hears of the job a moment later."""
+    until(lambda: c[node].job(job), what=f"job {job} on node {node}")
     a = c.actor(node)
     a.do("connect", job=job, rank=-1, **fields)
     a.do("attach", observer=True)
