@@ -62,7 +62,7 @@ def readers_that_come_at_any_time(eager):
             seen.append((held["version"], held["hash"]))
             a.do("unfollow", copy=held["copy"])
             time.sleep(random.uniform(0, 0.02))
-        run.aim(c[0].job("job")["version"] + 2)
+        run.aim_ahead(3)
         finish_all(ranks)
         known = truth(run.journal)
         wrong = [v for v, digest in seen if known.get(v, digest) != digest]
@@ -443,7 +443,7 @@ def a_daemon_dies_under_readers():
             version = c[0].job("job")["version"]
             c[node].restart()
             until(lambda v=version: (c[0].job("job") or {"version": 0})["version"] > v + 5, what="steps after the kill")
-        run.aim(c[0].job("job")["version"] + 20)
+        run.aim_ahead(20)
         assert min(run.end()) > 5
 
 
@@ -497,7 +497,7 @@ def owners_change_under_readers():
         readers = [reader(c), reader(c, 1)]
         run.readers = readers
         run.begin(readers)
-        run.aim(c[0].job("job")["version"] + 20)
+        run.aim_ahead(20)
         assert min(run.end()) > 1
 
 

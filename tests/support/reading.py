@@ -1,5 +1,6 @@
 """Readers of a job in tests: what they journal, against what the ranks fetched."""
 import glob
+import os
 
 from cluster import SETS, finish_all, small_layout, until
 
@@ -51,8 +52,16 @@ class Run:
         a.start("train", until=self.until, journal=self.journal, patient=True, **{**TRAIN, **self.fields})
 
     def aim(self, version):
-        with open(self.until, "w", encoding="ascii") as f:
-            f.write(str(version))
+        with open(os.open(self.until, os.O_CREAT | os.O_WRONLY, 0o644), "w", encoding="ascii") as f:
+            f.write(f"{version:020}")  # a single write of fixed length: ranks read the old number or the new one
+
+    def aim_ahead(self, steps):
+        """Ends the training some steps from now."""
+        for a in self.ranks:
+            a.stop()  # none may be past the version that all stop at
+        self.aim(self.c[0].job("job")["version"] + steps)
+        for a in self.ranks:
+            a.go_on()
 
     def begin(self, readers):
         for a in readers:
