@@ -809,12 +809,14 @@ struct zero_weights {
  * Waits for a whole version of the job's parameters, and holds it. [blocks]  The version is at least `least`, and at
  * most `most`.  least 0 and most UINT64_MAX take the newest; least one above a version waits for a newer one; equal
  * numbers wait for that version.  All parameters are those between two steps, in their groups' dtypes, bit for bit as
- * the ranks fetch them, unless zero_follow_form() says otherwise.  Readers need not take every version.  Trainers wait for no reader: an update waits at most for
- * the few parts that travel to a reader's node at that moment.
+ * the ranks fetch them, unless zero_follow_form() says otherwise.  Readers need not take every version.  Trainers wait
+ * for no reader: an update waits at most for the few parts that travel to a reader's node, or are coded for it, at
+ * that moment.
  * timeout_ms is for this call, if that is less than the timeout given to zero_connect(); 0: that one.
  * The client is an observer (ZERO_OBSERVER) that is attached, on any node of the cluster.  The client may hold
  * several versions at once.  A node has one copy of a version for all readers of a form, and as many copies of a job
- * as its option follow_copies says.  If other versions are held in all of them, the call waits, and then names their readers.
+ * as its option follow_copies says.  If other versions are held in all of them, the call waits, and then names their
+ * readers.
  * Another user's client needs the grant of the job's owner (zeroctl grant).  The grant allows zero_attach(), this call
  * and zero_unfollow(); all other calls about the job return ZERO_EPERM.  When the grant is revoked, a call that waits
  * returns ZERO_EPERM, and later calls ZERO_ECLOSED.  What the client holds stays readable until zero_close().
@@ -832,8 +834,9 @@ int zero_follow(struct zero_client *client, uint64_t least, uint64_t most, uint3
 /* A group of a reader's form. */
 struct zero_form {
         uint32_t group;
-        enum zero_dtype dtype; /* 0: the group's own.  An fp32 group may be read in bf16 or fp16, rounded to nearest even;
-                                  a bf16 or fp16 group in fp32, exactly */
+        /* 0: the group's own.  An fp32 group may be read in bf16 or fp16, rounded to nearest even; a bf16 or fp16
+         * group in fp32, exactly. */
+        enum zero_dtype dtype;
 };
 /*
  * Says which groups, and in which dtypes, all later zero_follow() calls of this client bring; without this call all
@@ -846,7 +849,8 @@ struct zero_form {
 int zero_follow_form(struct zero_client *client, const struct zero_form *groups, uint32_t n);
 /*
  * Returns a group's parameters in a version, in the dtype of the form, laid flat (zero_layout_offset(), in elements).
- * NULL: there is no such group, or the form lacks it.  The memory is the service's, and valid until zero_unfollow() or zero_close().
+ * NULL: there is no such group, or the form lacks it.  The memory is the service's, and valid until zero_unfollow() or
+ * zero_close().
  */
 const void *zero_weights_group(const struct zero_client *client, const struct zero_weights *weights,
                                uint32_t group);

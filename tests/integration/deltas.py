@@ -22,6 +22,14 @@ def later_versions_come_by_deltas(what):
         assert c[nodes - 1].job("job")["gather"]["delta_bytes_received"] > 0
 
 
+def read_and_step(rank, a, versions, sets=FINE):
+    """The reader takes each version, and the job's only rank makes the next."""
+    for version in versions:
+        a.do("unfollow", copy=a.do("follow", least=version)["copy"])
+        rank.start("train", steps=1, **{**TRAIN, "sets": sets})
+        rank.good(rank.finish())
+
+
 class Away:
     """A reader on a node of its own, which it brings versions to, and a rank that makes them."""
 
@@ -92,10 +100,7 @@ def codings_of_many_pieces_end_before_updates(threads):
         run = Run(c, ranks, [reader(c, 1), reader(c, 1)], 60, sets=FINE)
         assert min(run.end()) > 3
         late = reader(c, 1)  # once nobody trains, a delta is there
-        for version in range(60, 64):
-            late.do("unfollow", copy=late.do("follow", least=version)["copy"])
-            ranks[0].start("train", steps=1, **{**TRAIN, "sets": FINE})
-            finish_all(ranks)
+        read_and_step(ranks[0], late, range(60, 64))
         assert forwarded(c[1]) > 0
 
 
@@ -125,10 +130,7 @@ def deltas_of_a_users_jobs_make_room_for_each_other():
         for job in ("old", "new"):
             rank, = c.ranks(job, [{**g, "dtype": "bf16"} for g in LAYOUT], [0], **NEEDS)
             a = reader(c, 1, job)
-            for version in range(12):
-                a.do("unfollow", copy=a.do("follow", least=version)["copy"])
-                rank.start("train", steps=1, **{**TRAIN, "sets": SETS})
-                rank.good(rank.finish())
+            read_and_step(rank, a, range(12), SETS)
             for d in c.daemons:
                 kept = sum((j["readers"] or {"delta_bytes": 0})["delta_bytes"] for j in d.status()["jobs"])
                 assert 0 < kept <= 700 << 10, kept
@@ -138,18 +140,15 @@ def deltas_of_a_users_jobs_make_room_for_each_other():
 @case
 def a_job_that_finds_no_room_leaves_others_their_deltas():
     with Cluster(2, owners=1, follow_by="deltas", follow_deltas=300 << 10) as c:  # a job's slices take 215 KiB
-        def steps(job, rank, a, versions):
-            for version in versions:
-                a.do("unfollow", copy=a.do("follow", least=version)["copy"])
-                rank.start("train", steps=1, **{**TRAIN, "sets": FINE})
-                rank.good(rank.finish())
+        def kept(job):
             return (c[0].job(job)["readers"] or {"delta_bytes": 0})["delta_bytes"]
         layout = [{**g, "dtype": "bf16"} for g in LAYOUT]
         old, new = c.ranks("old", layout, [0], **NEEDS)[0], c.ranks("new", layout, [0], **NEEDS)[0]
-        kept = steps("old", old, reader(c, 1, "old"), range(8))
-        assert kept > 0
-        assert steps("new", new, reader(c, 1, "new"), range(8)) == 0
-        assert c[0].job("old")["readers"]["delta_bytes"] >= kept
+        read_and_step(old, reader(c, 1, "old"), range(8))
+        before = kept("old")
+        assert before > 0
+        read_and_step(new, reader(c, 1, "new"), range(8))
+        assert kept("new") == 0 and kept("old") >= before
 
 
 @case

@@ -24,7 +24,7 @@
 
 #include "proto/dtype.h"
 
-/* Of functions for which the size of an element is to be a constant. */
+/* The compiler makes such a function anew for each size of an element. */
 #define INLINE static inline __attribute__((always_inline))
 
 enum form { SAME, GAPS, MASK, RAW };

@@ -1,4 +1,4 @@
-/* Deltas of a job's slices: those that this node's owners coded, and those that it was sent. */
+/* Deltas of a job's slices: those that this node's owners coded, and those that it applied. */
 #include "daemon/job/deltas/deltas.h"
 
 #include <errno.h>

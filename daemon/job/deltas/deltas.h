@@ -1,16 +1,15 @@
 /*
  * deltas.h - exact differences between successive versions of an owner's slice of a group.
  *
- * An owner codes a delta once it has updated the slice (update/coding.h), as long as somebody reads
- * the job along.  A node that reads along keeps the deltas that it was sent, for its other copies.
- * Deltas lie in memory alone: a daemon that starts has none, and its readers begin with whole
- * slices.
+ * An owner codes a delta once it has updated the slice (update/coding.h), as long as a node asks
+ * for deltas.  That node keeps those that it has applied, for its other copies. Deltas lie in
+ * memory alone: a daemon that starts has none, and its readers begin with whole slices.
  */
 #pragma once
 
 #include "daemon/job/transfer/transfer.h"
 
-enum { DELTAS_KEPT = 16 };     /* of a slice; none is coded for a reader that is farther behind */
+enum { DELTAS_KEPT = 16 }; /* of a slice; none is coded for a reader that is farther behind */
 
 struct delta {
         struct list age; /* deltas.all */

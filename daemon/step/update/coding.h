@@ -28,14 +28,14 @@ bool was_has(const struct was *was, const struct replica *h, uint32_t group);
 void was_copy(struct was *was, const struct replica *h, uint32_t chunk, const float *old_master);
 
 /*
- * The group has been updated.  *ret, NULL without memory, stands until coding_stop(), or until it
- * is NULL again because the delta is kept or lost.
+ * The group has been updated.  *ret is NULL without memory, and again once the delta is kept or
+ * lost.
  */
 void coding_start(struct replica *h, struct was *was, uint32_t group, uint64_t version,
                   struct coding **ret);
 /*
- * An update wants the group: the delta is lost, and who waits for it gets the slice.  False: a
- * thread still reads what the group serves.  Then shard_observer.unpinned comes.
+ * An update wants the group: the delta is lost, and who waits for it gets the slice, which pins the
+ * group.  False: a thread still reads what the group serves.  Then shard_observer.unpinned comes.
  */
 bool coding_stop(struct coding **c);
 /* The update changed nothing that the owner serves of the group. */

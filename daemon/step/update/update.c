@@ -369,9 +369,9 @@ static bool group_submit(struct replica *h, uint32_t group)
 
         if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end)
                 return false;
+        /* who has waited for the delta may pin the group now, so the caller looks again */
         if (g->coding && u->aim == AIM_CARRY_OUT)
-                return coding_stop(
-                        &g->coding); /* then others may pin the group, or have it updated */
+                return coding_stop(&g->coding);
         if (g->phase == GROUP_PENDING && h->pins[group])
                 return false;
         t = sure_realloc(NULL, sizeof *t); /* the step is decided */
@@ -479,9 +479,9 @@ void update_undo(struct replica *h)
 }
 
 /*
- * Whether somebody may want what the update changes.  One that is taken up may have served its
- * values before.  A put has changed what is served without a
- * delta: who has the values of before must not get there by the next one.
+ * Whether somebody may want what the update changes.  An update that is taken up may have served
+ * its values before.  A put has changed what is served without a delta: who has the values of
+ * before must not get to the next version by one.
  */
 static bool update_coded(struct replica *h, uint64_t version)
 {

@@ -94,7 +94,7 @@ static float normal(uint64_t *state)
 
 /* ---- entropy --------------------------------------------------------------------- */
 
-/* Bits of n things of which `of` are of one kind. */
+/* Bits that tell which ones: `of` of n things differ from the others. */
 static double information(double of, double n)
 {
         return of > 0 ? -of * log2(of / n) : 0;
