@@ -18,14 +18,15 @@
  * Pointers are memory of the GPU in use, or of pinned_new(), aligned to their element; where all
  * are aligned to 16 bytes the kernels move 16 bytes at a time.  Ranges of different arguments do
  * not overlap unless stated.  n counts elements and may be 0.  The arithmetic is that of device.h,
- * to the bit; as there, a NaN stays a NaN, of unspecified sign and payload.
+ * to the bit; as there, a NaN stays a NaN, of unspecified sign and payload.  Only product() has an
+ * order of its own.
  */
 #pragma once
 
 #include "daemon/compute/device/device.h"
 #include "proto/zero_gpu.h"
 
-#define ZERO_CUDA_ABI_VERSION 10
+#define ZERO_CUDA_ABI_VERSION 12
 /* Exported beside ZERO_GPU_SYMBOL, of type zero_cuda_plugin_fn. */
 #define ZERO_CUDA_PLUGIN_SYMBOL "zero_cuda_plugin"
 
@@ -133,6 +134,21 @@ struct zero_cuda_plugin {
         int (*sum)(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src,
                    size_t k, size_t n, void *stream);
         int (*reduce)(const struct zero_cuda_reduce *reduce, void *stream);
+        /*
+         * product.h, of any size, but not with both factors transposed.  Tensor cores add an
+         * element's sum up in an order that depends on depth and on the kind of GPU alone, and
+         * round in their own way: results have the same bits on all GPUs of a kind.
+         */
+        int (*product)(const struct product *p, void *stream);
+        /* to = from / by, of bf16: divided in fp32, and rounded once more.  to may be from. */
+        int (*divide)(uint16_t *to, const uint16_t *from, float by, size_t n, void *stream);
+        /* As device_ops.pack. */
+        int (*pack)(enum format format, void *dst, uint16_t *served, const float *src, size_t n,
+                    uint32_t dither, void *stream);
+        /* n elements of a format from the one on that is `skip` behind the addresses, of a record
+         * and what is served of it; as fp32, or rounded to another dtype. */
+        int (*unpack)(enum format format, enum zero_dtype to, void *dst, const uint16_t *served,
+                      const void *src, size_t skip, size_t n, void *stream);
         /* Bytes.  copy() takes memory of the selected GPU and of the host on either side. */
         int (*zero)(void *dst, size_t n, void *stream);
         int (*copy)(void *dst, const void *src, size_t n, void *stream);

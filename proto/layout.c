@@ -30,6 +30,13 @@ int layout_new(layout **ret)
         return 0;
 }
 
+static void tensor_free(struct layout_tensor *t)
+{
+        free(t->name);
+        free(t->optimizer);
+        free(t->rows);
+}
+
 void layout_free(layout *l)
 {
         if (!l)
@@ -39,7 +46,7 @@ void layout_free(layout *l)
                 free(l->groups[g].ranks);
         }
         for (uint32_t t = 0; t < l->n_tensors; t++)
-                free(l->tensors[t].name);
+                tensor_free(&l->tensors[t]);
         free(l->groups);
         free(l->tensors);
         free(l);
@@ -113,6 +120,34 @@ static const char *tensor_flaw(const struct layout_tensor *t, enum zero_dtype dt
         if (t->init == ZERO_INIT_NORMAL && t->init_value < 0)
                 return "has a negative standard deviation";
         return NULL;
+}
+
+static const char *optimizer_flaw(const char *name)
+{
+        if (!name || !*name || strnlen(name, ZERO_OPTIMIZER_MAX + 1) > ZERO_OPTIMIZER_MAX ||
+            !text_printable(name))
+                return "has an optimizer whose name is not printable, or has not 1 to 31 bytes";
+        return NULL;
+}
+
+static const char *rows_flaw(const layout *l, const struct layout_tensor *t, const uint64_t *rows,
+                             uint32_t n_rows)
+{
+        uint64_t left = t->ndim >= 2 ? t->shape[t->ndim - 2] : 0;
+
+        if (t->frozen)
+                return "is frozen: no optimizer updates its matrices";
+        if (t->ndim < 2)
+                return "has no matrices: these need two dimensions";
+        if (n_rows == 0 || n_rows > LAYOUT_ROWS_MAX || !rows)
+                return "is cut into no matrices, or into more than 256 below one another";
+        if (n_rows > LAYOUT_ROWS_SUM - l->n_rows)
+                return "brings the layout to more than 1048576 matrices, stacks of them counted "
+                       "once";
+        for (uint32_t i = 0; i < n_rows; left -= rows[i++])
+                if (rows[i] == 0 || rows[i] > left)
+                        return "is cut into matrices without rows, or with more rows than it has";
+        return left ? "has more rows than the matrices into which it is cut" : NULL;
 }
 
 /* Elements of a shape, at most ZERO_GROUP_ELEMENTS_MAX. */
@@ -229,8 +264,21 @@ struct layout_optimizer layout_optimizer(const struct layout_group *g)
 {
         struct layout_optimizer ret;
 
-        snprintf(ret.text, sizeof(ret.text), "%s%s", g->optimizer, g->ema ? ema_suffix : "");
+        const char *state = *g->state || !*g->master ? g->state : "fp32";
+
+        snprintf(ret.text, sizeof(ret.text), "%s%s%s%s%s%s", g->optimizer, g->ema ? ema_suffix : "",
+                 *state ? "+" : "", state, *g->master ? "+" : "", g->master);
         return ret;
+}
+
+/* "8bit" or "8bit+bf16+8". */
+static int set_formats(layout *l, uint32_t group, const char *text, struct fault *fault)
+{
+        const char *plus = strchr(text, '+');
+        char state[sizeof(struct layout_optimizer)];
+
+        snprintf(state, sizeof(state), "%.*s", (int)strcspn(text, "+"), text);
+        return layout_set_state(l, group, state, plus ? plus + 1 : NULL, fault);
 }
 
 int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fault *fault)
@@ -240,8 +288,9 @@ int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fau
                 return r;
         struct layout_group *g = &l->groups[group];
         size_t suffix = sizeof(ema_suffix) - 1;
-        size_t n = name ? strnlen(name, sizeof(struct layout_optimizer)) : SIZE_MAX;
-        bool ema = name && n >= suffix && strcmp(name + n - suffix, ema_suffix) == 0;
+        size_t n = name ? strcspn(name, "+") : SIZE_MAX;
+        const char *state = name && name[n] ? name + n + 1 : NULL;
+        bool ema = name && n >= suffix && strncmp(name + n - suffix, ema_suffix, suffix) == 0;
 
         n -= ema ? suffix : 0;
         if (n > ZERO_OPTIMIZER_MAX || !text_printable(name))
@@ -251,7 +300,7 @@ int layout_set_optimizer(layout *l, uint32_t group, const char *name, struct fau
                         text_quote(g->name).text, ZERO_OPTIMIZER_MAX);
         snprintf(g->optimizer, sizeof(g->optimizer), "%.*s", (int)n, name);
         g->ema = g->ema || ema;
-        return 0;
+        return state ? set_formats(l, group, state, fault) : 0;
 }
 
 int layout_set_ema(layout *l, uint32_t group, struct fault *fault)
@@ -261,6 +310,42 @@ int layout_set_ema(layout *l, uint32_t group, struct fault *fault)
         if (r == 0)
                 l->groups[group].ema = true;
         return r;
+}
+
+static const char *format_flaw(const char *name)
+{
+        return text_printable(name) && strlen(name) <= LAYOUT_FORMAT_MAX
+                       ? NULL
+                       : "has a format whose name is not printable, or has over 15 bytes";
+}
+
+static void set_format(char to[static LAYOUT_FORMAT_MAX + 1], const char *name)
+{
+        snprintf(to, LAYOUT_FORMAT_MAX + 1, "%s", strcmp(name, "fp32") ? name : "");
+}
+
+int layout_set_state(layout *l, uint32_t group, const char *state, const char *master,
+                     struct fault *fault)
+{
+        int r = find_group(l, group, fault);
+        if (r)
+                return r;
+        struct layout_group *g = &l->groups[group];
+        const char *flaw;
+
+        state = state ? state : "fp32";
+        master = master ? master : "fp32";
+        flaw = format_flaw(state);
+        flaw = flaw ? flaw : format_flaw(master);
+        if (!flaw && strchr(state, '+'))
+                flaw = "has moments in a format with a +, which only master weights may have";
+        if (dtype_is_bytes(g->dtype))
+                flaw = "has bytes, which are never updated: it has no state with formats";
+        if (flaw)
+                return fault_set(fault, ZERO_EINVAL, "group %s %s", text_quote(g->name).text, flaw);
+        set_format(g->state, state);
+        set_format(g->master, master);
+        return 0;
 }
 
 void layout_set_base(layout *l, const uint8_t hash[static LAYOUT_HASH])
@@ -282,13 +367,81 @@ int layout_set_eager(layout *l, uint32_t group, bool eager, struct fault *fault)
         return 0;
 }
 
+static int find_tensor(const layout *l, uint32_t tensor, struct fault *fault)
+{
+        return tensor < l->n_tensors
+                       ? 0
+                       : fault_set(fault, ZERO_EINVAL, "there is no tensor %u: the layout has %u",
+                                   tensor, l->n_tensors);
+}
+
+static int refuse_tensor(const struct layout_tensor *t, const char *flaw, struct fault *fault)
+{
+        return fault_set(fault, ZERO_EINVAL, "tensor %s %s", text_quote(t->name).text, flaw);
+}
+
+static uint64_t *copy_rows(const uint64_t *rows, uint32_t n)
+{
+        uint64_t *own = malloc(n * sizeof(*rows));
+
+        if (own)
+                memcpy(own, rows, n * sizeof(*rows));
+        return own;
+}
+
 int layout_set_whole(layout *l, uint32_t tensor, struct fault *fault)
 {
-        if (tensor >= l->n_tensors)
-                return fault_set(fault, ZERO_EINVAL, "there is no tensor %u: the layout has %u",
-                                 tensor, l->n_tensors);
-        l->tensors[tensor].whole = true;
+        int r = find_tensor(l, tensor, fault);
+
+        if (r == 0)
+                l->tensors[tensor].whole = true;
+        return r;
+}
+
+int layout_set_tensor_optimizer(layout *l, uint32_t tensor, const char *name, struct fault *fault)
+{
+        int r = find_tensor(l, tensor, fault);
+        if (r)
+                return r;
+        struct layout_tensor *t = &l->tensors[tensor];
+        const char *flaw = optimizer_flaw(name);
+
+        if (flaw)
+                return refuse_tensor(t, flaw, fault);
+        char *own = strdup(name);
+        if (!own)
+                return -ENOMEM;
+        free(t->optimizer);
+        t->optimizer = own;
         return 0;
+}
+
+int layout_set_matrices(layout *l, uint32_t tensor, const uint64_t *rows, uint32_t n_rows,
+                        struct fault *fault)
+{
+        int r = find_tensor(l, tensor, fault);
+        if (r)
+                return r;
+        struct layout_tensor *t = &l->tensors[tensor];
+        const char *flaw = rows_flaw(l, t, rows, n_rows);
+
+        if (flaw)
+                return refuse_tensor(t, flaw, fault);
+        uint64_t *own = copy_rows(rows, n_rows);
+        if (!own)
+                return -ENOMEM;
+        layout_no_matrices(l, tensor);
+        t->rows = own;
+        t->n_rows = n_rows;
+        l->n_rows += n_rows;
+        return 0;
+}
+
+void layout_no_matrices(layout *l, uint32_t tensor)
+{
+        free(STEAL(l->tensors[tensor].rows));
+        l->n_rows -= l->tensors[tensor].n_rows;
+        l->tensors[tensor].n_rows = 0;
 }
 
 static int check_tensor(const layout *l, const struct layout_tensor *t, uint64_t *ret_elements,
@@ -315,6 +468,10 @@ static int check_tensor(const layout *l, const struct layout_tensor *t, uint64_t
         flaw = tensor_flaw(t, g->dtype);
         if (!flaw)
                 flaw = count_elements(t, g->dtype, &elements);
+        if (!flaw && t->optimizer)
+                flaw = optimizer_flaw(t->optimizer);
+        if (!flaw && t->n_rows)
+                flaw = rows_flaw(l, t, t->rows, t->n_rows);
         if (!flaw && elements > ZERO_GROUP_ELEMENTS_MAX - g->elements)
                 flaw = "brings its group to more than 2^40 elements";
         if (flaw)
@@ -333,13 +490,19 @@ int layout_add_tensor(layout *l, const struct layout_tensor *t, uint32_t *ret_te
                 return r;
 
         CLEANUP(cleanup_free) char *name = strdup(t->name);
-        if (!name || grow((void **)&l->tensors, l->n_tensors, sizeof(*l->tensors)) < 0)
+        CLEANUP(cleanup_free) char *optimizer = t->optimizer ? strdup(t->optimizer) : NULL;
+        CLEANUP(cleanup_free) uint64_t *rows = t->n_rows ? copy_rows(t->rows, t->n_rows) : NULL;
+        if (!name || (t->optimizer && !optimizer) || (t->n_rows && !rows) ||
+            grow((void **)&l->tensors, l->n_tensors, sizeof(*l->tensors)) < 0)
                 return -ENOMEM;
 
         struct layout_group *g = &l->groups[t->group];
         struct layout_tensor *own = &l->tensors[l->n_tensors];
         *own = *t;
         own->name = STEAL(name);
+        own->optimizer = STEAL(optimizer);
+        own->rows = STEAL(rows);
+        l->n_rows += own->n_rows;
         own->elements = elements;
         own->offset = g->elements;
         g->elements += layout_tensor_room(own);
@@ -409,6 +572,30 @@ size_t layout_group_served(const struct layout_group *g)
         return g->dtype == ZERO_FP32 && !g->eager ? 0 : dtype_bytes(g->dtype, 1);
 }
 
+uint32_t layout_formats(const layout *l, struct layout_formats ret[static LAYOUT_FORMATS_MAX])
+{
+        uint32_t n = 0;
+
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                const struct layout_group *group = &l->groups[g];
+                struct layout_formats of = { *group->state ? group->state : "fp32",
+                                             *group->master ? group->master : "fp32", 0 };
+                uint32_t i = 0;
+
+                if (!*group->state && !*group->master)
+                        continue;
+                while (i < n &&
+                       (strcmp(ret[i].state, of.state) || strcmp(ret[i].master, of.master)))
+                        i++;
+                if (i == LAYOUT_FORMATS_MAX)
+                        continue;
+                if (i == n)
+                        ret[n++] = of;
+                ret[i].n_groups++;
+        }
+        return n;
+}
+
 uint64_t layout_group_bytes(const struct layout_group *g, uint64_t elements)
 {
         return dtype_bytes(g->dtype, elements);
@@ -437,4 +624,39 @@ bool layout_group_whole(const layout *l, uint32_t group)
 uint64_t layout_tensor_room(const struct layout_tensor *t)
 {
         return (t->elements + LAYOUT_ALIGN - 1) / LAYOUT_ALIGN * LAYOUT_ALIGN;
+}
+
+const char *layout_tensor_optimizer(const layout *l, uint32_t tensor)
+{
+        const struct layout_tensor *t = &l->tensors[tensor];
+
+        return t->optimizer ? t->optimizer : l->groups[t->group].optimizer;
+}
+
+uint64_t layout_matrices(const struct layout_tensor *t)
+{
+        if (t->n_rows == 0 || t->elements == 0)
+                return 0;
+        return t->elements / (t->shape[t->ndim - 2] * t->shape[t->ndim - 1]) * t->n_rows;
+}
+
+struct layout_matrix layout_matrix(const struct layout_tensor *t, uint64_t i)
+{
+        uint64_t rows = t->shape[t->ndim - 2], cols = t->shape[t->ndim - 1];
+        uint64_t before = i / t->n_rows * rows;
+
+        for (uint64_t k = 0; k < i % t->n_rows; k++)
+                before += t->rows[k];
+        return (struct layout_matrix){ before * cols, t->rows[i % t->n_rows], cols };
+}
+
+uint64_t layout_matrix_at(const struct layout_tensor *t, uint64_t element)
+{
+        uint64_t rows = t->shape[t->ndim - 2], row = element / t->shape[t->ndim - 1];
+        uint64_t i = row / rows * t->n_rows;
+
+        row %= rows;
+        for (uint32_t k = 0; row >= t->rows[k]; row -= t->rows[k++])
+                i++;
+        return i;
 }

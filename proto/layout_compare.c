@@ -69,6 +69,17 @@ static bool same_shape(const struct layout_tensor *a, const struct layout_tensor
         return a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof(*a->shape)) == 0;
 }
 
+static bool same_rows(const struct layout_tensor *a, const struct layout_tensor *b)
+{
+        return a->n_rows == b->n_rows &&
+               (a->n_rows == 0 || memcmp(a->rows, b->rows, a->n_rows * sizeof(*a->rows)) == 0);
+}
+
+static const char *own_optimizer(const struct layout_tensor *t)
+{
+        return t->optimizer ? t->optimizer : "of the group";
+}
+
 /* Writes what differs; true if anything does. */
 static bool group_differs(const struct layout_group *a, const struct layout_group *b, char *text,
                           size_t size)
@@ -83,6 +94,12 @@ static bool group_differs(const struct layout_group *a, const struct layout_grou
         else if (a->ema != b->ema)
                 snprintf(text, size, "an average of the weights (ema) %s",
                          a->ema ? "here, none there" : "there, none here");
+        else if (strcmp(a->state, b->state) != 0)
+                snprintf(text, size, "moments in %s here, in %s there",
+                         *a->state ? a->state : "fp32", *b->state ? b->state : "fp32");
+        else if (strcmp(a->master, b->master) != 0)
+                snprintf(text, size, "master weights in %s here, in %s there",
+                         *a->master ? a->master : "fp32", *b->master ? b->master : "fp32");
         else if (a->eager != b->eager)
                 snprintf(text, size, "%s here, %s there", a->eager ? "eager" : "not eager",
                          b->eager ? "eager" : "not eager");
@@ -103,6 +120,12 @@ static bool tensor_differs(const struct layout_tensor *a, const struct layout_te
         else if (a->whole != b->whole)
                 snprintf(text, size, "%s here, %s there", a->whole ? "whole" : "not whole",
                          b->whole ? "whole" : "not whole");
+        else if (strcmp(a->optimizer ? a->optimizer : "", b->optimizer ? b->optimizer : "") != 0)
+                snprintf(text, size, "optimizer %s here, %s there", own_optimizer(a),
+                         own_optimizer(b));
+        else if (!same_rows(a, b))
+                snprintf(text, size, "its matrices differ: %u here, %u there, or other rows",
+                         a->n_rows, b->n_rows);
         else if (a->set != b->set)
                 snprintf(text, size, "set %u here, %u there", a->set, b->set);
         else if (a->init != b->init)
@@ -257,7 +280,15 @@ static void add_tensor(crypto_generichash_state *state, const struct layout_tens
         add_number(state, t->ndim);
         for (uint32_t i = 0; i < t->ndim; i++)
                 add_number(state, t->shape[i]);
-        add_number(state, t->frozen | (uint64_t)t->whole << 1);
+        bool own = t->optimizer || t->n_rows;
+
+        add_number(state, t->frozen | (uint64_t)t->whole << 1 | (uint64_t)own << 2);
+        if (own) {
+                add_name(state, t->optimizer ? t->optimizer : "");
+                add_number(state, t->n_rows);
+                for (uint32_t i = 0; i < t->n_rows; i++)
+                        add_number(state, t->rows[i]);
+        }
         add_number(state, t->set);
         add_number(state, t->init);
         add_double(state, t->init_value);

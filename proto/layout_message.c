@@ -24,20 +24,27 @@ DEFINE_CLEANUP(Zero__Layout *, free_message)
 /* Added to the `init` of a whole tensor.  The release before would cut the tensor: it refuses this.
  */
 enum { WHOLE = 16 };
+/* The same of a tensor with matrices or an optimizer of its own. */
+enum { OWN_UPDATE = 32 };
 
 /* ---- from a message ----------------------------------------------------- */
 
 static int read_tensor(layout *l, const Zero__Tensor *m, struct fault *fault)
 {
+        bool own = *m->optimizer || m->n_rows;
+        uint32_t flags = WHOLE | (own ? OWN_UPDATE : 0);
         struct layout_tensor t = {
                 .name = m->name,
                 .group = l->n_groups - 1,
                 .frozen = m->frozen,
                 .set = m->set,
                 .whole = m->init & WHOLE,
-                .init = (enum zero_init)(m->init & ~(uint32_t)WHOLE),
+                .init = (enum zero_init)(m->init & ~flags),
                 .init_value = m->init_value,
                 .init_seed = m->init_seed,
+                .optimizer = *m->optimizer ? m->optimizer : NULL,
+                .rows = m->rows,
+                .n_rows = m->n_rows < UINT32_MAX ? (uint32_t)m->n_rows : UINT32_MAX,
                 .ndim = m->n_shape < UINT32_MAX ? (uint32_t)m->n_shape : UINT32_MAX,
         };
         uint32_t index;
@@ -89,6 +96,20 @@ int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault
 
 /* ---- to a message ------------------------------------------------------- */
 
+static int write_update(const struct layout_tensor *t, Zero__Tensor *m)
+{
+        if (t->optimizer && !(m->optimizer = strdup(t->optimizer)))
+                return -ENOMEM;
+        if (!t->n_rows)
+                return 0;
+        m->rows = calloc(t->n_rows, sizeof(*m->rows));
+        if (!m->rows)
+                return -ENOMEM;
+        memcpy(m->rows, t->rows, t->n_rows * sizeof(*m->rows));
+        m->n_rows = t->n_rows;
+        return 0;
+}
+
 /* Each writer first links its message into its parent, so that freeing the root frees a half-built
  * message. */
 static int write_tensor(const struct layout_tensor *t, Zero__Tensor **place)
@@ -107,10 +128,10 @@ static int write_tensor(const struct layout_tensor *t, Zero__Tensor **place)
         m->n_shape = t->ndim;
         m->frozen = t->frozen;
         m->set = t->set;
-        m->init = t->init | (t->whole ? WHOLE : 0);
+        m->init = t->init | (t->whole ? WHOLE : 0) | (t->optimizer || t->n_rows ? OWN_UPDATE : 0);
         m->init_value = t->init_value;
         m->init_seed = t->init_seed;
-        return 0;
+        return write_update(t, m);
 }
 
 static int write_ranks(const struct layout_group *g, Zero__Group *m)

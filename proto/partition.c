@@ -1,8 +1,8 @@
 /*
  * The partition of every group over the owners; see partition.h for the rule.
  *
- * Invariants: the slices of a group are contiguous and cover it exactly.  Without whole tensors the
- * numbers of slices of any two owners differ by at most one.
+ * Invariants: the slices of a group are contiguous and cover it exactly.  In a layout without whole
+ * tensors and without matrices, the numbers of slices of any two owners differ by at most one.
  */
 #include "proto/partition.h"
 
@@ -12,6 +12,7 @@
 
 #include "proto/cleanup.h"
 #include "proto/dtype.h"
+#include "proto/runs.h"
 
 DEFINE_CLEANUP(struct partition *, partition_free)
 
@@ -36,160 +37,226 @@ static uint32_t slice_count(const struct layout_group *g, uint32_t n_owners)
         return n < n_owners ? (uint32_t)n : n_owners;
 }
 
-/* How many elements both ranges have. */
-static uint64_t range_overlap(struct range a, struct range b)
-{
-        uint64_t from = a.first > b.first ? a.first : b.first;
-        uint64_t a_end = a.first + a.count, b_end = b.first + b.count;
-        uint64_t to = a_end < b_end ? a_end : b_end;
-
-        return to > from ? to - from : 0;
-}
-
 static struct range *range_at(const struct partition *p, uint32_t group, uint32_t owner)
 {
         return &p->ranges[(size_t)group * p->n_owners + owner];
 }
 
-/* A cut, or the nearer edge of the whole tensor that it would cut.  *at: a tensor before the cut;
- * it goes on to the cut's, because each cut of a group is behind the one before. */
-static uint64_t edge(const layout *l, const struct layout_group *g, uint32_t *at, uint64_t cut)
-{
-        for (; *at < g->n_tensors; (*at)++) {
-                const struct layout_tensor *t = &l->tensors[g->first_tensor + *at];
-                uint64_t end = t->offset + layout_tensor_room(t);
-
-                if (cut < end)
-                        return !t->whole ? cut : cut - t->offset <= end - cut ? t->offset : end;
-        }
-        return cut;
-}
-
-/* Cuts a group over the owners from `start` on. */
-static void cut_group(struct partition *p, const layout *l, uint32_t group, uint32_t start)
-{
-        const struct layout_group *g = &l->groups[group];
-        uint64_t units = g->elements / LAYOUT_ALIGN, first = 0;
-        uint64_t least = PARTITION_SLICE_MIN / layout_group_bytes(g, 1);
-        uint32_t k = slice_count(g, p->n_owners), n = 0, at = 0;
-        bool whole = layout_group_whole(l, group);
-
-        for (uint32_t i = 1; i <= k; i++) {
-                uint64_t cut = units * i / k * LAYOUT_ALIGN,
-                         end = whole ? edge(l, g, &at, cut) : cut;
-
-                if (i < k && (end < first + least || g->elements - end < least))
-                        continue; /* two cuts have moved to one edge, or to near ones */
-                uint32_t owner = (start + n) % p->n_owners;
-
-                *range_at(p, group, owner) = (struct range){ first, end - first };
-                p->owners[(size_t)group * p->n_owners + n++] = owner;
-                first = end;
-        }
-        p->slices[group] = n;
-}
-
-/* ---- slices of different sizes ------------------------------------------- */
+/* ---- what owners share ---------------------------------------------------- */
 
 enum {
         EXCHANGES = 1 << 22
 }; /* groups that are looked at for exchanges: a hostile layout has many */
 
-struct slice {
-        struct range range;
-        uint32_t group;
-        uint64_t weight;
+/* Of a slice, or of all that an owner has.  Work counts in words, too: such that the layout has as
+ * much of both.  All words are at most 2^58: 2^16 groups of 2^40 elements. */
+struct load {
+        uint64_t words, work;
 };
 
-/* Slices that have no owner yet, and what owners have. */
+struct slice {
+        struct range range;
+        uint32_t group, share; /* share: cut_group() */
+        struct load load;
+};
+
 struct deal {
         struct partition *p;
         const layout *l;
-        struct slice *slices;
-        uint64_t *weights; /* [group * n_owners + owner] of the owner's slice */
-        uint64_t *loads;   /* [owner] sum of its weights */
+        uint64_t words;         /* of the layout */
+        unsigned __int128 work; /* of the layout, in operations; 0: it has no matrices */
+        struct slice *slices;   /* that have no owner yet */
+        uint32_t n_slices;
+        struct load *held;   /* [group * n_owners + owner] of the owner's slice */
+        struct load *owners; /* [owner] sum of its slices */
+        uint64_t *ends;      /* of a group's shares, by cost: cut_group() */
+        uint32_t n_ends;
+        uint32_t *order; /* of owners */
 };
 
-/* A trained element has moments and a gradient beside its master weight: 16 bytes with Adam, where
- * a frozen one has 4.  *at: as in edge(). */
-static uint64_t weight(const layout *l, const struct layout_group *g, uint32_t *at,
-                       struct range range)
+static uint64_t peak(struct load a)
 {
-        uint64_t trained = 0, end = range.first + range.count;
+        return a.words > a.work ? a.words : a.work;
+}
 
-        for (; *at < g->n_tensors; (*at)++) {
-                const struct layout_tensor *t = &l->tensors[g->first_tensor + *at];
-                struct range own = { t->offset, layout_tensor_room(t) };
+static uint64_t in_words(const struct deal *d, uint64_t work)
+{
+        return d->work ? (uint64_t)((unsigned __int128)work * d->words / d->work) : 0;
+}
 
-                trained += t->frozen ? 0 : range_overlap(own, range);
-                if (own.first + own.count > end)
-                        break;
+/* Whether cuts of the group must lie at edges, so that its slices differ. */
+static bool has_edges(const layout *l, uint32_t group)
+{
+        const struct layout_group *g = &l->groups[group];
+
+        for (uint32_t t = 0; t < g->n_tensors; t++)
+                if (layout_matrices(&l->tensors[g->first_tensor + t]))
+                        return true;
+        return layout_group_whole(l, group);
+}
+
+static void count(struct deal *d)
+{
+        for (uint32_t g = 0; g < d->l->n_groups; g++) {
+                struct run_walk w = { .l = d->l, .g = &d->l->groups[g] };
+
+                for (struct run r; run_next(&w, &r);) {
+                        d->words += r.pieces * r.words;
+                        d->work += (unsigned __int128)r.pieces * r.work;
+                }
         }
-        return range.count + 3 * trained;
+}
+
+/* ---- cuts ------------------------------------------------------------------ */
+
+/* What a piece costs of its group's share.  Without matrices a slice is a share of the elements,
+ * as it has been in every release: state files depend on it. */
+static uint64_t cost(const struct deal *d, const struct run *r)
+{
+        if (!d->work)
+                return r->size / LAYOUT_ALIGN;
+        return peak((struct load){ r->words, in_words(d, r->work) });
+}
+
+static uint64_t group_cost(const struct deal *d, uint32_t group)
+{
+        struct run_walk w = { .l = d->l, .g = &d->l->groups[group] };
+        uint64_t sum = 0;
+
+        for (struct run r; run_next(&w, &r);)
+                sum += r.pieces * cost(d, &r);
+        return sum;
+}
+
+/* A cut and all before it: elements, words, operations. */
+struct cut {
+        uint64_t end, words, work;
+};
+
+static void pass(struct cut *c, const struct run *r, uint64_t pieces)
+{
+        c->end += pieces * r->size;
+        c->words += pieces * r->words;
+        c->work += pieces * r->work;
+}
+
+/* Whether both sides of a cut are large enough: two cuts may move to one edge, or to near ones. */
+static bool apart(const struct layout_group *g, uint64_t from, uint64_t end)
+{
+        uint64_t least = PARTITION_SLICE_MIN / layout_group_bytes(g, 1);
+
+        return end >= from + least && g->elements - end >= least;
+}
+
+static struct slice between(const struct deal *d, uint32_t group, uint32_t share,
+                            const struct cut *from, const struct cut *to)
+{
+        return (struct slice){ { from->end, to->end - from->end },
+                               group,
+                               share,
+                               { to->words - from->words, in_words(d, to->work - from->work) } };
+}
+
+/*
+ * Cuts a group into d->n_ends slices at most.  The i-th ends at the edge nearest to where the cost
+ * of all before is d->ends[i], the last one with the group.  Returns their number.
+ */
+static uint32_t cut_group(const struct deal *d, uint32_t group, struct slice *ret)
+{
+        const struct layout_group *g = &d->l->groups[group];
+        struct run_walk w = { .l = d->l, .g = g };
+        struct cut from = { 0 }, at = { 0 };
+        uint32_t n = 0, i = 0;
+        uint64_t before = 0; /* cost */
+
+        for (struct run r; run_next(&w, &r);) {
+                uint64_t each = cost(d, &r), all = r.pieces * each;
+
+                for (; i + 1 < d->n_ends && d->ends[i] - before < all; i++) {
+                        uint64_t pieces = (d->ends[i] - before) / each;
+                        uint64_t over = (d->ends[i] - before) % each;
+                        struct cut to = at;
+
+                        pass(&to, &r, pieces + (over > each - over));
+                        if (!apart(g, from.end, to.end))
+                                continue;
+                        ret[n++] = between(d, group, i, &from, &to);
+                        from = to;
+                }
+                pass(&at, &r, r.pieces);
+                before += all;
+        }
+        if (d->n_ends)
+                ret[n++] = between(d, group, d->n_ends - 1, &from, &at);
+        return n;
+}
+
+/* Cuts a group into shares of the same cost. */
+static uint32_t cut_evenly(struct deal *d, uint32_t group, struct slice *ret)
+{
+        uint32_t k = slice_count(&d->l->groups[group], d->p->n_owners);
+        uint64_t all = group_cost(d, group);
+
+        for (uint32_t i = 0; i < k; i++)
+                d->ends[i] = all / k * (i + 1) + all % k * (i + 1) / k;
+        d->n_ends = k;
+        return cut_group(d, group, ret);
+}
+
+/* ---- dealing ---------------------------------------------------------------- */
+
+static void give(struct deal *d, uint32_t group, uint32_t owner, struct range range,
+                 struct load load)
+{
+        *range_at(d->p, group, owner) = range;
+        d->held[(size_t)group * d->p->n_owners + owner] = load;
+        d->owners[owner].words += load.words;
+        d->owners[owner].work += load.work;
 }
 
 static int compare_slices(const void *a, const void *b)
 {
         const struct slice *x = a, *y = b;
 
-        if (x->weight != y->weight)
-                return x->weight > y->weight ? -1 : 1;
+        if (peak(x->load) != peak(y->load))
+                return peak(x->load) > peak(y->load) ? -1 : 1;
         if (x->group != y->group)
                 return x->group < y->group ? -1 : 1;
         return x->range.first < y->range.first ? -1 : 1;
 }
 
-static void give(struct deal *d, uint32_t group, uint32_t owner, struct range range, uint64_t w)
-{
-        *range_at(d->p, group, owner) = range;
-        d->weights[(size_t)group * d->p->n_owners + owner] = w;
-        d->loads[owner] += w;
-}
-
-/* Takes the slices of groups with whole tensors from their owners; the rest of them is in loads. */
-static uint32_t take_slices(struct deal *d)
-{
-        uint32_t n = 0;
-
-        for (uint32_t g = 0; g < d->p->n_groups; g++) {
-                bool whole = layout_group_whole(d->l, g);
-
-                for (uint32_t i = 0, at = 0; i < d->p->slices[g]; i++) {
-                        uint32_t o = partition_owner(d->p, g, i);
-                        struct range r = *range_at(d->p, g, o);
-                        uint64_t w = weight(d->l, &d->l->groups[g], &at, r);
-
-                        *range_at(d->p, g, o) = (struct range){ 0, 0 };
-                        if (whole)
-                                d->slices[n++] = (struct slice){ r, g, w };
-                        else
-                                give(d, g, o, r, w);
-                }
-        }
-        return n;
-}
-
-/* Gives a slice to the owner that has least, of those without one of its group. */
+/* Gives a slice to the owner with least memory, of those without a slice of its group. */
 static void give_slice(struct deal *d, const struct slice *s)
 {
         uint32_t n = d->p->n_owners, to = n;
 
         for (uint32_t o = 0; o < n; o++)
-                if (!range_at(d->p, s->group, o)->count && (to == n || d->loads[o] < d->loads[to]))
+                if (!range_at(d->p, s->group, o)->count &&
+                    (to == n || d->owners[o].words < d->owners[to].words))
                         to = o;
-        give(d, s->group, to, s->range, s->weight);
+        give(d, s->group, to, s->range, s->load);
+}
+
+/* How much nearer two loads with this gap come if `less` goes from the larger to the other: by the
+ * sum of their squares. */
+static __int128 nearer(uint64_t larger, uint64_t smaller, uint64_t has, uint64_t gets)
+{
+        __int128 less = (__int128)has - gets, gap = (__int128)larger - smaller;
+
+        return less * (gap - less);
 }
 
 /* Two owners exchange their slices of the group that bring them nearest; false: none does. */
 static bool exchange(struct deal *d, uint32_t high, uint32_t low)
 {
-        uint64_t gap = d->loads[high] - d->loads[low], best = 0;
         uint32_t group = 0, n = d->p->n_owners;
+        struct load *h = &d->owners[high], *l = &d->owners[low];
+        __int128 best = 0;
 
         for (uint32_t g = 0; g < d->p->n_groups; g++) {
-                const uint64_t *w = d->weights + (size_t)g * n;
-                uint64_t less = w[high] > w[low] ? w[high] - w[low] : 0;
-                uint64_t gain = less < gap ? (less < gap - less ? less : gap - less) : 0;
+                const struct load *of = d->held + (size_t)g * n;
+                __int128 gain = nearer(h->words, l->words, of[high].words, of[low].words) +
+                                nearer(h->work, l->work, of[high].work, of[low].work);
 
                 if (gain > best) {
                         best = gain;
@@ -199,10 +266,10 @@ static bool exchange(struct deal *d, uint32_t high, uint32_t low)
         if (best == 0)
                 return false;
         struct range a = *range_at(d->p, group, high), b = *range_at(d->p, group, low);
-        uint64_t *w = d->weights + (size_t)group * n, was_high = w[high], was_low = w[low];
+        struct load *of = d->held + (size_t)group * n, was_high = of[high], was_low = of[low];
 
-        d->loads[high] -= was_high;
-        d->loads[low] -= was_low;
+        *h = (struct load){ h->words - was_high.words, h->work - was_high.work };
+        *l = (struct load){ l->words - was_low.words, l->work - was_low.work };
         give(d, group, high, b, was_low);
         give(d, group, low, a, was_high);
         return true;
@@ -211,17 +278,58 @@ static bool exchange(struct deal *d, uint32_t high, uint32_t low)
 static void even_out(struct deal *d)
 {
         uint32_t n = d->p->n_owners;
+        uint64_t most =
+                d->l->n_rows ? EXCHANGES / 8 : EXCHANGES; /* those of matrices take longer */
         bool goes_on = true;
 
-        for (uint64_t i = 0; goes_on && i < 64 * n && i * d->p->n_groups < EXCHANGES; i++) {
+        for (uint64_t i = 0; goes_on && i < 64 * n && i * d->p->n_groups < most; i++) {
+                const struct load *of = d->owners;
                 uint32_t high = 0, low = 0;
 
-                for (uint32_t o = 1; o < n; o++) {
-                        high = d->loads[o] > d->loads[high] ? o : high;
-                        low = d->loads[o] < d->loads[low] ? o : low;
-                }
+                for (uint32_t o = 1; o < n; o++)
+                        high = peak(of[o]) > peak(of[high]) ? o : high;
+                bool work = of[high].work > of[high].words;
+
+                for (uint32_t o = 1; o < n; o++)
+                        if (work ? of[o].work < of[low].work : of[o].words < of[low].words)
+                                low = o;
                 goes_on = exchange(d, high, low);
         }
+}
+
+/* ---- filling up -------------------------------------------------------------- */
+
+/* Orders the owners by what they have, those with least first. */
+static void order(struct deal *d)
+{
+        for (uint32_t o = 0; o < d->p->n_owners; o++) {
+                uint32_t i = o;
+
+                for (; i > 0 && d->owners[d->order[i - 1]].words > d->owners[o].words; i--)
+                        d->order[i] = d->order[i - 1];
+                d->order[i] = o;
+        }
+}
+
+/* Divides a group that is cut freely such that the owners with least have the same then. */
+static void fill(struct deal *d, uint32_t group)
+{
+        uint32_t k = slice_count(&d->l->groups[group], d->p->n_owners), n = 0;
+        uint64_t all = group_cost(d, group), sum = all, level = 0;
+        struct slice *slices = d->slices + d->n_slices;
+
+        order(d);
+        while (n < k && (n == 0 || d->owners[d->order[n]].words < level)) {
+                sum += d->owners[d->order[n++]].words;
+                level = sum / n;
+        }
+        sum = 0;
+        for (uint32_t i = 0; i < n; i++)
+                d->ends[i] = sum += level - d->owners[d->order[i]].words;
+        d->n_ends = n;
+        n = cut_group(d, group, slices);
+        for (uint32_t i = 0; i < n; i++)
+                give(d, group, d->order[slices[i].share], slices[i].range, slices[i].load);
 }
 
 /* Lists the owners of a group in the order of their slices. */
@@ -240,36 +348,77 @@ static void list_owners(struct partition *p, uint32_t group)
                 owners[i] = o;
                 n++;
         }
-}
-
-static int deal(struct partition *p, const layout *l)
-{
-        size_t most = 0;
-
-        for (uint32_t g = 0; g < p->n_groups; g++)
-                most += layout_group_whole(l, g) ? p->slices[g] : 0;
-        if (most == 0)
-                return 0;
-        CLEANUP(cleanup_free) struct slice *slices = calloc(most, sizeof(*slices));
-        CLEANUP(cleanup_free)
-        uint64_t *weights = calloc((size_t)p->n_groups * p->n_owners, sizeof(*weights));
-        CLEANUP(cleanup_free) uint64_t *loads = calloc(p->n_owners, sizeof(*loads));
-        struct deal d = { p, l, slices, weights, loads };
-
-        if (!slices || !weights || !loads)
-                return -ENOMEM;
-        uint32_t n = take_slices(&d);
-
-        qsort(slices, n, sizeof(*slices), compare_slices);
-        for (uint32_t i = 0; i < n; i++)
-                give_slice(&d, &slices[i]);
-        even_out(&d);
-        for (uint32_t g = 0; g < p->n_groups; g++)
-                list_owners(p, g);
-        return 0;
+        p->slices[group] = n;
 }
 
 /* ---- the whole ------------------------------------------------------------ */
+
+/* Leaves slices of groups with edges to be dealt.  The others' owners take turns, unless they are
+ * to fill up. */
+static void cut_all(struct deal *d)
+{
+        uint32_t n = d->p->n_owners;
+
+        for (uint32_t g = 0, start = 0; g < d->p->n_groups; g++) {
+                struct slice *slices = d->slices + d->n_slices;
+                bool edges = has_edges(d->l, g);
+
+                if (!edges && d->work)
+                        continue;
+                uint32_t k = cut_evenly(d, g, slices);
+
+                d->n_slices += edges ? k : 0;
+                d->p->slices[g] = edges ? 0 : k;
+                for (uint32_t i = 0; i < d->p->slices[g]; i++) {
+                        uint32_t owner = (start + i) % n;
+
+                        d->p->owners[(size_t)g * n + i] = owner;
+                        give(d, g, owner, slices[i].range, slices[i].load);
+                }
+                start = (start + k) % n;
+        }
+}
+
+static int deal_init(struct deal *d, struct partition *p, const layout *l)
+{
+        size_t most = p->n_owners; /* of a group that is cut freely */
+
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                most += has_edges(l, g) ? slice_count(&l->groups[g], p->n_owners) : 0;
+        *d = (struct deal){ .p = p, .l = l };
+        d->slices = calloc(most, sizeof(*d->slices));
+        d->held = calloc((size_t)p->n_groups * p->n_owners + 1, sizeof(*d->held));
+        d->owners = calloc(p->n_owners, sizeof(*d->owners));
+        d->ends = calloc(p->n_owners, sizeof(*d->ends));
+        d->order = calloc(p->n_owners, sizeof(*d->order));
+        return d->slices && d->held && d->owners && d->ends && d->order ? 0 : -ENOMEM;
+}
+
+static void deal_deinit(struct deal *d)
+{
+        free(d->slices);
+        free(d->held);
+        free(d->owners);
+        free(d->ends);
+        free(d->order);
+}
+
+static void deal(struct deal *d)
+{
+        count(d);
+        cut_all(d);
+        qsort(d->slices, d->n_slices, sizeof(*d->slices), compare_slices);
+        for (uint32_t i = 0; i < d->n_slices; i++)
+                give_slice(d, &d->slices[i]);
+        if (!d->n_slices)
+                return;
+        even_out(d);
+        for (uint32_t g = 0; g < d->p->n_groups; g++) {
+                if (d->work && !has_edges(d->l, g))
+                        fill(d, g);
+                list_owners(d->p, g);
+        }
+}
 
 int partition_new(const layout *l, uint32_t n_owners, struct partition **ret)
 {
@@ -286,16 +435,29 @@ int partition_new(const layout *l, uint32_t n_owners, struct partition **ret)
         p->slices = calloc((size_t)l->n_groups + 1, sizeof(*p->slices));
         if (!p->ranges || !p->owners || !p->slices)
                 return -ENOMEM;
+        struct deal d;
+        int r = deal_init(&d, p, l);
 
-        for (uint32_t g = 0, start = 0; g < l->n_groups; g++) {
-                cut_group(p, l, g, start);
-                start = (start + p->slices[g]) % n_owners;
+        if (r == 0) {
+                deal(&d);
+                *ret = STEAL(p);
         }
-        int r = deal(p, l);
-        if (r)
-                return r;
-        *ret = STEAL(p);
-        return 0;
+        deal_deinit(&d);
+        return r;
+}
+
+struct range range_common(struct range a, struct range b)
+{
+        uint64_t first = a.first > b.first ? a.first : b.first;
+        uint64_t a_end = a.first + a.count, b_end = b.first + b.count;
+        uint64_t end = a_end < b_end ? a_end : b_end;
+
+        return (struct range){ first, end > first ? end - first : 0 };
+}
+
+uint64_t range_overlap(struct range a, struct range b)
+{
+        return range_common(a, b).count;
 }
 
 bool range_within(struct range inner, struct range outer)

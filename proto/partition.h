@@ -6,11 +6,19 @@
  * A slice has at least PARTITION_SLICE_MIN bytes, so a small group uses fewer owners.  The owner of
  * the first slice advances from group to group, which keeps owners balanced.
  *
- * A cut that would fall into a whole tensor moves to the tensor's nearer edge.  Slices of groups
- * with whole tensors then differ, and owners have them in any order.  The largest are dealt first,
- * each to the owner that has least, of those without a slice of that group.  Then the fullest and
- * the emptiest owner exchange slices of a group as long as that helps, within a bound on the work.
- * A trained element weighs as much as four frozen ones.
+ * No cut divides a whole tensor or a matrix: it moves to the nearer edge (proto/runs.h).  An edge
+ * between two matrices counts where it is a multiple of LAYOUT_ALIGN.  Slices of groups with such
+ * tensors then differ, and owners have them in any order.  The largest are dealt first, each to the
+ * owner with least memory, of those without a slice of that group.  Then the fullest and the
+ * emptiest owner exchange slices of a group as long as that helps, within a bound on the work.
+ *
+ * Owners share two loads.  Memory: a trained element weighs as much as four frozen ones, or as
+ * three in a matrix, which has one moment.  Work: operations of Newton-Schulz on matrices.  In a
+ * layout with matrices, a piece of a group costs the larger of its parts of both, and slices of a
+ * group cost about the same.  Groups that are cut freely come last there: they fill up the owners
+ * that have least memory.
+ *
+ * Layouts without matrices are cut as in every release: their state files depend on that.
  */
 #pragma once
 
@@ -34,6 +42,10 @@ struct partition {
 int partition_new(const layout *l, uint32_t n_owners, struct partition **ret);
 void partition_free(struct partition *p);
 struct range partition_range(const struct partition *p, uint32_t group, uint32_t owner);
+/* The intersection of two ranges; count 0: none. */
+struct range range_common(struct range a, struct range b);
+/* Elements that both have. */
+uint64_t range_overlap(struct range a, struct range b);
 /* Whether inner has elements and outer has all of them; safe for any numbers. */
 bool range_within(struct range inner, struct range outer);
 /*

@@ -115,14 +115,15 @@ int zero_layout_group(struct zero_layout *layout, const char *name, enum zero_dt
  * another one (ZERO_ELAYOUT) and names it.
  */
 int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char *optimizer);
-#define ZERO_OPTIMIZERS "adamw, adam, lion, sgd or sgd-momentum"
+#define ZERO_OPTIMIZERS "adamw, adam, lion, sgd, sgd-momentum or muon"
 /* X(name, struct of its hyperparameters, planes beside the master weights).  The first is the default. */
 #define ZERO_OPTIMIZER_MAP(X)                           \
         X("adamw", zero_adamw, "exp_avg", "exp_avg_sq") \
         X("adam", zero_adamw, "exp_avg", "exp_avg_sq")  \
         X("lion", zero_lion, "exp_avg")                 \
         X("sgd", zero_sgd, NULL)                        \
-        X("sgd-momentum", zero_sgd, "momentum_buffer")
+        X("sgd-momentum", zero_sgd, "momentum_buffer")  \
+        X("muon", zero_muon, "momentum_buffer")
 
 /*
  * Has a group keep the average of its weights (ZERO_PLANE_EMA), beside any optimizer.  Each update averages the weights
@@ -130,6 +131,21 @@ int zero_layout_optimizer(struct zero_layout *layout, uint32_t group, const char
  * checkpoints go on under the same choice only.
  */
 int zero_layout_ema(struct zero_layout *layout, uint32_t group);
+
+/*
+ * Chooses in which formats owners keep the moments and the master weights of a group.
+ *
+ *   state    "fp32" (NULL), "bf16" with 2 bytes an element, or "8bit" with 17 bytes for 16 elements.  The averages of
+ *            zero_layout_ema() stay in fp32
+ *   master   "fp32" (NULL).  Of a bf16 group also "bf16+16" or "bf16+8": what is served, and 16 or 8 bits more.  With
+ *            16 the master weights are exact, and with 8 they have 16 bits of precision.  An eager group cannot have
+ *            these.  What is served is rounded from between two bf16 away from 0
+ *
+ * zero_get() and zero_put() have fp32 in any case, and what is put is rounded.  An update has the same bits for any
+ * owners.  daemon/compute/README.md tells the errors of a value.  All ranks choose the same, and a job's state goes on
+ * under the same choice only.  A checkpoint has its own choice, and "restore" converts it by name.
+ */
+int zero_layout_state(struct zero_layout *layout, uint32_t group, const char *state, const char *master);
 
 /*
  * Makes a group eager: its owners update their shards as soon as its gradient is complete, while ranks still compute
@@ -159,6 +175,22 @@ int zero_layout_tensor(struct zero_layout *layout, uint32_t group, const struct 
 int zero_layout_whole(struct zero_layout *layout, uint32_t tensor);
 
 /*
+ * Chooses the optimizer of one tensor, where it is another one than its group's: a transformer block has matrices for
+ * "muon" and vectors for "adamw", and is still one group, which one request fetches.  As zero_layout_optimizer() in all
+ * else.  zerod of the release before refuses such a layout.
+ */
+int zero_layout_tensor_optimizer(struct zero_layout *layout, uint32_t tensor, const char *optimizer);
+
+/*
+ * Says what the matrices of a tensor are that "muon" updates.  A tensor of shape [..., rows, cols] is a stack of
+ * matrices, as of experts; without this call each is one matrix.  A fused matrix is several below one another: with
+ * rows {n, n, n} a matrix of shape [3 n, cols] is updated as query, key and value apart.  The n_rows numbers (at most
+ * 256) add up to the tensor's last but one dimension.  A matrix has one owner, and owners get them such that all have
+ * about as much memory and about as much work.  All ranks choose the same, as in zero_layout_whole().
+ */
+int zero_layout_matrices(struct zero_layout *layout, uint32_t tensor, const uint64_t *rows, uint32_t n_rows);
+
+/*
  * Tells how n_owners owners divide the groups: of group g, owner o has ret_count[g * n_owners + o] elements from
  * element ret_first[g * n_owners + o] on.  Both arrays have an item for each group and owner.  dtype: of the groups
  * that are not of bytes, in place of their own; 0: their own.  At least one owner; the layout stays as it is.
@@ -184,10 +216,12 @@ enum zero_dtype zero_layout_group_dtype(const struct zero_layout *layout, uint32
 bool zero_layout_group_eager(const struct zero_layout *layout, uint32_t group);
 bool zero_layout_group_ema(const struct zero_layout *layout, uint32_t group);
 /*
- * Returns the optimizer that updates a group, or the divisor that zero_layout_group() took.
- * A divisor of 0 stands for the number of ranks.
+ * Returns the optimizer that updates a group, the formats that zero_layout_state() took, or the divisor that
+ * zero_layout_group() took.  zero_layout_group_state() returns the format of the moments, and that of the master
+ * weights in *ret_master, which may be NULL.  A divisor of 0 stands for the number of ranks.
  */
 const char *zero_layout_group_optimizer(const struct zero_layout *layout, uint32_t group);
+const char *zero_layout_group_state(const struct zero_layout *layout, uint32_t group, const char **ret_master);
 double zero_layout_group_divisor(const struct zero_layout *layout, uint32_t group);
 /*
  * Returns the number of tensors of a group.  Their indices are consecutive and begin with *ret_first.
@@ -208,14 +242,19 @@ uint32_t zero_layout_group_ranks(const struct zero_layout *layout, uint32_t grou
 int zero_layout_describe(const struct zero_layout *layout, uint32_t tensor,
                          struct zero_tensor *ret_tensor);
 /*
- * Tells a tensor's name, its group, its shape, and if it is frozen.  zero_layout_tensor_shape() returns the number of
- * extents in *ret_shape; the array belongs to the layout, and ret_shape may be NULL.
+ * Tells a tensor's name, its group, its shape, if it is frozen, its optimizer, and the rows of its matrices.
+ * zero_layout_tensor_shape() returns the number of extents in *ret_shape, and zero_layout_tensor_rows() the number of
+ * matrices below one another in *ret_rows, 0 if no optimizer updates it matrix by matrix.  The arrays belong to the
+ * layout, and ret_shape and ret_rows may be NULL.
  */
 const char *zero_layout_tensor_name(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_group(const struct zero_layout *layout, uint32_t tensor);
 uint32_t zero_layout_tensor_shape(const struct zero_layout *layout, uint32_t tensor,
                                   const uint64_t **ret_shape);
 bool zero_layout_tensor_frozen(const struct zero_layout *layout, uint32_t tensor);
+const char *zero_layout_optimizer_of(const struct zero_layout *layout, uint32_t tensor);
+uint32_t zero_layout_tensor_rows(const struct zero_layout *layout, uint32_t tensor,
+                                 const uint64_t **ret_rows);
 /*
  * Finds a tensor by name, in time linear in the number of tensors.
  * ZERO_ENOGROUP: the layout has no tensor of that name.
@@ -322,6 +361,7 @@ struct zero_needs {
                                        * A sum is rounded to it once.  A sum beyond the range of
                                        * ZERO_FP16 (65504) counts as not finite, and the step is
                                        * skipped: scale the loss */
+        enum zero_accumulate accumulate; /* in owners' sums of gradients, the same on all ranks: see the enum */
         bool private_views;           /* zero_fetch() returns views that are writable and keep their
                                        * address; in host memory only */
         enum zero_on_lost on_lost_rank; /* of the job: ZERO_LOST_FAIL if any rank asks for it */
@@ -496,90 +536,7 @@ int zero_grad(struct zero_client *client, uint32_t group, void **ret_grad);
 int zero_push(struct zero_client *client, uint32_t group, const uint8_t *present, bool last,
               struct zero_sync *sync);
 
-/*
- * The members of "adamw": Adam with decoupled weight decay (arXiv 1711.05101), as torch.optim.AdamW computes it.
- * The moments are ZERO_PLANE_EXP_AVG m and ZERO_PLANE_EXP_AVG_SQ v.  g is the gradient, negated with maximize.
- * t counts the tensor's updates (ZERO_PLANE_STEP), this one included:
- *
- *   p = p (1 - lr weight_decay);  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
- *   p = p - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
- *
- * "adam" (arXiv 1412.6980, as torch.optim.Adam computes it) has the same members and moments.  There the decay is a
- * part of the gradient: g = g + weight_decay p in the place of p = p (1 - lr weight_decay).
- */
-struct zero_adamw {
-        double lr, beta1, beta2;
-        double eps; /* > 0 as an fp32 number */
-        double weight_decay;
-        double maximize; /* 0 or 1 */
-};
-#define ZERO_PLANE_EXP_AVG ZERO_PLANE_MOMENT1
-#define ZERO_PLANE_EXP_AVG_SQ ZERO_PLANE_MOMENT2
-
-/*
- * The members of "lion" (arXiv 2302.06675, algorithm 2).  The one moment is ZERO_PLANE_EXP_AVG m, and g is as above.
- * The paper has beta1 0.9 and beta2 0.99, and an lr of a third to a tenth of AdamW's:
- *
- *   p = p (1 - lr weight_decay) - lr sign(beta1 m + (1 - beta1) g);  m = beta2 m + (1 - beta2) g
- */
-struct zero_lion {
-        double lr, beta1, beta2, weight_decay;
-        double maximize; /* 0 or 1 */
-};
-
-/*
- * The members of "sgd" and "sgd-momentum": stochastic gradient descent as torch.optim.SGD computes it.  "sgd" has no
- * moment, and its members that are marked as sgd-momentum's are 0.  "sgd-momentum" has ZERO_PLANE_MOMENTUM_BUFFER b.
- * g is as above:
- *
- *   d = g + weight_decay p;  b = momentum b + (1 - dampening) d, but d at a tensor's first update
- *   p = p - lr (d, without momentum; d + momentum b, with nesterov; else b)
- */
-struct zero_sgd {
-        double lr;
-        double momentum, dampening; /* of sgd-momentum alone */
-        double weight_decay;
-        double nesterov; /* 0 or 1, of sgd-momentum alone */
-        double maximize; /* 0 or 1 */
-};
-#define ZERO_PLANE_MOMENTUM_BUFFER ZERO_PLANE_MOMENT1
-
-/*
- * Hyperparameters of the tensors of one set.  All their groups have this optimizer.
- *
- * A group of zero_layout_ema() averages its weights as torch.optim.swa_utils.AveragedModel does with
- * get_ema_multi_avg_fn(ema_decay).  With the new p, and ema_decay in [0, 1), which a step may change as it may lr:
- *
- *   e = ema_decay e + (1 - ema_decay) p, but p at a tensor's first update
- *
- * Where a step changes no weight, as a skipped step or a tensor without a gradient, e stays as it is.  Until a
- * tensor's first update e is the tensor's first values, and a write to MASTER writes e too.  The average e is
- * ZERO_PLANE_EMA of zero_get() and zero_put(); zero_tensor_norms() knows it as the moment behind the optimizer's own.
- */
-struct zero_set {
-        const char *optimizer; /* as in zero_layout_optimizer(); NULL: "adamw" */
-        union {
-                struct zero_adamw adamw, adam;
-                struct zero_lion lion;
-                struct zero_sgd sgd;
-        };
-        double ema_decay; /* of groups that keep an average: one of their sets has it */
-};
-
-/*
- * Sets with the papers' values, as initialisers; members may be changed afterwards.  The papers leave open the weight
- * decay: 0.01 of AdamW is torch.optim.AdamW's, the others have none.  A set that is only zeroed is refused: with eps 0
- * a gradient of 0 would make NaN of a weight.  C++17 has no designators, so all numbers go through the union's first
- * member.
- *
- *   struct zero_set set = ZERO_ADAMW(1e-3);
- *   set.adamw.weight_decay = 0.1;
- */
-#define ZERO_ADAMW(lr) { "adamw", { { (lr), 0.9, 0.999, 1e-8, 0.01, 0 } }, 0 }
-#define ZERO_ADAM(lr) { "adam", { { (lr), 0.9, 0.999, 1e-8, 0, 0 } }, 0 }
-#define ZERO_LION(lr) { "lion", { { (lr), 0.9, 0.99, 0, 0, 0 } }, 0 }
-#define ZERO_SGD(lr) { "sgd", { { (lr), 0, 0, 0, 0, 0 } }, 0 }
-#define ZERO_SGD_MOMENTUM(lr, momentum) { "sgd-momentum", { { (lr), (momentum), 0, 0, 0, 0 } }, 0 }
+#include "zero_sets.h"
 
 struct zero_step_options {
         const struct zero_set *sets;   /* indexed by ZERO_PLANE_SET */
@@ -873,15 +830,18 @@ int zero_unfollow(struct zero_client *client, const struct zero_weights *weights
  *   "grant", "revoke"       changes that; the argument is a JSON object with "job" and "user", a number
  *
  * The argument of "checkpoint" and "restore" is a JSON object.  It has "job", "directory" (an absolute path), "seen",
- * and for checkpoints "keep" and "every".  "seen" is "DEVICE:INODE PATH", both numbers as stat() tells them, in
- * hexadecimal.  PATH is the directory, or the nearest one above it that the caller sees.  The daemon may have other
- * mounts, such as its own /tmp under systemd.  It compares nothing without "seen".
+ * for checkpoints "keep" and "every", and for restores "convert".  "convert" is "job", for the formats of the job that
+ * is there (zero_layout_state()), or names them as "8bit,bf16+8", of the moments and, behind the comma, of the master
+ * weights.  Without it a job of other formats than the checkpoint is not replaced.  "seen" is "DEVICE:INODE PATH",
+ * both numbers as stat() tells them, in hexadecimal.  PATH is the directory, or the nearest one above it that the
+ * caller sees.  The daemon may have other mounts, such as its own /tmp under systemd.  It compares nothing without
+ * "seen".
  * If the daemon is lost meanwhile, the call connects and asks once more.  It leaves ZERO_EABORTED to the step's next
  * call.
  * ZERO_EINVAL: the daemon sees another directory at PATH, or what or argument makes no sense.
  * ZERO_EBUSY: a user has 8 questions in flight that all nodes answer ("checksum", "ping", "moves"), or 2 of "shards".
  * ZERO_EBUSY: 64 questions of "status" wait for a driver of GPUs.
- * ZERO_EVERSION: "grant" was asked for while a node is of the release before, or was not up yet.
+ * ZERO_EVERSION: "grant" or "convert" was asked for while a node is of the release before, or was not up yet.
  * ZERO_EQUOTA: 64 users have a grant.
  */
 int zero_query(struct zero_client *client, const char *what, const char *argument,

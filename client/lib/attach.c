@@ -396,6 +396,11 @@ static int make_message(struct zero_client *c, const layout *l, const struct zer
         message->push_auto = needs->push_groups == ZERO_AUTO;
         message->grad_dtype = needs->grad_dtype;
         message->reduce_dtype = needs->reduce_dtype;
+        message->accumulate = needs->reduce_dtype == ZERO_FP32 ? 0 : needs->accumulate;
+        if (message->accumulate && c->protocol < CLIENT_ACCUMULATES)
+                return client_fail(c, ZERO_EVERSION,
+                                   "zerod is of a release that accumulates in fp32 only: attach "
+                                   "with ZERO_ACCUMULATE_FP32");
         message->on_lost_rank = needs->on_lost_rank;
         if (needs->stash) {
                 stash->ranks = (uint32_t *)needs->stash->ranks;

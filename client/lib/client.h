@@ -45,8 +45,9 @@ enum {
         CLIENT_TELL_AGAIN_MS = 55000,
         CLIENT_SLOTS =
                 4, /* of the transfer area, for puts under way; PUTS_MAX of the daemon is more */
-        CLIENT_FOLLOWS = 7, /* the first protocol that has Follow */
-        CLIENT_LOST = -EPIPE, /* not a status: the connection is lost, and can be resumed */
+        CLIENT_FOLLOWS = 7,     /* the first protocol that has Follow */
+        CLIENT_ACCUMULATES = 7, /* the first one that has Attach.accumulate */
+        CLIENT_LOST = -EPIPE,   /* not a status: the connection is lost, and can be resumed */
 };
 
 struct pending {
@@ -138,7 +139,8 @@ struct zero_client {
 
 /* ---- client.c: the end of a connection, the error of a call ---- */
 
-/* Of the thread's last call that failed without a client: zero_connect(), zero_layout_*(), a client of NULL. */
+/* Of the thread's last call that failed without a client: zero_connect(), zero_layout_*(), a client
+ * of NULL. */
 extern _Thread_local struct fault client_thread_fault;
 /* The status of a call without the client that it needs. */
 int client_missing(void);

@@ -62,6 +62,18 @@ int zero_layout_group(struct zero_layout *l, const char *name, enum zero_dtype d
         return settle(l, r, &fault);
 }
 
+/* A tensor whose optimizer updates matrices is a stack of such, until the caller cuts them. */
+static int follow_optimizer(layout *l, uint32_t tensor, struct fault *fault)
+{
+        const struct layout_tensor *t = &l->tensors[tensor];
+
+        if (!optimizer_has_matrices(layout_tensor_optimizer(l, tensor)))
+                layout_no_matrices(l, tensor);
+        else if (!t->n_rows && !t->frozen && t->ndim >= 2 && t->elements)
+                return layout_set_matrices(l, tensor, &t->shape[t->ndim - 2], 1, fault);
+        return 0;
+}
+
 int zero_layout_optimizer(struct zero_layout *l, uint32_t group, const char *optimizer)
 {
         struct fault fault = { 0 };
@@ -72,6 +84,35 @@ int zero_layout_optimizer(struct zero_layout *l, uint32_t group, const char *opt
         if (r == 0)
                 r = layout_set_optimizer(l, group, optimizer ? optimizer : optimizer_default(),
                                          &fault);
+        for (uint32_t t = 0; r == 0 && t < l->n_tensors; t++)
+                if (l->tensors[t].group == group)
+                        r = follow_optimizer(l, t, &fault);
+        return settle(l, r, &fault);
+}
+
+int zero_layout_tensor_optimizer(struct zero_layout *l, uint32_t tensor, const char *optimizer)
+{
+        struct fault fault = { 0 };
+        int r = given(0, l);
+
+        if (r == 0)
+                r = optimizer_check_name(optimizer, &fault);
+        if (r == 0)
+                r = layout_set_tensor_optimizer(
+                        l, tensor, optimizer ? optimizer : optimizer_default(), &fault);
+        if (r == 0)
+                r = follow_optimizer(l, tensor, &fault);
+        return settle(l, r, &fault);
+}
+
+int zero_layout_matrices(struct zero_layout *l, uint32_t tensor, const uint64_t *rows,
+                         uint32_t n_rows)
+{
+        struct fault fault = { 0 };
+        int r = given(0, l);
+
+        if (r == 0)
+                r = layout_set_matrices(l, tensor, rows, n_rows, &fault);
         return settle(l, r, &fault);
 }
 
@@ -82,6 +123,16 @@ int zero_layout_ema(struct zero_layout *l, uint32_t group)
 
         if (r == 0)
                 r = layout_set_ema(l, group, &fault);
+        return settle(l, r, &fault);
+}
+
+int zero_layout_state(struct zero_layout *l, uint32_t group, const char *state, const char *master)
+{
+        struct fault fault = { 0 };
+        int r = given(0, l);
+
+        if (r == 0)
+                r = layout_set_state(l, group, state, master, &fault);
         return settle(l, r, &fault);
 }
 
@@ -146,6 +197,8 @@ int zero_layout_tensor(struct zero_layout *l, uint32_t group, const struct zero_
                 r = copy_tensor(tensor, group, &t, &fault);
         if (r == 0)
                 r = layout_add_tensor(l, &t, ret_tensor, &fault);
+        if (r == 0)
+                r = follow_optimizer(l, *ret_tensor, &fault);
         return settle(l, r, &fault);
 }
 
@@ -217,6 +270,16 @@ const char *zero_layout_group_optimizer(const struct zero_layout *l, uint32_t gr
         const struct layout_group *g = group_at(l, group);
 
         return g ? g->optimizer : NULL;
+}
+
+const char *zero_layout_group_state(const struct zero_layout *l, uint32_t group,
+                                    const char **ret_master)
+{
+        const struct layout_group *g = group_at(l, group);
+
+        if (g && ret_master)
+                *ret_master = *g->master ? g->master : "fp32";
+        return !g ? NULL : *g->state ? g->state : "fp32";
 }
 
 double zero_layout_group_divisor(const struct zero_layout *l, uint32_t group)
@@ -295,6 +358,21 @@ uint32_t zero_layout_tensor_shape(const struct zero_layout *l, uint32_t tensor,
         if (t && ret_shape)
                 *ret_shape = t->shape;
         return t ? t->ndim : 0;
+}
+
+const char *zero_layout_optimizer_of(const struct zero_layout *l, uint32_t tensor)
+{
+        return tensor_at(l, tensor) ? layout_tensor_optimizer(l, tensor) : NULL;
+}
+
+uint32_t zero_layout_tensor_rows(const struct zero_layout *l, uint32_t tensor,
+                                 const uint64_t **ret_rows)
+{
+        const struct layout_tensor *t = tensor_at(l, tensor);
+
+        if (t && ret_rows)
+                *ret_rows = t->rows;
+        return t ? t->n_rows : 0;
 }
 
 bool zero_layout_tensor_frozen(const struct zero_layout *l, uint32_t tensor)

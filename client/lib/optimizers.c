@@ -17,6 +17,8 @@ static const struct {
         ZERO_OPTIMIZER_MAP(X)
 #undef X
 };
+static const struct zero_newton_schulz torch_ns = { 3.4445, -4.7750, 2.0315, 1e-7, 5 };
+
 enum { N_ROWS = sizeof(rows) / sizeof(rows[0]) };
 
 const char *optimizer_default(void)
@@ -51,16 +53,36 @@ static const char *name_of(const struct zero_set *set)
         return set->optimizer ? set->optimizer : optimizer_default();
 }
 
+bool optimizer_has_matrices(const char *name)
+{
+        return strcmp(name, "muon") == 0;
+}
+
+/* Returns how many they are. */
+static uint32_t values_of(const struct zero_set *set, uint32_t row, double *ret)
+{
+        const struct zero_newton_schulz *ns = set->muon.ns ? set->muon.ns : &torch_ns;
+        uint32_t n = rows[row].n_values;
+
+        if (!optimizer_has_matrices(rows[row].name)) {
+                memcpy(ret, &set->adamw, n * sizeof(double)); /* where each of the union begins */
+                return n;
+        }
+        memcpy(ret, &set->muon, --n * sizeof(double)); /* all but the pointer */
+        memcpy(ret + n, ns, sizeof(*ns));
+        return n + (uint32_t)(sizeof(*ns) / sizeof(double));
+}
+
 static void message_of(const struct zero_set *set, uint32_t row, bool averages,
                        struct optimizer_values *ret)
 {
         zero__hyper_set__init(&ret->message);
         ret->message.optimizer = (char *)(averages ? rows[row].ema : rows[row].name);
-        /* where each of the union begins */
-        memcpy(ret->values, &set->adamw, rows[row].n_values * sizeof(double));
-        ret->values[rows[row].n_values] = set->ema_decay;
+        uint32_t n = values_of(set, row, ret->values);
+
+        ret->values[n] = set->ema_decay;
         ret->message.values = ret->values;
-        ret->message.n_values = rows[row].n_values + 1;
+        ret->message.n_values = n + 1;
 }
 
 int optimizer_messages(const layout *l, const struct zero_set *sets, uint32_t n_sets,
@@ -69,9 +91,12 @@ int optimizer_messages(const layout *l, const struct zero_set *sets, uint32_t n_
         const struct layout_group *averaging[N_ROWS + 1] = { NULL }; /* the last: of no row */
         bool decays[N_ROWS] = { false };
 
-        for (uint32_t g = 0; g < l->n_groups; g++)
-                if (l->groups[g].ema)
-                        averaging[find(l->groups[g].optimizer)] = &l->groups[g];
+        for (uint32_t t = 0; t < l->n_tensors; t++) {
+                const struct layout_group *g = &l->groups[l->tensors[t].group];
+
+                if (g->ema && !l->tensors[t].frozen)
+                        averaging[find(layout_tensor_optimizer(l, t))] = g;
+        }
         for (uint32_t i = 0; i < n_sets; i++) {
                 uint32_t row = find(name_of(&sets[i]));
 
@@ -94,11 +119,11 @@ int optimizer_messages(const layout *l, const struct zero_set *sets, uint32_t n_
         return 0;
 }
 
-enum zero_plane optimizer_plane(const struct layout_group *g, enum zero_plane plane)
+enum zero_plane optimizer_plane(const layout *l, uint32_t tensor, enum zero_plane plane)
 {
-        uint32_t i = find(g->optimizer), n = 0;
+        uint32_t i = find(layout_tensor_optimizer(l, tensor)), n = 0;
 
-        if (plane != ZERO_PLANE_EMA || !g->ema || i == N_ROWS)
+        if (plane != ZERO_PLANE_EMA || !l->groups[l->tensors[tensor].group].ema || i == N_ROWS)
                 return plane;
         while (rows[i].moments[n])
                 n++;

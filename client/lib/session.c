@@ -167,6 +167,9 @@ static int check_rank(struct zero_client *c, const struct zero_layout *l,
         if (!dtype_valid(needs->reduce_dtype))
                 return client_fail(c, ZERO_EINVAL, "reduce_dtype is %s (%d), not " ZERO_DTYPES,
                                    dtype_name(needs->reduce_dtype), (int)needs->reduce_dtype);
+        if (needs->accumulate != ZERO_ACCUMULATE_FP32 && needs->accumulate != ZERO_ACCUMULATE_WIRE)
+                return client_fail(c, ZERO_EINVAL,
+                                   "accumulate is ZERO_ACCUMULATE_FP32 or ZERO_ACCUMULATE_WIRE");
         if (needs->on_lost_rank != ZERO_LOST_WAIT && needs->on_lost_rank != ZERO_LOST_FAIL)
                 return client_fail(c, ZERO_EINVAL,
                                    "on_lost_rank is ZERO_LOST_WAIT or ZERO_LOST_FAIL");

@@ -89,7 +89,7 @@ static int check_access(struct zero_client *c, struct access *a, bool write)
                 return client_fail(c, ZERO_ENOGROUP, "no tensor %u: the layout has %u",
                                    (unsigned)a->tensor, (unsigned)c->layout->n_tensors);
         a->plane =
-                optimizer_plane(&c->layout->groups[c->layout->tensors[a->tensor].group], a->plane);
+                optimizer_plane(c->layout, a->tensor, a->plane);
         r = plane_shape(c, a, write, &elements);
         if (r)
                 return r;

@@ -26,13 +26,15 @@ static void show_schedule(const struct ctl *ctl, FILE *out, const json_t *answer
 
 static int run(struct ctl *ctl)
 {
-        const struct operation_count counts[] = { { "keep", keep }, { "every", every }, { 0 } };
+        const struct operation_more more[] = { { "keep", keep, NULL },
+                                               { "every", every, NULL },
+                                               { 0 } };
         json_t *answer = NULL;
         int r;
 
         if (every < 0)
-                return operation_carry_out(ctl, "checkpoint", counts);
-        r = operation_begin(ctl, "checkpoint", counts, &answer);
+                return operation_carry_out(ctl, "checkpoint", more);
+        r = operation_begin(ctl, "checkpoint", more, &answer);
         return r == CTL_OK ? ctl_show(ctl, answer, show_schedule) : r;
 }
 

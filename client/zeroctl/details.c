@@ -129,6 +129,20 @@ static void show_planes(FILE *out, const json_t *job)
                 unit_bytes(field_number(formula, "stage3_bytes")).text);
 }
 
+/* Where they are not all in fp32. */
+static void show_formats(FILE *out, const json_t *job)
+{
+        const json_t *formats = json_object_get(job, "formats"), *text;
+        size_t i;
+
+        if (json_array_size(formats) == 0)
+                return;
+        fputs("  formats  of moments and master weights:", out);
+        json_array_foreach(formats, i, text)
+                fprintf(out, "%s %s", i ? ";" : "", json_string_value(text));
+        fputc('\n', out);
+}
+
 static void show_move(FILE *out, const json_t *job)
 {
         const json_t *move = json_object_get(job, "move");
@@ -164,6 +178,7 @@ void show_job_details(const struct ctl *ctl, FILE *out, const json_t *job)
         show_readers(out, job);
         show_stash(out, job);
         show_planes(out, job);
+        show_formats(out, job);
 }
 
 void show_memory(FILE *out, const json_t *memory)

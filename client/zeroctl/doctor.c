@@ -94,9 +94,8 @@ const struct command command_doctor = {
                 "Every node looks at what a person would check: key files, directories and the "
                 "space "
                 "in them, limits of open files, locked memory and the cgroup, swap, huge pages, "
-                "errors of memory, and its link to every other node. The clocks and versions of "
-                "the "
-                "nodes are compared.\n"
+                "errors of memory, the formats of states, and its link to every other node. The "
+                "clocks and versions of the nodes are compared.\n"
                 "Prints what is not fine, with what to do about it. Changes nothing. Only root and "
                 "the user zerod runs as may ask. Exits with 1 if there is an error; a warning is "
                 "not one.",

@@ -86,7 +86,7 @@ int operation_place(const char *directory, json_t **ret)
         return CTL_USAGE;
 }
 
-int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
+int operation_begin(struct ctl *ctl, const char *what, const struct operation_more *more,
                     json_t **ret_answer)
 {
         json_t *request;
@@ -96,9 +96,12 @@ int operation_begin(struct ctl *ctl, const char *what, const struct operation_co
         if (r != CTL_OK)
                 return r;
         json_object_set_new(request, "job", json_string(ctl->argument));
-        for (; counts && counts->name; counts++)
-                if (counts->value >= 0)
-                        json_object_set_new(request, counts->name, json_integer(counts->value));
+        for (; more && more->name; more++) {
+                if (more->text)
+                        json_object_set_new(request, more->name, json_string(more->text));
+                else if (more->value >= 0)
+                        json_object_set_new(request, more->name, json_integer(more->value));
+        }
         text = json_dumps(request, JSON_COMPACT);
         json_decref(request);
         if (!text) {
@@ -173,12 +176,12 @@ static void show(const struct ctl *ctl, FILE *out, const json_t *answer)
                 unit_bytes(seconds > 0 ? bytes / seconds : 0).text);
 }
 
-int operation_await(struct ctl *ctl, const char *what, const struct operation_count *counts,
+int operation_await(struct ctl *ctl, const char *what, const struct operation_more *more,
                     json_t **ret_answer)
 {
         json_t *answer = NULL;
         double id;
-        int r = operation_begin(ctl, what, counts, &answer);
+        int r = operation_begin(ctl, what, more, &answer);
 
         if (r != CTL_OK)
                 return r;
@@ -203,10 +206,10 @@ int operation_await(struct ctl *ctl, const char *what, const struct operation_co
         return r;
 }
 
-int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_count *counts)
+int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_more *more)
 {
         json_t *answer;
-        int r = operation_await(ctl, what, counts, &answer);
+        int r = operation_await(ctl, what, more, &answer);
 
         return r == CTL_OK ? ctl_show(ctl, answer, show) : r;
 }

@@ -6,21 +6,22 @@
 
 #include "ctl.h"
 
-/* A number that only some operations take; below 0: not given. */
-struct operation_count {
+/* What only some operations take: a text, or a number; NULL and below 0: not given. */
+struct operation_more {
         const char *name;
         long value;
+        const char *text;
 };
 
 /* What a question about a directory says of it: its absolute path, and what this process sees
  * there.
  */
 int operation_place(const char *directory, json_t **ret);
-/* Begins it.  counts: the last has no name; NULL: none. */
-int operation_begin(struct ctl *ctl, const char *what, const struct operation_count *counts,
+/* Begins it.  more: the last has no name; NULL: none. */
+int operation_begin(struct ctl *ctl, const char *what, const struct operation_more *more,
                     json_t **ret_answer);
 /* Begins it, and waits until it has come out well. */
-int operation_await(struct ctl *ctl, const char *what, const struct operation_count *counts,
+int operation_await(struct ctl *ctl, const char *what, const struct operation_more *more,
                     json_t **ret_answer);
 /* The same, and shows the outcome. */
-int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_count *counts);
+int operation_carry_out(struct ctl *ctl, const char *what, const struct operation_more *more);

@@ -6,7 +6,9 @@
 #include <string.h>
 
 static bool paper, mirror, measure, eager, ema;
-static const char *model, *dtype, *grad_dtype, *reduce_dtype, *optimizer, *states = "host";
+static const char *model, *dtype, *grad_dtype, *reduce_dtype, *accumulate = "fp32", *optimizer,
+                                                              *state, *master;
+static const char *states = "host";
 static const char *stash, *host_memory, *gpu_memory, *link_rate, *update_rate, *copy_rate, *compute;
 static long layers, hidden, vocab, seq = 1024, batch;
 /* -1: not given */
@@ -16,7 +18,8 @@ static long micro_batches = 1, tensor_parallel = 1;
 const struct command_option plan_options[] = {
         { "model", "FILE",
           "a safetensors file, an index of safetensors files (model.safetensors.index.json), or a "
-          "config.json of Hugging Face whose model_type is gpt2, bert, llama, mistral or qwen2",
+          "config.json of Hugging Face whose model_type is gpt2, bert, llama, mistral, qwen2, "
+          "deepseek_v3 or kimi_k2",
           .text = &model },
         { "layers", "N", "a decoder as GPT-2, with so many layers", .count = &layers },
         { "hidden", "N", "its hidden size", .count = &hidden },
@@ -68,7 +71,19 @@ const struct command_option plan_options[] = {
           .text = &grad_dtype },
         { "reduce-dtype", "DTYPE", "of gradients between nodes (default: the gradients')",
           .text = &reduce_dtype },
-        { "optimizer", "NAME", ZERO_OPTIMIZERS " (default: the job's, or adamw)",
+        { "accumulate", "fp32|wire",
+          "dtype of owners' sums of gradients: fp32, or as between nodes (default: fp32)",
+          .text = &accumulate },
+        { "state", "FORMAT",
+          "of moments: fp32, bf16 or 8bit (default: the job's, or fp32)",
+          .text = &state },
+        { "master", "FORMAT",
+          "of master weights of bf16 parameters: fp32, bf16+16 or bf16+8 (default: the job's, or "
+          "fp32)",
+          .text = &master },
+        { "optimizer", "NAME",
+          ZERO_OPTIMIZERS "; muon updates matrices of layers, and adamw all else (default: the "
+                          "job's, or adamw)",
           .text = &optimizer },
         { "host-memory", "SIZE", "memory of each node: bytes, or with a suffix K, M, G, T",
           .text = &host_memory },
@@ -200,6 +215,11 @@ static int check_counts(void)
         return CTL_OK;
 }
 
+static bool asks_muon(void)
+{
+        return optimizer && strcmp(optimizer, "muon") == 0;
+}
+
 static int check_model(const struct ctl *ctl)
 {
         bool by_sizes = layers || hidden || vocab;
@@ -214,6 +234,12 @@ static int check_model(const struct ctl *ctl)
         }
         if (by_sizes && !(layers && hidden && vocab)) {
                 ctl_error("%s: --layers, --hidden and --vocab belong together, each 1 or more",
+                          asker->name);
+                return CTL_USAGE;
+        }
+        if (ctl->argument && asks_muon()) {
+                ctl_error("%s: --optimizer muon is for --model, or --layers, --hidden and --vocab: "
+                          "the tensors of a job have their optimizers",
                           asker->name);
                 return CTL_USAGE;
         }
@@ -233,6 +259,26 @@ static int check_places(void)
                 return usage("gpus", "as many as --devices or more, with --states gpu", gpus);
         if (gpu_memory && !gpus)
                 return usage("gpus", "1 or more with --gpu-memory", gpus);
+        cluster.wire = strcmp(accumulate, "wire") == 0;
+        if (!cluster.wire && strcmp(accumulate, "fp32") != 0) {
+                ctl_error("%s: --accumulate is " ZERO_ACCUMULATES ", not '%s'", asker->name,
+                          accumulate);
+                return CTL_USAGE;
+        }
+        if (cluster.wire && cluster.states_on_gpu) {
+                ctl_error("%s: --states gpu needs --accumulate fp32", asker->name);
+                return CTL_USAGE;
+        }
+        cluster.state = state;
+        cluster.master = master;
+        if (state && !plan_format_of_state(state)) {
+                ctl_error("%s: --state is fp32, bf16 or 8bit, not '%s'", asker->name, state);
+                return CTL_USAGE;
+        }
+        if (master && !plan_format_of_master(master)) {
+                ctl_error("%s: --master is fp32, bf16+16 or bf16+8, not '%s'", asker->name, master);
+                return CTL_USAGE;
+        }
         cluster.optimizer = optimizer ? plan_optimizer(optimizer) : NULL;
         if (optimizer && !cluster.optimizer) {
                 ctl_error("%s: --optimizer is " ZERO_OPTIMIZERS ", not '%s'", asker->name,
@@ -371,16 +417,14 @@ static json_t *node_json(const struct plan *p, int64_t i)
  * 3.1 and 7. */
 static json_t *paper_json(const struct plan *p)
 {
-        int64_t moments = 0, n = cluster.nodes * cluster.ranks;
+        int64_t n = cluster.nodes * cluster.ranks;
         int64_t whole = stage == 1 ? 4 : stage == 2 ? 2 : 0;
 
-        for (int i = 0; i < PLAN_MOMENTS; i++)
-                moments += p->moments[i] != NULL;
-        int64_t all = 8 + 4 * moments;
+        double all = 4 + p->state_bytes;
 
-        return json_pack("{s:I, s:I, s:I}", "bytes_per_parameter", (json_int_t)all, "rank_bytes",
+        return json_pack("{s:f, s:I, s:I}", "bytes_per_parameter", all, "rank_bytes",
                          (json_int_t)((double)p->elements *
-                                      ((double)whole + (double)(all - whole) / (double)n)),
+                                      ((double)whole + (all - (double)whole) / (double)n)),
                          "rank_elements", (json_int_t)((stage == 3 ? 3 : 2) * p->elements));
 }
 
@@ -401,6 +445,13 @@ static json_t *step_json(const struct plan *p)
         return j;
 }
 
+static json_t *muon_json(const struct plan_model *m, const struct plan *p)
+{
+        return m->muon ? json_pack("{s:f, s:f}", "flops", p->flops, "largest_share",
+                                   p->largest_work)
+                       : json_null();
+}
+
 static json_t *answer_json(const struct plan_model *m, const struct plan *p)
 {
         bool limits = cluster.host_memory || cluster.gpu_memory, fit = plan_fits(&cluster, p);
@@ -410,7 +461,7 @@ static json_t *answer_json(const struct plan_model *m, const struct plan *p)
                 json_array_append_new(list, node_json(p, i));
         return json_pack(
                 "{s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}, s:o, s:o, s:o, "
-                "s:o, s:o, s:o, s:f}",
+                "s:o, s:o, s:o, s:f, s:o}",
                 "model", "parameters", (json_int_t)p->parameters, "elements",
                 (json_int_t)p->elements, "trainable", (json_int_t)p->trainable, "groups",
                 (json_int_t)p->groups, "largest_group", (json_int_t)p->largest_group,
@@ -420,12 +471,12 @@ static json_t *answer_json(const struct plan_model *m, const struct plan *p)
                 "nodes", list, "step", step_json(p), "fits",
                 limits ? json_boolean(fit) : json_null(), "largest", plan_largest(m, &cluster, p),
                 "advice", limits && !fit ? plan_advice(m, &cluster) : json_array(), "largest_share",
-                p->largest_share);
+                p->largest_share, "newton_schulz", muon_json(m, p));
 }
 
 /* ---- run --------------------------------------------------------------------------- */
 
-int plan_model_asked(struct ctl *ctl, struct plan_model *ret)
+static int make_model(struct ctl *ctl, struct plan_model *ret)
 {
         if (ctl->argument)
                 return plan_model_job(ctl, ret);
@@ -434,6 +485,15 @@ int plan_model_asked(struct ctl *ctl, struct plan_model *ret)
         if (!layers)
                 return plan_model_sizes(128, 25600, 50257, seq, ret);
         return plan_model_sizes(layers, hidden, vocab, seq, ret);
+}
+
+int plan_model_asked(struct ctl *ctl, struct plan_model *ret)
+{
+        int r = make_model(ctl, ret);
+
+        if (r == CTL_OK && asks_muon())
+                return plan_model_muon(ret) == CTL_OK ? CTL_OK : plan_model_flaw(ret);
+        return r;
 }
 
 /* The plan's answer takes over `measured`, or is that alone. */
@@ -499,6 +559,8 @@ const struct command command_plan = {
                 "figures stand beside: 2, 2 and 3 elements a "
                 "parameter, for each rank (section 7 of arXiv 1910.02054). Windows and planes are "
                 "what *status* counts; the buffers are the most that zerod takes. Not counted are "
+                "what an update by Muon takes while it runs, 2 bytes an element of two groups and "
+                "up to 16 of its largest matrix, "
                 "tables of state files, below 1 % of the planes and 1.3 MiB, copies of what "
                 "clients put, at most 8 MiB a client and 1 MiB while it puts nothing, and what a "
                 "trainer "
@@ -517,6 +579,12 @@ const struct command command_plan = {
                 "nodes of the running cluster measure the first three for about a second, all at "
                 "once, each in 256 MiB of memory of its own; the slowest node's figures count. "
                 "Alone, *--measure* prints them.\n"
+                "With *--optimizer muon*, one moment is counted for the matrices of layers and two "
+                "for all else. Each matrix has one owner. Beside the memory of the owner with most "
+                "stands its share of the operations of Newton-Schulz: of a matrix of n x m, n the "
+                "shorter side, 5 (4 n^2 m + 2 n^3) a step. No time has these operations. Experts "
+                "of "
+                "a layer are stacks of matrices.\n"
                 "The estimate of a step, if all four are known, adds up what does not overlap. The "
                 "update follows the last gradient. Where trainers compute on the CPU, their "
                 "compute, "

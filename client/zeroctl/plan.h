@@ -13,7 +13,7 @@
 #include "ctl.h"
 
 enum { PLAN_NODES_MAX = 4096 }; /* more than a cluster may have: zeroctl simulate */
-enum { PLAN_PLANES = 7, PLAN_MOMENTS = 3, PLAN_FAMILY_SIZES = 16, PLAN_BOUNDS = 4 };
+enum { PLAN_PLANES = 7, PLAN_MOMENTS = 3, PLAN_FAMILY_SIZES = 32, PLAN_BOUNDS = 4 };
 
 /* ---- the model (plan_model.c, plan_family.c) ---- */
 
@@ -30,6 +30,8 @@ struct plan_model {
         const struct plan_family *family; /* NULL: not made from sizes */
         int64_t sizes[PLAN_FAMILY_SIZES]; /* of the family */
         int64_t tensors_left_out;         /* of types that are never trained */
+        uint32_t layer_groups;            /* the first groups, each of a layer */
+        bool muon;                        /* it updates the matrices of layers */
 };
 
 void plan_model_free(struct plan_model *m);
@@ -48,6 +50,8 @@ int plan_model_sizes(int64_t layers, int64_t hidden, int64_t vocab, int64_t seq,
 int plan_model_config(const json_t *config, const char *path, struct plan_model *ret);
 /* Another model of the same family that has so many layers; silent if zerod takes no such model. */
 int plan_model_layers(const struct plan_model *m, int64_t layers, struct plan_model *ret);
+/* As --optimizer muon; silent if zerod takes no such model. */
+int plan_model_muon(struct plan_model *m);
 /* 0: not known. */
 int64_t plan_layers(const struct plan_model *m);
 int64_t plan_hidden(const struct plan_model *m);
@@ -63,10 +67,13 @@ struct plan_cluster {
                                   */
         bool mirror, states_on_gpu, eager, ema;          /* eager, ema: all groups are */
         enum zero_dtype dtype, grad_dtype, reduce_dtype; /* 0: as the model has it */
-        const struct plan_optimizer *optimizer;          /* NULL: as the model has it */
-        int64_t host_memory, gpu_memory;                 /* bytes; 0: not given */
-        double link, update, copy;                       /* bytes a second; 0: not given */
-        double compute;                                  /* seconds; 0: not given */
+        bool wire;                                       /* owners' sums have reduce_dtype */
+        const char *state,
+                *master; /* formats of moments and master weights; NULL: as the model has */
+        const struct plan_optimizer *optimizer; /* NULL: as the model has it */
+        int64_t host_memory, gpu_memory;        /* bytes; 0: not given */
+        double link, update, copy;              /* bytes a second; 0: not given */
+        double compute;                         /* seconds; 0: not given */
 };
 
 /* ---- what the model takes of the cluster (plan_bytes.c) ---- */
@@ -95,7 +102,10 @@ struct plan {
         int64_t activations, stash; /* of each rank; activations 0: not known, or in the stash */
         const char *moments[PLAN_MOMENTS];
         bool eager;           /* some group is */
+        double state_bytes;   /* master weight and moments of a trained element, in the mean */
         double largest_share; /* bytes of an owner, over the mean */
+        double flops;         /* of Newton-Schulz in a step */
+        double largest_work;  /* flops of an owner, over the mean */
         struct plan_node nodes[PLAN_NODES_MAX];
         int64_t host, gpu;          /* of the node, or GPU, that has most to hold */
         double bounds[PLAN_BOUNDS]; /* seconds: link, update, copy, compute; 0: not known */
@@ -108,6 +118,10 @@ extern const char *const plan_bounds[PLAN_BOUNDS];
 int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct plan *ret,
               const char **ret_flaw);
 bool plan_fits(const struct plan_cluster *c, const struct plan *p);
+
+/* Whether owners may keep moments, or master weights, in a format of that name. */
+bool plan_format_of_state(const char *name);
+bool plan_format_of_master(const char *name);
 
 /* What every node does with a group in a step. */
 struct plan_passes {

@@ -121,6 +121,18 @@ json_t *plan_advice(const struct plan_model *m, const struct plan_cluster *c)
         other.dtype = other.grad_dtype = other.reduce_dtype = ZERO_BF16;
         try(list, m, &other, "--dtype bf16 --grad-dtype bf16 --reduce-dtype bf16");
         other = *c;
+        other.wire = true;
+        if (!c->wire && !c->states_on_gpu)
+                try(list, m, &other, "--accumulate wire");
+        other = *c;
+        other.state = "8bit";
+        if (!c->states_on_gpu && fits(m, &other, NULL)) {
+                try(list, m, &other, "--state 8bit");
+        } else if (!c->states_on_gpu) {
+                other.master = "bf16+8";
+                try(list, m, &other, "--state 8bit --master bf16+8");
+        }
+        other = *c;
         other.hold = 1;
         if (c->stage == 3 && c->hold != 1)
                 try(list, m, &other, "--hold 1");

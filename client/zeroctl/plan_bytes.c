@@ -15,8 +15,9 @@ enum {
         TRANSFER = 4 << 20, /* bytes of a session that are no slots */
         BUFFERS = 4,        /* sums, and offers of each node, that a node keeps room for */
         STASH_UNITS = 32768,
-        HOLD = 4, /* groups, as zerod.torch.shard() holds them: outside the layers, the one in
-                     use, the one before and the one ahead */
+        NS_STEPS = 5, /* of Newton-Schulz, as of torch.optim.Muon */
+        HOLD = 4,     /* groups, as zerod.torch.shard() holds them: outside the layers, the one in
+                         use, the one before and the one ahead */
         MASTER = 0,
         MOMENT = 1,
         GRAD = MOMENT + PLAN_MOMENTS,
@@ -32,6 +33,7 @@ const char *const plan_bounds[PLAN_BOUNDS] = { "link", "update", "copy", "comput
 struct owner {
         int64_t planes[PLAN_PLANES];
         int64_t update;                  /* bytes */
+        double flops;                    /* of Newton-Schulz in a step */
         int64_t largest, largest_moment; /* elements of a shard; of its trainable part */
         struct {
                 int64_t fetched, fetched_bytes; /* its shards, as often as the node gathers them */
@@ -111,14 +113,78 @@ static int64_t reduce_size(const struct work *w)
         return w->c->reduce_dtype ? (int64_t)zero_dtype_size(w->c->reduce_dtype) : grad_size(w);
 }
 
-/* NULL: the group has no moment i. */
-static const char *moment_name(const struct work *w, uint32_t group, int i)
+/* Of an owner's sum. */
+static int64_t sum_size(const struct work *w)
 {
-        const struct plan_optimizer *o = w->c->optimizer;
+        return w->c->wire ? reduce_size(w) : (int64_t)sizeof(float);
+}
+
+/* Bytes of 128 elements, as daemon/compute/device/formats.h has them. */
+static const struct {
+        const char *name;
+        bool state, master;
+        int64_t bytes;
+} formats[] = {
+        { "fp32", true, true, 512 },    { "bf16", true, false, 256 },
+        { "8bit", true, false, 136 },   { "bf16+16", false, true, 256 },
+        { "bf16+8", false, true, 128 },
+};
+enum { FORMATS = sizeof(formats) / sizeof(formats[0]) };
+
+/* FORMATS: there is none of that name. */
+static size_t find_format(const char *name)
+{
+        size_t i = 0;
+
+        while (i < FORMATS && strcmp(formats[i].name, name) != 0)
+                i++;
+        return i;
+}
+
+bool plan_format_of_state(const char *name)
+{
+        size_t i = find_format(name);
+
+        return i < FORMATS && formats[i].state;
+}
+
+bool plan_format_of_master(const char *name)
+{
+        size_t i = find_format(name);
+
+        return i < FORMATS && formats[i].master;
+}
+
+/* n: a multiple of 128. */
+static int64_t format_bytes(const char *name, int64_t n)
+{
+        return n / ALIGN * formats[find_format(name)].bytes;
+}
+
+static const char *state_format(const struct work *w, uint32_t group)
+{
+        return w->c->state ? w->c->state : zero_layout_group_state(w->m->layout, group, NULL);
+}
+
+static const char *master_format(const struct work *w, uint32_t group)
+{
+        const char *own;
+
+        (void)zero_layout_group_state(w->m->layout, group, &own);
+        if (!w->c->master)
+                return own;
+        return group_dtype(w, group) == ZERO_BF16 && !eager(w, group) ? w->c->master : "fp32";
+}
+
+/* NULL: the tensor has no moment i. */
+static const char *moment_name(const struct work *w, uint32_t tensor, int i)
+{
+        uint32_t group = zero_layout_tensor_group(w->m->layout, tensor);
+        const struct plan_optimizer *o = w->m->muon ? NULL : w->c->optimizer;
         int own = 0;
 
         if (!o)
-                o = plan_optimizer(zero_layout_group_optimizer(w->m->layout, group));
+                o = plan_optimizer(zero_layout_optimizer_of(w->m->layout, tensor));
         while (own < PLAN_MOMENTS && o->moments[own])
                 own++;
         if (i == own && (w->c->ema || zero_layout_group_ema(w->m->layout, group)))
@@ -126,8 +192,13 @@ static const char *moment_name(const struct work *w, uint32_t group, int i)
         return o->moments[i];
 }
 
-/* Elements of a part of the group that are trained, with the gaps behind their tensors. */
-static int64_t trainable(const struct work *w, uint32_t group, int64_t first, int64_t count)
+enum { TRAINED = -1 };
+
+/* Elements of a part of the group that are trained, with the gaps behind their tensors; of these,
+ * the ones that have the moment, unless it is TRAINED.  *ret_bytes: of that moment; an average is
+ * in fp32. */
+static int64_t elements_with(const struct work *w, uint32_t group, int64_t first, int64_t count,
+                             int moment, int64_t *ret_bytes)
 {
         const struct zero_layout *l = w->m->layout;
         uint32_t tensor, n = zero_layout_group_tensors(l, group, &tensor);
@@ -139,10 +210,24 @@ static int64_t trainable(const struct work *w, uint32_t group, int64_t first, in
 
                 from = from < first ? first : from;
                 to = to > first + count ? first + count : to;
-                if (to > from && !zero_layout_tensor_frozen(l, tensor))
-                        sum += to - from;
+                if (to <= from || zero_layout_tensor_frozen(l, tensor))
+                        continue;
+                const char *name = moment == TRAINED ? NULL : moment_name(w, tensor, moment);
+
+                if (moment != TRAINED && !name)
+                        continue;
+                sum += to - from;
+                if (ret_bytes)
+                        *ret_bytes += format_bytes(
+                                strcmp(name, "ema") == 0 ? "fp32" : state_format(w, group),
+                                to - from);
         }
         return sum;
+}
+
+static int64_t trainable(const struct work *w, uint32_t group, int64_t first, int64_t count)
+{
+        return elements_with(w, group, first, count, TRAINED, NULL);
 }
 
 static int64_t pushes(const struct work *w)
@@ -204,22 +289,29 @@ static bool sums(const struct work *w, int64_t ranks)
 static void add_shard(struct work *w, uint32_t group, struct owner *o, int64_t first, int64_t count)
 {
         int64_t trained = trainable(w, group, first, count), size = group_size(w, group);
-        int64_t planes = 1; /* that an update changes */
+        int64_t changed = format_bytes(master_format(w, group), trained); /* by an update */
 
         if (w->n_owners == 1) /* trainers map it */
                 o->planes[MASTER] = up(o->planes[MASTER], PAGE);
-        add(w, &o->planes[MASTER], count, sizeof(float));
-        add(w, &o->planes[GRAD], trained, sizeof(float));
-        for (int i = 0; i < PLAN_MOMENTS && moment_name(w, group, i); i++, planes++)
-                add(w, &o->planes[MOMENT + i], trained, sizeof(float));
+        add(w, &o->planes[MASTER], format_bytes(master_format(w, group), count), 1);
+        add(w, &o->planes[GRAD], trained, sum_size(w));
+        for (int i = 0; i < PLAN_MOMENTS; i++) {
+                int64_t bytes = 0;
+
+                elements_with(w, group, first, count, i, &bytes);
+                add(w, &o->planes[MOMENT + i], bytes, 1);
+                changed += bytes;
+        }
         if (served(w, group))
                 add(w, &o->planes[SERVE], up(count * size, PAGE), 1);
-        add(w, &o->update, trained, (2 * planes + 1) * (int64_t)sizeof(float));
+        add(w, &o->update, changed, 2);
+        add(w, &o->update, trained, sum_size(w));
         if (served(w, group))
                 add(w, &o->update, trained, size);
         if (eager(w, group)) { /* old values are written, and master is read again to be served */
-                add(w, &o->planes[OLD], trained, planes * (int64_t)sizeof(float));
-                add(w, &o->update, trained, (planes + 1) * (int64_t)sizeof(float));
+                add(w, &o->planes[OLD], changed, 1);
+                add(w, &o->update, changed, 1);
+                add(w, &o->update, trained, (int64_t)sizeof(float));
         }
         o->largest = count > o->largest ? count : o->largest;
         o->largest_moment = trained > o->largest_moment ? trained : o->largest_moment;
@@ -237,7 +329,7 @@ static void add_flow(struct work *w, uint32_t group, struct owner *o, int64_t co
         if (sums(w, ranks))
                 add(w, &o->flow.summed, count * pushes(w), ranks * grad_size(w) + reduce_size(w));
         add(w, &o->flow.added, count * pushes(w),
-            2 * (int64_t)sizeof(float) + (sums(w, ranks) ? reduce_size(w) : ranks * grad_size(w)));
+            2 * sum_size(w) + (sums(w, ranks) ? reduce_size(w) : ranks * grad_size(w)));
 }
 
 /* node -1: shards; else what flows to and from the node. */
@@ -276,6 +368,57 @@ static double largest_share(const struct work *w)
                 all += own;
         }
         return all > 0 ? most * (double)w->n_owners / all : 1;
+}
+
+/* Of matrices, one behind the other, which an owner has or has not. */
+static void add_flops(struct work *w, uint32_t group, int64_t begin, int64_t count, double each)
+{
+        size_t at = (size_t)group * (size_t)w->n_owners;
+
+        w->p->flops += each * (double)count;
+        for (int64_t o = 0; o < w->n_owners; o++, at++) {
+                int64_t from = (int64_t)w->first[at], to = from + (int64_t)w->count[at];
+
+                from = from < begin ? begin : from;
+                to = to > begin + count ? begin + count : to;
+                if (to > from)
+                        w->owners[o].flops += each * (double)(to - from);
+        }
+}
+
+static void add_tensor_flops(struct work *w, uint32_t tensor)
+{
+        const struct zero_layout *l = w->m->layout;
+        const uint64_t *shape, *rows;
+        uint32_t ndim = zero_layout_tensor_shape(l, tensor, &shape);
+        uint32_t n_rows = zero_layout_tensor_rows(l, tensor, &rows);
+        int64_t begin = (int64_t)zero_layout_offset(l, tensor);
+        int64_t end = begin + (int64_t)zero_layout_tensor_elements(l, tensor);
+
+        for (uint32_t i = 0; begin < end && n_rows; i = (i + 1) % n_rows) {
+                double r = (double)rows[i], c = (double)shape[ndim - 1];
+                double n = r < c ? r : c, m = r < c ? c : r;
+                /* a stack of equal matrices at once */
+                int64_t count = n_rows == 1 ? end - begin : (int64_t)(rows[i] * shape[ndim - 1]);
+
+                add_flops(w, zero_layout_tensor_group(l, tensor), begin, count,
+                          NS_STEPS * (4 * n + 2 * n * n / m));
+                begin += count;
+        }
+}
+
+/* Floating-point operations of Newton-Schulz, whose products are n x n and n x m: all of them, and
+ * those of the owner with most. */
+static void count_flops(struct work *w)
+{
+        const struct zero_layout *l = w->m->layout;
+        double most = 0;
+
+        for (uint32_t t = 0; t < zero_layout_tensors(l); t++)
+                add_tensor_flops(w, t);
+        for (int64_t o = 0; o < w->n_owners; o++)
+                most = w->owners[o].flops > most ? w->owners[o].flops : most;
+        w->p->largest_work = w->p->flops > 0 ? most * (double)w->n_owners / w->p->flops : 1;
 }
 
 /* ---- windows --------------------------------------------------------------------- */
@@ -340,8 +483,7 @@ static int64_t mirror_of(const struct work *w, int64_t owner)
 static void add_replica(struct work *w, const struct owner *o, int64_t node, bool mirror)
 {
         struct plan_node *n = &w->p->nodes[node];
-        int64_t offer =
-                mirror ? o->largest_moment * (int64_t)sizeof(float) : o->largest * reduce_size(w);
+        int64_t offer = mirror ? o->largest_moment * sum_size(w) : o->largest * reduce_size(w);
 
         n->owner |= !mirror;
         for (int i = 0; i < PLAN_PLANES; i++) {
@@ -393,7 +535,7 @@ static void add_traffic(struct work *w, int64_t owner, int64_t to)
                 add(w, &from->step.reduce_received, o->flow.reduced, reduce_size(w));
                 add(w, &n->step.reduce_elements, o->flow.reduced, 1);
         }
-        if (to == mirror) { /* the sum, in fp32 */
+        if (to == mirror) { /* the sum */
                 add(w, &from->step.reduce_sent, o->planes[GRAD], 1);
                 add(w, &n->step.reduce_received, o->planes[GRAD], 1);
         }
@@ -520,6 +662,37 @@ static void make_bounds(struct plan *p, const struct plan_cluster *c)
 
 /* ---- all of it ------------------------------------------------------------------- */
 
+/* As daemon/compute/optimizer names planes: by a number where tensors differ. */
+static void name_moments(struct work *w)
+{
+        static const char *const numbers[PLAN_MOMENTS] = { "moment1", "moment2", "moment3" };
+        struct plan *p = w->p;
+
+        for (int i = 0; i < PLAN_MOMENTS; i++)
+                for (uint32_t t = 0; t < zero_layout_tensors(w->m->layout); t++) {
+                        const char *name = moment_name(w, t, i);
+
+                        if (name && p->moments[i] && strcmp(name, p->moments[i]) != 0)
+                                p->moments[i] = numbers[i];
+                        else if (name)
+                                p->moments[i] = name;
+                }
+}
+
+static double state_bytes(const struct work *w)
+{
+        int64_t bytes = 0;
+
+        for (uint32_t g = 0; g < w->p->groups; g++) {
+                int64_t all = elements(w, g);
+
+                bytes += format_bytes(master_format(w, g), trainable(w, g, 0, all));
+                for (int i = 0; i < PLAN_MOMENTS; i++)
+                        elements_with(w, g, 0, all, i, &bytes);
+        }
+        return w->p->trainable ? (double)bytes / (double)w->p->trainable : sizeof(float);
+}
+
 static void count(struct work *w)
 {
         const struct zero_layout *l = w->m->layout;
@@ -534,10 +707,9 @@ static void count(struct work *w)
                 p->eager |= eager(w, g);
                 if (elements(w, g) > p->largest_group)
                         p->largest_group = elements(w, g);
-                for (int i = 0; i < PLAN_MOMENTS; i++)
-                        if (moment_name(w, g, i))
-                                p->moments[i] = moment_name(w, g, i);
         }
+        name_moments(w);
+        w->p->state_bytes = state_bytes(w);
         for (uint32_t g = 0; g < p->groups; g++) {
                 const uint32_t *ranks;
                 uint32_t n = zero_layout_group_ranks(l, g, &ranks);
@@ -587,6 +759,7 @@ int plan_make(const struct plan_model *m, const struct plan_cluster *c, struct p
         count(w);
         walk_shards(w, -1);
         ret->largest_share = largest_share(w);
+        count_flops(w);
         bytes = window_bytes(w, &slots, grad_size(w), false, false);
         ret->push_window = TRANSFER;
         add(w, &ret->push_window, c->gpus ? up(bytes, GPU_UNIT) : bytes, 1);

@@ -45,6 +45,26 @@ int plan_model_flaw(const struct plan_model *m)
         return CTL_FAILED;
 }
 
+/* A weight of a layer, or a stack of weights. */
+static bool is_matrix(const struct plan_model *m, uint32_t tensor)
+{
+        const uint64_t *shape;
+        uint32_t n = zero_layout_tensor_shape(m->layout, tensor, &shape);
+
+        return zero_layout_tensor_group(m->layout, tensor) < m->layer_groups && n >= 2 && n <= 3 &&
+               !zero_layout_tensor_frozen(m->layout, tensor) &&
+               zero_layout_tensor_elements(m->layout, tensor) > 0;
+}
+
+int plan_model_muon(struct plan_model *m)
+{
+        m->muon = true;
+        for (uint32_t t = 0; t < zero_layout_tensors(m->layout); t++)
+                if (is_matrix(m, t) && zero_layout_tensor_optimizer(m->own, t, "muon"))
+                        return CTL_FAILED;
+        return CTL_OK;
+}
+
 /* ---- a job ----------------------------------------------------------------------- */
 
 int plan_model_job(struct ctl *ctl, struct plan_model *ret)
@@ -55,9 +75,11 @@ int plan_model_job(struct ctl *ctl, struct plan_model *ret)
         if (r != CTL_OK)
                 return r;
         ret->layout = zero_client_layout(ctl->client);
-        for (uint32_t g = 0; g < zero_layout_groups(ret->layout); g++) {
-                const char *name = zero_layout_group_optimizer(ret->layout, g);
+        for (uint32_t t = 0; t < zero_layout_tensors(ret->layout); t++) {
+                const char *name = zero_layout_optimizer_of(ret->layout, t);
+                const uint64_t *rows;
 
+                ret->muon = ret->muon || zero_layout_tensor_rows(ret->layout, t, &rows) > 0;
                 if (plan_optimizer(name))
                         continue;
                 ctl_error("job %s: this zeroctl does not know the optimizer '%.20s': use the one "
@@ -176,6 +198,7 @@ static int make_layout(struct members *all, const char *path, struct plan_model 
                 if (i == 0 || strcmp(x->group, x[-1].group) != 0)
                         if (zero_layout_group(m->own, x->group, x->dtype, NULL, 0, 0, &g))
                                 return plan_model_flaw(m);
+                m->layer_groups = x->group[0] == '.' ? m->layer_groups : g + 1;
                 if (i > 0 && strcmp(x->name, x[-1].name) == 0) {
                         ctl_error("%s: tensor '%.200s' is in two files", path, x->name);
                         return CTL_FAILED;

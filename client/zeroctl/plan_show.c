@@ -126,6 +126,14 @@ void plan_show(const struct ctl *ctl, FILE *out, const json_t *answer)
         if (field_number(answer, "largest_share") > 1.01)
                 fprintf(out, "the owner with most has %.2f times the mean of all owners\n",
                         field_number(answer, "largest_share"));
+        if (json_is_object(json_object_get(answer, "newton_schulz"))) {
+                const json_t *muon = json_object_get(answer, "newton_schulz");
+
+                fprintf(out,
+                        "Newton-Schulz: %.3g operations a step, which no time below has; the owner "
+                        "with most has %.2f times the mean\n",
+                        field_number(muon, "flops"), field_number(muon, "largest_share"));
+        }
         show_nodes(ctl, out, json_object_get(answer, "nodes"));
         plan_measure_show(ctl, out, answer);
         show_step(out, json_object_get(answer, "step"));

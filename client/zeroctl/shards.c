@@ -27,6 +27,7 @@ static void add_shard(struct table *t, const json_t *group, const json_t *shard)
         table_add(t, PAINT_NONE, "%s", field_text(group, "dtype"));
         table_add(t, PAINT_NONE, "%s%s", field_text(group, "optimizer"),
                   json_is_true(json_object_get(group, "ema")) ? " (ema)" : "");
+        table_add(t, PAINT_NONE, "%s,%s", field_text(group, "state"), field_text(group, "master"));
         if (device > 0)
                 table_add(t, PAINT_NONE, "%s/%.0f", field_text(shard, "owner"), device);
         else
@@ -69,10 +70,9 @@ static void show_job(const struct ctl *ctl, FILE *out, const json_t *job)
 
         fprintf(out, "%sjob %s%s\n", paint_begin(PAINT_HEAD, ctl->colour), field_text(job, "job"),
                 paint_end(PAINT_HEAD, ctl->colour));
-        table_init(
-                &t,
-                ">GROUP|NAME|DTYPE|OPTIMIZER|OWNER|PLACE|>ELEMENTS|>MASTER|>MOMENTS|>GRAD|>SERVE|"
-                ">VERSION|>LAST UPDATED");
+        table_init(&t, ">GROUP|NAME|DTYPE|OPTIMIZER|FORMATS|OWNER|PLACE|>ELEMENTS|>MASTER|>MOMENTS|"
+                       ">GRAD|>SERVE|"
+                       ">VERSION|>LAST UPDATED");
         json_array_foreach(json_object_get(job, "groups"), i, group)
         {
                 json_array_foreach(json_object_get(group, "shards"), k, shard)
@@ -103,7 +103,8 @@ const struct command command_shards = {
         .name = "shards",
         .arguments = "[JOB]",
         .summary = "who holds which part of every group",
-        .description = "For every group and owner: the shard's place (host memory or a GPU), "
-                       "range, bytes by plane, and version.",
+        .description = "For every group and owner: the formats of moments and master weights "
+                       "(*zero_layout_state*(3)), the shard's place (host memory or a GPU), range, "
+                       "bytes by plane, and version.",
         .show = show,
 };

@@ -34,6 +34,7 @@ static void say_hello(struct link_peer *peer)
         hello.host.data = links->host;
         hello.host.len = sizeof links->host;
         hello.seal = links->seal;
+        hello.aes = bulk_tcp_has_aes();
         hello.token = link_peer_is_lower(peer) ? peer->token : 0;
         if (peer->port) {
                 hello.ucx_address.data =
@@ -179,7 +180,8 @@ static int make_ucx(struct link_peer *peer)
 /* Takes the channel over, or closes it. */
 void link_peer_take_channel(struct link_peer *peer, struct channel *channel)
 {
-        int r = bulk_tcp_peer_new(channel, peer->token, peer->seal, on_broken, peer, &peer->bulk);
+        int r = bulk_tcp_peer_new(channel, peer->token, peer->seal, peer->aes, on_broken, peer,
+                                  &peer->bulk);
 
         peer->why_staged = peer->links->why_staged ? peer->links->why_staged : "not over TCP";
         if (r)

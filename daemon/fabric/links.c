@@ -57,6 +57,7 @@ static void hear_hello(struct link_peer *peer, const Zero__BulkHello *m)
         if (!link_peer_is_lower(peer))
                 peer->token = m->token;
         peer->seal = m->seal > links->seal ? (enum bulk_seal)m->seal : links->seal;
+        peer->aes = m->aes && bulk_tcp_has_aes();
         peer->address_size = m->ucx_address.len;
         if (peer->address_size)
                 memcpy(peer->address, m->ucx_address.data, peer->address_size);

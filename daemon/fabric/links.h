@@ -29,6 +29,7 @@ struct link_peer {
         bool reaches;          /* UCX may reach it */
         bool takes_gpu;        /* it says that its end takes GPU memory */
         enum bulk_seal seal;   /* of payloads over TCP: the stronger of the two sides' seals */
+        bool aes;              /* both sides' CPUs have it */
         unsigned gpu_failures; /* of GPU memory over UCX, in a row */
         uint8_t address[LINK_ADDRESS_MAX];
         size_t address_size;

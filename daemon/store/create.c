@@ -53,7 +53,7 @@ static int pack(const layout *l, struct packed *ret)
 static int make_file(struct state *s, const struct file_map *places, const char *job,
                      struct fault *fault)
 {
-        uint64_t bytes = s->in->home->in_file ? places->bytes : places->master;
+        uint64_t bytes = s->in->home->in_file ? places->bytes : places->serve;
         struct store *store = s->in->store;
 
         s->in->fd = openat(store->dir, s->in->file,
@@ -83,7 +83,8 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
                      struct fault *fault)
 {
         struct file_map places = file_map(plan, l->n_tensors, n_undo, packed->size);
-        struct file_header h = { .chunk_elements = plan->chunk_elements,
+        struct file_header h = { .format = file_format(plan, &id->job),
+                                 .chunk_elements = plan->chunk_elements,
                                  .n_undo = n_undo,
                                  .n_tensors = l->n_tensors,
                                  .n_owners = id->n_owners,
@@ -93,7 +94,7 @@ static int fill_file(struct state *s, const struct state_identity *id, const lay
         int r = state_map_file(s, places.bytes, fault);
         if (r)
                 return r;
-        JOB_SPEC_COPY(&h, &id->job);
+        JOB_SPEC_WRITE(&h, &id->job);
         snprintf(h.job, sizeof(h.job), "%s", id->job.name);
         file_plan_hash(plan, h.plan_hash);
         file_write(s->in->map, &places, &h, packed->data,
@@ -168,10 +169,10 @@ int state_draft(struct store *store, const struct state_identity *id, const layo
         if (r)
                 return fault_errno(fault, r, what);
         const struct file_map places = file_map(plan, l->n_tensors, n_undo, packed.size);
-        uint64_t bytes = places.bytes + plan->serve_bytes;
+        uint64_t bytes = places.bytes + plan_beside(plan);
         r = store_take(store, bytes,
-                       home_of(id->place)->in_file ? plan->serve_bytes : bytes - places.master,
-                       what, fault);
+                       home_of(id->place)->in_file ? plan_beside(plan) : bytes - places.serve, what,
+                       fault);
         if (r)
                 return r;
         r = create_taken(store, id, l, plan, &packed, n_undo, ret, fault);

@@ -1,6 +1,7 @@
 /* A state file's parts, header and checks; see file.h. */
 #include "daemon/store/file.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
@@ -9,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/floor/base/chunk.h"
 #include "daemon/store/seal.h"
 #include "proto/cleanup.h"
 
@@ -38,20 +40,34 @@ size_t file_undo_stride(const struct plan *plan)
         return (bytes + 127) / 128 * 128; /* two cache lines: CPUs prefetch them in pairs */
 }
 
+/* *end: of the last part, a multiple of FILE_ALIGN.  at: where the part begins in its page. */
+static uint64_t place_at(uint64_t *end, uint64_t at, uint64_t bytes)
+{
+        uint64_t begin = *end + at;
+
+        *end = (begin + bytes + FILE_ALIGN - 1) / FILE_ALIGN * FILE_ALIGN;
+        return begin;
+}
+
 static uint64_t place(uint64_t *end, uint64_t bytes)
 {
-        uint64_t at = *end;
+        return place_at(end, 0, bytes);
+}
 
-        *end = (at + bytes + FILE_ALIGN - 1) / FILE_ALIGN * FILE_ALIGN;
-        return at;
+uint32_t file_format(const struct plan *plan, const struct job_spec *job)
+{
+        if (plan->staggered)
+                return FILE_FORMAT;
+        /* the release before would take narrow gradients for fp32 */
+        return job->accumulate == ZERO_ACCUMULATE_WIRE ? FILE_FORMAT_TIMES : FILE_FORMAT_BEFORE;
 }
 
 struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_undo,
                          uint64_t layout_bytes)
 {
         uint64_t words = n_tensors * sizeof(uint64_t);
+        uint64_t step = plan->staggered ? FILE_STAGGER : 0, end = 0, at = 0;
         struct file_map m;
-        uint64_t end = 0;
 
         place(&end, sizeof(struct file_header));
         m.layout = place(&end, layout_bytes);
@@ -65,11 +81,13 @@ struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n
         m.puts = place(&end, 2 * sizeof(uint64_t));
         m.versions = place(&end, plan->n_chunks * sizeof(uint64_t));
         m.undo = place(&end, n_undo * file_undo_stride(plan));
+        m.serve = place(&end, plan->keeps_served ? plan->serve_bytes : 0);
         m.master = place(&end, plan_plane_bytes(plan, plane_master));
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                m.moments[i] = place(&end, plan_plane_bytes(plan, plane_updated(1 + i)));
-        m.grad = place(&end, plan_plane_bytes(plan, plane_grad));
-        m.old = place(&end, plan_plane_bytes(plan, plane_old));
+                m.moments[i] =
+                        place_at(&end, at += step, plan_plane_bytes(plan, plane_updated(1 + i)));
+        m.grad = place_at(&end, at += step, plan_plane_bytes(plan, plane_grad));
+        m.old = place_at(&end, at + step, plan_plane_bytes(plan, plane_old));
         m.bytes = end;
         return m;
 }
@@ -97,7 +115,6 @@ void file_write(void *map, const struct file_map *places, const struct file_head
         memcpy((uint8_t *)map + places->layout, packed_layout, header->layout_bytes);
         *h = *header;
         memcpy(h->magic, magic, sizeof(magic));
-        h->format = FILE_FORMAT_BEFORE;
         h->header_bytes = sizeof(struct file_header);
         h->record_bytes = sizeof(struct record_copy);
         h->file_bytes = places->bytes;
@@ -182,8 +199,9 @@ static const char *header_flaw(const struct file_header *h, uint64_t bytes)
         if (h->file_bytes != bytes || h->layout_bytes > bytes)
                 return "its length is wrong";
         if (!memchr(h->job, 0, sizeof(h->job)) || h->n_undo < 1 || h->n_undo > FILE_UNDO_MAX ||
-            h->chunk_elements < 1 || h->chunk_elements % LAYOUT_ALIGN || h->n_owners < 1 ||
-            h->owner >= h->n_owners || h->copy >= FILE_COPIES)
+            h->chunk_elements < 1 || h->chunk_elements > CHUNK_MOST ||
+            h->chunk_elements % LAYOUT_ALIGN || h->n_owners < 1 || h->owner >= h->n_owners ||
+            h->copy >= FILE_COPIES)
                 return "its header makes no sense";
         return NULL;
 }
@@ -207,14 +225,15 @@ int file_read_header(int fd, uint64_t bytes, const char *name, struct file_heade
 
 bool state_keeps_times(const struct state *state)
 {
-        return ((const struct file_header *)state->in->map)->format >= FILE_FORMAT;
+        return ((const struct file_header *)state->in->map)->format >= FILE_FORMAT_TIMES;
 }
 
 int state_keep_times(struct state *state)
 {
         struct file_header h = *(const struct file_header *)state->in->map;
 
-        h.format = FILE_FORMAT;
+        assert(!state_keeps_times(state)); /* a lower format would move the planes */
+        h.format = FILE_FORMAT_TIMES;
         file_hash(h.hash, &h, offsetof(struct file_header, hash));
         /* one call within one page: a process that dies leaves all of it or nothing */
         ssize_t n = pwrite(state->in->fd, &h, sizeof(h), 0);

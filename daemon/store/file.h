@@ -12,17 +12,23 @@
  *   puts              two words: how many have begun and not ended; state->puts
  *   chunk versions    words [chunk]
  *   undo slots        struct undo_slot [n_undo] with their values (undo_slot.c)
- *   master            float [plan->master_elements]
- *   moments           float [plan->moments[i]], one plane behind the other
- *   grad              float [plan->moment_elements]
- *   old values        float [plan->old_elements]
+ *   serve plane       bytes [plan->serve_bytes], if plan->keeps_served
+ *   master            bytes [plan->master_bytes]
+ *   moments           bytes [plan->moment_bytes[i]], one plane behind the other
+ *   grad              plan->grad_dtype [plan->moment_elements]
+ *   old values        bytes [plan->old_bytes]
  *
- * While a state is on a GPU the file has a hole in place of the planes.  Only the first chunk of a
- * shard has a version, unless the shard came to the GPU in the middle of an update
+ * While a state is on a GPU the file has a hole in place of the planes, serve included.  Only the
+ * first chunk of a shard has a version, unless the shard came to the GPU in the middle of an update
  * (state_chunks()).  Closing the state writes the others.
  *
- * Every part begins at a multiple of FILE_ALIGN bytes.  Numbers are in the machine's byte order,
- * because a file never leaves its machine.  Only the file's name has the epoch (store.c).
+ * Every part begins at a multiple of FILE_ALIGN bytes, but for moments, grad and old values of
+ * format 10.  There each plane begins FILE_STAGGER bytes further into its page than the one before.
+ * An update goes through all planes at once, and CPUs of AMD's family 25 take a third longer if
+ * that is the same place in all pages.
+ *
+ * Numbers are in the machine's byte order, because a file never leaves its machine.  Only the
+ * file's name has the epoch (store.c).
  *
  * Opening a file finds every flipped bit outside the planes and the slots' values.  Header, layout
  * and record copies have hashes, and a word is a number with its check value (seal.h).  Planes and
@@ -38,11 +44,14 @@ enum {
         FILE_ALIGN = 4096,
         /* Raise it with any change to this page, to struct state_record, or to the results of
          * partition_new() or plan_new(). */
-        FILE_FORMAT = 9,
-        /* The format of the release before.  This release reads it, and gives it to new files.
-         * Only format 9 keeps when the last step was decided: a release that does not know the
-         * field would leave an old time there. */
+        FILE_FORMAT = 10,
+        /* Keeps when the last step was decided: a release that does not know the field would leave
+         * an old time there. */
+        FILE_FORMAT_TIMES = 9,
+        /* The format of the release before.  This release reads it, and gives it to new files while
+         * a node may have that release. */
         FILE_FORMAT_BEFORE = 8,
+        FILE_STAGGER = 512,
         /* Raise it when an update yields other bits than before, or an undo slot is read in
          * another way.  An attempt prepared under one number does not go on under another. */
         FILE_ARITHMETIC = 2,
@@ -94,14 +103,18 @@ struct undo_slot {
         uint64_t version;   /* word: the version that the chunk goes to, ahead or back */
         uint64_t kept;      /* undo_mark() of the number of elements whose old values are here */
         uint64_t unused[5]; /* so that values begin at a cache line */
-        float values[];     /* old values, chunk_elements of each plane: master, then moments */
+        float values[]; /* a chunk's old values: master, then moments; room for chunk_elements in
+                           fp32 of each plane */
 };
 
 /* Byte offsets of the parts. */
 struct file_map {
         uint64_t layout, copies[2], steps[2], presents[2], sets, puts, versions, undo;
-        uint64_t master, moments[OPTIMIZER_MOMENTS], grad, old, bytes;
+        uint64_t serve, master, moments[OPTIMIZER_MOMENTS], grad, old, bytes;
 };
+
+/* Of a new file. */
+uint32_t file_format(const struct plan *plan, const struct job_spec *job);
 
 struct file_map file_map(const struct plan *plan, uint32_t n_tensors, uint32_t n_undo,
                          uint64_t layout_bytes);
@@ -141,9 +154,11 @@ struct state_inside {
         bool lost;
         bool *mixed; /* [group]: the shard is on a GPU and its chunks differ in version */
         uint32_t n_undo;
-        float *master, *grad, *old;        /* in the file's mapping, or on a GPU */
-        float *moments[OPTIMIZER_MOMENTS]; /* likewise; a plane that no group has is empty */
-        uint8_t *serve;                    /* serve_segment's bytes; NULL if the plan has none */
+        float *master;                       /* in the file's mapping, or on a GPU */
+        void *grad;                          /* likewise, of plan->grad_dtype */
+        uint8_t *moments[OPTIMIZER_MOMENTS]; /* likewise; a plane that no group has is empty */
+        uint8_t *old;                        /* likewise */
+        uint8_t *serve; /* in serve_segment or the file's mapping; NULL if the plan has none */
         struct undo_slot *undo;
         struct record_copy *copies[2];
         /* the tables in the file, as words (tables.c) */
@@ -188,23 +203,42 @@ void record_init(struct state *state);
 /* Finds the copy that counts.  ZERO_EIO if a copy is damaged, or none counts, or it is invalid. */
 int record_load(struct state *state, struct fault *fault);
 
-/* Points ret to the chunk's values in the planes of its group, and returns the number of planes. */
-static inline uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
-                                    float *ret[static UPDATE_PLANES])
+/* An element of a group's master, a record's first one unless master is in fp32. */
+static inline uint8_t *master_at(const struct state *s, uint32_t group, uint64_t element)
 {
-        const struct plan_shard *shard = &s->plan->shards[c->group];
-        uint32_t n = 1 + shard->n_moments;
+        const struct plan_shard *shard = &s->plan->shards[group];
 
-        ret[0] = s->in->master + c->master;
+        return (uint8_t *)s->in->master + shard->master_at +
+               plan_master_bytes(shard, element - shard->master);
+}
+
+/* What the serve plane has of an element of the group, if its master needs that; else NULL. */
+static inline uint16_t *served_at(const struct state *s, uint32_t group, uint64_t in_group)
+{
+        const struct plan_shard *shard = &s->plan->shards[group];
+
+        if (shard->format == FORMAT_FP32)
+                return NULL;
+        return (uint16_t *)(s->in->serve + shard->serve) + (in_group - shard->range.first);
+}
+
+/* Points ret to the chunk's values in the planes of its tensors, and returns the number of planes.
+ */
+static inline uint32_t chunk_planes(const struct state *s, const struct plan_chunk *c,
+                                    uint8_t *ret[static UPDATE_PLANES])
+{
+        uint32_t n = 1 + c->run->n_moments;
+
+        ret[0] = master_at(s, c->group, c->master);
         for (uint32_t k = 1; k < n; k++)
-                ret[k] = s->in->moments[k - 1] + plan_moment(shard, k - 1, c->moment);
+                ret[k] = s->in->moments[k - 1] + plan_moment_at(c->run, k - 1, c->moment);
         return n;
 }
 
 /* ---- undo_kept.c ---- */
 
 /* The place for the chunk's old values of plane k. */
-float *kept_at(const struct state *s, const struct plan_chunk *c, uint32_t k);
+uint8_t *kept_at(const struct state *s, const struct plan_chunk *c, uint32_t k);
 /* Puts the kept values of a unit that is ahead of `version` back, and the unit at `version`. */
 void kept_back(struct state *state, uint32_t unit, uint64_t version);
 /* Puts all units back that are ahead: the record has not decided to update. */

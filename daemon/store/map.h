@@ -4,7 +4,7 @@
 #pragma once
 
 #include "daemon/compute/device/device.h"
-#include "daemon/store/state.h"
+#include "daemon/store/undo.h"
 
 /*
  * The address of a plane's elements, valid from state_map() to state_unmap().  No other call tells
@@ -20,10 +20,18 @@ struct mapping {
  * trainers get it. */
 struct mapping state_map(const struct state *state, struct plane plane, uint32_t group,
                          struct range part);
-/* As state_map(), for the loop thread.  Calls done() once the elements can be read and written.  That
- * is before this returns, because the memory of all planes has an address. */
+/* As state_map(), for the loop thread.  Calls done() once the elements can be read and written.
+ * That is before this returns, because the memory of all planes has an address. */
 void state_want(struct mapping *m, const struct state *state, struct plane plane, uint32_t group,
                 struct range part, void (*done)(struct mapping *m));
+/* Reads part of a tensor as clients get it: moments and master weights in fp32, whatever their
+ * formats. */
+void state_read(const struct state *state, struct plane plane, uint32_t group, struct range part,
+                const struct device_ops *ops, void *to);
+/* Changes elements of a tensor in MASTER or a moment, and what is served of a master that is not in
+ * fp32. */
+void state_write(const struct state *state, struct plane plane, uint32_t group, struct range part,
+                 const struct device_ops *ops, const float *from);
 /* Must be called before the state is closed, dropped or moved to a GPU. */
 void state_unmap(struct mapping *m);
 
@@ -33,15 +41,16 @@ void state_unmap(struct mapping *m);
  */
 int state_init_group(struct state *state, const layout *l, uint32_t group,
                      const struct device_ops *ops);
-/* Writes serve from master for a shard (nothing to do for fp32 groups). */
+/* Writes serve from master for a shard.  There is nothing to do where trainers get master itself,
+ * or where master needs the serve plane. */
 void state_serve_group(struct state *state, const layout *l, uint32_t group,
                        const struct device_ops *ops);
 /*
- * Copies what is served of a chunk that is a unit, of a group that has a serve plane.  old_master:
- * its master before an update; NULL: the serve plane has not been written since.
+ * Copies what is served of a chunk that is a unit, of a group that has a serve plane.  old: its
+ * values before an update; NULL: the serve plane has not been written since.
  */
-void state_was(const struct state *state, const layout *l, uint32_t chunk, const float *old_master,
-               const struct device_ops *ops, void *to);
+void state_was(const struct state *state, const layout *l, uint32_t chunk,
+               const struct undo_values *old, const struct device_ops *ops, void *to);
 /* As state_serve_group(), for one unit of a shard's update. */
 void state_serve_unit(struct state *state, const layout *l, uint32_t unit,
                       const struct device_ops *ops);

@@ -23,6 +23,7 @@ void planes_free(struct planes *p)
                 return;
         list_remove(&p->link);
         place_free(p->memory);
+        segment_free(&p->serve);
         free(p);
 }
 
@@ -40,6 +41,8 @@ static int gpu_make(struct state *state, const struct state_identity *id,
         p->place = id->place;
         p->at = places->master;
         p->bytes = places->bytes - places->master;
+        p->serve_at = places->serve;
+        p->serve.fd = -1;
         snprintf(what, sizeof(what), "master weights, moments and gradients of job %s",
                  id->job.name);
         if (p->bytes)
@@ -58,16 +61,17 @@ void planes_bind(struct state *state, const struct file_map *places)
         struct state_inside *in = state->in;
         uint8_t *memory = in->home->memory(state, places);
 
-        if (!in->home->in_file && places->master < in->map_bytes) {
-                munmap((uint8_t *)in->map + places->master, in->map_bytes - places->master);
-                in->map_bytes = places->master;
+        if (!in->home->in_file && places->serve < in->map_bytes) {
+                munmap((uint8_t *)in->map + places->serve, in->map_bytes - places->serve);
+                in->map_bytes = places->serve;
         }
+        if (state->plan->keeps_served && in->home->in_file)
+                in->serve = (uint8_t *)in->map + places->serve;
         in->master = (void *)memory;
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
-                in->moments[i] =
-                        memory ? (void *)(memory + places->moments[i] - places->master) : NULL;
-        in->grad = memory ? (void *)(memory + places->grad - places->master) : NULL;
-        in->old = memory ? (void *)(memory + places->old - places->master) : NULL;
+                in->moments[i] = memory ? memory + places->moments[i] - places->master : NULL;
+        in->grad = memory ? memory + places->grad - places->master : NULL;
+        in->old = memory ? memory + places->old - places->master : NULL;
         if (in->planes)
                 state->id.place = in->planes->place;
 }
@@ -88,6 +92,13 @@ static uint8_t *file_memory(const struct state *state, const struct file_map *pl
 static int gpu_make_serve(struct state *state, uint64_t bytes, const char *what,
                           struct fault *fault)
 {
+        struct segment *parked = &state->in->planes->serve;
+
+        if (parked->data) {
+                state->serve_segment = *parked;
+                *parked = (struct segment){ .fd = -1 };
+                return 0;
+        }
         return segment_new_away(state->in->planes->place, what, bytes, &state->serve_segment,
                                 fault);
 }
@@ -109,42 +120,49 @@ static bool is_ahead(const struct state *s)
 }
 
 /*
- * How many bytes of master, moments, gradient and old values a later process may need.  It decides
- * by the record alone.  Without a vote the attempt is void.  With a vote the gradient counts until
- * all groups are updated.  Old values count while a group is ahead of the decision.
+ * How many bytes of master, moments, gradient and old values a later process may need.  It
+ * decides by the record alone.  Without a vote the attempt is void.  With a vote the gradient
+ * counts until all groups are updated.  Old values count while a group is ahead of the decision.
  */
 static uint64_t needed(const struct state *s)
 {
         const struct state_record *r = s->record;
         bool updates = r->phase == ATTEMPT_DECIDED && r->commit;
-        const float *end = s->in->grad;
+        const void *end = s->in->grad;
 
         if (r->phase == ATTEMPT_PREPARED || updates)
                 end = s->in->old;
         if (!updates && is_ahead(s))
-                end = s->in->old + s->plan->old_elements;
+                end = s->in->old + s->plan->old_bytes;
         return (uint64_t)((const uint8_t *)end - (const uint8_t *)s->in->master);
 }
 
 void planes_load(struct state *state, const struct file_map *places)
 {
         struct planes *p = state->in->planes;
+        uint8_t *map = state->in->map;
 
-        carry_run(&(struct carry){ .file = (uint8_t *)state->in->map + p->at,
+        carry_run(&(struct carry){ .file = map + p->at,
                                    .memory = p->memory,
                                    .bytes = needed(state),
                                    .threads = state->in->store->threads });
+        if (state->plan->keeps_served)
+                carry_run(&(struct carry){ .file = map + p->serve_at,
+                                           .memory = state->in->serve,
+                                           .bytes = state->plan->serve_bytes,
+                                           .threads = state->in->store->threads });
         file_set_planes(state->in->map, state->in->store->number);
         crash_point(CRASH_PLANES_AWAY);
         /* if the file system cannot punch holes, the room stays taken */
-        (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
-                        (off_t)p->bytes);
+        (void)fallocate(state->in->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                        (off_t)p->serve_at, (off_t)(p->at + p->bytes - p->serve_at));
         planes_bind(state, places);
 }
 
 struct save {
         const struct planes *p;
         const struct store_saving *saving;
+        uint64_t saved; /* bytes, by earlier calls of carry_run() */
 };
 
 static void save_tell(void *arg, uint64_t done)
@@ -152,13 +170,32 @@ static void save_tell(void *arg, uint64_t done)
         const struct save *s = arg;
 
         if (s->saving->saves)
-                s->saving->saves(s->p->file, done, s->p->needed);
+                s->saving->saves(s->p->file, s->saved + done, s->p->needed);
+}
+
+/* Saves bytes that have their place in the file behind those that were saved before. */
+static int save_memory(const struct store *store, struct save *s, int fd, uint8_t *map,
+                       uint8_t *memory, uint64_t bytes)
+{
+        uint64_t at = s->p->serve_at + s->saved;
+        int r = carry_run(&(struct carry){ .save = true,
+                                           .fd = fd,
+                                           .at = at,
+                                           .file = map + at,
+                                           .memory = memory,
+                                           .bytes = bytes,
+                                           .threads = store->threads,
+                                           .tell = save_tell,
+                                           .arg = s });
+
+        s->saved += bytes;
+        return r;
 }
 
 static int save(const struct store *store, struct save *s, struct fault *fault)
 {
         const struct planes *p = s->p;
-        uint64_t end = p->at + p->needed;
+        uint64_t end = p->serve_at + p->needed, serve = p->at - p->serve_at;
         CLEANUP(cleanup_close)
         int fd = openat(store->dir, p->file, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
         int r;
@@ -173,20 +210,14 @@ static int save(const struct store *store, struct save *s, struct fault *fault)
                                  "zerod's control group has no room for its %llu bytes",
                                  (unsigned long long)p->needed);
         }
-        r = carry_run(&(struct carry){ .save = true,
-                                       .fd = fd,
-                                       .at = p->at,
-                                       .file = map + p->at,
-                                       .memory = p->memory,
-                                       .bytes = p->needed,
-                                       .threads = store->threads,
-                                       .tell = save_tell,
-                                       .arg = s });
+        r = save_memory(store, s, fd, map, p->serve.data, serve);
+        if (r == 0)
+                r = save_memory(store, s, fd, map, p->memory, p->needed - serve);
         if (r == 0) {
                 crash_point(CRASH_PLANES_WRITTEN);
                 file_set_planes(map, PLANES_HERE);
         } else { /* a smaller state behind this one may fit */
-                (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->at,
+                (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->serve_at,
                                 (off_t)p->needed);
         }
         munmap(map, end);
@@ -200,7 +231,7 @@ void store_save(struct store *store, const struct store_saving *saving)
 {
         list_for_each (&store->parked, item) {
                 struct planes *p = CONTAINER_OF(item, struct planes, link);
-                struct save s = { p, saving };
+                struct save s = { p, saving, 0 };
                 struct fault fault = { 0 };
                 int r = save(store, &s, &fault);
 
@@ -216,7 +247,8 @@ static void gpu_leave(struct state *state)
         if (!state->in->planes)
                 return;
         tables_spread_versions(state);
-        state->in->planes->needed = needed(state);
+        state->in->planes->needed =
+                state->in->planes->at - state->in->planes->serve_at + needed(state);
 }
 
 void planes_park(struct state *state)
@@ -225,6 +257,10 @@ void planes_park(struct state *state)
 
         if (!p)
                 return;
+        if (state->serve_segment.data && state->plan->keeps_served) {
+                p->serve = state->serve_segment;
+                state->serve_segment = (struct segment){ .fd = -1 };
+        }
         snprintf(p->file, sizeof(p->file), "%s", state->in->file);
         list_insert(&state->in->store->parked, &p->link);
 }

@@ -3,8 +3,8 @@
  *
  * The file says where the planes are (file_planes()).  It names this process's store before the
  * first byte of the planes changes on the GPU, and PLANES_HERE once all are written back.  In
- * between the file has a hole in their place.  The serve plane is not in the file: it is made from
- * master.
+ * between the file has a hole in their place.  The serve plane is made from master, unless master
+ * needs it (plan->keeps_served): then it goes where the planes go.
  *
  * When a state is closed its planes are parked, so that this process may open the state again.
  * store_save() writes parked planes to their files.
@@ -19,10 +19,12 @@ struct planes {
         struct list link; /* store.parked */
         char file[STORE_FILE_NAME];
         uint32_t place;
-        uint64_t at, bytes; /* the file's region of planes */
-        uint8_t *memory;    /* master, moments and gradients, laid out as in that region */
-        uint64_t needed; /* how many of these bytes the next process needs; set when the planes are
-                            parked */
+        uint64_t at, bytes;   /* the file's region of planes */
+        uint8_t *memory;      /* master, moments and gradients, laid out as in that region */
+        uint64_t serve_at;    /* where the file has the serve plane, or where the planes begin */
+        struct segment serve; /* of a parked state whose master needs it; else without memory */
+        /* How many bytes from serve_at on the next process needs; set when they are parked. */
+        uint64_t needed;
 };
 
 /* What differs by where planes are.  Planes that are lost have the row of the place they were in.
@@ -37,7 +39,8 @@ struct home {
         /* Makes the serve plane, zeroed, beside the planes. */
         int (*make_serve)(struct state *state, uint64_t bytes, const char *what,
                           struct fault *fault);
-        /* The planes' memory, laid out as in the file; NULL: they are lost, or take no bytes. */
+        /* The planes' memory from master on, laid out as in the file; NULL: they are lost, or take
+         * no bytes. */
         uint8_t *(*memory)(const struct state *state, const struct file_map *places);
         /* Before the state is closed: brings all but the planes to the file.  NULL: it is there. */
         void (*leave)(struct state *state);

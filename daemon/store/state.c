@@ -80,7 +80,7 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
         char what[ZERO_NAME_MAX + 24];
         int r;
 
-        if (plan->serve_bytes == 0 || s->in->lost)
+        if (plan->serve_bytes == 0 || (plan->keeps_served && s->in->home->in_file) || s->in->lost)
                 return 0;
         snprintf(what, sizeof(what), "serve of job %s", job);
         r = s->in->home->make_serve(s, plan->serve_bytes, what, fault);
@@ -91,16 +91,18 @@ int state_make_serve(struct state *s, const struct plan *plan, const char *job, 
 }
 
 /* Others may only read through this descriptor.  The file's mode stops them opening it again. */
-static int serve_file(struct state *s, uint64_t master)
+static int serve_file(struct state *s, const struct file_map *places)
 {
         struct segment *served = &s->in->file_served;
+        const struct plan *plan = s->plan;
 
-        if (s->id.n_owners > 1 || s->plan->serve_bytes || s->plan->master_elements == 0 ||
+        if (s->id.n_owners > 1 || plan_served_apart(plan) || plan->master_elements == 0 ||
             !s->in->home->in_file)
                 return 0;
         served->fd = openat(s->in->store->dir, s->in->file, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
         served->data = s->in->map;
-        served->bytes = master + plan_plane_bytes(s->plan, plane_master);
+        served->bytes = plan->keeps_served ? places->serve + plan->serve_bytes
+                                           : places->master + plan->master_bytes;
         return served->fd < 0 ? -errno : 0;
 }
 
@@ -114,9 +116,10 @@ const struct segment *state_serve(const struct state *s)
 uint64_t state_serve_offset(const struct state *s, uint32_t group)
 {
         const struct plan_shard *shard = &s->plan->shards[group];
-        const char *master = (const char *)(s->in->master + shard->master);
+        const uint8_t *at = s->plan->keeps_served ? s->in->serve + shard->serve
+                                                  : master_at(s, group, shard->master);
 
-        return s->serve_segment.data ? shard->serve : (uint64_t)(master - (char *)s->in->map);
+        return s->serve_segment.data ? shard->serve : (uint64_t)(at - (uint8_t *)s->in->map);
 }
 
 static struct state_identity identity(const struct file_header *h, const char *file)
@@ -126,7 +129,7 @@ static struct state_identity identity(const struct file_header *h, const char *f
                                      .copy = h->copy,
                                      .epoch = store_file_epoch(file) };
 
-        JOB_SPEC_COPY(&id.job, h);
+        JOB_SPEC_READ(&id.job, h);
         return id;
 }
 
@@ -139,7 +142,7 @@ int state_bind_file(struct state *s, const struct file_map *places)
         s->n_tensors = h->n_tensors;
         s->id = identity(h, s->in->file);
         planes_bind(s, places);
-        int r = serve_file(s, places->master);
+        int r = serve_file(s, places);
         return r ? r : tables_new(s);
 }
 
@@ -170,6 +173,7 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
                        struct fault *fault)
 {
         CLEANUP(cleanup_partition_free) struct partition *p = NULL;
+        const struct state_identity id = identity(h, s->in->file);
         uint8_t hash[FILE_HASH];
 
         if (l->n_tensors != h->n_tensors)
@@ -179,6 +183,8 @@ static int remake_plan(struct state *s, const struct file_header *h, const layou
                 r = plan_new(l, p, h->owner, h->chunk_elements, &s->plan);
         if (r)
                 return fault_errno(fault, r, s->in->file);
+        s->plan->grad_dtype = job_spec_sum_dtype(&id.job);
+        s->plan->staggered = h->format >= FILE_FORMAT;
         file_plan_hash(s->plan, hash);
         if (memcmp(hash, h->plan_hash, FILE_HASH) != 0)
                 return file_damaged(fault, s->in->file,
@@ -259,7 +265,7 @@ static int check_file(struct state *s, layout **ret_layout, struct fault *fault)
         struct file_map places = file_map(s->plan, h.n_tensors, h.n_undo, h.layout_bytes);
         if (places.bytes != bytes)
                 return file_damaged(fault, s->in->file, "its length is wrong");
-        r = file_reserve(s->in->fd, places.master, s->in->file, fault);
+        r = file_reserve(s->in->fd, places.serve, s->in->file, fault);
         if (r)
                 return r;
         r = state_bind_file(s, &places);
@@ -276,7 +282,7 @@ static int take_serve(struct state *s, struct fault *fault)
         int r = state_make_serve(s, s->plan, s->id.job.name, fault);
 
         if (r == 0)
-                store_take_up(s->in->store, s->plan->serve_bytes);
+                store_take_up(s->in->store, plan_beside(s->plan));
         return r;
 }
 
@@ -330,7 +336,7 @@ void state_close(struct state *state)
 {
         if (!state)
                 return;
-        store_give(state->in->store, state->plan->serve_bytes);
+        store_give(state->in->store, plan_beside(state->plan));
         if (state->in->home->leave)
                 state->in->home->leave(state);
         planes_park(state);
@@ -358,7 +364,7 @@ void state_drop(struct state *state)
                 return;
         state_unlink(state);
         uint64_t bytes = (state->in->lost ? 0 : state->in->file_bytes) + state->in->blobs.bytes +
-                         state->plan->serve_bytes;
+                         plan_beside(state->plan);
         struct store *store = state->in->store;
 
         /* trainers may have it mapped; in a hole their reads would take memory again */
@@ -371,7 +377,7 @@ void state_drop(struct state *state)
 
 uint64_t state_bytes(const struct state *state)
 {
-        return state->in->file_bytes + state->in->blobs.bytes + state->plan->serve_bytes;
+        return state->in->file_bytes + state->in->blobs.bytes + plan_beside(state->plan);
 }
 
 const char *state_file(const struct state *state)
@@ -386,6 +392,16 @@ bool state_lost(const struct state *state)
         return state->in->lost;
 }
 
+int state_place_check(const struct job_spec *job, uint32_t place, struct fault *fault)
+{
+        if (place_is_host(place) || job_spec_sum_dtype(job) == ZERO_FP32)
+                return 0;
+        return fault_set(fault, ZERO_EGPU,
+                         "job '%s' has accumulate wire, but owners on GPUs accumulate in fp32 "
+                         "only: attach with accumulate fp32, or set `optimizer` to host",
+                         job->name);
+}
+
 int state_move(struct state *state, uint32_t place, struct fault *fault)
 {
         const struct file_header *h = state->in->map;
@@ -393,11 +409,12 @@ int state_move(struct state *state, uint32_t place, struct fault *fault)
                 file_map(state->plan, state->n_tensors, state->in->n_undo, h->layout_bytes);
         struct segment serve = state->serve_segment;
         struct state_identity id = state->id;
-        int r;
+        int r = state_place_check(&id.job, place, fault);
 
         assert(state->in->home->in_file && state->in->mapped == 0);
         id.place = place;
-        r = home_gpu.make(state, &id, &places, fault);
+        if (r == 0)
+                r = home_gpu.make(state, &id, &places, fault);
         if (r)
                 return r;
         state->in->home = &home_gpu;
@@ -407,7 +424,7 @@ int state_move(struct state *state, uint32_t place, struct fault *fault)
                 state->in->home = &home_file;
                 return r;
         }
-        if (state->plan->serve_bytes)
+        if (plan_served_apart(state->plan))
                 segment_free(&serve);
         tables_join_units(state);
         planes_load(state, &places);

@@ -79,8 +79,9 @@ struct state {
 };
 
 /*
- * The memory that trainers of the job may map for reading: the serve plane.  Without a serve plane
- * all groups are served from master, and it is the only owner's file, up to the end of master.
+ * The memory that trainers of the job may map for reading: the serve plane.  If it lies in the
+ * file, it is the only owner's file, up to the end of the plane.  Without a serve plane all groups are
+ * served from master, and it is the only owner's file, up to the end of master.
  * NULL: there is no such memory.
  */
 const struct segment *state_serve(const struct state *state);

@@ -3,8 +3,9 @@
  * files that outlive the process.
  *
  * A state is one owner's part of a job.  Planes, chunk table, undo slots and record are in a file
- * (state.h, map.h).  The serve plane is in a sealed memfd that dies with the process.  A process
- * killed at any instruction leaves each chunk restorable.
+ * (state.h, map.h).  The serve plane is in a sealed memfd that dies with the process, or in the
+ * file if master weights need it (plan->keeps_served).  A process killed at any instruction leaves
+ * each chunk restorable.
  *
  * A state may instead lie on a GPU.  Then its planes, serve included, are in the GPU's memory,
  * which no CPU may touch, and the file has a hole in their place.  The planes survive an orderly
@@ -115,6 +116,8 @@ int state_open(struct store *store, const char *file, struct state **ret, layout
 /* True if the planes were lost with a GPU's memory.  A lost state can be closed or dropped; callers
  * may read its identity, plan and record, and nothing else. */
 bool state_lost(const struct state *state);
+/* ZERO_EGPU: states in that place can only accumulate in fp32. */
+int state_place_check(const struct job_spec *job, uint32_t place, struct fault *fault);
 /* Moves the planes from host memory to another place; serve is empty afterwards.  After a failure
  * the state stays where it is. */
 int state_move(struct state *state, uint32_t place, struct fault *fault);

@@ -161,7 +161,7 @@ uint32_t state_check_sets(const struct state *state, const struct hyper_set *set
 
                 if (s->moment != UINT64_MAX &&
                     (set >= n_sets ||
-                     (sets && !hyper_fits(&sets[set], plan->shards[s->group].optimizer))))
+                     (sets && !hyper_fits(&sets[set], plan->runs[s->run].optimizer))))
                         return s->tensor;
         }
         return state->n_tensors;

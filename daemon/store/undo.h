@@ -30,11 +30,15 @@ struct unit_update {
         bool ahead;             /* of the decision; the record may change meanwhile */
         const uint8_t *present; /* [tensor]: it has a gradient; others stay as they are */
         const struct update_scalars *scalars; /* [tensor] */
+        const layout *layout;
+        /* bf16, of the group's matrices, by element of the shard's gradient; NULL: it has none */
+        const uint16_t *directions;
 };
 
-/* A chunk's values, contiguous in each plane: master, then moments. */
+/* A chunk's values, contiguous in each plane and in its format: master, then moments. */
 struct undo_values {
-        const float *planes[UPDATE_PLANES];
+        const void *planes[UPDATE_PLANES];
+        const uint16_t *served; /* of a master that is not in fp32; else NULL */
 };
 
 /* True if all of the unit is at the version. */

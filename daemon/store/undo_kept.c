@@ -13,28 +13,35 @@
 
 enum { KEEP_MOST = 1 << 30 }; /* elements in one copy */
 
-float *kept_at(const struct state *s, const struct plan_chunk *c, uint32_t k)
+uint8_t *kept_at(const struct state *s, const struct plan_chunk *c, uint32_t k)
 {
         const struct plan_shard *shard = &s->plan->shards[c->group];
+        uint8_t *old = s->in->old + shard->old;
 
         assert(shard->old != UINT64_MAX);
-        return s->in->old + shard->old + k * shard->moment_count + (c->moment - shard->moment);
+        if (k == 0)
+                return old + (c->moment - shard->moment) * sizeof(float);
+        old += shard->moment_count * sizeof(float);
+        for (uint32_t i = 0; i + 1 < k; i++)
+                old += shard->moment_bytes[i];
+        return old + (plan_moment_at(c->run, k - 1, c->moment) - shard->moment_at[k - 1]);
 }
 
 /* Copies part of a shard to the place for its old values, or back; c: the part, as a chunk. */
 static void copy(const struct state *s, const struct plan_chunk *c, bool back)
 {
-        float *planes[UPDATE_PLANES] = { NULL };
+        uint8_t *planes[UPDATE_PLANES] = { NULL };
         uint32_t n = chunk_planes(s, c, planes);
 
         for (uint32_t k = 0; k < n; k++) {
-                float *old = kept_at(s, c, k), *to = back ? planes[k] : old;
-                const float *from = back ? old : planes[k];
+                uint8_t *old = kept_at(s, c, k), *to = back ? planes[k] : old;
+                const uint8_t *from = back ? old : planes[k];
+                uint64_t bytes = plan_run_bytes(c->run, k, c->n);
 
                 if (s->in->home->for_cpu)
-                        memcpy(to, from, c->n * sizeof(float));
+                        memcpy(to, from, bytes);
                 else
-                        place_ops()->copy(to, from, c->n * sizeof(float));
+                        place_ops()->copy(to, from, bytes);
         }
 }
 
@@ -50,7 +57,8 @@ static void copy_shard(const struct state *state, uint32_t group, bool back)
                                                    .n = left < KEEP_MOST ? (uint32_t)left
                                                                          : KEEP_MOST,
                                                    .master = s->master + done,
-                                                   .moment = s->moment + done };
+                                                   .moment = s->moment + done,
+                                                   .run = &state->plan->runs[s->run] };
 
                         copy(state, &part, back);
                         done += part.n;

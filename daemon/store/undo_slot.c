@@ -33,6 +33,7 @@
 #include "daemon/floor/base/crash.h"
 #include "daemon/store/planes.h"
 #include "daemon/store/seal.h"
+#include "proto/dtype.h"
 
 static struct undo_slot *slot_at(const struct state *s, uint32_t slot)
 {
@@ -40,13 +41,36 @@ static struct undo_slot *slot_at(const struct state *s, uint32_t slot)
         return (void *)((uint8_t *)s->in->undo + slot * file_undo_stride(s->plan));
 }
 
-static struct update_undo arrays(const struct state *s, struct undo_slot *slot)
+/* Where old values of a chunk lie.  What was served of it lies behind its old master.  The release
+ * before has fp32 alone, and gives each plane the same room. */
+static struct update_undo arrays(const struct state *s, const struct plan_chunk *c,
+                                 struct undo_slot *slot)
 {
         struct update_undo undo = { .kept = &slot->kept };
+        uint8_t *at = (uint8_t *)slot->values;
 
-        for (uint32_t k = 0; k < s->plan->n_planes; k++)
-                undo.old[k] = slot->values + k * s->plan->chunk_elements;
+        for (uint32_t k = 0; k <= c->run->n_moments; k++) {
+                undo.old[k] = (float *)at;
+                at += plan_run_bytes(c->run, k, c->run->packed ? c->n : s->plan->chunk_elements);
+                if (k == 0 && c->run->master_format != FORMAT_FP32)
+                        at += c->n * sizeof(uint16_t);
+        }
         return undo;
+}
+
+static uint16_t *old_served(const struct plan_chunk *c, float *old_master)
+{
+        return (uint16_t *)((uint8_t *)old_master + plan_run_bytes(c->run, 0, c->n));
+}
+
+static struct undo_values values_of(const struct plan_chunk *c, const struct update_undo *in)
+{
+        struct undo_values values = { .served = NULL };
+
+        memcpy(values.planes, in->old, sizeof(values.planes));
+        if (c->run->master_format != FORMAT_FP32)
+                values.served = old_served(c, in->old[0]);
+        return values;
 }
 
 /* 0: free; 1 + a chunk: the chunk may have changed; UINT64_MAX: damaged. */
@@ -82,23 +106,241 @@ static struct undo_slot *begin(struct state *state, uint32_t slot, uint32_t chun
         return s;
 }
 
+enum { WIDENED = 2 * LAYOUT_ALIGN }; /* elements of a gradient that L1 has in fp32 */
+
+/* n elements of the gradient, at most WIDENED; they are at `wide` unless the plane has fp32. */
+static const float *gradient(const struct state *s, uint64_t moment, uint32_t n, float *wide,
+                             const struct device_ops *ops)
+{
+        enum zero_dtype dtype = s->plan->grad_dtype;
+        const uint8_t *at = (const uint8_t *)s->in->grad + dtype_bytes(dtype, moment);
+
+        if (dtype == ZERO_FP32)
+                return (const float *)(const void *)at;
+        ops->cast(ZERO_FP32, wide, dtype, at, n);
+        return wide;
+}
+
+/* Elements of a tensor, a piece of a chunk, whose values L1 has in fp32. */
+struct piece {
+        uint64_t first; /* of the tensor */
+        uint32_t n;     /* at most WIDENED */
+        float *planes[UPDATE_PLANES];
+        const float *grad;
+        const uint16_t *direction;
+};
+
+/* The matrix that pieces of a tensor are in, and what its elements are changed by. */
+struct in_matrix {
+        uint64_t end; /* first element of the tensor behind the matrix */
+        struct update_scalars scalars;
+};
+
+static void enter_matrix(struct in_matrix *m, const struct layout_tensor *t, uint64_t element,
+                         const struct update_scalars *s)
+{
+        const struct layout_matrix matrix = layout_matrix(t, layout_matrix_at(t, element));
+
+        m->end = matrix.first + matrix.rows * matrix.cols;
+        m->scalars = muon_direction(s, matrix.rows, matrix.cols);
+}
+
+/* Planes: master, the momentum buffer, the average. */
+static void update_matrices(const struct layout_tensor *t, const struct piece *p,
+                            const struct update_scalars *s, struct in_matrix *in,
+                            const struct device_ops *ops)
+{
+        struct update_scalars buffered = *s;
+        float direction[WIDENED];
+
+        buffered.ema_rate = 0; /* of the weights alone */
+        ops->update(UPDATE_MOMENTUM, &buffered, p->n, &p->planes[1], p->grad, NULL);
+        ops->cast(ZERO_FP32, direction, ZERO_BF16, p->direction, p->n);
+        for (uint32_t i = 0, n; i < p->n; i += n) {
+                float *const planes[] = { p->planes[0] + i,
+                                          p->planes[2] ? p->planes[2] + i : NULL };
+
+                if (p->first + i >= in->end)
+                        enter_matrix(in, t, p->first + i, s);
+                n = in->end - (p->first + i) < p->n - i ? (uint32_t)(in->end - (p->first + i))
+                                                        : p->n - i;
+                ops->update(UPDATE_DIRECTION, &in->scalars, n, planes, direction + i, NULL);
+        }
+}
+
+/* Part of a chunk that is of one tensor, from element `first` of the chunk on. */
+struct stretch {
+        const struct plan_chunk *chunk;
+        const struct plan_segment *segment;
+        uint32_t first, n;
+        uint8_t *planes[UPDATE_PLANES]; /* of the chunk */
+        uint16_t *served;               /* likewise; NULL: master is in fp32 */
+};
+
+static enum format format_of(const struct plan_run *run, uint32_t k)
+{
+        return k ? run->formats[k - 1] : run->master_format;
+}
+
+/* Points the piece to `room` elements from element `at` of the chunk on.  A plane that is not in
+ * fp32 is unpacked to `values`. */
+static void piece_load(struct piece *p, const struct stretch *of, uint32_t at, uint32_t room,
+                       float values[UPDATE_PLANES][WIDENED], const struct device_ops *ops)
+{
+        const struct plan_run *run = of->chunk->run;
+        const uint16_t *served = of->served ? of->served + at : NULL;
+
+        for (uint32_t k = 0; k <= run->n_moments; k++) {
+                uint8_t *from = of->planes[k] + plan_run_bytes(run, k, at);
+
+                p->planes[k] = (float *)from;
+                if (format_of(run, k) == FORMAT_FP32)
+                        continue;
+                p->planes[k] = values[k];
+                ops->unpack(format_of(run, k), values[k], served, from, room);
+        }
+}
+
+/* The dither depends on the step before, which is in the file, and on the place in the group: it
+ * is the same for all owners, and for a process that takes the update up. */
+static void piece_store(const struct state *s, const struct piece *p, const struct stretch *of,
+                        uint32_t at, uint32_t room, const struct device_ops *ops)
+{
+        const struct plan_run *run = of->chunk->run;
+        uint64_t step = s->tensor_step[of->segment->tensor], element = of->chunk->in_group + at;
+
+        uint16_t *served = of->served ? of->served + at : NULL;
+
+        for (uint32_t k = 0; k <= run->n_moments; k++)
+                if (format_of(run, k) != FORMAT_FP32)
+                        ops->pack(format_of(run, k), of->planes[k] + plan_run_bytes(run, k, at),
+                                  served, p->planes[k], room, dither_at(k, step, element));
+}
+
+/* Updates a stretch of matrices. */
+static void update_pieces(const struct state *s, const struct stretch *of,
+                          const struct unit_update *u, const struct device_ops *ops)
+{
+        const struct plan_chunk *c = of->chunk;
+        const struct layout_tensor *t = &u->layout->tensors[of->segment->tensor];
+        float values[UPDATE_PLANES][WIDENED], wide[WIDENED];
+        struct in_matrix in = { .end = 0 };
+        uint64_t before = c->moment - s->plan->shards[c->group].moment;
+
+        for (uint32_t at = of->first, room; at < of->first + of->n; at += room) {
+                struct piece p = { .first = c->in_group + at - t->offset };
+                uint64_t left = p.first < t->elements ? t->elements - p.first : 0;
+
+                room = of->first + of->n - at < WIDENED ? of->first + of->n - at : WIDENED;
+                p.n = left < room ? (uint32_t)left : room; /* the gap behind a tensor stays 0 */
+                if (p.n == 0)
+                        continue;
+                p.grad = gradient(s, c->moment + at, p.n, wide, ops);
+                p.direction = u->directions + before + at;
+                piece_load(&p, of, at, room, values, ops);
+                update_matrices(t, &p, &u->scalars[of->segment->tensor], &in, ops);
+                piece_store(s, &p, of, at, room, ops);
+        }
+}
+
+/* The dither is that of piece_store(). */
+static void update_stretch(const struct state *s, const struct stretch *of,
+                           const struct unit_update *u, const struct device_ops *ops)
+{
+        const struct plan_chunk *c = of->chunk;
+        const struct layout_tensor *t = &u->layout->tensors[of->segment->tensor];
+        uint64_t first = c->in_group + of->first - t->offset;
+        uint64_t left = first < t->elements ? t->elements - first : 0;
+        uint32_t n = left < of->n ? (uint32_t)left : of->n;
+        uint32_t most = s->plan->grad_dtype == ZERO_FP32 ? n : WIDENED;
+        float wide[WIDENED];
+
+        for (uint32_t at = of->first, part; n > 0; at += part, n -= part) {
+                part = n < most ? n : most;
+                struct packed_update p = { .rule = c->run->optimizer->rule,
+                                           .scalars = &u->scalars[of->segment->tensor],
+                                           .n = part,
+                                           .served = of->served ? of->served + at : NULL,
+                                           .grad = gradient(s, c->moment + at, part, wide, ops),
+                                           .step = s->tensor_step[of->segment->tensor],
+                                           .element = c->in_group + at };
+
+                for (uint32_t k = 0; k <= c->run->n_moments; k++) {
+                        p.formats[k] = format_of(c->run, k);
+                        p.planes[k] = of->planes[k] + plan_run_bytes(c->run, k, at);
+                }
+                ops->update_packed(&p);
+        }
+}
+
+/* Saves all of the chunk, and then updates it in pieces: its elements depend on their matrix, or
+ * its moments on the whole record. */
+static void update_saved(struct state *s, const struct plan_chunk *c, const struct unit_update *u,
+                         const struct device_ops *ops, struct update_undo undo)
+{
+        struct stretch of = { .chunk = c, .segment = &s->plan->segments[c->first_segment] };
+        uint32_t n_planes = chunk_planes(s, c, of.planes);
+
+        of.served = served_at(s, c->group, c->in_group);
+        for (uint32_t k = 0; k < n_planes; k++)
+                memcpy(undo.old[k], of.planes[k], plan_run_bytes(c->run, k, c->n));
+        if (of.served)
+                memcpy(old_served(c, undo.old[0]), of.served, c->n * sizeof(*of.served));
+        undo_raise(&undo, c->n);
+        for (; of.first < c->n; of.first += of.n, of.segment++) {
+                uint64_t left = of.segment->in_group + of.segment->count - (c->in_group + of.first);
+
+                of.n = left < c->n - of.first ? (uint32_t)left : c->n - of.first;
+                if (u->present[of.segment->tensor])
+                        (c->run->optimizer->matrices ? update_pieces : update_stretch)(s, &of, u,
+                                                                                       ops);
+                crash_point(CRASH_UPDATE_TORN);
+        }
+}
+
+/* Updates n elements of a tensor, whose first gradient is at index `moment` of its plane. */
+static void update_run(const struct state *s, enum update_rule rule,
+                       const struct update_scalars *scalars, uint32_t n, float *const *planes,
+                       uint64_t moment, const struct device_ops *ops, struct update_undo undo)
+{
+        float wide[WIDENED], *at[UPDATE_PLANES];
+
+        if (s->plan->grad_dtype == ZERO_FP32) {
+                ops->update(rule, scalars, n, planes, (const float *)s->in->grad + moment, &undo);
+                return;
+        }
+        memcpy(at, planes, sizeof(at));
+        for (uint32_t done = 0, part; done < n; done += part) {
+                part = n - done < WIDENED ? n - done : WIDENED;
+                ops->update(rule, scalars, part, at, gradient(s, moment + done, part, wide, ops),
+                            &undo);
+                undo = undo_behind(undo, part);
+                for (int k = 0; k < UPDATE_PLANES; k++)
+                        at[k] += at[k] ? part : 0;
+        }
+}
+
 /* Updates the chunk tensor by tensor.  The slot also gets the old values of tensors without a
  * gradient, because the kept elements of a chunk have no gaps. */
 static void update(struct state *s, const struct plan_chunk *c, const struct unit_update *u,
                    const struct device_ops *ops, struct update_undo undo)
 {
         const struct plan_segment *segment = &s->plan->segments[c->first_segment];
-        enum update_rule rule = s->plan->shards[c->group].optimizer->rule;
+        enum update_rule rule = c->run->optimizer->rule;
+        uint8_t *bytes[UPDATE_PLANES] = { NULL };
         float *planes[UPDATE_PLANES] = { NULL };
-        uint32_t n_planes = chunk_planes(s, c, planes);
+        uint32_t n_planes = chunk_planes(s, c, bytes);
+
+        for (uint32_t k = 0; k < n_planes; k++)
+                planes[k] = (float *)bytes[k];
 
         for (uint32_t done = 0, n; done < c->n; done += n, segment++) {
                 uint64_t left = segment->in_group + segment->count - (c->in_group + done);
 
                 n = left < c->n - done ? (uint32_t)left : c->n - done;
                 if (u->present[segment->tensor]) {
-                        ops->update(rule, &u->scalars[segment->tensor], n, planes,
-                                    s->in->grad + c->moment + done, &undo);
+                        update_run(s, rule, &u->scalars[segment->tensor], n, planes,
+                                   c->moment + done, ops, undo);
                         crash_point(CRASH_UPDATE_TORN);
                 } else {
                         for (uint32_t k = 0; k < n_planes; k++)
@@ -119,20 +361,19 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
                                const struct unit_update *u, const struct device_ops *ops)
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
-        struct update_undo undo = arrays(state, begin(state, slot, chunk, u->version));
-        struct undo_values old;
+        struct update_undo undo = arrays(state, &c, begin(state, slot, chunk, u->version));
 
         assert(u->ahead || (is_updating(state) && u->version == state->record->version + 1));
         assert(state_chunk_version(state, chunk) == u->version - 1);
         crash_point(CRASH_UPDATE_VALID);
-        update(state, &c, u, ops, undo);
-        for (uint32_t k = 0; u->ahead && k <= state->plan->shards[c.group].n_moments; k++)
-                memcpy(kept_at(state, &c, k), undo.old[k], c.n * sizeof(float));
+        (c.run->optimizer->matrices || c.run->packed ? update_saved : update)(state, &c, u, ops,
+                                                                              undo);
+        for (uint32_t k = 0; u->ahead && k <= c.run->n_moments; k++)
+                memcpy(kept_at(state, &c, k), undo.old[k], plan_run_bytes(c.run, k, c.n));
         tables_set_chunk_version(state, chunk, u->version);
         crash_point(u->ahead ? CRASH_AHEAD_KEPT : CRASH_UPDATE_COPIED);
         hold(state, slot, 0);
-        memcpy(old.planes, undo.old, sizeof(old.planes));
-        return old;
+        return values_of(&c, &undo);
 }
 
 void undo_back(struct state *state, uint32_t slot, uint32_t unit, uint64_t version)
@@ -149,16 +390,17 @@ void undo_back(struct state *state, uint32_t slot, uint32_t unit, uint64_t versi
 struct undo_values undo_values(const struct state *state, uint32_t slot, uint32_t chunk)
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
-        struct update_undo copy = arrays(state, slot_at(state, slot));
-        float *planes[UPDATE_PLANES] = { NULL };
+        struct update_undo copy = arrays(state, &c, slot_at(state, slot));
+        uint8_t *planes[UPDATE_PLANES] = { NULL };
         uint32_t n = chunk_planes(state, &c, planes);
-        struct undo_values values;
+        const uint16_t *served = served_at(state, c.group, c.in_group);
 
         assert(held(state, slot) == 0);
         for (uint32_t k = 0; k < n; k++)
-                memcpy(copy.old[k], planes[k], c.n * sizeof(float));
-        memcpy(values.planes, copy.old, sizeof(values.planes));
-        return values;
+                memcpy(copy.old[k], planes[k], plan_run_bytes(c.run, k, c.n));
+        if (served)
+                memcpy(old_served(&c, copy.old[0]), served, c.n * sizeof(*served));
+        return values_of(&c, &copy);
 }
 
 /* The version that the chunk which holds the slot was going to. */
@@ -171,15 +413,18 @@ static void put_back(struct state *s, uint32_t slot, uint32_t to)
 {
         bool is_old = state_chunk_version(s, to) == s->record->version;
         const struct plan_chunk c = plan_chunk(s->plan, to);
-        struct update_undo from = arrays(s, slot_at(s, slot));
-        size_t bytes = undo_kept(*from.kept) * sizeof(float);
-        float *planes[UPDATE_PLANES] = { NULL };
+        struct update_undo from = arrays(s, &c, slot_at(s, slot));
+        uint8_t *planes[UPDATE_PLANES] = { NULL };
         uint32_t n = chunk_planes(s, &c, planes);
 
-        if (is_old)
-                for (uint32_t k = 0; k < n; k++)
-                        memcpy(planes[k], from.old[k], bytes);
-        else if (slot_version(s, slot) == s->record->version)
+        uint16_t *served = served_at(s, c.group, c.in_group);
+        uint32_t kept = undo_kept(*from.kept);
+
+        for (uint32_t k = 0; is_old && k < n; k++)
+                memcpy(planes[k], from.old[k], plan_run_bytes(c.run, k, kept));
+        if (is_old && served)
+                memcpy(served, old_served(&c, from.old[0]), kept * sizeof(*served));
+        if (!is_old && slot_version(s, slot) == s->record->version)
                 kept_back(s, to, s->record->version);
         hold(s, slot, 0);
 }

@@ -176,8 +176,14 @@ def read(path):
         return f.read()
 
 
+def read_header(path):
+    """zero.h, with the header of its own directory that it includes."""
+    sets = os.path.join(os.path.dirname(path), "zero_sets.h")
+    return read(path).replace('#include "zero_sets.h"\n', read(sets).split("#pragma once\n\n")[1])
+
+
 def main():
-    found = list(sections(read(sys.argv[1])))
+    found = list(sections(read_header(sys.argv[1])))
     if len(sys.argv) == 2:
         print("zero.3", *(f"{function}.3" for _, members in found for b in members for function in b.functions))
         return

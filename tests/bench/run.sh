@@ -2,11 +2,12 @@
 # Runs the benchmarks of the release build, prints a table and writes build/bench.json.
 #
 #   tests/bench/run.sh [--quick] [NAME...]
+#   tests/bench/run.sh converge [OPTION...]
 #
 #   --quick   few rounds: shows that they run, not how fast
-#   NAME      only these, of those listed in PROGRAMS below; or torch: PyTorch training with zerod,
-#             DDP, FSDP2, DeepSpeed and others, about ten minutes, only when asked for, also in
-#             build/bench-torch.json (see tests/bench/torch.py --help)
+#   NAME      only these, of those listed in PROGRAMS below
+#   converge  no speed: whether training learns the same, however the states are kept.  One to two hours,
+#             alone; --help lists the options, --write keeps tests/bench/CONVERGE.md
 #
 # Every figure is a ratio to a limit or a peer measured in turn with it in the same run.  Each
 # program writes one line of JSON a figure: name, median_ratio, spread (quartiles).  Programs that
@@ -24,6 +25,8 @@ PROGRAMS=(
         'step'
         'update'
         'delta'
+        'matrix --threads 1'
+        "matrix --threads $jobs"
         'recovery'
         'checkpoint'
         'plan'
@@ -55,25 +58,26 @@ run_one() {
         echo
 }
 
-# run_torch FILE ARGUMENT...: as run_one.
-run_torch() {
-        local file=$1 python
-        shift
-        python=$(python_environment) || return 1
-        echo "== torch.py $*"
-        python3 "$root/tests/bench/torch.py" "$@" --python "$python" --build "$tree" \
-                --json "$file" </dev/null || return 1
-        echo
+# run_converge OPTION...
+run_converge() {
+        packages_install text || exit 1
+        TESTS_PYTHON=$(python_environment) || exit 1
+        export TESTS_PYTHON
+        exec python3 -B "$root/tests/bench/converge/converge.py" --build "$tree" "$@" </dev/null
 }
 
 main() {
-        local quick=() only=() entry words failed=0 n=0 name left=()
+        local converge=() quick=() only=() entry words failed=0 n=0 name left=()
         while (($#)); do
                 case $1 in
+                converge)
+                        converge=("$@")
+                        break
+                        ;;
                 --quick) read -r -a quick <<<"$QUICK" ;;
                 -h | --help)
                         usage
-                        echo "Programs: kernels bulk fetch step update delta recovery checkpoint plan scrape load follow torch"
+                        echo "Programs: kernels bulk fetch step update delta matrix recovery checkpoint plan scrape load follow converge"
                         exit 0
                         ;;
                 -*) wrong "$1: no such option" ;;
@@ -85,6 +89,7 @@ main() {
         packages_install build bench test || exit 1
         tree_setup "$tree" buildtype=release examples=enabled tests=enabled || exit 1
         tree_build "$tree" >/dev/null || exit 1
+        ((${#converge[@]} == 0)) || run_converge "${converge[@]:1}"
         work=$(mktemp -d) || exit 1
         for entry in "${PROGRAMS[@]}"; do
                 read -r -a words <<<"$entry"
@@ -97,9 +102,6 @@ main() {
                 esac
                 n=$((n + 1))
         done
-        if [[ " ${only[*]} " == *' torch '* ]]; then
-                run_torch "$work/$(printf '%02d' "$n")-torch" ${quick:+--quick} || failed=1
-        fi
         python3 "$root/tests/bench/merge.py" "$tree/bench.json" "$work"/* || failed=1
         ((${#left[@]} == 0)) || echo "left out, not built: ${left[*]}"
         exit "$failed"

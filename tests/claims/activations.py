@@ -43,18 +43,18 @@ def own(pid):
 
 
 def replay(places):
-    """A step of ranks on these nodes.  Of the first node: bytes in the stash after the forward pass, most bytes in it,
-    bytes from other nodes.  Of all ranks: bytes they read.  Of one: the growth of its own memory."""
+    """A step of ranks on these nodes.  Of the first node: bytes in the stash after the forward pass, those of entries
+    that are put together for their reads among them, most bytes in it, bytes from other nodes.  Of all ranks: bytes they read.  Of one: the growth of its own memory."""
     with Cluster(max(places) + 1) as c:
         ranks = stashing(c, places, [list(range(len(places)))], bytes=WHOLE, entry_bytes=ENTRY)
         write_all(ranks), read_all(ranks)  # actors make their buffers
         step_all(ranks)
         before, memory = told(c)["received"], own(ranks[0].pid)
         write_all(ranks)
-        stashed, memory = told(c)["used"], own(ranks[0].pid) - memory
+        stashed, assembled = told(c)["used"], told(c)["assembled"]
         given = read_all(ranks)
-        return {"stashed": stashed, "peak": told(c)["peak"], "received": told(c)["received"] - before, "given": given,
-                "own": memory}
+        return {"stashed": stashed, "assembled": assembled, "peak": told(c)["peak"], "received": told(c)["received"] - before, "given": given,
+                "own": own(ranks[0].pid) - memory}
 
 
 def partitioned(table, quick):
@@ -67,19 +67,20 @@ def partitioned(table, quick):
                   of=WHOLE)
         where = f"{n} ranks on {n} nodes"
         nodes = replay(list(range(n)))
-        table.row("ZeRO 6.1", f"P_a, {where}: bytes of a rank between forward and backward", "2 b s h L / N_m",
-                  WHOLE / n, nodes["stashed"], known=[1, 1 + n / L],
-                  note="the whole entry that is read first has come with the last write; while it reads, at most "
-                       f"{nodes['peak'] - nodes['stashed']:,} more")
+        kept = nodes["stashed"] - nodes["assembled"]
+        table.row("ZeRO 6.1", f"P_a, {where}: bytes of a rank's checkpoints between forward and backward",
+                  "2 b s h L / N_m", WHOLE / n, kept)
+        table.row("ZeRO 6.1", f"P_a, {where}: most bytes of gathered checkpoints of a rank",
+                  "at most two of 2 b s h: the one that it recomputes from, and the next", 2 * ENTRY, nodes["peak"] - kept, 0,
+                  note=f"{nodes['assembled']:,} have come with the last write: the backward pass needs them at once")
         table.row("ZeRO 6.1", f"P_a, {where}: bytes a step and rank from others",
                   "1/12 of Megatron's 12 b s h L (N_m - 1) / N_m elements", 12 * WHOLE * (n - 1) / n / 12,
                   nodes["received"])
     for n, seen in (1, replay([0])), (n, node):
         where = "1 rank" if n == 1 else f"{n} ranks of one node"
-        table.row("ZeRO 6.1", f"P_a+cpu, {where}: bytes a step written to and read from host memory", "2 x 2 b s h L",
-                  2 * WHOLE, seen["stashed"] + seen["given"],
-                  **({"known": [(1 + n) / 2], "note": "each rank reads the whole, in place; in the paper its part, and "
-                      "the ranks gather on their devices"} if n > 1 else {}))
+        table.row("ZeRO 6.1", f"P_a+cpu, {where}: bytes a step copied to and from host memory", "at most 2 x 2 b s h L",
+                  2 * WHOLE, seen["stashed"] + seen["own"], 0,
+                  note=f"ranks that compute on the host read {seen['given']:,} in place; a rank on a GPU copies what it reads")
         table.row("ZeRO 6.1", f"P_a+cpu, {where}: bytes of the stash in a trainer's own memory", "0, of 2 b s h L", 0,
                   seen["own"], 0, 0.01, of=WHOLE)
 

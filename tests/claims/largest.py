@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The largest GPT that trains on this machine with 8 GiB for everything: trainer, daemon and their shared memory.
 
-usage: largest.py BUILD_TREE [SYSTEM...]: searches for each system (none: for all), and keeps what it finds in
-largest.json, whose rows main.py puts into the table.  It takes half an hour, root, and 9 GiB of free memory.
+Searches for each SYSTEM (none: for all), and keeps what it finds in largest.json, whose rows main.py puts into the
+table.  It takes half an hour, root, and 9 GiB of free memory.  Another number of GiB needs a file of its own.
 
-A size is a number of blocks, 1,024 wide.  One process makes two steps of 64 tokens, and the loss must fall.  The limit
-is a cgroup's, v1 or v2, without swap; pages of tmpfs count where they are first touched, and that is inside.
+A size is a number of blocks, 1,024 wide.  One process makes two steps of 64 tokens, and the loss must fall.
 """
+import argparse
 import contextlib
 import json
 import os
@@ -16,55 +16,19 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE] + [os.path.join(HERE, "..", folder) for folder in ("support", "bench")]
+sys.path[:0] = [HERE] + [os.path.join(HERE, "..", folder) for folder in ("support", "compare")]
 import harness  # noqa: E402 F401  it takes ZEROD_* out of the environment
 from cluster import Cluster, Tools, spawn, until  # noqa: E402
+from limit import Limit, available  # noqa: E402
 from table import machine  # noqa: E402
-from torch_bench import deepspeed_env  # noqa: E402
+from systems import deepspeed_env  # noqa: E402
 
 GIB = 1 << 30
-LIMIT, SPARE = 8 * GIB, GIB
-RESULT = os.path.join(HERE, "largest.json")
-GRID = range(16, 48, 2)  # blocks
+SPARE = GIB
+USUAL, RESULT = 8, os.path.join(HERE, "largest.json")
 SYSTEMS = ["zerod", "torch", "fsdp2", "deepspeed3"]
 ATTEMPT_S = 900
-
-
-class Limit:
-    """While this is entered, what this process starts shares LIMIT bytes, page cache and tmpfs included."""
-
-    def __enter__(self):
-        with open("/proc/self/cgroup", encoding="ascii") as f:
-            of = dict(line.rstrip("\n").split(":", 2)[1:] for line in f)
-        v1 = "memory" in of
-        self.home = f"/sys/fs/cgroup/memory{of['memory']}" if v1 else f"/sys/fs/cgroup{of['']}"
-        # v2: a group that has processes has no groups with limits below it, unless it is the root
-        self.group = f"{self.home if v1 else '/sys/fs/cgroup'}/zerod-largest-{os.getpid()}"
-        self.peak = f"{self.group}/memory.{'max_usage_in_bytes' if v1 else 'peak'}"
-        os.mkdir(self.group)
-        self.write("memory.limit_in_bytes" if v1 else "memory.max", LIMIT)
-        with contextlib.suppress(FileNotFoundError):  # a kernel without swap
-            self.write("memory.memsw.limit_in_bytes" if v1 else "memory.swap.max", LIMIT if v1 else 0)
-        self.write("cgroup.procs", os.getpid())
-        return self
-
-    def write(self, name, value):
-        with open(f"{self.group}/{name}", "w", encoding="ascii") as f:
-            f.write(str(value))
-
-    def most(self):
-        with open(self.peak, encoding="ascii") as f:
-            return int(f.read())
-
-    def __exit__(self, *_):
-        with open(f"{self.home}/cgroup.procs", "w", encoding="ascii") as f:
-            f.write(str(os.getpid()))
-        os.rmdir(self.group)
-
-
-def available():
-    with open("/proc/meminfo", encoding="ascii") as f:
-        return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable:"))
+COMPILE = "import torch; from deepspeed.ops.adam import DeepSpeedCPUAdam as A; A([torch.nn.Parameter(torch.zeros(1))])"
 
 
 def attempt(python, system, blocks, log, directory):
@@ -84,11 +48,11 @@ def attempt(python, system, blocks, log, directory):
         return trainer.poll() == 0
 
 
-def fits(python, system, blocks):
-    """Whether a size trains, the most memory it took, and the last line that the trainer wrote."""
-    until(lambda: available() > LIMIT + SPARE, ATTEMPT_S, f"{(LIMIT + SPARE) // GIB} GiB of free memory")
+def fits(python, system, blocks, size):
+    """Whether so many blocks train in `size` bytes, the most memory they took, and the last line that the trainer wrote."""
+    until(lambda: available() > size + SPARE, ATTEMPT_S, f"{(size + SPARE) // GIB} GiB of free memory")
     with tempfile.TemporaryDirectory() as directory, open(f"{directory}/log", "w+", encoding="utf-8") as log:
-        with Limit() as limit:
+        with Limit(size) as limit:
             good, most = attempt(python, system, blocks, log, directory), limit.most()
         log.seek(0)
         last = [line.strip() for line in log if line.strip()][-1:]
@@ -96,40 +60,48 @@ def fits(python, system, blocks):
     return good, most, "".join(last)
 
 
-def search(system):
+def search(system, gib):
     """What is kept of a system: its largest size, or why it has none."""
+    grid = range(2 * gib, 6 * gib, max(1, gib // 4))  # blocks
     python = deepspeed_env.python_with_torch()
     if system == "deepspeed3":
         try:
             python = deepspeed_env.ensure(python)
+            deepspeed_env.call("compile DeepSpeed's Adam", python, "-c", COMPILE)  # or compilers take part of the limit
         except deepspeed_env.Unavailable as why:
             return {"why": f"not run: {why}"}
-    found, low, high = None, -1, len(GRID)  # GRID[low] trains, GRID[high] does not
+    found, low, high = None, -1, len(grid)  # grid[low] trains, grid[high] does not
     while high - low > 1:
         middle = (low + high) // 2
-        good, most, said = fits(python, system, GRID[middle])
+        good, most, said = fits(python, system, grid[middle], gib * GIB)
         if good:
-            low, found = middle, {"blocks": GRID[middle], "parameters": int(said), "most": most}
+            low, found = middle, {"blocks": grid[middle], "parameters": int(said), "most": most}
         else:
             high = middle
-    assert high < len(GRID), f"{system} trains all sizes of the grid"
+    assert high < len(grid), f"{system} trains all sizes of the grid"
     return found or {"why": f"not run: {said}"}
 
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started ends
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    tree, systems = os.path.abspath(sys.argv[1]), sys.argv[2:] or SYSTEMS
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("tree", help="the build tree")
+    p.add_argument("systems", nargs="*", metavar="SYSTEM", help=", ".join(SYSTEMS))
+    p.add_argument("--gib", type=int, default=USUAL, help="the limit")
+    p.add_argument("--keep", metavar="FILE", default=RESULT, help="in place of largest.json")
+    args = p.parse_intermixed_args()
+    if args.gib != USUAL and args.keep == RESULT:
+        p.error(f"largest.json is of {USUAL} GiB: name a file by --keep")
+    tree = os.path.abspath(args.tree)
     Tools.zerod, Tools.zeroctl = f"{tree}/daemon/zerod", f"{tree}/client/zeroctl/zeroctl"
     try:
-        with open(RESULT, encoding="utf-8") as f:
+        with open(args.keep, encoding="utf-8") as f:
             kept = json.load(f)
     except FileNotFoundError:
         kept = {}
-    for system in systems:
-        kept[system] = {**search(system), "machine": machine()}
-        with open(RESULT, "w", encoding="utf-8") as f:
+    for system in args.systems or SYSTEMS:
+        kept[system] = {**search(system, args.gib), "machine": machine()}
+        with open(args.keep, "w", encoding="utf-8") as f:
             json.dump(kept, f, indent=1)
             f.write("\n")
 

@@ -60,7 +60,7 @@ LARGE = [("ZeRO 6.2, a billion parameters", buffers.fill_large)]
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("tree", help="the build tree")
-    for option in ("--quick", "--large", "--write", "--known"):
+    for option in ("--quick", "--large", "--write"):
         p.add_argument(option, action="store_true")
     args = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clusters end
@@ -80,10 +80,7 @@ def main():
             f.write("# The papers' claims\n\n"
                     f"`tests/claims/run.sh{' --quick' * args.quick}{' --large' * args.large} --write`, {machine()}\n\n{text}\n")
     print(text, flush=True)
-    wrong = [r["claim"] for r in table.rows if not (r["holds"] or args.known and r["known"])]
-    if args.known and wrong:
-        print("not known:", "; ".join(wrong), file=sys.stderr)
-    sys.exit(bool(wrong))
+    sys.exit(not all(r["holds"] for r in table.rows))
 
 
 if __name__ == "__main__":

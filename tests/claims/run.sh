@@ -2,13 +2,11 @@
 # Counts what the papers claim in real runs of the release build: daemons on loopback, and their trainers.
 # Prints one table, a row a claim: the value of the paper's formula, the counted one, and whether they agree.
 #
-#   tests/claims/run.sh [--quick] [--large] [--write] [--known]
+#   tests/claims/run.sh [--quick] [--large] [--write]
 #
 #   --quick   fewer nodes and smaller models: less than a minute; the whole takes two
 #   --large   also a job of a billion parameters, which takes 9 GiB of memory
 #   --write   keeps the table as tests/claims/RESULTS.md
-#   --known   a row that says no because zerod differs by design, as its note tells, does not count for the
-#             exit status while the difference is the one that the row knows
 #
 # The rows of the largest model within 8 GiB come from tests/claims/largest.json, which tests/claims/largest.py
 # writes.  The rows of L2L need PyTorch, as tests/run.sh makes it, and are left out without.  The last line
@@ -23,7 +21,7 @@ main() {
         local options=(buildtype=release examples=enabled tests=enabled) arg
         for arg; do
                 case $arg in
-                --quick | --large | --write | --known) ;;
+                --quick | --large | --write) ;;
                 -h | --help)
                         usage
                         exit 0

@@ -3,6 +3,10 @@
 A device of the paper is here a node with its daemon, an owner, and one trainer.  Its model states are the planes of
 the daemon and, at stages 1 and 2, what the trainer keeps for the whole step: the parameters in the window, and, at
 stage 1, the gradients in the push window.  Windows of a group at a time are no model states (see buffers.py).
+
+A daemon outlives its trainer, so an owner has its shard beside the trainer's.  To have nothing twice, master weights
+at stages 1 and 2 are "bf16+16": the served parameters and 16 bits more, exact, where the paper has parameters and fp32
+master weights.  At stage 1 the trainer has as many slots as groups, less what the sum of the shard has.
 """
 from cluster import SETS, Cluster, finish_all, group, tensor
 
@@ -13,12 +17,8 @@ TRANSFER = 4 << 20  # of a push window: for zero_get() and zero_put()
 OPTIMIZER = "master", "exp_avg", "exp_avg_sq"
 BYTES = {1: "4 Psi + 12 Psi / N", 2: "2 Psi + 14 Psi / N", 3: "16 Psi / N"}
 FORMULA = {1: lambda n: 4 + 12 / n, 2: lambda n: 2 + 14 / n, 3: lambda n: 16 / n}
-# zerod's own: the owners add up gradients in fp32, and the window has the node's own shard once more; a
-# single owner's trainer maps the shard in place of a window
-OWN = {1: lambda n: 4 + 18 / n if n > 1 else 20, 2: lambda n: 2 + 18 / n if n > 1 else 18, 3: lambda n: 18 / n}
-SUM = "an owner adds up the gradients of its shard in fp32, not in 2 bytes"
-BESIDE = "an owner adds up the gradients of its shard in fp32, beside those of its rank"
-SHARD = "the window has the shard once more"
+
+SPLIT = 'master="bf16+16"; with fp32 master weights the window has the shard once more'
 
 
 def train(ranks, stage):
@@ -45,10 +45,12 @@ def kept(job, stage):
 
 def measure(nodes, stage):
     """Of the node that has most: planes, bytes of model states, elements a step."""
-    layout = [group(f"g{i}", tensor(f"t{i}", ELEMENTS), dtype="bf16") for i in range(GROUPS)]
+    split = {"master": "bf16+16"} if stage < 3 and nodes > 1 else {}
+    layout = [group(f"g{i}", tensor(f"t{i}", ELEMENTS), dtype="bf16", **split) for i in range(GROUPS)]
+    slots = max(1, GROUPS - GROUPS // nodes) if stage == 1 else 1
     with Cluster(nodes) as c:
         ranks = c.ranks("claims", layout, list(range(nodes)), hold=1 if stage == 3 else -1,
-                        push=-1 if stage == 1 else 1, grad="bf16", reduce="bf16")
+                        push=slots, grad="bf16", reduce="bf16", accumulate="wire")
         train(ranks, stage)
         before = [moved(d) for d in c.daemons]
         train(ranks, stage)
@@ -64,10 +66,8 @@ def fill(table, quick):
     for nodes in (1, 2, 4) if quick else (1, 2, 4, 8, 16):
         for stage in (1, 2, 3):
             planes, state, elements = measure(nodes, stage)
-            why = (BESIDE if stage == 1 else SUM) + f"; {SHARD}" * (stage < 3 and nodes > 1)
-            expected = FORMULA[stage](nodes)
             table.row("ZeRO 5", f"stage {stage}, N = {nodes}: bytes a device", BYTES[stage],
-                      expected * PSI, state, known=[OWN[stage](nodes) / expected], note=why)
+                      FORMULA[stage](nodes) * PSI, state, note=SPLIT if stage < 3 and nodes > 1 else "")
             if nodes > 1:
                 times = 3 if stage == 3 else 2
                 traffic.append(("ZeRO 7", f"stage {stage}, N = {nodes}: elements a step and rank, the larger of "
@@ -77,6 +77,6 @@ def fill(table, quick):
                                        ("gradients", "2 Psi / N", 2, ["grad"]),
                                        ("parameters", "2 Psi / N", 2, ["serve"])):
         table.row("ZeRO 5", f"{part} of a shard, N = {nodes}: bytes", formula, size * PSI / nodes,
-                  sum(planes[p] for p in names), **({"known": [2], "note": SUM} if names == ["grad"] else {}))
+                  sum(planes[p] for p in names))
     for row in traffic:
         table.row(*row)

@@ -1,8 +1,7 @@
 """The table of the papers' claims: a row each, with the value of the formula and the one that was counted.
 
 A row holds if the counted value is the formula's within 1 %, unless the row says by how much it may differ.  Where
-the formula says 0, the ratio is that of the counted value to something that the row names.  A row that does
-not hold is known if zerod differs by design: then the row has that ratio, or the largest one, and says why in its note.
+the formula says 0, the ratio is that of the counted value to something that the row names.
 """
 import datetime
 import json
@@ -16,19 +15,17 @@ class Table:
     def __init__(self, rows=()):
         self.rows = list(rows)
 
-    def row(self, source, claim, formula, expected, counted, least=0.99, most=1.01, of=None, known=(), note=""):
-        """least, most: of counted / expected; of: in place of expected, where the formula says 0; known: the ratio of a
-        difference by design, or the least and the largest."""
+    def row(self, source, claim, formula, expected, counted, least=0.99, most=1.01, of=None, note=""):
+        """least, most: of counted / expected; of: in place of expected, where the formula says 0."""
         whole = of or expected
         ratio = counted / whole if whole else float(counted != 0)
         self.rows.append({"source": source, "claim": claim, "formula": formula, "expected": expected,
-                          "counted": counted, "ratio": ratio, "holds": least <= ratio <= most,
-                          "known": bool(known) and known[0] * 0.99 <= ratio <= known[-1] * 1.01, "note": note})
+                          "counted": counted, "ratio": ratio, "holds": least <= ratio <= most, "note": note})
 
     def failed(self, source, claim, why):
         """What should have been counted raised an error."""
         self.rows.append({"source": source, "claim": claim, "formula": "", "expected": None, "counted": None,
-                          "ratio": None, "holds": False, "known": False, "note": why})
+                          "ratio": None, "holds": False, "note": why})
 
     def cells(self):
         for r in self.rows:

@@ -4,7 +4,8 @@
  *
  * What must hold: a message is refused with a sentence that can be shown, or gives a layout that
  * survives the way through a message, whose groups are covered exactly once by any
- * number of owners, and whose slots lie apart.  Two layouts are equal exactly if their hashes are.
+ * number of owners, whose matrices are not cut, and whose slots lie apart.  Two layouts are equal
+ * exactly if their hashes are.
  */
 #include <assert.h>
 #include <string.h>
@@ -61,6 +62,19 @@ static void check_round_trip(const layout *l)
         layout_free(copy);
 }
 
+/* A cut in a tensor with matrices is at the first row of one of them. */
+static void check_cut(const struct layout_tensor *t, uint64_t cut)
+{
+        if (!layout_matrices(t) || cut <= t->offset || cut >= t->offset + t->elements)
+                return;
+        uint64_t cols = t->shape[t->ndim - 1], at = (cut - t->offset) / cols;
+        uint64_t row = at % t->shape[t->ndim - 2];
+
+        assert(!t->whole && (cut - t->offset) % cols == 0);
+        for (uint32_t i = 0; row > 0; row -= t->rows[i++])
+                assert(row >= t->rows[i]);
+}
+
 static void check_partition(const layout *l, uint32_t n_owners)
 {
         struct partition *p;
@@ -73,6 +87,8 @@ static void check_partition(const layout *l, uint32_t n_owners)
                 for (uint32_t i = 0; i < p->slices[g]; i++) {
                         struct range range = partition_range(p, g, partition_owner(p, g, i));
                         assert(range.first == at && range.count > 0);
+                        for (uint32_t t = 0; t < l->groups[g].n_tensors; t++)
+                                check_cut(&l->tensors[l->groups[g].first_tensor + t], at);
                         at += range.count;
                 }
                 assert(at == l->groups[g].elements);

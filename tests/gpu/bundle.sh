@@ -47,6 +47,8 @@ programs() {
         conformance tests/conformance/device/conformance-device
         info tests/gpu/gpu-info
         kernels tests/gpu/gpu-kernels
+        formats tests/gpu/gpu-formats
+        products tests/gpu/gpu-products
         processes tests/gpu/gpu-processes
         between tests/gpu/gpu-between
         figures tests/gpu/gpu-figures

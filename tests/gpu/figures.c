@@ -95,6 +95,37 @@ static int adamw_zeroes(const struct bench *b)
         return update(&other, NULL, 0);
 }
 
+/* Of one contribution, with moments in 8 bits.  Arrays have more bytes than the formats take, and
+ * any bytes are values. */
+static int adamw_packed(const struct bench *b, enum format master)
+{
+        struct update_piece u = {
+                .scalars = adamw_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, 3, 0.7),
+                .n = b->n,
+                .in = { b->p, b->m, b->v },
+                .grad = { b->half[1] },
+                .k = 1,
+                .from = ZERO_BF16,
+                .wire = ZERO_BF16,
+                .out = { b->p, b->m, b->v },
+                .serve = b->half[0],
+                .serve_dtype = ZERO_BF16,
+                .format = { master, FORMAT_8BIT, FORMAT_8BIT_SQUARE },
+        };
+
+        return b->gpu.ops->update(&u, 1, b->gpu.stream);
+}
+
+static int adamw_8bit(const struct bench *b)
+{
+        return adamw_packed(b, FORMAT_FP32);
+}
+
+static int adamw_8bit_split(const struct bench *b)
+{
+        return adamw_packed(b, FORMAT_BF16_8);
+}
+
 static int cast_down(const struct bench *b)
 {
         return b->gpu.ops->cast(ZERO_BF16, b->half[0], ZERO_FP32, b->p, b->n, b->gpu.stream);
@@ -242,6 +273,8 @@ static const struct subject subjects[] = {
         { "norm of fp32", norm, 4 },
         { "norm of fp32 at an RMS of 2.7e-6", norm_between, 4 },
         { "zero", zero, 4 },
+        { "adamw of 1 in bf16, and serve, moments in 8 bits", adamw_8bit, 16.25 },
+        { "adamw of 1 in bf16, moments in 8 bits, master in bf16+8", adamw_8bit_split, 12.25 },
 };
 
 static double now(void)

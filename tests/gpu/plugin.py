@@ -5,15 +5,15 @@ plugin_mirror.py holds it against the C compiler, and runs a step by it where th
 import ctypes
 from ctypes import POINTER, c_float, c_int, c_size_t, c_uint32, c_void_p
 
-ABI = 10
+ABI = 12
 FP32, BF16 = 1, 2
 ADAMW = 0  # of enum update_rule
 PLANES, SOURCES = 4, 3
 FUNCTIONS = [
     "device_count", "device_info", "use", "alloc", "free", "memory", "share_new", "share_free", "pinned_new", "pinned_free",
     "gpu_of", "event_open", "event_done", "event_free", "stream_new", "stream_wait", "stream_free", "update", "cast", "sum",
-    "reduce", "zero", "copy", "copy_peer", "nccl_open", "nccl_error", "comm_new", "comm_free", "comm_abort", "broadcast",
-    "exchange", "comm_done", "attribute"]
+    "reduce", "product", "divide", "pack", "unpack", "zero", "copy", "copy_peer", "nccl_open", "nccl_error", "comm_new",
+    "comm_free", "comm_abort", "broadcast", "exchange", "comm_done", "attribute"]
 
 
 class Adam(ctypes.Structure):
@@ -30,7 +30,7 @@ class Piece(ctypes.Structure):
     """`in` is a word of Python's: getattr()."""
     _fields_ = [("rule", c_int), ("scalars", Scalars), ("n", c_size_t), ("in", c_void_p * PLANES), ("grad", c_void_p * SOURCES),
                 ("k", c_uint32), ("from", c_int), ("wire", c_int), ("out", c_void_p * PLANES), ("serve", c_void_p),
-                ("serve_dtype", c_int)]
+                ("serve_dtype", c_int), ("format", c_int * PLANES), ("dither", c_uint32 * PLANES), ("skip", c_uint32)]
 
 
 # those that are called by Python; the rest is only counted

@@ -148,7 +148,7 @@ part_conformance() {
 }
 
 part_kernels() {
-        "$root/bin/kernels" "$plugin" $size
+        "$root/bin/kernels" "$plugin" $size && "$root/bin/formats" "$plugin" $size && "$root/bin/products" "$plugin" $size
 }
 
 part_processes() {
@@ -156,15 +156,17 @@ part_processes() {
 }
 
 part_sanitizer() {
-        local tool sanitizer status=0
+        local tool sanitizer program status=0
         sanitizer=$(PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer command -v compute-sanitizer) || {
                 echo 'no compute-sanitizer here'
                 return "$NO_GPU"
         }
         for tool in memcheck racecheck initcheck synccheck; do
                 echo "--- $tool"
-                # kernels needs no library of ours
-                "$sanitizer" --tool "$tool" --error-exitcode 1 "$root/libexec/kernels" "$plugin" --quick || status=1
+                # neither needs a library of ours
+                for program in 'kernels --quick' 'formats --quick' 'products --small'; do
+                        "$sanitizer" --tool "$tool" --error-exitcode 1 "$root/libexec/${program% *}" "$plugin" "${program#* }" || status=1
+                done
         done
         return "$status"
 }

@@ -22,7 +22,7 @@ import time
 
 AT = {"main": time.monotonic()}
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "..", "bench", "torch_bench"), os.path.join(HERE, "..", "torch")]
+sys.path[:0] = [os.path.join(HERE, "..", "compare", "systems"), os.path.join(HERE, "..", "torch")]
 
 import torch  # noqa: E402
 

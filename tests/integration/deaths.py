@@ -193,6 +193,23 @@ def left_in_order(what):
         step_all([*rest, leaver], sets=SETS)
 
 
+@cases_of([[0, 0], [0, 1]])
+def left_with_answers_unread(placement):
+    """A rank that closes while prefetches are on their way has left in order, so others fetch on."""
+    with Cluster(max(placement) + 1) as c:
+        one, two = c.ranks("job", LAYOUT, placement, hold=2, push=GROUPS, timeout_ms=60000 * SLOW, on_lost="fail")
+        for again in range(20):
+            for g in range(1, GROUPS):
+                two.do("prefetch", group=g)
+            two.do("close")
+            until(lambda: one.ask("step", sets=SETS)["status"] == "ELOSTRANK", what="the loss")
+            one.refused("ELOSTRANK", "step", "rank 1 has left the job", sets=SETS)
+            one.do("fetch", group=0)
+            one.do("release", group=0)
+            two = c.rank("job", LAYOUT, placement, 1, incarnation=again + 1, hold=2, push=GROUPS, on_lost="fail")
+            until(lambda: one.ask("step", sets=SETS)["status"] == "EABORTED", what="the next attempt")
+
+
 @case
 def left_while_another_waits_for_a_slot():
     with Cluster(1) as c:

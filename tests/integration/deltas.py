@@ -9,11 +9,12 @@ from harness import case, cases_of, main  # noqa: E402
 from reading import FINE, LAYOUT, NEEDS, TRAIN, Run, forwarded, reader, truth  # noqa: E402
 
 
-@cases_of([("bf16", 2, False), ("fp16", 2, False), ("bf16", 3, False), ("bf16", 2, True)], "{0[0]}_on_{0[1]}_eager_{0[2]}")
+@cases_of([("bf16", 2, False, "fp32"), ("fp16", 2, False, "fp32"), ("bf16", 3, False, "fp32"), ("bf16", 2, True, "fp32"),
+           ("bf16", 3, False, "bf16+8")], "{0[0]}_on_{0[1]}_eager_{0[2]}_master_{0[3]}")
 def later_versions_come_by_deltas(what):
     """The last node has neither ranks nor shards, so its readers bring everything themselves."""
-    dtype, nodes, eager = what
-    layout = [{**g, "dtype": dtype, "eager": eager and i > 0} for i, g in enumerate(LAYOUT)]
+    dtype, nodes, eager, master = what
+    layout = [{**g, "dtype": dtype, "eager": eager and i > 0, "master": master} for i, g in enumerate(LAYOUT)]
     with Cluster(nodes, owners=nodes - 1, mirror=1 if nodes == 3 else 0, follow_by="deltas") as c:
         ranks = c.ranks("job", layout, list(range(nodes - 1)), **NEEDS)
         run = Run(c, ranks, [reader(c, n) for n in range(nodes)], 200, sets=FINE, ahead=eager, clip=0 if eager else 0.5)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from checkpointing import LAYOUT, Place, end, partial, planes, train, whole  # noqa: E402
@@ -116,8 +117,12 @@ def change_of_owners_does_not_wait_for_a_checkpoint():
         r = c[0].ctl_run("checkpoint", "job", disk.path)
         assert r.returncode and "disk has not answered yet: try again" in r.stderr, r.stderr
         assert whole(disk.path) == []
+        ctl = begin_checkpoint(c, disk, held=3)
+        time.sleep(0.5)  # the owners say that they are busy
+        assert ctl.poll() is None
         disk.answer()
-        until(lambda: c[0].ctl_run("checkpoint", "job", disk.path).returncode == 0, what="a checkpoint")
+        _, text = ctl.communicate(timeout=REPLY_S)
+        assert ctl.returncode == 0, text
         assert whole(disk.path) == ["job-3"] and not partial(disk.path)
         train(ranks, 1)
 

@@ -113,7 +113,7 @@ def host_does_not_look_for_a_gpu():
 def status_lists_each_gpu():
     with gpu_cluster(fake={"FAKE_GPUS": 2, "FAKE_GPU_BYTES": 1 << 28}) as c:
         status = c[0].status()
-        assert status["cuda"] == {"plugin_interface": 10, "driver": "12.4", "runtime": "12.4", "between_gpus": {
+        assert status["cuda"] == {"plugin_interface": 12, "driver": "12.4", "runtime": "12.4", "between_gpus": {
             "by": "nccl", "nccl": "2.28.9", "moves_by_nccl": 0, "why": None}}, status["cuda"]
         assert [g["name"] for g in status["gpus"]] == ["fake GPU 0", "fake GPU 1"], status["gpus"]
         for n, gpu in enumerate(status["gpus"]):

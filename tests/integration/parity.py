@@ -10,27 +10,12 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from cluster import SETS, SLOW, Cluster, Tools, finish_all, group, spawn, step_all, tensor  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
+from noise import noise  # noqa: E402
 
-MASK = (1 << 64) - 1
 LAYOUT = [group("first", tensor("w", 130, 140), tensor("b", 140, set=1)),
           group("second", tensor("v", 7, 9), tensor("still", 20, frozen=True), tensor("one", set=1))]
 TENSORS = [(0, 130 * 140, 0), (0, 140, 1), (1, 63, 0), (1, 20, None), (1, 1, 1)]  # group, elements, set
 OFFSETS = [0, 18304, 0, 128, 256]  # tensors begin at multiples of 128 elements
-
-
-def mix(x):
-    x = ((x ^ x >> 30) * 0xbf58476d1ce4e5b9) & MASK
-    x = ((x ^ x >> 27) * 0x94d049bb133111eb) & MASK
-    return x ^ x >> 31
-
-
-def noise(seed, step, rank, micro_batch, group_index, first, n, scale):
-    """What actor.c pushes."""
-    key = seed
-    for part in (step, rank, micro_batch, group_index):
-        key = (mix(key) + part) & MASK
-    key = mix(key)
-    return [((mix((key + i) & MASK) >> 40) - (1 << 23)) / (1 << 23) * scale for i in range(first, first + n)]
 
 
 def start_state(tensor_index, n):

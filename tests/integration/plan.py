@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import REPLY_S, SETS, Cluster, Tools, finish_all, group, tensor, until  # noqa: E402
+from cluster import MUON_SETS, REPLY_S, SETS, Cluster, Tools, finish_all, group, tensor, until  # noqa: E402
 from fake_gpu import environment, plugin  # noqa: E402
 from harness import Skip, case, cases_of, main  # noqa: E402
 
@@ -45,6 +45,13 @@ def model(dtype, blocks=10, width=192, **more):
     """Groups of two sizes, tensors that need padding, and a frozen one."""
     groups = [group("embed", tensor("wte", 301, width), tensor("wpe", 64, width, frozen=True), dtype=dtype, **more)]
     return groups + [block_of(f"b{i}", dtype, width, **more) for i in range(blocks)]
+
+
+def matrices(blocks=8, width=192, **more):
+    """Blocks that Muon's matrices share with vectors of AdamW."""
+    of = {"optimizer": "muon", "set": len(SETS)}
+    return [group(f"b{i}", tensor(f"b{i}.up", width, 4 * width, **of), tensor(f"b{i}.norm", width),
+                  tensor(f"b{i}.down", 2, 2 * width, width, **of), dtype="bf16", **more) for i in range(blocks)]
 
 
 def pipeline(stages, blocks=8):
@@ -84,9 +91,17 @@ CLUSTERS = {
     "eager": {"nodes": 2, "stage": 3, "dtype": "fp32", "mirror": True, "eager": True},
     "eager_one_owner": {"nodes": 1, "stage": 3, "dtype": "bf16", "ranks": 2, "eager": True},
     "lion_reduces_bf16": {"nodes": 2, "stage": 3, "dtype": "fp32", "reduce": "bf16", "optimizer": "lion"},
+    "accumulates_in_the_wires_dtype": {"nodes": 3, "stage": 3, "dtype": "bf16", "mirror": True, "accumulate": "wire"},
     "a_group_larger_than_the_others": {"nodes": 2, "stage": 3, "dtype": "bf16", "ranks": 2,
                                        "model": [group("embed", tensor("wte", 7000, 192), dtype="bf16")] + model("bf16", blocks=8)[1:]},
     "average": {"nodes": 2, "stage": 3, "dtype": "bf16", "mirror": True, "ema": True},
+    "moments_in_8_bits": {"nodes": 2, "stage": 3, "dtype": "fp32", "model": model("fp32", state="8bit", ema=True)},
+    "eager_moments_in_bf16": {"nodes": 2, "stage": 3, "dtype": "bf16", "model": model("bf16", state="bf16", eager=True)},
+    "masters_of_24_bits": {"nodes": 3, "stage": 3, "dtype": "bf16", "mirror": True, "accumulate": "wire",
+                           "model": model("bf16", state="8bit", master="bf16+8")},
+    "masters_of_32_bits_on_one_owner": {"nodes": 1, "stage": 3, "dtype": "bf16", "model": model("bf16", master="bf16+16")},
+    "muon": {"nodes": 2, "stage": 3, "dtype": "bf16", "model": matrices()},
+    "muon_in_8_bits_with_averages": {"nodes": 2, "stage": 3, "dtype": "bf16", "model": matrices(state="8bit", ema=True)},
 }
 OTHERS = {"lion": [["lion", 1e-4, 0.9, 0.99, 0.1]]}
 
@@ -129,17 +144,17 @@ def counts(name):
     what = CLUSTERS[name]
     nodes, stage, devices, ranks = what["nodes"], what["stage"], what.get("devices", 1), what.get("ranks", 1)
     more = {k: what[k] for k in ("optimizer", "ema", "eager") if k in what}
-    hold = -1 if stage < 3 else 3
+    hold, accumulate = -1 if stage < 3 else 3, what.get("accumulate", "fp32")
     placement = [n for n in range(nodes) for _ in range(ranks)]
     names = [f"n{i}" for i in range(what.get("owners", nodes))]
     with Cluster(nodes, owners=" ".join(f"{n}*{devices}" for n in names), mirror=int(what.get("mirror", False))) as c:
         actors = c.ranks("plan", what.get("model") or model(what["dtype"], **more), placement, hold=hold, push=-1 if stage == 1 else 2,
-                         grad=what["dtype"], reduce=what.get("reduce", what["dtype"]))
+                         grad=what["dtype"], reduce=what.get("reduce", what["dtype"]), accumulate=accumulate)
 
         def steps(n):
             for a in actors:
                 a.start("train", steps=n, stage=stage, micro_batches=what.get("micro_batches", 1),
-                        own=True, sets=OTHERS.get(what.get("optimizer"), SETS), ema_decay=0.9)
+                        own=True, sets=OTHERS.get(what.get("optimizer"), [*SETS, *MUON_SETS]), ema_decay=0.9)
             finish_all(actors)
             until(lambda: [counted(d) for d in c.daemons] == [counted(d) for d in c.daemons], what="the step's end")
         steps(1)
@@ -147,7 +162,7 @@ def counts(name):
         steps(STEPS)
         after = [counted(d) for d in c.daemons]
         options = ["--nodes", nodes, "--owners", len(names), "--devices", devices, "--ranks", ranks, "--stage", stage,
-                   "--hold", 3, "--push", 2, "--reduce-dtype", what.get("reduce", what["dtype"]),
+                   "--hold", 3, "--push", 2, "--reduce-dtype", what.get("reduce", what["dtype"]), "--accumulate", accumulate,
                    "--micro-batches", what.get("micro_batches", 1), *(["--mirror"] if what.get("mirror") else [])]
         said = c[0].ctl("plan", "plan", *map(str, options))
         assert said["model"]["elements"] == c[0].job("plan")["parameters"]
@@ -204,12 +219,16 @@ def stash(name):
         assert said["nodes"][0]["host_bytes"] == host["host_bytes"] + said["nodes"][0]["stash"]
 
 
-@cases_of(["host", "device"], "with_states_on_the_{}")
-def gpus(place):
+STATES = {"host": {}, "device": {}, "device_in_fewer_bytes": {"state": "8bit", "master": "bf16+8"}}
+
+
+@cases_of(STATES, "with_states_on_the_{}")
+def gpus(name):
     """Each GPU has a window for its share of the ranks; only its session's transfer area is in host memory."""
+    place = name.split("_", maxsplit=1)[0]
     with environment(FAKE_GPUS=2), Cluster(2, owners="n0*2 n1*2", device="cuda", cuda_plugin=plugin(),
                                            optimizer=place) as c, environment(ZEROD_CUDA_PLUGIN=plugin()):
-        actors = [c.rank("plan", model("bf16"), [0, 0, 1, 1], rank, hold=3, push=2, grad="bf16", reduce="bf16",
+        actors = [c.rank("plan", model("bf16", **STATES[name]), [0, 0, 1, 1], rank, hold=3, push=2, grad="bf16", reduce="bf16",
                          device=f"cuda:{rank % 2}") for rank in range(4)]
         for a in actors:
             finish_all([a, a, a])
@@ -368,6 +387,14 @@ def gpt2(hidden, layers):
     return {"n_embd": hidden, "n_layer": layers, "n_positions": 1024, "vocab_size": 50257, "n_inner": None}
 
 
+def latent(layers, dense, heads, experts, vocab):
+    """Latent attention and experts, with the sizes that DeepSeek-V3 and Kimi K2 share."""
+    return {"hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": layers,
+            "first_k_dense_replace": dense, "num_attention_heads": heads, "n_routed_experts": experts,
+            "n_shared_experts": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": vocab}
+
+
 # the numbers of parameters that transformers counts
 CONFIGS = {
     "gpt2": ("gpt2", gpt2(768, 12), 124439808),
@@ -378,6 +405,7 @@ CONFIGS = {
     "llama_3_2_1b": ("llama", gated(2048, 16, 8192, 128256, 32, 8, tie_word_embeddings=True, head_dim=64), 1235814400),
     "mistral_7b": ("mistral", gated(4096, 32, 14336, 32000, 32, 8), 7241732096),
     "qwen2_7b": ("qwen2", gated(3584, 28, 18944, 152064, 28, 4), 7615616512),
+    "deepseek_v3": ("deepseek_v3", latent(61, 3, 128, 256, 129280), 671026404352),
     "qwen2_half_b": ("qwen2", gated(896, 24, 4864, 151936, 14, 2, tie_word_embeddings=True), 494032768),
 }
 
@@ -401,10 +429,11 @@ def config(name):
 
 
 BAD_CONFIGS = {
-    "family": ({"model_type": "mamba"}, ["mamba", "gpt2, bert, llama, mistral and qwen2", "safetensors"]),
+    "family": ({"model_type": "mamba"}, ["mamba", "gpt2, bert, llama, mistral, qwen2, deepseek_v3 and kimi_k2", "safetensors"]),
     "no_key": ({"model_type": "gpt2", "n_embd": 8}, ["config.json", "gpt2", "vocab_size", "--layers"]),
     "text": ({"model_type": "gpt2", **gpt2("768", 12)}, ["n_embd", "whole number"]),
     "negative": ({"model_type": "gpt2", **gpt2(-768, 12)}, ["n_embd", "1 to 1000000000"]),
+    "negative_dense": ({"model_type": "kimi_k2", **latent(2, -1, 2, 2, 8)}, ["first_k_dense_replace", "0 to 1000000000"]),
     "absurd": ({"model_type": "gpt2", **gpt2(1000000000, 2)}, ["layer0", "2^40"]),
     "layers": ({"model_type": "gpt2", **gpt2(1, 1000000000)}, ["no job of this model", "262144 tensors"]),
     "heads": ({"model_type": "llama", **gated(100, 2, 8, 8, 7, 7)}, ["hidden_size", "num_attention_heads"]),
@@ -457,6 +486,9 @@ BAD_OPTIONS = {
     "place": ([*SIZES, "--states", "disk"], ["host or gpu", "disk"]),
     "dtype": ([*SIZES, "--dtype", "fp8"], ["--dtype is fp32, bf16 or fp16, not 'fp8'"]),
     "optimizer": ([*SIZES, "--optimizer", "adagrad"], ["adagrad", "lion"]),
+    "state": ([*SIZES, "--state", "4bit"], ["--state is fp32, bf16 or 8bit, not '4bit'"]),
+    "master": ([*SIZES, "--master", "8bit"], ["--master is fp32, bf16+16 or bf16+8, not '8bit'"]),
+    "muon_of_a_job": (["job", "--optimizer", "muon"], ["--optimizer muon", "--model"]),
     "size": ([*SIZES, "--host-memory", "80GB"], ["--host-memory", "suffix", "'80GB'"]),
     "negative": ([*SIZES, "--link", "-1"], ["--link", "above 0", "'-1'"]),
     "too_large": ([*SIZES, "--host-memory", "1048577T"], ["--host-memory", "up to 1048576T"]),
@@ -497,7 +529,64 @@ def absurd_numbers():
     refused(["2^40"], "--layers", 1, "--hidden", 1000000000, "--vocab", 1000000000)
 
 
+# ---- Muon ----
+
+def operations(*matrices):
+    """Of five steps of Newton-Schulz on (how many, rows, columns)."""
+    return sum(count * 5 * (4 * min(a, b) ** 2 * max(a, b) + 2 * min(a, b) ** 3) for count, a, b in matrices)
+
+
+def check_muon(matrices, memory, work, *arguments):
+    said, plain = plan(*arguments, "--optimizer", "muon"), plan(*arguments)
+    planes = {name: sum(node["planes"].get(name, 0) for node in said["nodes"]) for name in said["nodes"][0]["planes"]}
+    others = said["model"]["elements"] - sum(count * a * b for count, a, b in matrices)
+    assert planes["moment1"] == planes["grad"] == 4 * said["model"]["trainable"], planes
+    assert planes["exp_avg_sq"] == 4 * others, (planes, others)
+    assert abs(said["newton_schulz"]["flops"] / operations(*matrices) - 1) < 1e-9, said["newton_schulz"]
+    assert said["largest_share"] <= memory and said["newton_schulz"]["largest_share"] <= work, said
+    assert plain["newton_schulz"] is None and plain["zero_formula"]["bytes_per_parameter"] == 16, plain
+
+
+@case
+def muon_of_a_trillion_parameters():
+    """Kimi K2: 61 layers, 60 of them with 384 experts, over 64 owners."""
+    mlp = [(3, 18432, 7168), (60 * 384 * 3, 2048, 7168), (60 * 3, 2048, 7168), (60, 384, 7168)]
+    attention = [(61, 1536, 7168), (61, 12288, 1536), (61, 576, 7168), (61, 16384, 512), (61, 8192, 7168)]
+    configured({"model_type": "kimi_k2", **latent(61, 1, 64, 384, 163840)},
+               lambda *model: check_muon(mlp + attention, 1.05, 1.1, *model, "--nodes", 64))
+
+
+@case
+def muon_of_a_decoder():
+    matrices = [(12, 768, 2304), (12, 768, 768), (24, 768, 3072)]
+    for nodes in (1, 3, 8):
+        check_muon(matrices, 1.001, 1.03, "--layers", 12, "--hidden", 768, "--vocab", 50257, "--nodes", nodes)
+
+
+@case
+def muon_fits_where_adamw_does_not():
+    options = ["--hidden", 1024, "--vocab", 50257, "--nodes", 2, "--host-memory", "24G"]
+    said = {name: plan("--layers", 12, *options, "--optimizer", name)["largest"]["layers"] for name in ("adamw", "muon")}
+    assert said["muon"] > said["adamw"], said
+
+
 # ---- what fits ----
+
+FORMATS = {18: [], 16: ["--accumulate", "wire"], 14: ["--accumulate", "wire", "--master", "bf16+16"],
+           12: ["--accumulate", "wire", "--state", "bf16"],
+           8.125: ["--accumulate", "wire", "--master", "bf16+16", "--state", "8bit"],
+           7.125: ["--accumulate", "wire", "--master", "bf16+8", "--state", "8bit"]}
+
+
+@cases_of(FORMATS, "of_{}_bytes_a_parameter")
+def the_largest_model(size):
+    """Of one machine: its memory over these bytes, less the windows of one layer and more."""
+    memory = 118e9
+    said = plan("--layers", 12, "--hidden", 4096, "--vocab", 50257, "--dtype", "bf16", "--host-memory", int(memory), *FORMATS[size])
+    assert said["largest"]["parameters"] <= memory / size, said["largest"]
+    print(f"# {said['largest']['parameters']} parameters, {memory / size:.0f} by the bytes of states alone")
+    assert said["largest"]["parameters"] >= 0.97 * memory / size, said["largest"]
+
 
 @case
 def the_largest_model_fits_and_one_layer_more_does_not():
@@ -525,6 +614,15 @@ def advice_makes_it_fit():
             assert plan(*options, "--gpu-memory", "28G", "--nodes", n - 1)["fits"] is False
         assert plan(*changed, "--gpu-memory", "28G")["fits"], change
     assert "--nodes" in " ".join(said["advice"]), said["advice"]
+
+
+@cases_of([("25G", "--state 8bit"), ("18G", "--state 8bit --master bf16+8")], "{0[0]}")
+def advice_names_formats(what):
+    memory, change = what
+    options = ["--layers", 32, "--hidden", 2048, "--vocab", 50257, "--nodes", 1, "--host-memory", memory]
+    said = plan(*options)
+    assert said["fits"] is False and change in said["advice"], (said["advice"], said["nodes"])
+    assert plan(*options, *change.split())["fits"] and sum("--state" in c for c in said["advice"]) == 1
 
 
 @case

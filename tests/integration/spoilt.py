@@ -184,15 +184,11 @@ def missing_path_is_not_made():
         assert not os.listdir(d)
         assert c[0].ctl("checkpoint", "job", f"{d}/a")["path"] == f"{d}/a/job-1"
         def error_of(asks):
-            """Of a checkpoint that begins once nodes have ended the one before."""
-            def told():
-                if ranks[0].ask("query", **asks)["status"] == "EBUSY":
-                    return ""
-                progress = {"what": "progress", "argument": "job"}
-                until(lambda: ranks[0].do("query", **progress)["answer"]["over"], what="the refusal")
-                error = ranks[0].do("query", **progress)["answer"]["error"]
-                return "" if "is being cancelled" in error else error
-            return until(told, what="the end of the one before")
+            """Of a checkpoint that begins once the coordinator has ended the one before."""
+            until(lambda: ranks[0].ask("query", **asks)["status"] != "EBUSY", what="the end of the one before")
+            progress = {"what": "progress", "argument": "job"}
+            until(lambda: ranks[0].do("query", **progress)["answer"]["over"], what="the refusal")
+            return ranks[0].do("query", **progress)["answer"]["error"]
 
         # asked without a word about what the client sees, the owners refuse by themselves
         for path, why in ((f"{d}/b/c", "only the last part"), (f"{c[0].options['state_dir']}/x", "state_dir")):

@@ -252,6 +252,7 @@ def socket_left_over():
 def port_is_taken():
     with Cluster(2, start=False) as c:
         s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of old links the port has a minute
         s.bind(("127.0.0.1", c[0].port))
         s.listen()
         fails_to_start(c[0], str(c[0].port))

@@ -7,15 +7,16 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from cluster import SETS, Cluster, finish_all, group, step_all, tensor, until  # noqa: E402
+from cluster import MUON_SETS, SETS, Cluster, finish_all, group, step_all, tensor, until  # noqa: E402
 from harness import case, cases_of, main  # noqa: E402
 
 GROUPS, ELEMENTS, STEPS = 6, 3 * 4 * 128 * 64, 3
 PSI = GROUPS * ELEMENTS
 
 
-def layout(dtype="fp32"):
-    return [group(f"g{i}", tensor(f"t{i}", ELEMENTS), dtype=dtype) for i in range(GROUPS)]
+def layout(dtype="fp32", muon=False):
+    of = {"optimizer": "muon", "set": len(SETS)} if muon else {}
+    return [group(f"g{i}", tensor(f"t{i}", 12, 128, ELEMENTS // 12 // 128, **of), dtype=dtype) for i in range(GROUPS)]
 
 
 def all_do(actors, do, **fields):
@@ -32,7 +33,7 @@ def lockstep(actors):
     for g in reversed(range(GROUPS)):
         all_do(actors, "grad", group=g)
         all_do(actors, "push", group=g)
-    step_all(actors)
+    step_all(actors, sets=[*SETS, *MUON_SETS])
 
 
 def counters(daemon, size):
@@ -45,11 +46,11 @@ def counters(daemon, size):
             "gathers": job["gather"]["gathers"]}
 
 
-def measure(nodes, per_node, size=4, dtype="fp32", free=False, slabs=4, **options):
+def measure(nodes, per_node, size=4, dtype="fp32", free=False, slabs=4, muon=False, **options):
     """For each node: the counters' growth per step, over STEPS steps after the first."""
     placement = [i for i in range(nodes) for _ in range(per_node)]
     with Cluster(nodes, window=slabs * ELEMENTS * size, **options) as c:
-        ranks = c.ranks("traffic", layout(dtype), placement, hold=1, push=GROUPS, grad=dtype,
+        ranks = c.ranks("traffic", layout(dtype, muon), placement, hold=1, push=GROUPS, grad=dtype,
                         reduce="bf16" if dtype == "bf16" else "fp32")
         lockstep(ranks)
         before = [counters(d, size) for d in c.daemons]
@@ -97,11 +98,11 @@ def a_prefetched_group_is_a_hit():
         def counts():
             return [c[0].job("traffic")["gather"][k] for k in ("hits", "misses", "gathers", "elements_received")]
         a.do("prefetch", group=0)
-        until(lambda: counts()[3] == ELEMENTS / 2, what="the prefetched group")
+        until(lambda: counts()[2] == 1, what="the prefetched group")
         a.do("fetch", group=0)
-        assert counts()[:3] == [1, 0, 1], counts()
+        assert counts() == [1, 0, 1, ELEMENTS / 2], counts()
         a.do("fetch", group=1)
-        assert counts()[:3] == [1, 1, 2], counts()
+        assert counts() == [1, 1, 2, ELEMENTS], counts()
 
 
 @cases_of([2, 3])
@@ -128,6 +129,11 @@ def trainers_out_of_step():
 @case
 def sixteen_bits():
     check(2, measure(2, 2, size=2, dtype="bf16"))
+
+
+@cases_of([2, 3])
+def matrices_of_one_owner_each_move_no_more(nodes):
+    check(nodes, measure(nodes, 1, muon=True))
 
 
 @case

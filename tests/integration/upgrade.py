@@ -19,7 +19,8 @@ from moments import LAYOUT, NEEDS, TRAIN, Endless, as_undisturbed  # noqa: E402
 
 PLACEMENT = [0, 1, 2]
 OLD_MESSAGES, NEW_MESSAGES = 9, 10
-OLD_FORMAT, NEW_FORMAT = 8, 9
+OLD_FORMAT, TIMES_FORMAT, NEW_FORMAT = 8, 9, 10  # a file that the release before made gets the second
+WIRE = {"reduce": "bf16", "accumulate": "wire"}
 
 
 @contextlib.contextmanager
@@ -115,7 +116,7 @@ def node_by_node_under_training():
         assert set(messages(c).values()) == {NEW_MESSAGES}, messages(c)
         assert c[1].ctl("grant", "job", "65534")["users"] == [65534]
         for d in c.daemons:
-            until(lambda d=d: format_of(d) == NEW_FORMAT, what=f"the new format on {d.name}")
+            until(lambda d=d: format_of(d) == TIMES_FORMAT, what=f"the new format on {d.name}")
         until(lambda: all(at and begun <= at <= time.time() for at in last_steps(c)), what="the time of the last step")
         logs = stop(c, c[1])
         for d, log in logs.items():
@@ -216,6 +217,39 @@ def whole_tensors_wait_for_the_last_node():
         c[0].start()
         c.wait_up()
         refuse_whole(c)
+
+
+def refuse_wire(c):
+    """Whatever nodes have the release before: an attach says so, and leaves nothing."""
+    for i in range(4):  # other names have other coordinators
+        a = c.caller(f"wire{i}", LAYOUT, [0], 0, 20000 * SLOW)
+        finish_all([a]), finish_all([a])
+        a.refused("EVERSION", "attach", "release that accumulates in fp32 only", **NEEDS, **WIRE)
+        c.dismiss(a)
+    assert not any("wire" in f for d in c.daemons for f in d.state_files())
+
+
+@case
+def narrow_sums_wait_for_the_last_node():
+    """The release before would add up in fp32.  It refuses the state of such a job."""
+    with release_before():
+        cluster = Cluster(2)
+    with cluster as c:
+        refuse_wire(c)
+        stop(c, c[0])
+        c[0].start()
+        c.wait_up()
+        refuse_wire(c)
+        stop(c, c[1])
+        c[1].start()
+        c.wait_up()
+        for a in c.ranks("job", LAYOUT, [0, 1], **NEEDS, **WIRE):
+            c.dismiss(a)
+        assert format_of(c[0]) == NEW_FORMAT, "before any step"
+        stop(c, c[0])
+        with release_before():
+            c[0].start()
+        until(lambda: "a newer release of zerod wrote it: start that release" in c[0].log(), what="the refusal")
 
 
 @case

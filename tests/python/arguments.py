@@ -171,7 +171,7 @@ def wrong_numbers_of_a_step(values):
 
 
 @cases_of([("hold_groups", -1), ("hold_groups", 2**32), ("push_groups", "all"), ("grad_dtype", "int8"),
-           ("grad_dtype", 1), ("reduce_dtype", None), ("reduce_dtype", "fp8"), ("device", 0), ("device", "cpu"),
+           ("grad_dtype", 1), ("reduce_dtype", None), ("reduce_dtype", "fp8"), ("accumulate", "bf16"), ("device", 0), ("device", "cpu"),
            ("device", "cuda"), ("device", "cuda:0\0")], "{0[0]}_{0[1]!r:.20}")
 def wrong_needs(values):
     name, value = values
@@ -179,6 +179,13 @@ def wrong_needs(values):
         with raises((TypeError, ValueError, zerod.Invalid), name):
             client.attach(small_layout(), **{name: value})
         client.attach(small_layout())
+
+
+@case
+def accumulate_in_the_wires_dtype():
+    with Cluster(1) as cluster, zerod.connect("job", socket=cluster[0].socket) as client:
+        client.attach(small_layout(), reduce_dtype="fp16", accumulate="wire")
+        assert cluster[0].job("job")["accumulate"] == "wire"
 
 
 @case
@@ -271,6 +278,36 @@ def wrong_tensor_arguments(values):
     layout.group("g", "fp32")
     with raises((TypeError, ValueError)):
         layout.tensor(0, "t", [1], **{name: value})
+
+
+@case
+def wrong_matrices():
+    layout = zerod.Layout()
+    layout.group("g", "fp32")
+    for shape, rows, kind, word in (([4, 2], [1, 2], zerod.Invalid, "more rows"), ([4, 2], [3, 2], zerod.Invalid, "more rows"),
+                                    ([4, 2], [], zerod.Invalid, "no matrices"), ([4, 2], [4, 0], zerod.Invalid, "without rows"),
+                                    ([4], [4], zerod.Invalid, "two dimensions"), ([4, 2], [-1], ValueError, "rows of a matrix"),
+                                    ([4, 2], ["4"], TypeError, "rows of a matrix")):
+        with raises(kind, word):
+            layout.tensor(0, f"{shape}{rows}", shape, optimizer="muon", matrices=rows)
+    with raises(TypeError, "optimizer"):
+        layout.tensor(0, "t", [4, 2], optimizer=3)
+    for optimizer, shape, words in (("muon", [4], ["muon updates matrices", "'t'"]), ("moun", [4, 4], ["moun"])):
+        layout = zerod.Layout()
+        layout.tensor(layout.group("g", "fp32"), "t", shape, optimizer=optimizer)
+        with raises(zerod.Invalid, *words), attached(layout=layout):
+            pass
+
+
+@cases_of({"adjust_lr": "other", "ns_steps": 100, "momentum": 1.0, "eps": 0.0, "ns_coefficients": (1, 2)})
+def wrong_hyperparameters_of_muon(name):
+    wrong = {"adjust_lr": "other", "ns_steps": 100, "momentum": 1.0, "eps": 0.0, "ns_coefficients": (1, 2)}[name]
+    layout = zerod.Layout()
+    layout.tensor(layout.group("g", "fp32"), "t", [4, 4], optimizer="muon")
+    with attached(layout=layout) as (_, client):
+        with raises((ValueError, zerod.Invalid), name):
+            client.step([zerod.MuonSet(**{name: wrong})])
+        assert client.step([zerod.MuonSet()]).skipped is False
 
 
 @case

@@ -252,6 +252,36 @@ def a_layout_tells_all_that_it_took():
 
 
 @case
+def muon_updates_each_matrix_and_adamw_the_rest_of_the_group():
+    """A Newton-Schulz that converges makes the nearest orthogonal matrix of each gradient."""
+    adamw_, muon = SETS[0], zerod.MuonSet(0.1, weight_decay=0.5, ns_coefficients=(1.5, -0.5, 0), ns_steps=30)
+    layout = zerod.Layout()
+    block = layout.group("block", "fp32")
+    layout.tensor(block, "fused", [4, 2], init="constant", value=1, optimizer="muon", matrices=[2, 2])
+    layout.tensor(block, "stack", [2, 1, 2], optimizer="muon")
+    layout.tensor(block, "tall", [4, 1], optimizer="muon")
+    layout.tensor(block, "bias", [1], set=1)
+    gradients = {"fused": (3, 0, 0, 1, 0, -2, 5, 0), "stack": (0, 4, 3, 0), "tall": (0, 0, -2, 0), "bias": (0.5,)}
+    assert [layout.optimizer(t) for t in range(4)] == ["muon", "muon", "muon", "adamw"]
+    assert [layout.matrices(t) for t in range(4)] == [(2, 2), (1,), (4,), ()]
+    with attached(layout=layout) as (_, client):
+        address = client.grad(block)
+        for name, values in gradients.items():
+            ctypes.memmove(address + 4 * layout.offset(layout.find(name)), struct.pack(f"{len(values)}f", *values),
+                           4 * len(values))
+        client.push(block)
+        client.step([muon, adamw_])
+        wanted = {"fused": [0.85, 0.95, 0.95, 0.85, 0.95, 1.05, 0.85, 0.95], "stack": [0, -0.1, -0.1, 0],
+                  "tall": [0, 0, 0.2, 0], "bias": [adamw(0, [0.5], adamw_)]}
+        for name, values in wanted.items():
+            for got, want in zip(read(client, layout.find(name)), values, strict=True):
+                assert abs(got - want) < 1e-3, f"{name}: {got} is not {want}"
+        near(read(client, 0, "momentum_buffer")[6], 0.25)
+        with raises(zerod.Invalid, "'bias'", "muon", "its optimizer is adamw"):
+            client.step([muon, muon])
+
+
+@case
 def a_step_on_a_gpu():
     """The GPU is the fake one, whose memory this process can read."""
     plugin = os.path.join(os.path.dirname(Tools.actor), "zerod-fake-gpu.so")

@@ -11,6 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 PACKAGE = os.path.join(ROOT, "client", "python")
 TYPES = os.path.join(ROOT, "proto", "zero_types.h")
 HEADER = os.path.join(ROOT, "client", "include", "zero.h")
+SETS_HEADER = os.path.join(ROOT, "client", "include", "zero_sets.h")
 sys.path[:0] = [PACKAGE, os.path.join(ROOT, "tests", "support")]
 
 from cluster import REPLY_S, Cluster, spawn  # noqa: E402
@@ -29,9 +30,11 @@ for name in FOREIGN:
 
 
 def text_of(path):
-    """The text of a header without its comments."""
+    """The text of a header, and of zero_sets.h where it includes that, without their comments."""
     with open(path, encoding="utf-8") as f:
-        return re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
+        text = re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
+    sets = '#include "zero_sets.h"'
+    return text.replace(sets, text_of(SETS_HEADER)) if sets in text else text
 
 
 def declarations():

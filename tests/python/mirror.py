@@ -14,7 +14,8 @@ MAP = os.path.join(ROOT, "client", "lib", "libzero.map")
 
 STRUCTS = {"zero_tensor": _library.Tensor, "zero_options": _library.Options, "zero_needs": _library.Needs,
            "zero_set": _library.Set, "zero_step_options": _library.Step, "zero_result": _library.Result,
-           "zero_sync": _library.Sync, "zero_stash": _library.Stash, "zero_values": _library.Values}
+           "zero_sync": _library.Sync, "zero_stash": _library.Stash, "zero_values": _library.Values,
+           "zero_muon": _library.Muon, "zero_newton_schulz": _library.NewtonSchulz}
 C_TYPES = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
            "size_t": ctypes.c_size_t, "double": ctypes.c_double, "bool": ctypes.c_bool, "zero_tell": _library.TELL}
 
@@ -27,13 +28,31 @@ def entries(name, header=TYPES):
 
 OPTIMIZERS = {name: struct for name, struct, *_ in entries("ZERO_OPTIMIZER_MAP", HEADER)}
 for optimizer, struct in OPTIMIZERS.items():
-    STRUCTS[struct] = type(optimizer, (ctypes.Structure,),
-                           {"_fields_": [(n, ctypes.c_double) for n in HYPERPARAMETERS.get(optimizer, ())]})
+    STRUCTS.setdefault(struct, type(optimizer, (ctypes.Structure,),
+                                    {"_fields_": [(n, ctypes.c_double) for n in HYPERPARAMETERS.get(optimizer, ())]}))
 
 
 @case
 def optimizers_are_those_of_the_header():
     assert list(HYPERPARAMETERS) == list(OPTIMIZERS)
+
+
+@case
+def adjustments_of_the_learning_rate():
+    told = re.findall(r"ZERO_ADJUST_(\w+) = (\d+)", text_of(HEADER))
+    assert {name.lower(): int(code) for name, code in told} == _library.ADJUST_LR
+
+
+@case
+def muon_begins_with_the_numbers_of_the_header():
+    numbers = re.search(r'ZERO_MUON\(lr\) \{ "muon", \{ \{ \(lr\), (.*?), 0 \} \}', text_of(HEADER))[1].split(", ")
+    adjust = re.search(r"ZERO_ADJUST_(\w+)", numbers.pop())[1].lower()
+    with open(os.path.join(ROOT, "client", "lib", "optimizers.c"), encoding="utf-8") as f:
+        numbers += re.search(r"torch_ns = \{ (.*?) \}", f.read())[1].split(", ")
+    own = zerod.MuonSet()
+    assert list(map(float, numbers)) == [own.momentum, own.weight_decay, own.nesterov, *own.ns_coefficients, own.eps,
+                                         own.ns_steps]
+    assert adjust == "original" and own.adjust_lr is None
 
 
 @case
@@ -106,8 +125,8 @@ def limits():
 
 
 def fields_of(name):
-    """All fields but the values of a set, which in C are members of a union."""
-    return [field for field, _ in STRUCTS[name]._fields_ if (name, field) != ("zero_set", "values")]
+    """All fields; a set's values are in C members of a union without a name."""
+    return [field if (name, field) != ("zero_set", "of") else "muon" for field, _ in STRUCTS[name]._fields_]
 
 
 @cases_of(STRUCTS)

@@ -16,7 +16,7 @@ MAY_BE_NULL = {
     "zero_attach": {"layout", "needs"}, "zero_close": {"client"}, "zero_error": {"client"}, "zero_free": {"memory"}, "zero_on_wait": {"arg"},
     "zero_layout_free": {"layout"}, "zero_layout_group": {"ranks"}, "zero_layout_group_ranks": {"ret_ranks"},
     "zero_layout_group_tensors": {"ret_first"}, "zero_layout_optimizer": {"optimizer"},
-    "zero_layout_tensor_shape": {"ret_shape"}, "zero_push": {"present", "sync"}, "zero_query": {"argument"},
+    "zero_layout_state": {"state", "master"}, "zero_layout_group_state": {"ret_master"}, "zero_layout_tensor_shape": {"ret_shape"}, "zero_layout_tensor_rows": {"ret_rows"}, "zero_push": {"present", "sync"}, "zero_query": {"argument"},
     "zero_release": {"sync"}, "zero_stash_release": {"sync"}, "zero_stash_write": {"sync"}, "zero_step": {"ret_result"},
 }
 NOTHING = {"zero_fd": -1, "zero_layout_error": b"the layout is NULL"}  # else 0, false or NULL

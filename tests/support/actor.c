@@ -181,14 +181,17 @@ static int do_compose(struct actor *actor, const json_t *command, json_t *ret)
 static int do_attach(struct actor *actor, const json_t *command, json_t *ret)
 {
         const char *lost = field_text(command, "on_lost");
-        struct zero_needs needs = { how_many(command, "hold"),
-                                    how_many(command, "push"),
-                                    field_dtype(command, "grad"),
-                                    field_dtype(command, "reduce"),
-                                    json_is_true(json_object_get(command, "private")),
-                                    lost && strcmp(lost, "fail") == 0 ? ZERO_LOST_FAIL
-                                                                      : ZERO_LOST_WAIT,
-                                    field_text(command, "device") };
+        const char *wire = field_text(command, "accumulate");
+        struct zero_needs needs = {
+                how_many(command, "hold"),
+                how_many(command, "push"),
+                field_dtype(command, "grad"),
+                field_dtype(command, "reduce"),
+                wire && strcmp(wire, "wire") == 0 ? ZERO_ACCUMULATE_WIRE : ZERO_ACCUMULATE_FP32,
+                json_is_true(json_object_get(command, "private")),
+                lost && strcmp(lost, "fail") == 0 ? ZERO_LOST_FAIL : ZERO_LOST_WAIT,
+                field_text(command, "device")
+        };
         uint32_t ranks[64];
         struct zero_stash stash = { .ranks = ranks };
         bool observer = json_is_true(json_object_get(command, "observer"));

@@ -19,6 +19,16 @@ static enum zero_init init_of(const json_t *t)
         return (enum zero_init)field_count(t, "init", ZERO_INIT_ZEROS);
 }
 
+static int cut_matrices(struct zero_layout *l, uint32_t tensor, const json_t *t)
+{
+        const json_t *list = json_object_get(t, "rows"), *item;
+        uint64_t rows[512] = { 0 };
+        size_t i;
+
+        json_array_foreach(list, i, item) if (i < 512) rows[i] = (uint64_t)json_integer_value(item);
+        return zero_layout_matrices(l, tensor, rows, (uint32_t)json_array_size(list));
+}
+
 static int add_tensor(struct zero_layout *l, uint32_t group, const json_t *t)
 {
         const json_t *extents = json_object_get(t, "shape"), *extent;
@@ -39,7 +49,12 @@ static int add_tensor(struct zero_layout *l, uint32_t group, const json_t *t)
         json_array_foreach(extents, i, extent) if (i < 16) shape[i] =
                 (uint64_t)json_integer_value(extent);
         int r = zero_layout_tensor(l, group, &tensor, &index);
-        return !r && json_is_true(json_object_get(t, "whole")) ? zero_layout_whole(l, index) : r;
+
+        if (!r && json_is_true(json_object_get(t, "whole")))
+                r = zero_layout_whole(l, index);
+        if (!r && field_text(t, "optimizer"))
+                r = zero_layout_tensor_optimizer(l, index, field_text(t, "optimizer"));
+        return !r && json_object_get(t, "rows") ? cut_matrices(l, index, t) : r;
 }
 
 static int add_group(struct zero_layout *l, const json_t *g)
@@ -58,6 +73,8 @@ static int add_group(struct zero_layout *l, const json_t *g)
                 r = zero_layout_optimizer(l, group, field_text(g, "optimizer"));
         if (!r && json_is_true(json_object_get(g, "ema")))
                 r = zero_layout_ema(l, group);
+        if (!r && (field_text(g, "state") || field_text(g, "master")))
+                r = zero_layout_state(l, group, field_text(g, "state"), field_text(g, "master"));
         if (!r && json_is_true(json_object_get(g, "eager")))
                 r = zero_layout_eager(l, group);
         for (i = 0; !r && i < json_array_size(tensors); i++)

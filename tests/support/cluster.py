@@ -512,6 +512,23 @@ def small_layout(dtype="fp32", blocks=3, width=64):
 
 
 SETS = [[1e-2, 0.9, 0.99, 1e-8, 0.1], [1e-2, 0.9, 0.99, 1e-8, 0.0]]
+MUON_SETS = [["muon", 2e-2, 0.95, 0.1, 1, 0], ["muon", 1e-2, 0.9, 0.0, 0, 1]]  # lr, momentum, decay, nesterov, adjust_lr
+
+
+def muon_layout(dtype="fp32", blocks=3, width=64):
+    """Blocks with matrices of Muon in several shapes, a fused one and stacks, beside vectors and embeddings of AdamW."""
+    def matrix(name, *shape, at=0, **more):
+        return tensor(name, *shape, set=len(SETS) + at, optimizer="muon", **more)
+    groups = [group("embed", tensor("wte", 37, width), tensor("wpe", 11, width, frozen=True), dtype=dtype)]
+    for i in range(blocks):
+        groups.append(group(
+            f"block{i}", tensor(f"b{i}.norm", width, set=1),
+            matrix(f"b{i}.qkv", 3 * width + 8, width, rows=[width, width, width + 8]), tensor(f"b{i}.bias", 3 * width + 5, set=1),
+            matrix(f"b{i}.up", width, 4 * width + 3), matrix(f"b{i}.down", 4 * width + 3, width, at=1),
+            matrix(f"b{i}.experts", 5, width, 2 * width), matrix(f"b{i}.odd", 2, 3, 7, 5, at=1), matrix(f"b{i}.none", 0, 4),
+            dtype=dtype))
+    groups.append(group("head", tensor("head", width, 129), tensor("scale", set=1), dtype=dtype))
+    return groups
 
 
 def step_all(actors, **fields):

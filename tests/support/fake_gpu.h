@@ -68,6 +68,12 @@ int fake_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const void *s
 int fake_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const void *const *src, size_t k,
              size_t n, void *stream);
 int fake_reduce(const struct zero_cuda_reduce *reduce, void *stream);
+int fake_product(const struct product *p, void *stream);
+int fake_divide(uint16_t *to, const uint16_t *from, float by, size_t n, void *stream);
+int fake_pack(enum format format, void *dst, uint16_t *served, const float *src, size_t n,
+              uint32_t dither, void *stream);
+int fake_unpack(enum format format, enum zero_dtype to, void *dst, const uint16_t *served,
+                const void *src, size_t skip, size_t n, void *stream);
 int fake_zero(void *dst, size_t n, void *stream);
 int fake_copy(void *dst, const void *src, size_t n, void *stream);
 int fake_copy_peer(void *dst, int dst_device, const void *src, int src_device, size_t n,

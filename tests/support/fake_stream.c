@@ -21,6 +21,11 @@ struct work {
         void (*run)(const struct work *w);
         struct update_piece *updates; /* [n] */
         struct zero_cuda_reduce reduce;
+        struct product product;
+        float by;
+        enum format format;
+        uint32_t dither;
+        uint16_t *served;
         void *lists; /* that these lie in */
         enum zero_dtype to, from;
         void *dst;
@@ -170,20 +175,30 @@ static void run_update(const struct work *w)
         cuda_update(w->updates, w->n, NULL);
 }
 
+/* Bytes of n elements behind the first `skip` of a record, and of the rest of their records. */
+static size_t record_bytes(enum format format, size_t skip, size_t n)
+{
+        if (format == FORMAT_FP32)
+                return n * sizeof(float);
+        return format_bytes(format, (skip + n + FORMAT_STEP - 1) / FORMAT_STEP * FORMAT_STEP);
+}
+
 static void update_inside(const struct stream *s, struct update_piece *u)
 {
-        size_t bytes = u->n * sizeof(float);
+        size_t skip = format_is_split(u->format[0]) ? u->skip : 0;
 
         if (u->n == 0)
                 return;
         for (uint32_t k = 0; k < update_planes(u->rule, &u->scalars); k++) {
-                u->in[k] = inside(s, u->in[k], bytes);
-                u->out[k] = inside(s, u->out[k], bytes);
+                size_t out = record_bytes(update_out_format(u, k), u->skip, u->n);
+
+                u->in[k] = inside(s, u->in[k], record_bytes(u->format[k], u->skip, u->n));
+                u->out[k] = inside(s, u->out[k], out);
         }
         for (uint32_t i = 0; i < u->k && i < UPDATE_SOURCES; i++)
                 u->grad[i] = inside(s, u->grad[i], dtype_bytes(u->from, u->n));
         if (u->serve)
-                u->serve = inside(s, u->serve, dtype_bytes(u->serve_dtype, u->n));
+                u->serve = inside(s, u->serve, dtype_bytes(u->serve_dtype, skip + u->n));
 }
 
 int fake_update(const struct update_piece *pieces, size_t n, void *stream)
@@ -194,6 +209,9 @@ int fake_update(const struct update_piece *pieces, size_t n, void *stream)
 
         if (r)
                 return r < 0 ? r : 0;
+        for (size_t i = 0; i < n; i++)
+                if (pieces[i].rule != pieces[0].rule)
+                        return -EINVAL;
         w.lists = w.updates = malloc(n * sizeof *pieces);
         if (!w.updates)
                 return -ENOMEM;
@@ -308,6 +326,98 @@ int fake_reduce(const struct zero_cuda_reduce *reduce, void *stream)
                 return -ENOMEM;
         w.reduce.pieces = w.lists;
         count_launches(reduce->n_pieces);
+        return enqueue(s, &w);
+}
+
+static void run_product(const struct work *w)
+{
+        cuda_product(&w->product, NULL);
+}
+
+static const uint16_t *matrix_inside(const struct stream *s, const uint16_t *x, size_t lines,
+                                     size_t length, size_t stride)
+{
+        return inside(s, x, dtype_bytes(ZERO_BF16, (lines - 1) * stride + length));
+}
+
+static struct matrix_view view_inside(const struct stream *s, struct matrix_view m, size_t rows,
+                                      size_t cols)
+{
+        m.x = m.transposed ? matrix_inside(s, m.x, cols, rows, m.stride)
+                           : matrix_inside(s, m.x, rows, cols, m.stride);
+        return m;
+}
+
+int fake_product(const struct product *p, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_product, .product = *p };
+        int r = p->a.transposed && p->b.transposed ? -EINVAL : check(s, p->depth);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.product.a = view_inside(s, p->a, p->rows, p->depth);
+        w.product.b = view_inside(s, p->b, p->depth, p->cols);
+        w.product.add = matrix_inside(s, p->add, p->rows, p->cols, p->stride);
+        w.product.out = (uint16_t *)matrix_inside(s, p->out, p->rows, p->cols, p->stride);
+        return enqueue(s, &w);
+}
+
+static void run_divide(const struct work *w)
+{
+        cuda_divide(w->dst, w->src[0], w->by, w->n, NULL);
+}
+
+int fake_divide(uint16_t *to, const uint16_t *from, float by, size_t n, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_divide, .by = by, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, to, dtype_bytes(ZERO_BF16, n));
+        w.src[0] = inside(s, from, dtype_bytes(ZERO_BF16, n));
+        return enqueue(s, &w);
+}
+
+static void run_pack(const struct work *w)
+{
+        cuda_pack(w->format, w->dst, w->served, w->src[0], w->n, w->dither, NULL);
+}
+
+int fake_pack(enum format format, void *dst, uint16_t *served, const float *src, size_t n,
+              uint32_t dither, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_pack, .format = format, .n = n, .dither = dither };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, dst, record_bytes(format, 0, n));
+        w.served = inside(s, served, dtype_bytes(ZERO_BF16, n));
+        w.src[0] = inside(s, src, n * sizeof *src);
+        return enqueue(s, &w);
+}
+
+static void run_unpack(const struct work *w)
+{
+        cuda_unpack(w->format, w->to, w->dst, w->served, w->src[0], w->k, w->n, NULL);
+}
+
+int fake_unpack(enum format format, enum zero_dtype to, void *dst, const uint16_t *served,
+                const void *src, size_t skip, size_t n, void *stream)
+{
+        struct stream *s = stream;
+        struct work w = { .run = run_unpack, .format = format, .to = to, .k = skip, .n = n };
+        int r = check(s, n);
+
+        if (r)
+                return r < 0 ? r : 0;
+        w.dst = inside(s, dst, dtype_bytes(to, n));
+        w.served = inside(s, served, dtype_bytes(ZERO_BF16, skip + n));
+        w.src[0] = inside(s, src, record_bytes(format, skip, n));
         return enqueue(s, &w);
 }
 

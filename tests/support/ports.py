@@ -28,6 +28,7 @@ class Ports:
             port = self.block + self.next
             self.next = (self.next + 1) % self.EACH
             with socket.socket() as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a daemon does: of old links it has a minute
                 try:
                     s.bind(("127.0.0.1", port))
                     return port

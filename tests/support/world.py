@@ -11,7 +11,7 @@ import subprocess
 import time
 
 from checkpointing import Place, whole
-from cluster import SETS, SLOW, Cluster, Tools, small_layout, spawn, until
+from cluster import MUON_SETS, SETS, SLOW, Cluster, Tools, muon_layout, small_layout, spawn, until
 from network import Network
 
 JOB = "torture"
@@ -31,10 +31,13 @@ class Plan:
         self.nodes = r.choice((2, 3))
         ranks = r.randint(2, 4)
         self.placement = sorted(r.randrange(self.nodes) for _ in range(ranks))
-        self.dtype = r.choice(("fp32", "fp32", "bf16"))
+        formatted = seed % 4 in (2, 3)
+        self.dtype = r.choice(("fp32", "fp32", "bf16")) if not formatted else "bf16"
         self.layout = small_layout(self.dtype, blocks=r.randint(2, 3), width=r.choice((64, 128, 200)))
         stage = r.choice((2, 3))
         self.needs = {"hold": 2 if stage == 3 else -1, "push": r.choice((2, -1)), "grad": self.dtype}
+        if seed % 8 in (1, 3, 6):
+            self.needs.update(reduce="bf16", accumulate="wire")
         self.train = {"micro_batches": r.randint(2, 3), "stage": stage, "clip": 0.5, "seed": seed,
                       "sets": SETS, "patient": True, "keep": True}
         self.options = {"chunk": r.choice((128, 1280)), "threads": r.randint(1, 2)}
@@ -47,6 +50,13 @@ class Plan:
         if self.eager:
             self.train["clip"] = 0
             self.lead(True)
+        elif seed % 8 in (3, 4):
+            self.layout = muon_layout(self.dtype, blocks=2, width=r.choice((64, 128)))
+            self.train["sets"] = [*SETS, *MUON_SETS]
+        if formatted:
+            for g in self.layout:
+                masters = ("fp32",) if self.eager else ("fp32", "bf16+16", "bf16+8")
+                g.update(state=r.choice(("fp32", "bf16", "8bit")), master=r.choice(masters))
         devices = [r.randint(1, 3) for _ in range(self.nodes)] if seed % 3 == 0 else [1] * self.nodes
         self.options["owners"] = " ".join(f"n{n}*{d}" for n, d in enumerate(devices))
         self.owners = [n for n, d in enumerate(devices) for _ in range(d)]
@@ -57,11 +67,16 @@ class Plan:
         for g in self.layout:
             g["eager"] = ahead
 
+    def formats(self):
+        formats = [f"{g['state']}/{g['master']}" for g in self.layout if "state" in g]
+        wire = "sums in the wire's dtype, " if "accumulate" in self.needs else ""
+        return wire + (f"formats {' '.join(formats)}, " if formats else "")
+
     def __str__(self):
         options = ", ".join(f"{k} {v}" for k, v in self.options.items())
         return (f"seed {self.seed}: {self.nodes} nodes{', wired' if self.wired else ''}"
                 f"{', mirrored' if self.mirrored else ''}{', eager' if self.eager else ''}, ranks on {self.placement}, "
-                f"{self.dtype}, {self.train['micro_batches']} micro-batches, stage {self.train['stage']}, {options}")
+                f"{self.dtype}, {self.formats()}{self.train['micro_batches']} micro-batches, stage {self.train['stage']}, {options}")
 
 
 class Journal:

@@ -18,7 +18,7 @@ from gpt import batch_of, make  # noqa: E402
 
 STEPS, DECAY = 20, 0.9
 MAKERS = {"adamw": ("AdamW", {"lr": 1e-2}), "adam": ("Adam", {"lr": 1e-2}), "lion": ("Lion", {"lr": 1e-3}),
-          "sgd": ("SGD", {"lr": 0.1}), "sgd-momentum": ("SGD", {"lr": 0.1, "momentum": 0.9})}
+          "sgd": ("SGD", {"lr": 0.1}), "sgd-momentum": ("SGD", {"lr": 0.1, "momentum": 0.9}), "muon": ("Muon", {"lr": 1e-2})}
 
 
 def prepare(optimizer="adamw", decay=DECAY, stage=3, model=None, **options):

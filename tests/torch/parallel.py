@@ -176,6 +176,20 @@ def experts_that_get_tokens_of_other_ranks():
     close([[of] for row in found for of in row], ranks.alone(one_process, Experts))
 
 
+def experts_by_muon(rank, path="", shape=()):
+    """Stacks of matrices, whole or divided between matrices."""
+    model, mesh = make(Experts), meet(rank, path, shape, ("dp", "ep")) if shape else None
+    split = zt.muon_split(model, matrices=["up", "down"])
+    assert split.matrices == {"up": [WIDTH], "down": [WIDTH]}
+    model = zt.shard(model.parallelize(mesh["ep"], False) if mesh else model, mesh=mesh, optimizer=split)
+    return train(model, rank // shape[1] if shape else 0, shape[0] if shape else 1, zt.Muon(model, lr=1e-3, adamw={"lr": 1e-3}))
+
+
+@case
+def expert_parallel_by_muon_as_one_process():
+    close(in_ranks(experts_by_muon, (2, 2)), ranks.run(experts_by_muon, 1, ranks.shared())[0])
+
+
 # ---- whole tensors ------------------------------------------------------------------------
 
 
@@ -353,6 +367,8 @@ def tensor_parallel_ranks_have_their_parts_of_a_base(what):
 def refused(rank, path):
     mesh = meet(rank, path, (2, 1), ("dp", "tp"))
     raises(ValueError, ["'blocks.0.up.weight'", "shard(model, mesh=...)"], zt.shard, parallelize(make(), mesh["tp"]))
+    raises(ValueError, ["'blocks.0.up.weight'", "one piece", "elementwise="], zt.shard, parallelize(make(), mesh["tp"]), mesh=mesh,
+           optimizer="muon")
     other = init_device_mesh("cpu", (2,), mesh_dim_names=("rows",))
     raises(ValueError, ["'blocks.0.up.weight'", "rows", "dp, tp"], zt.shard, parallelize(make(), other), mesh=mesh)
     raises(ValueError, ["rows", "dp, tp"], zt.shard, make(), mesh=mesh, data=("rows",))

@@ -79,9 +79,9 @@ def alone(tied=True, steps=STEPS):
 class Runner:
     """A stage of the service, and its schedule."""
 
-    def __init__(self, model, mesh, dp, n_dp, schedule=Schedule1F1B):
+    def __init__(self, model, mesh, dp, n_dp, schedule=Schedule1F1B, optimizer=None):
         self.model, self.dp, self.n_dp = model, dp, n_dp
-        self.optimizer = zt.AdamW(model, lr=1e-2)
+        self.optimizer = optimizer or zt.AdamW(model, lr=1e-2)
         stage = PipelineStage(model, mesh["pp"].get_local_rank(), mesh["pp"].size(), torch.device("cpu"),
                               group=mesh["pp"].get_group())
         self.schedule = schedule(stage, MICRO_BATCHES, loss_fn=lambda *of: loss_of(*of) / MICRO_BATCHES, scale_grads=False)
@@ -159,6 +159,39 @@ def norms_are_those_of_the_stage():
                 wanted = float(named[n].grad.norm())
                 assert abs(norm - wanted) <= 1e-4 * wanted, (n, norm, wanted)
                 assert abs(weights[n] - float(named[n].detach().norm())) <= 1e-5 * weights[n], n
+
+
+def by_muon(rank, path, shape):
+    """Some steps, and more after a checkpoint of the first stage."""
+    mesh = meet(rank, path, shape, ("pp", "dp"))
+    split = zt.muon_split(stage_of(0, 1))
+    model = zt.shard(stage_of(rank, shape[0]), mesh=mesh, pipeline="pp", tied=TIED, optimizer=split)
+    runner = Runner(model, mesh, 0, 1, optimizer=zt.Muon(model, lr=1e-3, adamw={"lr": 1e-3}))
+    losses, _ = runner.train(STEPS // 2)
+    if rank == 0:
+        zt.save_checkpoint(f"{path}.saved", model, runner.optimizer)
+    model.sharded.barrier()
+    runner.train(1)
+    zt.load_checkpoint(f"{path}.saved", model, runner.optimizer)
+    more, end = runner.train(STEPS - STEPS // 2, STEPS // 2)
+    return torch.cat([losses, more]), end
+
+
+def alone_by_muon(_rank):
+    model = zt.shard(stage_of(0, 1), optimizer="muon")
+    optimizer = zt.Muon(model, lr=1e-3, adamw={"lr": 1e-3})
+    found = []
+    for t in range(STEPS):
+        loss = loss_of(model(batch_of(t)[:, :-1]), batch_of(t)[:, 1:])
+        loss.backward()
+        found += [loss.detach(), model.clip_grad_norm_(0.5)]
+        optimizer.step()
+    return torch.stack(found), values(model)
+
+
+@case
+def pipeline_by_muon_as_one_process():
+    close(in_ranks(by_muon, (2, 1)), ranks.run(alone_by_muon, 1, ranks.shared())[0])
 
 
 def with_tensor_parallel(rank, path, shape):

@@ -248,6 +248,21 @@ def an_optimizer_of_the_callers_goes_to_plain_torch_and_back(directory):
         same(again, found[name], f"{other} from the checkpoint of {name}")
 
 
+def train_by_muon(_rank, directory, resume=None):
+    optimizer = zt.Muon(zt.shard(gpt2(), optimizer="muon"), lr=1e-2, adamw={"lr": 1e-3})
+    trainer = trainer_of(zerod.transformers.Trainer, directory, optimizer.sharded.model, {"save_strategy": "steps"},
+                         optimizers=(optimizer, None))
+    trainer.train(resume_from_checkpoint=resume)
+    return history(trainer, "loss"), history(trainer, "grad_norm"), trainer.evaluate()["eval_loss"]
+
+
+@case
+@in_directory
+def muon_resumes(directory):
+    wanted = run(train_by_muon, [0], ranks.shared(2), f"{directory}/a")[0]
+    same(run(train_by_muon, [0], ranks.shared(2), f"{directory}/b", f"{directory}/a/checkpoint-{SAVE_AT}")[0], wanted, "resumed")
+
+
 def partly_frozen():
     """Tied; some of what decays and of what does not is frozen."""
     model = gpt2()

@@ -41,9 +41,10 @@ struct backend_zero_options {
         struct zero_options connection;
         enum zero_dtype dtype; /* of parameters and gradients, as in the spec */
         enum zero_on_lost on_lost_rank;
-        uint32_t stage;  /* 1 to 3 (ZeRO's) */
-        bool accumulate; /* this process adds up micro-batches, not the owners */
-        uint64_t kept;   /* seam.keep() is called as often in a step, for as many bytes each */
+        uint32_t stage;            /* 1 to 3 (ZeRO's) */
+        enum zero_accumulate sums; /* of the owners */
+        bool accumulate;           /* this process adds up micro-batches, not the owners */
+        uint64_t kept; /* seam.keep() is called as often in a step, for as many bytes each */
         uint64_t kept_bytes;
         const char *device; /* "cuda:N": views and gradients lie there; NULL: in host memory */
         bool put;           /* a new job gets its first values from gpt_spec_values() */

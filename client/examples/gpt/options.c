@@ -21,6 +21,9 @@ struct choice {
 static const struct choice accumulates[] = { { "trainer", GPT_ACCUMULATE_TRAINER },
                                              { "owner", GPT_ACCUMULATE_OWNER },
                                              { 0 } };
+static const struct choice sums[] = { { "fp32", ZERO_ACCUMULATE_FP32 },
+                                      { "wire", ZERO_ACCUMULATE_WIRE },
+                                      { 0 } };
 static const struct choice dtypes[] = {
         { "fp32", ZERO_FP32 }, { "bf16", ZERO_BF16 }, { "fp16", ZERO_FP16 }, { 0 }
 };
@@ -87,6 +90,8 @@ static const struct entry entries[] = {
           "parts in which the batch is computed", .standard = "1" },
         { "accumulate", CHOICE, AT(accumulate), .doc = "who adds up micro-batches",
           .choices = accumulates, .standard = "trainer" },
+        { "sums", CHOICE, AT(sums), .doc = "dtype of the owners' sums: fp32, or the gradients'",
+          .choices = sums, .standard = "fp32" },
         { "schedule", CHOICE, AT(schedule),
           .doc = "micro-batches pass the model one by one, or each block together, whose inputs "
                  "zerod keeps",

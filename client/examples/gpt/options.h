@@ -21,7 +21,8 @@ struct options {
         uint32_t eval_every, eval_windows, log_every;
         uint64_t seed;
         double lr, min_lr, beta1, beta2, eps, weight_decay, clip, loss_scale;
-        uint32_t accumulate, dtype, init, log, on_lost_rank, schedule; /* enum gpt_*, enum zero_* */
+        uint32_t accumulate, sums, dtype, init, log, on_lost_rank,
+                schedule; /* enum gpt_*, enum zero_* */
         bool local, bigram, help;
 };
 

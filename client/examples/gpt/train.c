@@ -218,6 +218,7 @@ static int connect_backend(struct trainer *t, struct fault *fault)
                 .stage = o->stage,
                 .accumulate = o->micro_batches > 1 && !parts_of(o) &&
                               o->accumulate == GPT_ACCUMULATE_TRAINER,
+                .sums = (enum zero_accumulate)o->sums,
                 .kept = (uint64_t)o->layers * parts_of(o),
                 .kept_bytes = (uint64_t)t->sequences * o->context * o->width * sizeof(real),
                 .put = o->init == GPT_INIT_PUT,

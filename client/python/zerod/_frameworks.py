@@ -20,7 +20,7 @@ from .torch.wrap import _of_job
 
 #: Arguments of zerod.torch.shard() that accelerators and strategies pass on.
 OPTIONS = ("stage", "groups", "client", "job", "timeout", "reduce_dtype", "init_fn", "prefetch", "on_lost_rank",
-           "resume", "keep", "base")
+           "resume", "keep", "base", "state", "master")
 KINDS: dict[type[torch.optim.Optimizer], Any] = {
     torch.optim.AdamW: zt.AdamW, torch.optim.Adam: zt.Adam, torch.optim.SGD: zt.SGD}
 
@@ -36,8 +36,8 @@ def service_name(optimizer: torch.optim.Optimizer | None) -> str:
     if optimizer is None:
         return "adamw"
     if type(optimizer) not in KINDS:
-        raise ValueError(f"the service has no {type(optimizer).__name__}: pass torch.optim.AdamW, Adam or SGD, or shard "
-                         "the model yourself and pass an optimizer of zerod.torch")
+        raise ValueError(f"nothing takes the place of this {type(optimizer).__name__}: pass torch.optim.AdamW, Adam or SGD, "
+                         "or shard the model yourself and pass an optimizer of zerod.torch")
     if optimizer.state:
         raise ValueError(f"this {type(optimizer).__name__} has state, which the service would not get: load the state "
                          "after the model is sharded")

@@ -14,6 +14,7 @@ from ctypes import (
     CFUNCTYPE,
     POINTER,
     Structure,
+    Union,
     c_bool,
     c_char_p,
     c_double,
@@ -48,8 +49,10 @@ PLANES = {"master": 1, "moment1": 2, "moment2": 3, "moment3": 4, "serve": 5, "gr
           "exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 3}
 INITS = {"zeros": 0, "constant": 1, "normal": 2, "put": 3}
 ON_LOST = {"wait": 0, "fail": 1}
+ACCUMULATES = {"fp32": 0, "wire": 1}
 VALUES_MAX = 64
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2}
+ADJUST_LR = {"original": 0, "match_rms_adamw": 1, "spectral_unclamped": 2}
 STASH_WHERE = {"windows": 0, "host": 1}
 
 
@@ -131,6 +134,7 @@ class Needs(Structure):
         ("push_groups", c_uint32),
         ("grad_dtype", c_int),
         ("reduce_dtype", c_int),
+        ("accumulate", c_int),
         ("private_views", c_bool),
         ("on_lost_rank", c_int),
         ("device", c_char_p),
@@ -138,14 +142,39 @@ class Needs(Structure):
     ]
 
 
+class NewtonSchulz(Structure):
+    """struct zero_newton_schulz"""
+
+    _fields_ = [("a", c_double), ("b", c_double), ("c", c_double), ("eps", c_double), ("steps", c_double)]
+
+
+class Muon(Structure):
+    """struct zero_muon"""
+
+    _fields_ = [
+        ("lr", c_double),
+        ("momentum", c_double),
+        ("weight_decay", c_double),
+        ("nesterov", c_double),
+        ("adjust_lr", c_double),
+        ("ns", POINTER(NewtonSchulz)),
+    ]
+
+
+class SetValues(Union):
+    """The union of struct zero_set.  values: of any optimizer but Muon."""
+
+    _fields_ = [
+        ("values", c_double * max(len(v) for name, v in HYPERPARAMETERS.items() if name != "muon")),
+        ("muon", Muon),
+    ]
+
+
 class Set(Structure):
     """struct zero_set"""
 
-    _fields_ = [
-        ("optimizer", c_char_p),
-        ("values", c_double * max(map(len, HYPERPARAMETERS.values()))),
-        ("ema_decay", c_double),
-    ]
+    _anonymous_ = ("of",)
+    _fields_ = [("optimizer", c_char_p), ("of", SetValues), ("ema_decay", c_double)]
 
 
 class Sync(Structure):
@@ -240,17 +269,23 @@ PROTOTYPES = {
     "zero_layout_group_name": (c_char_p, _layout, c_uint32),
     "zero_layout_group_optimizer": (c_char_p, _layout, c_uint32),
     "zero_layout_group_ranks": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint32))),
+    "zero_layout_group_state": (c_char_p, _layout, c_uint32, POINTER(c_char_p)),
     "zero_layout_group_tensors": (c_uint32, _layout, c_uint32, POINTER(c_uint32)),
     "zero_layout_groups": (c_uint32, _layout),
+    "zero_layout_matrices": (c_int, _layout, c_uint32, POINTER(c_uint64), c_uint32),
     "zero_layout_new": (c_int, POINTER(c_void_p)),
     "zero_layout_offset": (c_uint64, _layout, c_uint32),
     "zero_layout_optimizer": (c_int, _layout, c_uint32, c_char_p),
+    "zero_layout_optimizer_of": (c_char_p, _layout, c_uint32),
+    "zero_layout_state": (c_int, _layout, c_uint32, c_char_p, c_char_p),
     "zero_layout_tensor": (c_int, _layout, c_uint32, POINTER(Tensor), POINTER(c_uint32)),
     "zero_layout_tensor_elements": (c_uint64, _layout, c_uint32),
     "zero_layout_tensor_frozen": (c_bool, _layout, c_uint32),
     "zero_layout_tensor_group": (c_uint32, _layout, c_uint32),
     "zero_layout_tensor_name": (c_char_p, _layout, c_uint32),
+    "zero_layout_tensor_rows": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint64))),
     "zero_layout_tensor_shape": (c_uint32, _layout, c_uint32, POINTER(POINTER(c_uint64))),
+    "zero_layout_tensor_optimizer": (c_int, _layout, c_uint32, c_char_p),
     "zero_layout_tensors": (c_uint32, _layout),
     "zero_library_version": (c_uint32,),
     "zero_loss_scale": (c_double, _client),

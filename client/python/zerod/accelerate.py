@@ -81,7 +81,7 @@ class Prepared(accelerate.Accelerator):
 class Accelerator(Prepared):
     """``accelerate.Accelerator`` whose :meth:`prepare` takes the model to zerod.
 
-    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base, state, master: of
     :func:`zerod.torch.shard`.  A model may also be sharded before, with more arguments of shard().
     accumulate_in: says where the gradients of micro-batches add up.  "owner": in the service, which takes the least
     memory.  "trainer": in this process (``model.no_sync()``), which pushes once a step.  All other arguments are

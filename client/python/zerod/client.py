@@ -21,7 +21,7 @@ from . import environment
 from ._conversation import Conversation
 from .errors import Aborted, Closed, Error, NoGroup, NotAttached, OutOfRange, error_of
 from .layout import Layout, code_of, name_of, number, real
-from .sets import HYPERPARAMETERS, AdamSet, AdamWSet, LionSet, SGDSet  # pylint: disable=unused-import  # pickles name them here
+from .sets import HYPERPARAMETERS, AdamSet, AdamWSet, LionSet, MuonSet, SGDSet  # pylint: disable=unused-import  # pickles name them here
 
 LOST_S = 60.0  # the timeout for a lost daemon, if connect() was given none
 
@@ -246,6 +246,7 @@ class Client(Conversation):
         on_lost_rank: str = "wait",
         device: str | None = None,
         stash: Stash | int | None = None,
+        accumulate: str = "fp32",
     ) -> None:
         """Joins the job as this client's rank, and creates the job if it is new.  Waits until all ranks have
         attached.  The layout is copied.  An observer (rank zerod.OBSERVER) passes nothing.
@@ -254,7 +255,8 @@ class Client(Conversation):
         flight at once; zerod.ALL for all.  With zerod.AUTO the service chooses 2 in host memory, and 2 or all on a GPU.
         grad_dtype: of the gradients that the trainer writes to grad() memory.  reduce_dtype: of gradients between
         nodes, "fp32", "bf16" or "fp16", the same on all ranks.  A sum beyond fp16's range (65504) counts as not finite,
-        and the step is skipped.
+        and the step is skipped.  accumulate: dtype of owners' sums of gradients, "fp32", or "wire" for reduce_dtype, the
+        same on all ranks: enum zero_accumulate in zero.h says what "wire" saves and costs.
         private_views: a group always has the same address, and a write there changes this process's copy only, until
         the release.  on_lost_rank: says what happens to a step when a rank ends without close().  "wait": the step
         waits for the rank's successor, for as long as the timeout, and Deadline names the rank.  "fail": calls raise
@@ -278,6 +280,7 @@ class Client(Conversation):
                 number(push_groups, "push_groups", 0, lib.ALL),
                 code_of(lib.DTYPES, grad_dtype, "grad_dtype"),
                 code_of(lib.DTYPES, reduce_dtype, "reduce_dtype"),
+                code_of(lib.ACCUMULATES, accumulate, "accumulate"),
                 bool(private_views),
                 code_of(lib.ON_LOST, on_lost_rank, "on_lost_rank"),
                 None if device is None else name_of(device, "device"),
@@ -589,7 +592,8 @@ class Client(Conversation):
 
     def query(self, what: str, argument: str | None = None) -> dict:
         """Asks the daemon, and returns the answer as zeroctl's --json has it.  what: "status", "jobs", "shards",
-        "ping", "checksum", "config", or "drop", which deletes the job for good.  argument: a job's name."""
+        "ping", "checksum", "config", or "drop", which deletes the job for good.  argument: a job's name.  zero_query() in zero.h has
+        more, such as "checkpoint" and "restore" with a JSON text."""
         answer = ctypes.c_void_p()
         self._wait(
             self._library.zero_query,
@@ -695,11 +699,30 @@ def _unmap(address, size):
     ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
+def _muon_of(given):
+    """Returns a struct zero_muon, which keeps what it points to alive."""
+    coefficients = [real(x, "ns_coefficients") for x in given.ns_coefficients]
+    if len(coefficients) != 3:
+        raise ValueError(f"ns_coefficients are three numbers, not {len(coefficients)}")
+    return lib.Muon(
+        real(given.lr, "lr"),
+        real(given.momentum, "momentum"),
+        real(given.weight_decay, "weight_decay"),
+        bool(given.nesterov),
+        code_of(lib.ADJUST_LR, "original" if given.adjust_lr is None else given.adjust_lr, "adjust_lr"),
+        ctypes.pointer(lib.NewtonSchulz(
+            *coefficients, real(given.eps, "eps"), number(given.ns_steps, "ns_steps", 0, 99)
+        )),
+    )
+
+
 def _set_of(given):
+    result = lib.Set(given.optimizer.encode(), ema_decay=real(given.ema_decay, "ema_decay"))
+    if given.optimizer == "muon":
+        result.muon = _muon_of(given)
+        return result
     values = [real(x, name) for x, name in zip(given, HYPERPARAMETERS[given.optimizer])]
-    result = lib.Set(given.optimizer.encode())
     result.values[: len(values)] = values
-    result.ema_decay = real(given.ema_decay, "ema_decay")
     return result
 
 

@@ -114,11 +114,15 @@ class Layout:
                 raise TypeError(
                     "attach() was called with this layout: it cannot be changed any more"
                 )
+            self._change(function, *arguments, ctypes.byref(index))
+        return index.value
+
+    def _change(self, function, *arguments):
+        with self._lock:
             self._raise(
-                function(self._handle, *arguments, ctypes.byref(index)),
+                function(self._handle, *arguments),
                 (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"),
             )
-        return index.value
 
     def group(
         self,
@@ -129,6 +133,8 @@ class Layout:
         optimizer: str = "adamw",
         eager: bool = False,
         ema: bool = False,
+        state: str = "fp32",
+        master: str = "fp32",
     ) -> int:
         """Appends a group, and returns its index.
 
@@ -139,7 +145,9 @@ class Layout:
         optimizer: updates the group; the step's sets of its tensors are of that optimizer.
         eager: owners update the group as soon as its gradient is complete, if Client.ahead() has said how the step will
         end.  Its master weights and moments take twice the memory.
-        ema: the group also keeps the average of its weights, by the ema_decay of the step's sets.  Raises Invalid.
+        ema: the group also keeps the average of its weights, by the ema_decay of the step's sets.
+        state, master: the formats in which owners keep the moments and the master weights (zero_layout_state() in zero.h):
+        "fp32", "bf16" or "8bit"; and "fp32", or of a bf16 group "bf16+16" or "bf16+8".  Raises Invalid.
         """
         array, n = None, 0
         if ranks is not None:
@@ -155,18 +163,13 @@ class Layout:
             n,
             real(divisor, "divisor"),
         )
-        with self._lock:
-            status = self._library.zero_layout_optimizer(
-                self._handle, index, name_of(optimizer, "optimizer")
-            )
-            if not status and ema:
-                status = self._library.zero_layout_ema(self._handle, index)
-            if not status and eager:
-                status = self._library.zero_layout_eager(self._handle, index)
-            self._raise(
-                status,
-                (self._library.zero_layout_error(self._handle) or b"").decode("utf-8", "replace"),
-            )
+        self._change(self._library.zero_layout_optimizer, index, name_of(optimizer, "optimizer"))
+        if ema:
+            self._change(self._library.zero_layout_ema, index)
+        if (state, master) != ("fp32", "fp32"):
+            self._change(self._library.zero_layout_state, index, name_of(state, "state"), name_of(master, "master"))
+        if eager:
+            self._change(self._library.zero_layout_eager, index)
         return index
 
     def tensor(
@@ -181,6 +184,8 @@ class Layout:
         value: float = 0.0,
         seed: int = 0,
         whole: bool = False,
+        optimizer: str | None = None,
+        matrices: Sequence[int] | None = None,
     ) -> int:
         """Appends a tensor to the last group, and returns its index, which counts through the layout.
 
@@ -190,7 +195,10 @@ class Layout:
         set: the hyperparameter set of Client.step() that applies.
         init: "put" (zeros until put()), "zeros", "constant" (value everywhere) or "normal" (mean 0, standard deviation
         value, by seed).
-        whole: one owner has all of the tensor.  Raises Invalid, NoGroup.
+        whole: one owner has all of the tensor.
+        optimizer: updates the tensor; None: its group's.
+        matrices: of shape [..., rows, cols] each is a matrix for "muon"; with rows such as [n, n, n] it is that many
+        matrices below one another, whose numbers of rows add up to its own.  Raises Invalid, NoGroup.
         """
         extents = [number(n, "extent", 0, 2**64 - 1) for n in shape]
         if len(extents) > lib.DIM_MAX:
@@ -213,8 +221,12 @@ class Layout:
             ctypes.byref(tensor),
         )
         if whole:
-            with self._lock:
-                self._raise(self._library.zero_layout_whole(self._handle, index), "")
+            self._change(self._library.zero_layout_whole, index)
+        if optimizer is not None:
+            self._change(self._library.zero_layout_tensor_optimizer, index, name_of(optimizer, "optimizer"))
+        if matrices is not None:
+            rows = [number(n, "rows of a matrix", 0, 2**64 - 1) for n in matrices]
+            self._change(self._library.zero_layout_matrices, index, (ctypes.c_uint64 * len(rows))(*rows), len(rows))
         return index
 
     # ---- reading -------------------------------------------------------------------------
@@ -250,6 +262,12 @@ class Layout:
         code = self._of("group", group, self._library.zero_layout_group_dtype)
         return next(name for name, known in {**lib.DTYPES, **lib.BYTES}.items() if known == code)
 
+    def formats(self, group: int) -> tuple[str, str]:
+        """Returns the formats of a group's moments and of its master weights."""
+        master = ctypes.c_char_p()
+        state = self._of("group", group, self._library.zero_layout_group_state, ctypes.byref(master))
+        return state.decode(), master.value.decode()
+
     def group_elements(self, group: int) -> int:
         """Returns the number of elements of a group's flat array, alignment gaps included."""
         return self._of("group", group, self._library.zero_layout_group_elements)
@@ -281,6 +299,16 @@ class Layout:
             "tensor", tensor, self._library.zero_layout_tensor_shape, ctypes.byref(extents)
         )
         return tuple(extents[:n]) if n else ()
+
+    def optimizer(self, tensor: int) -> str:
+        return self._of("tensor", tensor, self._library.zero_layout_optimizer_of).decode()
+
+    def matrices(self, tensor: int) -> tuple[int, ...]:
+        """Returns the rows of the matrices that lie below one another in a tensor; () if no optimizer updates it matrix
+        by matrix."""
+        rows = ctypes.POINTER(ctypes.c_uint64)()
+        n = self._of("tensor", tensor, self._library.zero_layout_tensor_rows, ctypes.byref(rows))
+        return tuple(rows[:n]) if n else ()
 
     def frozen(self, tensor: int) -> bool:
         return self._of("tensor", tensor, self._library.zero_layout_tensor_frozen)

@@ -36,7 +36,7 @@ log = logging.getLogger("zerod")
 class ZerodStrategy(DDPStrategy):
     """Trains a LightningModule sharded by :func:`zerod.torch.shard`; there is no DistributedDataParallel.
 
-    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base, state, master: of
     :func:`zerod.torch.shard`.  Without a job's name rank 0 chooses one.  That job is dropped when all ranks have ended
     by themselves.  Lightning's own launcher does not wait for that, so the job may stay until ``zeroctl drop``.
     accumulate: says where the gradients of micro-batches add up (accumulate_grad_batches).  "owner": in the service,

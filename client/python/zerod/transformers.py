@@ -39,6 +39,7 @@ from . import _replay, accelerate
 from . import torch as zt
 from .torch.checkpoints import OPTIMIZER_FILE, PLAIN_FILE, load_plain, save_plain
 from .torch.files import INDEX_SUFFIX
+from .torch.formats import Choice
 from .torch.place import place_of
 from .torch.plan import Groups
 from .torch.steps import follow
@@ -121,7 +122,7 @@ class TrainerMixin:
 
     accumulate: says where the gradients of micro-batches add up.  "owner": in the service, which takes the least
     memory.  "trainer": in this process (``model.no_sync()``), which pushes once a step.
-    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base: of
+    stage, groups, client, job, timeout, reduce_dtype, init_fn, prefetch, on_lost_rank, resume, keep, base, state, master: of
     :func:`zerod.torch.shard`; ignored if the model is sharded already.
 
     A checkpoint directory has the files that Trainer writes, streamed by rank 0.  ``transformers.Trainer`` resumes from
@@ -139,7 +140,8 @@ class TrainerMixin:
                  reduce_dtype: torch.dtype | None = None, accumulate: str = "owner",
                  init_fn: Callable[[nn.Module], None] | None = None, prefetch: int = 1,
                  on_lost_rank: str = "wait", resume: str = "auto", keep: bool | None = None,
-                 base: Iterable[str | os.PathLike[str]] | None = None, **named: Any):
+                 base: Iterable[str | os.PathLike[str]] | None = None, state: Choice = "fp32", master: Choice = "fp32",
+                 **named: Any):
         if model is None:
             raise ValueError("pass model=...: one job holds one model, and model_init makes many")
         if accumulate not in ("owner", "trainer"):
@@ -157,7 +159,7 @@ class TrainerMixin:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 zt.shard(model, stage, groups, client=client, reduce_dtype=reduce_dtype,
                          init_fn=init_fn, prefetch=prefetch, on_lost_rank=on_lost_rank, device=device,
-                         resume=resume, keep=keep, base=base)
+                         resume=resume, keep=keep, base=base, state=state, master=master)
         self._check_ranks(model.sharded.client)
         self._check_place()
         self._check_optimizer()

@@ -430,7 +430,9 @@ static int capture_describe(struct capture *t)
         if (r)
                 return r;
         h->n_owners = job->placement.n_owners;
-        JOB_SPEC_COPY(h, job);
+        h->uid = job->uid;
+        h->world_size = job->world_size;
+        h->reduce_dtype = job->reduce_dtype;
         h->version = state->record->version;
         h->attempt = state->record->decided_attempt;
         h->meta_bytes = meta_bytes;

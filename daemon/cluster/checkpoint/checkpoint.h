@@ -7,6 +7,7 @@
  *   capture.c     an owner's part of a checkpoint
  *   capture_copy.c, capture_save.c  the owner's copy of its planes
  *   restore.c     the phases of a restore
+ *   convert.c     the layout that a restored job gets
  *   loading.c     a node's part of a restore
  *
  * A checkpoint holds one step: COPY goes to all owners at one place in the coordinator's stream of
@@ -41,6 +42,7 @@ enum { OPERATION_SILENCE_MS = 600000, OPERATION_CALL_MS = 7 * 24 * 3600 * 1000 }
 struct order {
         const char *job, *directory;
         uint32_t uid, keep;
+        const char *convert; /* "job", or formats as "8bit,bf16+8"; NULL: formats stay */
 };
 
 /* An owner's part of a checkpoint, or a node's part of a restore. */
@@ -57,11 +59,12 @@ struct operation {
         uint64_t id;
         bool restore;
         char job[ZERO_NAME_MAX + 1];
-        char *directory;
+        char *directory, *convert; /* as in the order */
         uint32_t uid, keep;
         enum operation_phase phase;
         bool superseded;  /* over, and replaced by a newer one: the last answer frees it */
-        uint32_t pending; /* calls, and blocking work, in progress */
+        uint32_t pending; /* calls, and blocking work, in progress; and busy parts */
+        node_set busy;    /* parts whose node said to try again */
         struct fault fault;
         void (*next)(struct operation *op);    /* called when all parts have answered */
         struct part parts[ZERO_NODE_MAX];      /* [owner], or [node] */

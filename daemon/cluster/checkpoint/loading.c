@@ -87,8 +87,8 @@ static int load_draft(struct loading *ld, struct draft *d, int dir)
         int r = make_draft(ld, d, fault);
 
         if (r == 0)
-                r = snapshot_load(dir, &ld->manifest, ld->saved, d->state, ld->x->ops,
-                                  &ld->progress, &d->loaded, fault);
+                r = snapshot_load(dir, &ld->manifest, ld->saved, ld->job.layout, d->state,
+                                  ld->x->ops, &ld->progress, &d->loaded, fault);
         for (uint32_t g = 0; r == 0 && g < ld->job.layout->n_groups; g++)
                 state_serve_group(d->state, ld->job.layout, g, ld->x->ops);
         return r;
@@ -205,12 +205,13 @@ static int loading_fill(struct loading *ld, const Zero__LinkMessage *m, struct f
         if (memcmp(model, ld->manifest.model_hash, sizeof model) != 0)
                 return fault_set(fault, ZERO_EIO,
                                  "the checkpoint's layout does not match its manifest");
-        if (layout_copy(ld->saved, &ld->job.layout))
-                return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        for (uint32_t t = 0; s->whole.len == ld->saved->n_tensors && t < s->whole.len; t++)
-                ld->job.layout->tensors[t].whole = s->whole.data[t];
+        r = converted_layout(&s->target, ld->saved, &ld->job.layout, fault);
+        if (r)
+                return r;
         snprintf(ld->job.name, sizeof ld->job.name, "%s", m->job);
-        JOB_SPEC_COPY(&ld->job, &ld->manifest.job);
+        ld->job.world_size = ld->manifest.job.world_size;
+        ld->job.reduce_dtype = ld->manifest.job.reduce_dtype;
+        ld->job.accumulate = ld->manifest.job.accumulate;
         ld->job.uid = job ? job->uid : s->uid ? s->uid : ld->manifest.job.uid;
         if (!job && job_admit(ld->x, m->job, ld->job.uid, ld->job.layout, fault))
                 return fault->status;

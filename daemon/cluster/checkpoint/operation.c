@@ -12,7 +12,8 @@
 #include "daemon/floor/base/log.h"
 #include "proto/cleanup.h"
 
-enum { OPERATIONS_MAX = 256, LEAVE_MS = 3000 };
+/* BUSY_MS: how long a checkpoint waits for nodes that still end the job's last one. */
+enum { OPERATIONS_MAX = 256, LEAVE_MS = 3000, BUSY_MS = 5000 };
 
 struct question {
         struct operation *op;
@@ -28,6 +29,7 @@ static void operation_free(struct operation *op)
 {
         list_remove(&op->link);
         free(op->directory);
+        free(op->convert);
         free(op->text);
         free(op->layout);
         free(op->read.text);
@@ -164,7 +166,10 @@ int operation_new(struct engine *x, const struct order *order, bool restore, str
         if (!op)
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         op->directory = strdup(order->directory);
-        if (!op->directory) {
+        op->convert = order->convert ? strdup(order->convert) : NULL;
+        if (!op->directory || (order->convert && !op->convert)) {
+                free(op->directory);
+                free(op->convert);
                 free(op);
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
         }
@@ -281,6 +286,11 @@ static void question_answered(void *arg, int status, const char *text, const Zer
         uint32_t part = q->part;
 
         free(q);
+        if (status == ZERO_EBUSY && op->phase == OPERATION_PREPARING &&
+            engine_now(op->x) - op->begun_ms < BUSY_MS) {
+                node_set_add(&op->busy, part); /* still pending: the tick asks again */
+                return;
+        }
         op->pending--;
         if (status == ZERO_OK && m && m->body_case == ZERO__LINK_MESSAGE__BODY_SNAPSHOTTED)
                 part_note(&op->parts[part], m->snapshotted);
@@ -322,6 +332,30 @@ void operation_ask(struct operation *op, node_set parts, Zero__Snapshot *s,
         operation_went_on(op);
 }
 
+/* The parts are no longer pending. */
+static node_set operation_take_busy(struct operation *op)
+{
+        node_set parts = op->busy;
+
+        op->busy = NODE_SET_NONE;
+        op->pending -= node_set_count(parts);
+        return parts;
+}
+
+static void operation_ask_busy(struct operation *op)
+{
+        Zero__Snapshot s = ZERO__SNAPSHOT__INIT;
+        node_set parts;
+
+        if (!node_set_any(op->busy))
+                return;
+        parts = operation_take_busy(op);
+        s.phase = ZERO__SNAPSHOT__PHASE__PREPARE;
+        if (is_over(op) || op->fault.status)
+                parts = NODE_SET_NONE;
+        operation_ask(op, parts, &s, op->next);
+}
+
 /* ---- progress --------------------------------------------------------------------------- */
 
 static void snapshot_progress_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m)
@@ -351,7 +385,10 @@ static void operation_watch(struct operation *op)
 static void operations_tick(struct engine *x)
 {
         list_for_each (&x->checkpoints->operations, item) {
-                operation_watch(CONTAINER_OF(item, struct operation, link));
+                struct operation *op = CONTAINER_OF(item, struct operation, link);
+
+                operation_watch(op);
+                operation_ask_busy(op); /* frees it, perhaps */
         }
         checkpoints_due(x);
         captures_tick(x);
@@ -423,6 +460,7 @@ void operations_stop(struct engine *x)
         list_for_each (&x->checkpoints->operations, item) {
                 struct operation *op = CONTAINER_OF(item, struct operation, link);
 
+                (void)operation_take_busy(op);
                 if (op->pending == 0) {
                         operation_free(op);
                 } else { /* a disk has to answer, which frees it */

@@ -23,6 +23,13 @@ void operation_end(struct operation *op, int status, const char *text);
 bool operation_gone(struct operation *op);
 /* checkpoint.c */
 int order_check(struct engine *x, const struct order *order, struct fault *fault);
+/* convert.c.  The layout that the job gets, packed; *ret stays empty if it is the checkpoint's.
+ * The caller frees it. */
+int convert_layout(const struct operation *op, ProtobufCBinaryData *ret, struct fault *fault);
+/* The same at a node, which takes formats and whole tensors from `packed`, and all else from the
+ * checkpoint's. */
+int converted_layout(const ProtobufCBinaryData *packed, const layout *saved, layout **ret,
+                     struct fault *fault);
 /* schedule.c */
 void checkpoints_due(struct engine *x);
 /* The checkpoint came out well. */

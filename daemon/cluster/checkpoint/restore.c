@@ -15,8 +15,6 @@
 
 #include "proto/cleanup.h"
 
-DEFINE_CLEANUP(layout *, layout_free)
-
 static void swapped(struct operation *op)
 {
         operation_end(op, ZERO_OK, "");
@@ -46,34 +44,19 @@ static void read_run(struct blocking_work *job)
         int r = snapshot_place_open(&place, PLACE_READ, &dir, fault);
 
         if (r == 0)
-                r = snapshot_open_checkpoint(dir, op->uid, &op->read.manifest, &op->read.layout,
-                                             fault);
-        if (r == 0 && manifest_format(&op->read.manifest, &op->read.text))
-                fault_set(fault, ZERO_ENOMEM, "out of memory");
+                (void)snapshot_open_checkpoint(dir, op->uid, &op->read.manifest, &op->read.layout,
+                                               fault);
 }
 
-/* A job whose layout is the checkpoint's but for whole tensors keeps its own; false: out of memory.
- */
-static bool keep_whole(const struct operation *op, ProtobufCBinaryData *ret)
+/* A job that is there keeps its own.  A node of the release before can only add up in fp32. */
+static void keep_accumulate(struct operation *op)
 {
         const struct job *job = job_find(op->x, op->job);
-        CLEANUP(cleanup_layout_free) layout *l = NULL;
-        struct fault fault;
-        int r = job ? snapshot_layout(op->layout, op->manifest.layout_bytes, &l, &fault) : ZERO_EIO;
 
-        if (r || l->n_tensors != job->layout->n_tensors)
-                return r != ZERO_ENOMEM;
-        for (uint32_t t = 0; t < l->n_tensors; t++)
-                l->tensors[t].whole = job->layout->tensors[t].whole;
-        if (!layout_equal(l, job->layout, NULL, 0))
-                return true;
-        ret->data = malloc(l->n_tensors + 1);
-        if (!ret->data)
-                return false;
-        ret->len = l->n_tensors;
-        for (uint32_t t = 0; t < l->n_tensors; t++)
-                ret->data[t] = l->tensors[t].whole;
-        return true;
+        if (job)
+                op->manifest.job.accumulate = job->accumulate;
+        else if (!fabric_all_speak(op->x->fabric, MESSAGES_ACCUMULATE))
+                op->manifest.job.accumulate = ZERO_ACCUMULATE_FP32;
 }
 
 static void read_done(struct blocking_work *job)
@@ -83,19 +66,21 @@ static void read_done(struct blocking_work *job)
 
         if (operation_gone(op))
                 return;
-        op->text = STEAL(op->read.text);
         op->layout = STEAL(op->read.layout);
         op->manifest = op->read.manifest;
         op->fault = op->read.fault;
+        keep_accumulate(op);
+        if (!op->fault.status && manifest_format(&op->manifest, &op->text))
+                fault_set(&op->fault, ZERO_ENOMEM, "out of memory");
         operation_enter(op, OPERATION_LOADING);
         s.phase = ZERO__SNAPSHOT__PHASE__LOAD;
         s.manifest = op->text;
         s.layout.data = op->layout;
         s.layout.len = op->manifest.layout_bytes;
-        if (!op->fault.status && !keep_whole(op, &s.whole))
-                fault_set(&op->fault, ZERO_ENOMEM, "out of memory");
+        if (!op->fault.status)
+                (void)convert_layout(op, &s.target, &op->fault);
         operation_ask(op, op->fault.status ? NODE_SET_NONE : NODE_SET_ALL, &s, loaded);
-        free(s.whole.data);
+        free(s.target.data);
 }
 
 int restore_order(struct engine *x, const struct order *order, uint64_t *ret_id,

@@ -3,9 +3,9 @@
 #include "daemon/cluster/coordinator/coordinator.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/cleanup.h"
-#include "proto/dtype.h"
 
 /* A job takes only ranks that mean the same job, and root's. */
 static int job_check(const struct coordinated *c, uint32_t rank, const struct job_spec *spec,
@@ -13,18 +13,16 @@ static int job_check(const struct coordinated *c, uint32_t rank, const struct jo
 {
         const struct list *joins = &c->state.joins;
         struct job_spec asked = *spec;
-        char text[300];
+        char text[300], wants[32], has[32];
         int r;
 
         asked.uid = asked.uid ? asked.uid : c->uid;
         r = job_spec_compare(&asked, &c->spec, fault);
         if (c->state.step.started || list_empty(joins))
                 return r;
-        if (r == ZERO_ECONFLICT)
-                return fault_set(fault, r,
-                                 "rank %u has reduce_dtype %s, but others have %s in job '%s'",
-                                 rank, dtype_name(asked.reduce_dtype),
-                                 dtype_name(c->spec.reduce_dtype), c->name);
+        if (r == ZERO_ECONFLICT && job_spec_differs(&asked, &c->spec, wants, has))
+                return fault_set(fault, r, "rank %u has %s, but others have %s in job '%s'", rank,
+                                 wants, strchr(has, ' ') + 1, c->name);
         if (r != ZERO_ELAYOUT)
                 return r;
         layout_equal(spec->layout, c->layout, text, sizeof text);
@@ -70,7 +68,7 @@ void joining_message(struct engine *x, uint32_t node, const Zero__LinkMessage *m
         bool clashes;
         int r;
 
-        JOB_SPEC_COPY(&spec, join);
+        JOB_SPEC_READ(&spec, join);
         if (!job_name_valid(m->job) || !join->layout || job_spec_check(&spec, &fault)) {
                 answer(x, node, m, ZERO_EPROTO, "the request to join the job is malformed");
                 return;

@@ -214,7 +214,7 @@ void opening_ask(struct coordinated *c, uint32_t node, bool create)
 
         *o = (struct opening){ c, node, displaced_is_dropped(c) ? c->given : DROP_UNDER_WAY };
         coordinated_ref(c);
-        JOB_SPEC_COPY(&open, c);
+        JOB_SPEC_WRITE(&open, c);
         open.layout = c->shared->message;
         open.create = create;
         m.body_case = ZERO__LINK_MESSAGE__BODY_OPEN;

@@ -129,7 +129,8 @@ static void examine_state_dir(const struct site *site, struct findings *f)
         else if (available < total / 10)
                 finding_add(f, "state_dir", FINDING_WARNING,
                             "drop jobs that are not needed (zeroctl jobs), remove what others left "
-                            "there, or enlarge the file system",
+                            "there, enlarge the file system, or keep states in fewer bytes "
+                            "(zeroctl plan --state 8bit)",
                             "%s has %.1f GiB of %.1f GiB left", dir, GIB(available), GIB(total));
         else
                 finding_add(f, "state_dir", FINDING_FINE, "", "%s, %.1f GiB of %.1f GiB left", dir,

@@ -3,7 +3,7 @@
  * kernel's settings, the links, the states of jobs.  Nothing is changed.
  *
  *   checks.c   this machine, from its files; may block on a disk
- *   states.c   state files that no job in order uses
+ *   states.c   state files that no job in order uses, and formats of states
  *   doctor.c   the links, and a thread for the checks
  */
 #pragma once

@@ -1,4 +1,4 @@
-/* States on this node that no job in order uses; see doctor.h. */
+/* States on this node that no job in order uses, and the formats of the others; see doctor.h. */
 #include "daemon/job/core/shut.h"
 #include "daemon/cluster/coordinator/coordinator.h"
 #include "daemon/cluster/doctor/doctor.h"
@@ -50,6 +50,19 @@ static bool is_left(const struct job *job)
                (!list_empty(&job->old_replicas) || node_set_any(owners & ~job->x->up));
 }
 
+/* What a reader of a memory figure wants to know. */
+static void formats_tell(const struct job *job, struct findings *f)
+{
+        struct layout_formats formats[LAYOUT_FORMATS_MAX];
+        uint32_t n = layout_formats(job->layout, formats);
+
+        for (uint32_t i = 0; i < n && f->n < TOLD_MAX; i++)
+                finding_add(f, "formats", FINDING_FINE, "",
+                            "job %.64s: moments in %s, master weights in %s in %u of %u groups",
+                            job->name, formats[i].state, formats[i].master, formats[i].n_groups,
+                            job->layout->n_groups);
+}
+
 /* A job whose coordinator is here, and which needs a person. */
 static void job_tell(const struct coordinated *c, struct findings *f)
 {
@@ -80,4 +93,7 @@ void states_examine(struct engine *x, struct findings *f)
         }
         if (f->n == before)
                 finding_add(f, check, FINDING_FINE, "", "all are in use");
+        list_for_each (&x->jobs, item) {
+                formats_tell(CONTAINER_OF(item, struct job, link), f);
+        }
 }

@@ -12,11 +12,14 @@ uint64_t layout_state_bytes(const layout *l)
         for (uint32_t g = 0; g < l->n_groups; g++) {
                 const struct layout_group *group = &l->groups[g];
                 struct range all = { 0, group->elements };
-                uint64_t changed = 1 + optimizer_moments(l, g);
+                uint64_t trainable = partition_trainable(l, g, all);
+                uint64_t planes = 1 + group->eager; /* with the old values */
 
-                bytes += group->elements * (sizeof(float) + layout_group_served(group)) +
-                         partition_trainable(l, g, all) * changed * (1 + group->eager) *
-                                 sizeof(float);
+                bytes += group->elements * layout_group_served(group) +
+                         format_bytes(optimizer_master(group), group->elements) +
+                         trainable * planes * sizeof(float);
+                for (uint32_t i = 0; i < optimizer_group_moments(l, g); i++)
+                        bytes += planes * optimizer_moment_bytes(l, g, all, i);
         }
         return bytes;
 }

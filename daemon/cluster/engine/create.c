@@ -269,7 +269,7 @@ void job_open_message(struct engine *x, uint32_t node, const Zero__LinkMessage *
         bool waits = !job && open_waits(x, node, open);
         int r = 0;
 
-        JOB_SPEC_COPY(&spec, open);
+        JOB_SPEC_READ(&spec, open);
         if (!job_name_valid(m->job) || !open->layout || job_spec_check(&spec, &fault) ||
             node != coordinator_of(x, m->job)) {
                 answer(x, node, m, ZERO_EPROTO,

@@ -107,6 +107,7 @@ static void engine_tick(uv_timer_t *timer)
                 if (progress && module->progress)
                         module->progress(x);
         }
+        links_tick(x);
         requests_expire(&x->requests, engine_now(x));
         drain_check(x);
         engine_check_stopped(x);

@@ -68,7 +68,8 @@ static bool resume_matches(const struct job *job, const struct state *state,
                 return true;
         snprintf(why, sizeof why,
                  "state file %s names job '%.64s' but does not fit the job's other files here "
-                 "(user, reduce_dtype or layout), or repeats one of them: move away the one that "
+                 "(user, reduce_dtype, accumulate or layout), or repeats one of them: move away "
+                 "the one that "
                  "is not wanted, and start again",
                  file, job->name);
         resume_refuse(job->x, file, why);
@@ -212,7 +213,7 @@ static void job_claim(struct job *job)
 
         if (layout_to_message(job->layout, &join.layout))
                 return; /* a rank that attaches resumes it */
-        JOB_SPEC_COPY(&join, job);
+        JOB_SPEC_WRITE(&join, job);
         join.rank = RANK_ABSENT;
         join.resume = true;
         m.body_case = ZERO__LINK_MESSAGE__BODY_JOIN;

@@ -78,7 +78,7 @@ static void fill_send(struct fill *f, const struct fill_order *o)
         placement_to_message(o->from, &from);
         placement_to_message(o->to, &to);
         fill.id = f->id;
-        JOB_SPEC_COPY(&fill, o->job);
+        JOB_SPEC_WRITE(&fill, o->job);
         fill.layout = o->layout;
         fill.from = &from;
         fill.to = &to;

@@ -67,7 +67,7 @@ int fill_target_read_order(struct fill_target *f, const Zero__Fill *m, struct jo
                 r = read_record(&f->record, m, fault);
         if (r)
                 return r;
-        JOB_SPEC_COPY(ret_spec, m);
+        JOB_SPEC_READ(ret_spec, m);
         if (!holder_valid(&f->to, m->owner, m->copy) || m->puts > STATE_PUTS_MAX || !m->layout ||
             job_spec_check(ret_spec, fault))
                 return fault_set(fault, ZERO_EPROTO,

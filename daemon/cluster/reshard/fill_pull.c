@@ -145,13 +145,14 @@ static void transfer_begin(struct fill_target *f, struct fill_target_transfer *t
         const struct piece *piece = &f->pieces->items[f->next_piece];
         struct range part = { piece->first, piece->count };
 
-        *t = (struct fill_target_transfer){ .f = f,
-                                            .piece = piece,
-                                            .plane = plane_updated(f->next_plane),
-                                            .remote = holder_node(&f->from, piece->source) !=
-                                                      f->x->cluster->self };
+        *t = (struct fill_target_transfer){
+                .f = f,
+                .piece = piece,
+                .plane = plan_kept(f->state->plan, piece->group, f->next_plane),
+                .remote = holder_node(&f->from, piece->source) != f->x->cluster->self
+        };
         list_init(&t->ask.link);
-        if (!plan_has(f->state->plan, piece->group, plane_updated(++f->next_plane))) {
+        if (plan_kept(f->state->plan, piece->group, ++f->next_plane).kind == PLANE_NONE) {
                 f->next_plane = 0;
                 f->next_piece++;
         }

@@ -14,77 +14,10 @@
 #include <stdint.h>
 
 #include "daemon/compute/device/exact_sum.h"
-#include "daemon/compute/device/rules.h"
+#include "daemon/compute/device/pieces.h"
+#include "daemon/compute/device/product.h"
+#include "daemon/compute/device/saved.h"
 #include "proto/zero_types.h"
-
-/*
- * Where update() saves the old values of what it changes, for a process that may be killed at any
- * instruction.  Before an element changes, its old values are in old[], and *kept covers it.
- */
-struct update_undo {
-        float *old[UPDATE_PLANES]; /* [plane of the rule]: elements of one call */
-        uint64_t *kept;            /* undo_mark() */
-        uint32_t before;           /* elements that earlier calls have saved */
-};
-
-/* The mark that n elements are saved; it reveals a flipped bit. */
-static inline uint64_t undo_mark(uint32_t n)
-{
-        return (uint64_t)~n << 32 | n;
-}
-
-/* The number in a mark; UINT32_MAX: not a mark. */
-static inline uint32_t undo_kept(uint64_t mark)
-{
-        return undo_mark((uint32_t)mark) == mark ? (uint32_t)mark : UINT32_MAX;
-}
-
-/* For a call that continues after the first n elements. */
-static inline struct update_undo undo_behind(struct update_undo u, uint32_t n)
-{
-        for (int k = 0; k < UPDATE_PLANES; k++)
-                u.old[k] += u.old[k] ? n : 0;
-        u.before += n;
-        return u;
-}
-
-/* A piece of an fp32 accumulator and what is added to it. */
-struct reduce_piece {
-        /* NULL: the sum is only measured, and all sources lie on one GPU, at most as many as its
-         * update adds up (`first`) */
-        float *acc;
-        size_t n;               /* elements, of acc and of each source */
-        size_t k;               /* sources; 0: acc stays as it is */
-        const void *const *src; /* [k] */
-        bool first;             /* the sum replaces the values of acc; k > 0 */
-};
-
-enum { UPDATE_SOURCES = 3 }; /* most contributions that an update of a piece adds up */
-
-/*
- * A piece of an update, of n elements; see rules.h.
- *
- * The votes of all owners decide whether a step is carried out and how its gradients are scaled.
- * That is recorded on the host before any update is launched, and a skipped step has no launch.  So
- * the device reads neither.
- *
- * The gradient is an accumulator (one source, from and wire fp32), or the contributions themselves,
- * which are added up as by reduce().  Then their sum has been measured, and need not be kept.
- */
-struct update_piece {
-        enum update_rule rule;
-        struct update_scalars scalars;
-        size_t n;
-        const float *in[UPDATE_PLANES];   /* [plane of the rule]; the rest is ignored */
-        const void *grad[UPDATE_SOURCES]; /* [k] */
-        uint32_t k;                       /* at least 1 */
-        enum zero_dtype from, wire;       /* of reduce() */
-        /* Each has its input's address (in place), or overlaps no input. */
-        float *out[UPDATE_PLANES];
-        /* NULL, or out[0] rounded to serve_dtype, written in the same pass. */
-        void *serve;
-        enum zero_dtype serve_dtype;
-};
 
 struct device_ops {
         const char *name;
@@ -95,6 +28,8 @@ struct device_ops {
          */
         void (*update)(enum update_rule rule, const struct update_scalars *s, size_t n,
                        float *const *planes, const float *grad, const struct update_undo *undo);
+        /* Only for host memory. */
+        void (*update_packed)(const struct packed_update *u);
         /*
          * dst = src in another dtype, rounded to nearest even.  Any pair with fp32 on one
          * side, or the same dtype twice (a copy).  Large copies bypass the cache.
@@ -130,9 +65,21 @@ struct device_ops {
          */
         void (*reduce)(const struct reduce_piece *pieces, size_t n_pieces, enum zero_dtype wire,
                        enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
+        /*
+         * n elements of src in a format, and back; n is a multiple of FORMAT_STEP.  served: of
+         * BF16_16 and BF16_8, written by pack() and read by unpack().  dither: dither_at().
+         */
+        void (*pack)(enum format format, void *dst, uint16_t *served, const float *src, size_t n,
+                     uint32_t dither);
+        void (*unpack)(enum format format, float *dst, const uint16_t *served, const void *src,
+                       size_t n);
         /* Zeroes / copies n bytes; a large n bypasses the cache. */
         void (*zero)(void *dst, size_t n);
         void (*copy)(void *dst, const void *src, size_t n);
+        /* A product of matrices (product.h), only in host memory.  from: the sums from which its
+         * chains go on, [rows][cols] by p->stride; NULL: from +0.  to: takes the sums instead of
+         * p->out, laid out likewise; it may be `from`; NULL: p->out. */
+        void (*product)(const struct product *p, const float *from, float *to);
 };
 
 /* The host: "scalar", "avx2", "avx512", or NULL for the best that this CPU has.  Returns NULL if

@@ -34,20 +34,21 @@ extern const struct device_ops host_scalar_ops;
 extern const struct device_ops host_avx2_ops;
 extern const struct device_ops host_avx512_ops;
 
+void host_scalar_pack(enum format format, void *dst, uint16_t *served, const float *src, size_t n,
+                      uint32_t dither);
+void host_scalar_unpack(enum format format, float *dst, const uint16_t *served, const void *src,
+                        size_t n);
+
+/* update_packed() from the other operations of an instruction set, a record at a time. */
+void host_update_packed(const struct device_ops *ops, const struct packed_update *u);
+
+/* What follows the first n elements, a multiple of FORMAT_STEP. */
+struct packed_update packed_behind(const struct packed_update *u, size_t n);
+
 /* reduce() of one piece from the other operations of an instruction set, in parts that stay in
  * L1. */
 void host_reduce(const struct device_ops *ops, const struct reduce_piece *p, enum zero_dtype wire,
                  enum zero_dtype from, double scale, struct exact_sum *norm, bool *finite);
-
-/* Marks the first n elements of a call as saved.  The compiler moves no store across this one, in
- * either direction, so a process that dies between two instructions has done all stores before
- * them. */
-static inline void undo_raise(const struct update_undo *undo, size_t n)
-{
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        __atomic_store_n(undo->kept, undo_mark(undo->before + (uint32_t)n), __ATOMIC_RELAXED);
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-}
 
 /* Adds a block's sum of squares; a sum that is not finite clears *finite instead.  A square of a
  * float is exact in double, and 128 of them cannot overflow it.  So only a NaN or an infinity in

@@ -33,7 +33,10 @@ ALWAYS_INLINE struct lanes adam_step(struct adam_scalars s, v16 g, struct lanes 
         x.m = v16_add(x.m, v16_mul(v16_sub(g, x.m), v16_set(s.one_minus_beta1)));
         x.v = v16_add(v16_mul(x.v, v16_set(s.beta2)),
                       v16_mul(v16_mul(g, g), v16_set(s.one_minus_beta2)));
-        v16 below = v16_add(v16_div(v16_sqrt(x.v), v16_set(s.sqrt_bias2)), v16_set(s.eps));
+        v16 root = v16_sqrt(x.v);
+        if (s.sqrt_bias2 != 1) /* else the quotient is the root */
+                root = v16_div(root, v16_set(s.sqrt_bias2));
+        v16 below = v16_add(root, v16_set(s.eps));
         x.p = v16_sub(x.p, v16_mul(v16_set(s.step_size), v16_div(x.m, below)));
         return x;
 }
@@ -77,6 +80,18 @@ ALWAYS_INLINE struct lanes sgd_momentum_lanes(struct update_scalars scalars, v16
                       v16_mul(d, v16_set(s.one_minus_dampening)));
         v16 step = v16_add(v16_mul(d, v16_set(s.g_part)), v16_mul(x.m, v16_set(s.b_part)));
         x.p = v16_sub(x.p, v16_mul(v16_set(s.lr), step));
+        return x;
+}
+
+ALWAYS_INLINE struct lanes momentum_lanes(struct update_scalars s, v16 g, struct lanes x)
+{
+        x.p = v16_add(x.p, v16_mul(v16_sub(g, x.p), v16_set(s.muon.one_minus_momentum)));
+        return x;
+}
+
+ALWAYS_INLINE struct lanes direction_lanes(struct update_scalars s, v16 g, struct lanes x)
+{
+        x.p = v16_sub(v16_mul(x.p, v16_set(s.muon.decay)), v16_mul(v16_set(s.muon.lr), g));
         return x;
 }
 
@@ -448,6 +463,11 @@ static void vector_reduce(const struct reduce_piece *pieces, size_t n_pieces, en
                 host_reduce(&KERNELS_OPS, &pieces[i], wire, from, scale, norm, finite);
 }
 
+/* packed.inc.c */
+static void vector_update_packed(const struct packed_update *u);
+/* product.inc.c */
+static void vector_product(const struct product *p, const float *from, float *to);
+
 const struct device_ops KERNELS_OPS = {
         .name = KERNELS_NAME,
         .update = vector_update,
@@ -457,6 +477,10 @@ const struct device_ops KERNELS_OPS = {
         .sum = vector_sum,
         .norm = vector_norm,
         .reduce = vector_reduce,
+        .update_packed = vector_update_packed,
+        .pack = vector_pack,
+        .unpack = vector_unpack,
         .zero = vector_zero,
         .copy = vector_copy,
+        .product = vector_product,
 };

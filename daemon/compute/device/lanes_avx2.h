@@ -1,5 +1,5 @@
 /*
- * Sixteen elements at a time with AVX2 and F16C: lanes_avx512.h in two halves.
+ * Sixteen elements at a time with AVX2, F16C and FMA: lanes_avx512.h in two halves.
  *
  * v16: floats.  h16: 16-bit values.  d16: the double sums of norm().  Loads and stores
  * take any address, streams (past the cache) one aligned to 64 bytes.
@@ -7,7 +7,11 @@
 #pragma once
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
+
+/* A block of a product whose sums are in registers: twelve of sixteen. */
+enum { BLOCK_ROWS = 6, BLOCK_LANES = 1 };
 
 typedef struct {
         __m256 low, high;
@@ -52,6 +56,13 @@ static inline v16 v16_sub(v16 a, v16 b)
 static inline v16 v16_mul(v16 a, v16 b)
 {
         return (v16){ _mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high) };
+}
+
+/* a * b + c, rounded once. */
+static inline v16 v16_fma(v16 a, v16 b, v16 c)
+{
+        return (v16){ _mm256_fmadd_ps(a.low, b.low, c.low),
+                      _mm256_fmadd_ps(a.high, b.high, c.high) };
 }
 
 static inline v16 v16_div(v16 a, v16 b)
@@ -103,6 +114,70 @@ static inline v16 v16_from_bf16(h16 x)
 {
         return (v16){ floats_from_bf16(_mm256_castsi256_si128(x)),
                       floats_from_bf16(_mm256_extracti128_si256(x, 1)) };
+}
+
+/* Of sixteen pairs of bf16: the first, and the second of each. */
+static inline __m256 first_of_pairs(__m256 x)
+{
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16));
+}
+
+static inline __m256 second_of_pairs(__m256 x)
+{
+        return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000)));
+}
+
+static inline v16 v16_first_bf16(v16 x)
+{
+        return (v16){ first_of_pairs(x.low), first_of_pairs(x.high) };
+}
+
+static inline v16 v16_second_bf16(v16 x)
+{
+        return (v16){ second_of_pairs(x.low), second_of_pairs(x.high) };
+}
+
+static inline __m256 pair_of(__m256 a, __m256 b, bool high)
+{
+        __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
+
+        return _mm256_castpd_ps(high ? _mm256_unpackhi_pd(x, y) : _mm256_unpacklo_pd(x, y));
+}
+
+static inline void transpose_8x8(__m256 *x)
+{
+        __m256 t[8];
+
+        for (int i = 0; i < 8; i += 2) {
+                t[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+                t[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+        }
+        for (int c = 0; c < 4; c++) {
+                __m256 top = pair_of(t[c / 2], t[c / 2 + 2], c % 2);
+                __m256 bottom = pair_of(t[c / 2 + 4], t[c / 2 + 6], c % 2);
+
+                x[c] = _mm256_permute2f128_ps(top, bottom, 0x20);
+                x[c + 4] = _mm256_permute2f128_ps(top, bottom, 0x31);
+        }
+}
+
+/* Lane j of x[i] becomes lane i of x[j]. */
+static inline void v16_transpose(v16 *x)
+{
+        __m256 quarter[4][8];
+
+        for (int i = 0; i < 8; i++) {
+                quarter[0][i] = x[i].low;
+                quarter[1][i] = x[i].high;
+                quarter[2][i] = x[i + 8].low;
+                quarter[3][i] = x[i + 8].high;
+        }
+        for (int q = 0; q < 4; q++)
+                transpose_8x8(quarter[q]);
+        for (int i = 0; i < 8; i++) {
+                x[i] = (v16){ quarter[0][i], quarter[2][i] };
+                x[i + 8] = (v16){ quarter[1][i], quarter[3][i] };
+        }
 }
 
 static inline v16 v16_from_fp16(h16 x)

@@ -7,7 +7,11 @@
 #pragma once
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
+
+/* A block of a product whose sums are in registers: 24 of 32. */
+enum { BLOCK_ROWS = 12, BLOCK_LANES = 2 };
 
 typedef __m512 v16;
 typedef __m256i h16;
@@ -50,6 +54,12 @@ static inline v16 v16_mul(v16 a, v16 b)
         return _mm512_mul_ps(a, b);
 }
 
+/* a * b + c, rounded once. */
+static inline v16 v16_fma(v16 a, v16 b, v16 c)
+{
+        return _mm512_fmadd_ps(a, b, c);
+}
+
 static inline v16 v16_div(v16 a, v16 b)
 {
         return _mm512_div_ps(a, b);
@@ -88,6 +98,49 @@ static inline void h32_stream(uint16_t *to, h16 low, h16 high)
 static inline v16 v16_from_bf16(h16 x)
 {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+/* Of sixteen pairs of bf16: the first, and the second of each. */
+static inline v16 v16_first_bf16(v16 x)
+{
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16));
+}
+
+static inline v16 v16_second_bf16(v16 x)
+{
+        return _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32((int)0xffff0000)));
+}
+
+static inline v16 pair_of(v16 a, v16 b, bool high)
+{
+        __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+
+        return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+}
+
+/* Lane j of x[i] becomes lane i of x[j]. */
+static inline void v16_transpose(v16 *x)
+{
+        v16 t[16];
+
+        for (int i = 0; i < 16; i += 2) {
+                t[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+                t[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+        }
+        for (int c = 0; c < 4; c++) {
+                v16 of_rows[4], even[2], odd[2];
+
+                for (int i = 0; i < 4; i++)
+                        of_rows[i] = pair_of(t[4 * i + c / 2], t[4 * i + c / 2 + 2], c % 2);
+                for (int i = 0; i < 2; i++) {
+                        even[i] = _mm512_shuffle_f32x4(of_rows[2 * i], of_rows[2 * i + 1], 0x88);
+                        odd[i] = _mm512_shuffle_f32x4(of_rows[2 * i], of_rows[2 * i + 1], 0xdd);
+                }
+                x[c] = _mm512_shuffle_f32x4(even[0], even[1], 0x88);
+                x[c + 4] = _mm512_shuffle_f32x4(odd[0], odd[1], 0x88);
+                x[c + 8] = _mm512_shuffle_f32x4(even[0], even[1], 0xdd);
+                x[c + 12] = _mm512_shuffle_f32x4(odd[0], odd[1], 0xdd);
+        }
 }
 
 static inline v16 v16_from_fp16(h16 x)

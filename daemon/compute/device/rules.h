@@ -23,9 +23,20 @@
  *          b = b * momentum + d * one_minus_dampening
  *          p = p - lr * (d * g_part + b * b_part)
  *
+ *   MOMENTUM (of Muon, which keeps b as plane 0)
+ *          b = b + (g - b) * one_minus_momentum
+ *
+ *   DIRECTION (of Muon: g is the direction of the matrix, and grad_scale 1)
+ *          p = p * decay - lr * g
+ *
  * Where ema_rate is not 0, an average e follows any rule, as the last plane, with the new p:
  *
  *          e = e + (p - e) * ema_rate
+ *
+ * Where moments are in another format than fp32 (formats.h), sqrt_bias2 is 1, and step_size and
+ * eps have it as a factor.  That is the same but for rounding.  Vector kernels then leave one
+ * division out, and divisions are most of what such an update takes.  With moments in fp32, memory
+ * takes that time anyway.
  *
  * The optimizer (optimizer.h) computes the scalars in double and rounds each once to fp32, so a
  * repeated update has the same bits.
@@ -41,7 +52,9 @@
         X(LION, lion, 2)                 \
         X(SGD, sgd, 1)                   \
         X(SGD_MOMENTUM, sgd_momentum, 2) \
-        X(ADAM, adam, 3)
+        X(ADAM, adam, 3)                 \
+        X(MOMENTUM, momentum, 1)         \
+        X(DIRECTION, direction, 1)
 
 enum update_rule {
 #define X(rule, function, planes) UPDATE_##rule,
@@ -74,6 +87,13 @@ struct sgd_scalars {
         float g_part, b_part;                /* 0 and 1; 1 and momentum with Nesterov */
 };
 
+struct muon_scalars {
+        float decay; /* 1 - lr * weight_decay */
+        float lr;    /* of the matrix */
+        float one_minus_momentum;
+        uint32_t adjust; /* how lr follows from a matrix's shape (optimizer/muon.h) */
+};
+
 struct update_scalars {
         float grad_scale; /* clip factor / (divisor * loss scale); negative: ascend */
         float ema_rate;   /* 0: no average; 1 - decay; 1 at a tensor's first update */
@@ -81,6 +101,7 @@ struct update_scalars {
                 struct adam_scalars adam;
                 struct lion_scalars lion;
                 struct sgd_scalars sgd;
+                struct muon_scalars muon;
         };
 };
 
@@ -156,5 +177,15 @@ RULE_FUNCTION void sgd_momentum(const struct update_scalars *scalars, float g, f
 
         x[1] = x[1] * s->momentum + d * s->one_minus_dampening;
         x[0] -= s->lr * (d * s->g_part + x[1] * s->b_part);
+}
+
+RULE_FUNCTION void momentum(const struct update_scalars *scalars, float g, float *x)
+{
+        x[0] = x[0] + (g - x[0]) * scalars->muon.one_minus_momentum;
+}
+
+RULE_FUNCTION void direction(const struct update_scalars *scalars, float g, float *x)
+{
+        x[0] = x[0] * scalars->muon.decay - scalars->muon.lr * g;
 }
 #endif

@@ -104,6 +104,11 @@ static double block_squares(const float *x, size_t n)
         return lane[0];
 }
 
+static void scalar_update_packed(const struct packed_update *u)
+{
+        host_update_packed(&host_scalar_ops, u);
+}
+
 static void scalar_norm(const float *x, size_t n, double scale, struct exact_sum *acc, bool *finite)
 {
         for (size_t i = 0; i < n; i += NORM_BLOCK) {
@@ -147,6 +152,41 @@ static void scalar_reduce(const struct reduce_piece *pieces, size_t n_pieces, en
         }
 }
 
+static float element(const struct matrix_view *m, size_t row, size_t col)
+{
+        return dtype_fp32_from_bf16(
+                m->x[m->transposed ? col * m->stride + row : row * m->stride + col]);
+}
+
+static float product_sum(const struct product *p, size_t i, size_t j, float sum)
+{
+        for (size_t k = 0; k < p->depth; k++)
+                sum = fmaf(element(&p->a, i, k), element(&p->b, k, j), sum);
+        return sum;
+}
+
+static float product_element(const struct product *p, size_t i, size_t j, float sum)
+{
+        if (!p->add)
+                return sum;
+        return p->alpha * sum + p->beta * dtype_fp32_from_bf16(p->add[i * p->stride + j]);
+}
+
+static void scalar_product(const struct product *p, const float *from, float *to)
+{
+        assert(p->rows <= PRODUCT_SIDE && p->cols <= PRODUCT_SIDE);
+        for (size_t i = 0; i < p->rows; i++)
+                for (size_t j = 0; j < p->cols; j++) {
+                        size_t at = i * p->stride + j;
+                        float sum = product_sum(p, i, j, from ? from[at] : 0);
+
+                        if (to)
+                                to[at] = sum;
+                        else
+                                p->out[at] = dtype_bf16_from_fp32(product_element(p, i, j, sum));
+                }
+}
+
 const struct device_ops host_scalar_ops = {
         .name = "scalar",
         .update = scalar_update,
@@ -156,6 +196,10 @@ const struct device_ops host_scalar_ops = {
         .sum = scalar_sum,
         .norm = scalar_norm,
         .reduce = scalar_reduce,
+        .update_packed = scalar_update_packed,
+        .pack = host_scalar_pack,
+        .unpack = host_scalar_unpack,
         .zero = scalar_zero,
         .copy = scalar_copy,
+        .product = scalar_product,
 };

@@ -50,6 +50,7 @@ static struct update_scalars adamw_scalars(const double *x, uint64_t t, double g
         const struct optimizer row = { .name = label,                                          \
                                        .rule = of,                                             \
                                        .moments = { "exp_avg", "exp_avg_sq" },                 \
+                                       .squares = true,                                        \
                                        .values = { [LR] = { "lr", HYPER_FP32 },                \
                                                    [BETA1] = { "beta1", HYPER_UNIT },          \
                                                    [BETA2] = { "beta2", HYPER_UNIT },          \

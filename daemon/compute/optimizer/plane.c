@@ -29,5 +29,7 @@ uint64_t plane_bytes(struct plane plane, enum zero_dtype dtype, uint64_t n)
 {
         if (plane.kind == PLANE_STEP || plane.kind == PLANE_SET)
                 return n * sizeof(uint64_t);
-        return dtype_bytes(plane.kind == PLANE_SERVE ? dtype : ZERO_FP32, n);
+        bool narrow = plane.kind == PLANE_SERVE || plane.kind == PLANE_GRAD;
+
+        return dtype_bytes(narrow ? dtype : ZERO_FP32, n);
 }

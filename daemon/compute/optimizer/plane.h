@@ -42,5 +42,5 @@ static inline struct plane plane_updated(uint32_t k)
 struct plane plane_from(uint32_t number);
 /* 0: the plane has no number. */
 uint32_t plane_number(struct plane plane);
-/* Bytes that n elements of a group's plane take; dtype: in which trainers get the group. */
+/* Bytes that n elements of a group's plane take; dtype: of SERVE and GRAD. */
 uint64_t plane_bytes(struct plane plane, enum zero_dtype dtype, uint64_t n);

@@ -83,8 +83,10 @@ enum bulk_seal { BULK_PLAIN, BULK_AUTHENTICATED, BULK_ENCRYPTED };
  * loop blames nobody. */
 enum { BULK_BEAT_MS = 1000, BULK_SILENCE_MS = 10000 };
 
-/* Takes the channel over. */
-int bulk_tcp_peer_new(struct channel *channel, uint64_t token, enum bulk_seal seal,
+/* Whether this CPU computes AES-GCM. */
+bool bulk_tcp_has_aes(void);
+/* Takes the channel over.  aes: both sides' CPUs have it. */
+int bulk_tcp_peer_new(struct channel *channel, uint64_t token, enum bulk_seal seal, bool aes,
                       void (*broken)(void *, const char *), void *arg, struct bulk_peer **ret);
 
 /* ---- ucx: active messages, by rendezvous where remote memory can be read; no tcp transport,

@@ -28,10 +28,14 @@
  * with what an older release would not understand; the oldest is the newest of the release before.
  */
 enum { MESSAGES_OLDEST = 9, MESSAGES_NEWEST = 10 };
-/* The version that has Goodbye and Grants.  All nodes speak it: states keep when steps were
- * decided.
- */
-enum { MESSAGES_GOODBYE = 10, MESSAGES_GRANTS = 10 };
+/* The version that has Goodbye and Grants, jobs that accumulate in the wire's dtype, and restores
+ * that convert.  All nodes speak it: states keep when steps were decided. */
+enum {
+        MESSAGES_GOODBYE = 10,
+        MESSAGES_GRANTS = 10,
+        MESSAGES_ACCUMULATE = 10,
+        MESSAGES_CONVERT = 10,
+};
 
 enum channel_role { CHANNEL_LINK = 1, CHANNEL_BULK = 2 };
 enum { CHANNEL_KEY = CLUSTER_KEY, DOOR_HANDSHAKE_MS = 5000 };

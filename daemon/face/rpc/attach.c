@@ -293,6 +293,7 @@ int handle_attach(struct pending_call *call, const Zero__Request *request, struc
         needs.job.uid = s->uid;
         needs.job.world_size = s->world_size;
         needs.job.reduce_dtype = (enum zero_dtype)m->reduce_dtype;
+        needs.job.accumulate = (enum zero_accumulate)m->accumulate;
         if (s->job_name[0] == '\0')
                 return fault_set(fault, ZERO_EINVAL,
                                  "the session names no job: give one at connect");

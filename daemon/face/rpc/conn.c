@@ -255,7 +255,8 @@ static ssize_t conn_receive(const struct conn *conn, uint8_t *p, size_t size)
         return n < 0 ? -errno : n;
 }
 
-static void conn_read(struct conn *conn)
+/* False: the socket has nothing now. */
+static bool conn_read(struct conn *conn)
 {
         uint8_t buffer[READ_BYTES];
         ssize_t n;
@@ -263,19 +264,32 @@ static void conn_read(struct conn *conn)
 
         if (!conn_may_go_on(conn)) {
                 conn_hold(conn);
-                return;
+                return true;
         }
         n = conn_receive(conn, buffer, sizeof buffer);
         if (n == -EAGAIN || n == -EINTR)
-                return;
+                return false;
         if (n <= 0) {
                 conn_end(conn, conn_why((int)n));
-                return;
+                return true;
         }
         conn->progress_ms = conn_now(conn);
         r = conn_take(conn, buffer, (size_t)n);
         if (r)
                 conn_end(conn, conn_why(r));
+        return true;
+}
+
+/*
+ * The client is gone.  What it said before counts: that its rank leaves in order, for one.  A
+ * client that closes with replies unread leaves an error at this end, beside the bytes that it
+ * sent.
+ */
+static void conn_read_rest(struct conn *conn)
+{
+        while (!conn->closing && !conn->ended && !conn_held(conn))
+                if (!conn_read(conn))
+                        conn_end(conn, NULL);
 }
 
 /* A held connection continues where it stopped, if it may. */
@@ -361,6 +375,12 @@ static ssize_t send_some(int fd, const uint8_t *p, size_t n, const int *fds, siz
         return sent;
 }
 
+/* Nobody reads replies any more.  The end comes from reading: requests may be on their way. */
+static bool client_left(ssize_t error)
+{
+        return error == -EPIPE || error == -ECONNRESET;
+}
+
 static void pending_free(struct conn *conn, struct pending *p)
 {
         for (size_t i = 0; i < p->n_fds; i++)
@@ -378,6 +398,10 @@ static void conn_write(struct conn *conn)
                 ssize_t n = send_some(conn->fd, p->data + p->sent, p->size - p->sent, p->fds,
                                       p->sent ? 0 : p->n_fds);
 
+                if (client_left(n)) {
+                        pending_free(conn, p);
+                        continue;
+                }
                 if (n < 0) {
                         conn_end(conn, conn_why((int)n));
                         return;
@@ -433,7 +457,7 @@ int conn_send(struct conn *conn, uint8_t *p, size_t n, const int *fds, size_t n_
                 sent = send_some(conn->fd, p, n, fds, n_fds);
         }
         if (sent < 0)
-                return (int)sent;
+                return client_left(sent) ? 0 : (int)sent;
         if ((size_t)sent == n)
                 return 0;
         return conn_queue(conn, p + sent, n - (size_t)sent, fds, sent ? 0 : n_fds);
@@ -457,10 +481,10 @@ static void conn_polled(uv_poll_t *poll, int status, int events)
         struct conn *conn = CONTAINER_OF(poll, struct conn, poll);
 
         conn_begin_work(conn);
-        if (status < 0)
-                conn_end(conn, NULL);
-        if (!conn->closing && !conn->ended && (events & UV_WRITABLE))
+        if (status < 0 || events & UV_WRITABLE)
                 conn_write(conn);
+        if (status < 0)
+                conn_read_rest(conn);
         if (!conn->closing && !conn->ended && (events & UV_READABLE)) {
                 if (conn->price != PRICE_RANK && conn->budget->n_owing)
                         conn_hold(conn); /* the line sees that a rank left before it comes again */

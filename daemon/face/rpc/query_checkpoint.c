@@ -226,6 +226,11 @@ int checkpoint_query(struct pending_call *call, const char *what, const char *ar
                 r = wish_parse(what, argument, &arena, &wish, fault);
         else if (!job_name_valid(argument))
                 r = fault_set(fault, ZERO_EINVAL, "name a job");
+        if (!r && wish.convert &&
+            !fabric_all_speak(call->session->rpc->x->fabric, MESSAGES_CONVERT))
+                r = fault_set(fault, ZERO_EVERSION,
+                              "a node was not up yet, or is of a release that converts nothing: "
+                              "start this release there, and ask again");
         if (!r && strcmp(what, "grant") == 0)
                 r = grants_known(call->session->rpc->x, fault);
         if (!r)
@@ -244,6 +249,7 @@ static int carry_out(struct engine *x, const char *what, const struct status_wis
                 .directory = wish->directory,
                 .uid = (uint32_t)wish->uid,
                 .keep = wish->keep == RECORD_NULL ? 0 : (uint32_t)wish->keep,
+                .convert = wish->convert,
         };
         bool restore = strcmp(what, "restore") == 0;
         bool periodic = !restore && wish->every != RECORD_NULL;

@@ -95,6 +95,8 @@
         F(number, reserved, "bytes of memory for activation checkpoints on this node",             \
           GAUGE("stash_reserved_bytes"))                                                           \
         F(number, used, "bytes in use", GAUGE("stash_used_bytes"))                                 \
+        F(number, assembled, "bytes in use of entries put together from several nodes, to be read",\
+          GAUGE("stash_assembled_bytes"))                                                          \
         F(number, peak, "most bytes in use at once", GAUGE("stash_peak_bytes"))                    \
         F(number, received, "bytes from other nodes", COUNTER("stash_received_bytes_total"))
 
@@ -188,6 +190,9 @@
           HISTOGRAM("wait_seconds"))                                                               \
         F(number, parameters, "elements of all groups", GAUGE("job_parameters"))                   \
         F(number, groups, "number of groups", GAUGE("job_groups"))                                 \
+        F(text, accumulate, "sums of gradients: fp32, or wire, in the dtype between nodes")        \
+        F(texts, formats, "formats of moments and of master weights, \"8bit,bf16+8\", of "       \
+          "groups that are not all in fp32; each once")                                            \
         F(texts, owners, "node of each owner of shards")                                           \
         R(maybe, status_move, move, "move of the job's shards; null: all are in their place")      \
         R(maybe, status_checkpoint, checkpoint, "newest; null: none, or not coordinated here")     \
@@ -375,6 +380,8 @@
         F(text, dtype, "dtype that trainers fetch")                                                \
         F(text, optimizer, "optimizer that updates the group")                                     \
         F(flag, ema, "the group keeps an average of its weights")                                  \
+        F(text, state, "format of moments, the average excepted: fp32, bf16 or 8bit")              \
+        F(text, master, "format of master weights: fp32, bf16+16 or bf16+8")                       \
         F(texts, whole, "tensors that no owner's slice cuts")                                      \
         R(list, status_shard, shards, "shards in the order of their elements")
 
@@ -619,6 +626,7 @@
         F(number, keep, "how many checkpoints to keep; null: all")                                 \
         F(number, every, "steps between two checkpoints; 0: stop; null: one now")                  \
         F(number, uid, "user who asks; set by the node that the client is connected to")           \
+        F(text, convert, "\"restore\": formats that the job gets, \"job\" or as \"8bit,bf16+8\"")    \
         F(text, seen, "what the client sees there, to be compared: DEVICE:INODE PATH")             \
         F(number, user, "\"grant\" and \"revoke\", which name no directory: the user")
 

@@ -153,10 +153,13 @@ static void report_stash(struct arena *arena, const struct job *job, struct stat
         if (info.most || info.reserved)
                 ret->stash = arena_new(arena, sizeof *ret->stash);
         if (ret->stash)
-                *ret->stash =
-                        (struct status_stash){ info.places[0] ? arena_copy(arena, info.places)
-                                                              : "host",
-                                               info.reserved, info.used, info.most, info.received };
+                *ret->stash = (struct status_stash){ info.places[0] ? arena_copy(arena, info.places)
+                                                                    : "host",
+                                                     info.reserved,
+                                                     info.used,
+                                                     info.assembled,
+                                                     info.most,
+                                                     info.received };
 }
 
 static void state_add(const struct state *state, struct plane plane, uint64_t *bytes,
@@ -182,15 +185,22 @@ static uint64_t replicas_bytes(const struct job *job, struct plane plane, uint64
         return bytes;
 }
 
-/* Counts parameters, gradients, master weights and the moments of each group's optimizer. */
+/* Counts parameters, gradients, master weights and moments, as if nothing were frozen. */
 static void report_formula(const struct job *job, struct status_job *ret)
 {
         const layout *l = job->layout;
         uint64_t bytes = 0;
 
-        for (uint32_t g = 0; g < l->n_groups; g++)
-                bytes += l->groups[g].elements *
-                         (2 * sizeof(uint16_t) + (1 + optimizer_moments(l, g)) * sizeof(float));
+        for (uint32_t g = 0; g < l->n_groups; g++) {
+                uint64_t n = l->groups[g].elements;
+                struct range all = { 0, n };
+                uint64_t frozen = n - partition_trainable(l, g, all);
+
+                bytes +=
+                        n * 2 * sizeof(uint16_t) + format_bytes(optimizer_master(&l->groups[g]), n);
+                for (uint32_t i = 0; i < optimizer_group_moments(l, g); i++)
+                        bytes += optimizer_moment_bytes(l, g, all, i) + frozen * sizeof(float);
+        }
         ret->zero_formula.bytes_per_parameter = bytes / (l->elements ? l->elements : 1);
         ret->zero_formula.stage3_bytes = bytes / job->placement.n_owners;
 }
@@ -327,6 +337,17 @@ static void report_last_step(const struct job *job, struct status_job *ret)
                 ret->step_age_s = now > last ? (double)(now - last) : 0;
 }
 
+/* In the order of the groups. */
+static void report_formats(struct arena *arena, const layout *l, struct record_texts *ret)
+{
+        struct layout_formats formats[LAYOUT_FORMATS_MAX];
+        uint32_t n = layout_formats(l, formats);
+
+        for (uint32_t i = 0; i < n; i++)
+                texts_add(arena, ret,
+                          arena_text(arena, "%s,%s", formats[i].state, formats[i].master));
+}
+
 static void report_job(struct arena *arena, const struct job *job, struct status_job *ret)
 {
         ret->job = arena_copy(arena, job->name);
@@ -344,7 +365,9 @@ static void report_job(struct arena *arena, const struct job *job, struct status
         ret->aborts = job->progress->aborts;
         ret->whole = replicas_whole(job);
         ret->parameters = job->layout->elements;
+        ret->accumulate = job->accumulate == ZERO_ACCUMULATE_WIRE ? "wire" : "fp32";
         ret->groups = job->layout->n_groups;
+        report_formats(arena, job->layout, &ret->formats);
         report_owners(arena, job->x, &job->placement, &ret->owners);
         ret->checkpoint = report_checkpoint(arena, job->x, job->name);
         ret->schedule = report_schedule(arena, job->x, job->name);

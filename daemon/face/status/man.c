@@ -30,8 +30,8 @@ STATUS_RECORDS(ROWS)
 
 static struct record records[] = { STATUS_RECORDS(RECORD) };
 
-/* Answers that no record of fields.h describes: those of daemon/face/rpc/checksum.c and of zeroctl's
- * top, export, publish, import and plan. */
+/* Answers that no record of fields.h describes: those of daemon/face/rpc/checksum.c and of
+ * zeroctl's top, export, publish, import and plan. */
 static const struct row checksum_rows[] = {
         { "text", NULL, "job", "name" },
         { "number", NULL, "version", "optimizer step of the values" },
@@ -78,6 +78,11 @@ static const struct row plan_rows[] = {
           "taken "
           "in proportion; null: no memory was given" },
         { "list of texts", NULL, "advice", "single changes that make the model fit" },
+        { "number", NULL, "largest_share", "planes of the owner with most, over the mean" },
+        { "object", NULL, "newton_schulz",
+          "with --optimizer muon, else null: flops of a step; largest_share, those of the owner "
+          "with "
+          "most over the mean" },
         { "object", NULL, "measured",
           "with --measure: update_bytes_per_s, copy_bytes_per_s and link_bytes_per_s of the "
           "slowest "

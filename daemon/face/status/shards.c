@@ -43,24 +43,53 @@ static void report_shard(struct arena *arena, const struct job *job, uint32_t gr
                          const struct status_replica *told, struct status_shard *ret)
 {
         struct range range = partition_range(job->partition, group, owner);
-        uint32_t moments = optimizer_moments(job->layout, group);
-        uint64_t trainable = partition_trainable(job->layout, group, range) * sizeof(float);
+        uint32_t moments = optimizer_group_moments(job->layout, group);
+        uint64_t trainable = partition_trainable(job->layout, group, range);
+        uint64_t old = trainable * sizeof(float);
         const struct layout_group *g = &job->layout->groups[group];
 
         ret->owner = node_name(job->x, job->placement.node[owner]);
         ret->device = holder_device(&job->placement, holder_of(&job->placement, owner, 0));
         ret->first = range.first;
         ret->count = range.count;
-        counts_add(arena, &ret->bytes, "master", range.count * sizeof(float));
-        for (uint32_t i = 0; i < moments; i++)
-                counts_add(arena, &ret->bytes, optimizer_moment(job->layout, group, i), trainable);
-        counts_add(arena, &ret->bytes, "grad", trainable);
+        counts_add(arena, &ret->bytes, "master", format_bytes(optimizer_master(g), range.count));
+        for (uint32_t i = 0; i < moments; i++) {
+                uint64_t bytes = optimizer_moment_bytes(job->layout, group, range, i);
+
+                old += bytes;
+                counts_add(arena, &ret->bytes, optimizer_group_moment(job->layout, group, i),
+                           bytes);
+        }
+        counts_add(arena, &ret->bytes, "grad",
+                   dtype_bytes(job_spec_sum_dtype(&job->spec), trainable));
         counts_add(arena, &ret->bytes, "serve", range.count * layout_group_served(g));
         if (g->eager)
-                counts_add(arena, &ret->bytes, "old", trainable * (1 + moments));
+                counts_add(arena, &ret->bytes, "old", old);
         ret->version = told ? number_of(&told->versions, group) : RECORD_NULL;
         ret->last_updated = told ? number_of(&told->updates, group) : RECORD_NULL;
         ret->place = told ? told->place : NULL;
+}
+
+/* "muon, adamw" where tensors of the group differ. */
+static const char *optimizers_text(struct arena *arena, const layout *l,
+                                   const struct layout_group *g)
+{
+        const struct optimizer *seen[8] = { optimizer_find(g->optimizer) };
+        uint32_t n = layout_group_trainable(l, (uint32_t)(g - l->groups)) ? 0 : 1;
+        char text[8 * (ZERO_OPTIMIZER_MAX + 2)] = "";
+
+        for (uint32_t t = g->first_tensor; t < g->first_tensor + g->n_tensors; t++) {
+                uint32_t i = 0;
+
+                while (i < n && seen[i] != optimizer_of(l, t))
+                        i++;
+                if (i == n && n < 8 && !l->tensors[t].frozen)
+                        seen[n++] = optimizer_of(l, t);
+        }
+        for (uint32_t i = 0, end = 0; i < n; i++)
+                end += (uint32_t)snprintf(text + end, sizeof(text) - end, "%s%s", i ? ", " : "",
+                                          seen[i]->name);
+        return arena_copy(arena, text);
 }
 
 static void report_group(struct arena *arena, const struct job *job, uint32_t group,
@@ -72,8 +101,10 @@ static void report_group(struct arena *arena, const struct job *job, uint32_t gr
         ret->index = group;
         ret->elements = g->elements;
         ret->dtype = dtype_name(g->dtype);
-        ret->optimizer = optimizer_of(job->layout, group)->name;
+        ret->optimizer = optimizers_text(arena, job->layout, g);
         ret->ema = g->ema;
+        ret->state = arena_copy(arena, *g->state ? g->state : "fp32");
+        ret->master = arena_copy(arena, *g->master ? g->master : "fp32");
         for (uint32_t i = 0; i < g->n_tensors; i++) {
                 const struct layout_tensor *t = &job->layout->tensors[g->first_tensor + i];
 

@@ -4,10 +4,10 @@
 
 uint32_t chunk_of_cache(uint64_t bytes)
 {
-        uint64_t n = (bytes ? bytes : CHUNK_CACHE_UNKNOWN) / CHUNK_SHARE / CHUNK_ELEMENT_BYTES;
+        uint64_t n = bytes / CHUNK_SHARE / CHUNK_ELEMENT_BYTES;
 
         n -= n % CHUNK_STEP;
-        return n < CHUNK_STEP ? CHUNK_STEP : n > CHUNK_MOST ? CHUNK_MOST : (uint32_t)n;
+        return n < CHUNK_LEAST ? CHUNK_LEAST : n > CHUNK_MOST ? CHUNK_MOST : (uint32_t)n;
 }
 
 uint32_t chunk_default(void)

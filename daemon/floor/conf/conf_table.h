@@ -152,10 +152,10 @@
           "Compute threads of steps, as many, with a tenth of their weight, of reads, and as many "  \
           "that make states. 0: one for each CPU, at most 8.")                                     \
         N("Computing", chunk, CHUNK, "elements", "0", 0, 65536,                                     \
-          "Elements that an update changes and commits at once, a multiple of 128. 0: as many as " \
-          "take a quarter of the CPU's first-level data cache at 28 bytes for each element: 384 "  \
-          "for 48 KiB, and 256 for 32 KiB or if the CPU reports no size. A job's shards keep the " \
-          "value that they were made with. Nodes that share a job may differ.")                    \
+          "Elements that an update changes and commits at once, a multiple of 128; more where "   \
+          "formats take fewer bytes than fp32. 0: as many as take a quarter of the CPU's "        \
+          "first-level data cache at 28 bytes for each element, and 384 at least. A job's shards " \
+          "keep the value that they were made with. Nodes that share a job may differ.")           \
         S("Running", user, TEXT, "NAME", "zerod", 31,                                              \
           "User, without privilege, that zerod becomes when it is started as root. If the default "\
           "user does not exist zerod stays root. state_dir and membership_dir are made for that "  \

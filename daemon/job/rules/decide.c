@@ -123,7 +123,7 @@ Zero__StepParams *step_params_to_message(const struct step_params *params,
 {
         zero__step_params__init(&ret->message);
         for (uint32_t i = 0; i < params->n_sets; i++) {
-                hyper_to_message(&params->sets[i], &ret->sets[i]);
+                hyper_to_message(&params->sets[i], &ret->values[i], &ret->sets[i]);
                 ret->pointers[i] = &ret->sets[i];
         }
         ret->message.n_sets = params->n_sets;

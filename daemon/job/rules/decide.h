@@ -56,6 +56,7 @@ int step_params_ahead(const struct step_params *params, struct fault *fault);
 struct step_params_message {
         Zero__StepParams message;
         Zero__HyperSet sets[ZERO_SET_MAX];
+        struct hyper_values values[ZERO_SET_MAX];
         Zero__HyperSet *pointers[ZERO_SET_MAX];
 };
 Zero__StepParams *step_params_to_message(const struct step_params *params,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 
 /* Every state file has as many, whatever the number of compute threads is now. */
 enum { UNDO_SLOTS = 64 };
@@ -27,17 +28,21 @@ int shards_make(const struct engine *x, const struct job_spec *job, const struct
                                            .copy = copy,
                                            .epoch = under->epoch,
                                            .place = shards_place(x, owner, copy) };
-        uint64_t bytes = partition_elements(p, owner) * 4 * sizeof(float);
-        int r;
-
+        uint64_t bytes = plan_owner_bytes(job->layout, p, owner) +
+                         dtype_bytes(job_spec_sum_dtype(job),
+                                     plan_owner_trained(job->layout, p, owner));
         /* before the plan is made: its tables grow with the elements */
-        r = store_admit(x->store, bytes, place_is_host(id.place) ? 0 : bytes, job->name, fault);
+        int r = store_admit(x->store, bytes, place_is_host(id.place) ? 0 : bytes, job->name, fault);
         if (r)
                 return r;
         if (plan_new(job->layout, p, owner, (uint32_t)x->conf->chunk, &plan))
                 return fault_set(fault, ZERO_ENOMEM, "out of memory");
-        r = (draft ? state_draft : state_create)(x->store, &id, job->layout, plan, UNDO_SLOTS, ret,
-                                                 fault);
+        plan->grad_dtype = job_spec_sum_dtype(job);
+        plan->staggered = fabric_all_speak(x->fabric, MESSAGES_GOODBYE);
+        r = state_place_check(job, id.place, fault);
+        if (r == 0)
+                r = (draft ? state_draft : state_create)(x->store, &id, job->layout, plan,
+                                                         UNDO_SLOTS, ret, fault);
         if (r)
                 plan_free(plan);
         return r;

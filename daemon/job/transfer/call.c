@@ -127,10 +127,16 @@ void answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int sta
         fabric_send(x->fabric, node, &a);
 }
 
-void send_all(struct engine *x, const Zero__LinkMessage *m)
+void send_some(struct engine *x, node_set nodes, const Zero__LinkMessage *m)
 {
         for (uint32_t n = 0; n < x->cluster->n_nodes; n++)
-                fabric_send(x->fabric, n, m);
+                if (node_set_has(nodes, n))
+                        fabric_send(x->fabric, n, m);
+}
+
+void send_all(struct engine *x, const Zero__LinkMessage *m)
+{
+        send_some(x, NODE_SET_ALL, m);
 }
 
 static bool calls_idle(const struct engine *x)

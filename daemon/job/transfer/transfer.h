@@ -63,6 +63,7 @@ void calls_down(struct engine *x, uint32_t node, const char *why);
 /* Answers m if it is a call. */
 void answer(struct engine *x, uint32_t node, const Zero__LinkMessage *m, int status,
             const char *text);
+void send_some(struct engine *x, node_set nodes, const Zero__LinkMessage *m);
 /* To every node, this one too. */
 void send_all(struct engine *x, const Zero__LinkMessage *m);
 

@@ -622,6 +622,7 @@ static void entry_ready(struct gather *g, uint32_t group)
 
         entry_took(g, group);
         e->phase = ENTRY_READY;
+        g->gathers++;
         g->window.slabs[e->slab].pinned = false;
         gather_advance_others(g, group); /* before anybody takes the slab away */
         entry_answer(g, group);
@@ -706,7 +707,6 @@ static void gather_want(struct gather *g, uint32_t group, uint64_t version)
             e->version < version && deltas_pay(g->job, version))
                 has = 1 + e->version;
         e->version = version;
-        g->gathers++;
         if (!entry_slab(g, group))
                 return;
         entry_begin(g, group);

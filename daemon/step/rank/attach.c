@@ -340,7 +340,7 @@ static void join_call(struct rank *rank, Zero__Layout *l, bool resume)
         Zero__LinkMessage m = job_message(rank->needs.job.name);
         Zero__Join join = ZERO__JOIN__INIT;
 
-        JOB_SPEC_COPY(&join, &rank->needs.job);
+        JOB_SPEC_WRITE(&join, &rank->needs.job);
         join.rank = rank->rank;
         join.session = rank->session;
         join.layout = l;
@@ -485,6 +485,23 @@ static void fence_earlier(struct engine *x, const struct rank_needs *needs, layo
         }
 }
 
+/* A node of the release before can only add up in fp32. */
+static int accumulate_check(struct engine *x, const struct job_spec *spec, struct fault *fault)
+{
+        for (uint32_t i = 0; spec->accumulate && i < x->cluster->n_nodes; i++) {
+                struct fabric_info info;
+
+                fabric_info(x->fabric, i, &info);
+                if (i != x->cluster->self && info.link.speaks &&
+                    info.link.speaks < MESSAGES_ACCUMULATE)
+                        return fault_set(fault, ZERO_EVERSION,
+                                         "node %s is of a release that accumulates in fp32 only: "
+                                         "upgrade it, or attach with ZERO_ACCUMULATE_FP32",
+                                         node_name(x, i));
+        }
+        return 0;
+}
+
 static int needs_check(struct engine *x, const struct rank_needs *n, struct fault *fault)
 {
         /* a job of an earlier release may have a longer name, and cannot be checkpointed */
@@ -503,6 +520,8 @@ static int needs_check(struct engine *x, const struct rank_needs *n, struct faul
         if (n->local_world_size > n->job.world_size)
                 return fault_set(fault, ZERO_ERANK, "local world size %u exceeds the world size %u",
                                  n->local_world_size, n->job.world_size);
+        if (accumulate_check(x, &n->job, fault))
+                return fault->status;
         if (!dtype_valid(n->grad_dtype))
                 return fault_set(fault, ZERO_EINVAL, "grad_dtype is " ZERO_DTYPES);
         if (n->hold_groups < 1 || n->push_groups < 1)

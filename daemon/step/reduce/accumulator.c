@@ -5,6 +5,14 @@
  * (pulling.c) and adds it up in fp32: micro-batch by micro-batch, and in node order within each, so
  * that the result does not depend on timing.
  *
+ * A sum of the wire's dtype (job_spec.h) is rounded once a micro-batch.  So a task waits until all
+ * nodes have offered to a micro-batch, and adds all of them to what the sum has.  That wait alone
+ * could last forever: ranks push groups in different orders, or not all groups, and have no slot
+ * for what the others wait for.  So each time the owner stands still, more groups may go on in node
+ * order without the missing nodes, as all sums in fp32 do.  Such a group has its sum in fp32 beside
+ * until the micro-batch ends.  The next attempt begins with as many as this one had at once: a job
+ * that needs them stands still no more, and in any other job they become few again.
+ *
  * When all nodes have sent their last offer for a group, the owner takes the group's norm, in the
  * same pass as the last addition if it knows that this is the last.  When all groups are complete
  * and the coordinator has asked, the owner takes the norm of all sums that it defers, and votes
@@ -18,8 +26,11 @@
 #include <string.h>
 
 #include "daemon/floor/base/crash.h"
+#include "daemon/step/reduce/buffer.h"
 #include "proto/cleanup.h"
 #include "proto/sure.h"
+
+enum { STILL_MS = 500, STILL_PARTS = 8 }; /* that often, a part of the groups goes on */
 
 static int accumulator_new(struct replica *h)
 {
@@ -52,6 +63,13 @@ static int accumulator_new(struct replica *h)
         return 0;
 }
 
+static void beside_give(struct accumulator *l, struct accumulator_group *lg)
+{
+        l->n_beside -= lg->beside != NULL;
+        buffer_free(STEAL(lg->beside));
+        lg->ended = false;
+}
+
 static void accumulator_free(struct replica *h)
 {
         struct accumulator *l = h->accumulator;
@@ -60,6 +78,7 @@ static void accumulator_free(struct replica *h)
                 return;
         for (uint32_t g = 0; l->groups && g < l->n_groups; g++) {
                 assert(!l->groups[g].deferred); /* the offer has the job */
+                beside_give(l, &l->groups[g]);
                 free(l->groups[g].nodes);
         }
         free(l->groups);
@@ -92,11 +111,6 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
                        : node_set_has(job->reduce->nodes[group], node);
 }
 
-uint64_t accumulator_bytes(const struct replica *h, uint64_t elements)
-{
-        return h->copy ? elements * sizeof(float) : job_spec_sum_bytes(&h->job->spec, elements);
-}
-
 struct range accumulator_range(const struct replica *h, uint32_t group)
 {
         const struct plan_shard *shard = &h->state->plan->shards[group];
@@ -104,198 +118,19 @@ struct range accumulator_range(const struct replica *h, uint32_t group)
         return h->copy ? (struct range){ 0, shard->moment_count } : shard->range;
 }
 
+/* Whether the node has something to add yet. */
+static bool is_due(const struct replica *h, uint32_t group, uint32_t node)
+{
+        return !h->accumulator->groups[group].nodes[node].finished &&
+               accumulator_expects(h, group, node);
+}
+
 bool offer_is_alone(const struct offer *o)
 {
-        const struct replica *h = o->replica;
-        const struct accumulator_group *lg = &h->accumulator->groups[o->group];
-
-        for (uint32_t node = 0; node < h->job->x->cluster->n_nodes; node++)
-                if (node != o->node && !lg->nodes[node].finished &&
-                    accumulator_expects(h, o->group, node))
+        for (uint32_t node = 0; node < o->replica->job->x->cluster->n_nodes; node++)
+                if (node != o->node && is_due(o->replica, o->group, node))
                         return false;
         return true;
-}
-
-/* ---- tasks ---- */
-
-/*
- * A task on a group's sum adds an offer, or takes the norm of the whole, or does both in one pass
- * over memory.  Or one task on several groups takes the norm of their offers and adds none.
- *
- * Each tensor of the group is a piece (device.h) of its own, because each has other sources, and
- * the gaps between tensors have no gradient.
- */
-
-static bool offer_has(const struct offer *o, uint32_t tensor)
-{
-        uint32_t i = tensor - o->replica->job->layout->groups[o->group].first_tensor;
-
-        return o->present[i / 8] >> (i % 8) & 1;
-}
-
-void offer_mark_present(const struct offer *o)
-{
-        const struct replica *h = o->replica;
-        const struct plan_shard *shard = &h->state->plan->shards[o->group];
-
-        for (uint32_t i = 0; i < shard->n_segments; i++) {
-                uint32_t t = h->state->plan->segments[shard->first_segment + i].tensor;
-
-                if (!h->job->layout->tensors[t].frozen && offer_has(o, t))
-                        h->accumulator->present[t] = 1;
-        }
-}
-
-/* Where a segment lies in what was pulled: as in the group, or for a mirror as in the plane. */
-static const void *pulled_at(const struct offer *o, const struct plan_segment *s)
-{
-        const struct replica *h = o->replica;
-        const struct plan_shard *shard = &h->state->plan->shards[o->group];
-        uint64_t at = h->copy ? s->moment - shard->moment : s->in_group - shard->range.first;
-
-        return (const char *)o->buffer->memory + accumulator_bytes(h, at);
-}
-
-/* Addresses of the tensor's contributions; returns their number. */
-static size_t sources_of(const struct offer *o, const struct plan_segment *s, const void **ret_src)
-{
-        if (o->node_gradient)
-                return node_gradient_sources(o->node_gradient, s->tensor, s->in_group, ret_src);
-        ret_src[0] = pulled_at(o, s);
-        return 1;
-}
-
-double reduce_norm_scale(const struct job *job, uint32_t group)
-{
-        double divisor = layout_group_divisor(&job->layout->groups[group], job->world_size);
-
-        return 1 / (divisor * divisor);
-}
-
-void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group)
-{
-        norm->scale = reduce_norm_scale(job, group);
-        norm->finite = true;
-        exact_sum_init(&norm->sum);
-}
-
-/* The pieces of one or several groups, with memory for the addresses of their sources. */
-struct pieces {
-        struct reduce_piece *list; /* [segment of the shards] */
-        const void **src;          /* [most * segment of the shards] */
-        size_t most, n;
-};
-
-/* acc: the segment's sum.  False: the segment needs nothing. */
-static bool piece_make(const struct replica *h, const struct plan_segment *s, const struct offer *o,
-                       bool normed, float *acc, const void **src, struct reduce_piece *ret)
-{
-        const struct layout_tensor *t = &h->job->layout->tensors[s->tensor];
-        uint8_t *present = &h->accumulator->present[s->tensor];
-        bool has = !t->frozen && o && offer_has(o, s->tensor);
-        bool first = !*present || (o && o->way != OFFER_ADDED);
-        uint64_t n = plan_segment_elements(t, s);
-
-        if (has)
-                *present = 1; /* even for a tensor without elements here */
-        if (n == 0 || t->frozen || !(has || (normed && *present)))
-                return false;
-        *ret = (struct reduce_piece){
-                .acc = acc, .n = n, .k = has ? sources_of(o, s, src) : 0, .src = src, .first = first
-        };
-        return true;
-}
-
-static void pieces_reduce(const struct replica *h, const struct pieces *p, const struct offer *o,
-                          struct group_norm *norm)
-{
-        const struct node_gradient *node_gradient = o ? o->node_gradient : NULL;
-        enum zero_dtype wire = h->copy ? ZERO_FP32 : h->job->reduce_dtype,
-                        from = node_gradient ? node_gradient_dtype(node_gradient) : wire;
-
-        h->job->x->ops->reduce(p->list, p->n, wire, from, norm ? norm->scale : 0,
-                               norm ? &norm->sum : NULL, norm ? &norm->finite : NULL);
-}
-
-static void pieces_init(struct pieces *p, size_t n_segments, const struct offer *o)
-{
-        *p = (struct pieces){ .most = o && o->node_gradient
-                                              ? node_gradient_sources_max(o->node_gradient)
-                                              : 1 };
-        p->list = sure_realloc(NULL, n_segments * sizeof *p->list);
-        p->src = sure_realloc(NULL, n_segments * p->most * sizeof *p->src);
-}
-
-static void pieces_deinit(struct pieces *p)
-{
-        free(p->list);
-        free(p->src);
-}
-
-/* sum: of the group's shard; NULL: nothing is written. */
-static void pieces_take(struct pieces *p, const struct replica *h, uint32_t group,
-                        const struct offer *o, bool normed, float *sum)
-{
-        const struct plan_shard *shard = &h->state->plan->shards[group];
-
-        for (uint32_t i = 0; i < shard->n_segments; i++) {
-                const struct plan_segment *s = &h->state->plan->segments[shard->first_segment + i];
-                bool frozen = s->moment == UINT64_MAX;
-
-                p->n += piece_make(h, s, o, normed,
-                                   frozen || !sum ? NULL : sum + (s->moment - shard->moment),
-                                   p->src + p->n * p->most, &p->list[p->n]);
-        }
-}
-
-static void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
-                            struct group_norm *norm)
-{
-        const struct plan_shard *shard = &h->state->plan->shards[group];
-        struct mapping sum;
-        struct pieces p;
-
-        pieces_init(&p, shard->n_segments, o);
-        sum = state_map(h->state, plane_grad, group, shard->range);
-        pieces_take(&p, h, group, o, norm, sum.at);
-        pieces_reduce(h, &p, o, norm);
-        state_unmap(&sum);
-        pieces_deinit(&p);
-}
-
-/* The offer with the most sources. */
-static const struct offer *most_sources(struct offer *const *offers, uint32_t n)
-{
-        const struct offer *most = offers[0];
-
-        for (uint32_t i = 1; i < n; i++)
-                if (node_gradient_sources_max(offers[i]->node_gradient) >
-                    node_gradient_sources_max(most->node_gradient))
-                        most = offers[i];
-        return most;
-}
-
-void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
-                   struct group_norm *norm)
-{
-        size_t n_segments = 0;
-        struct pieces p;
-
-        for (uint32_t i = 0; i < n; i++)
-                n_segments += h->state->plan->shards[offers[i]->group].n_segments;
-        pieces_init(&p, n_segments, most_sources(offers, n));
-        for (uint32_t i = 0; i < n; i++) {
-                double scale = reduce_norm_scale(h->job, offers[i]->group);
-
-                if (p.n && scale != norm->scale) {
-                        pieces_reduce(h, &p, offers[i - 1], norm);
-                        p.n = 0;
-                }
-                norm->scale = scale;
-                pieces_take(&p, h, offers[i]->group, offers[i], true, NULL);
-        }
-        pieces_reduce(h, &p, offers[n - 1], norm);
-        pieces_deinit(&p);
 }
 
 /* ---- accumulation ---- */
@@ -311,18 +146,22 @@ static void offer_accumulate(struct offload_task *task, uint32_t worker)
         accumulator_add(o->replica, o->group, o, o->final ? &lg->norm : NULL);
 }
 
-void accumulator_forget_present(struct replica *h, uint32_t group)
+void accumulator_forget_added(struct replica *h, uint32_t group)
 {
         const struct layout_group *g = &h->job->layout->groups[group];
 
         memset(h->accumulator->present + g->first_tensor, 0, g->n_tensors);
+        beside_give(h->accumulator, &h->accumulator->groups[group]);
 }
 
-/* Nobody needs the offer's gradient any more. */
+/* Nobody needs the gradients of the offer, and of those with it, any more. */
 static void offer_end(struct offer *o)
 {
         const struct replica *h = o->replica;
 
+        list_for_each (&o->with, item) {
+                offer_end(CONTAINER_OF(item, struct offer, link));
+        }
         if (o->node_gradient)
                 node_gradient_read_end(o->node_gradient, h->owner,
                                        h->state->plan->shards[o->group].range.count);
@@ -339,9 +178,14 @@ static void offer_accumulated(struct offload_task *task)
 
         crash_point(CRASH_ACCUMULATOR_ADDED);
         lg->busy = false;
+        if (lg->beside != o->beside)
+                beside_give(h->accumulator, lg);
+        lg->beside = o->beside;
+        lg->ended = false;
+        h->accumulator->moved_ms = engine_now(job->x);
         job_ref(job);
         if (o->generation != h->accumulator->generation) {
-                accumulator_forget_present(h, group);
+                accumulator_forget_added(h, group);
                 offer_end(o);
         } else if (o->way == OFFER_SETTLED) {
                 lg->measured = true;
@@ -349,8 +193,7 @@ static void offer_accumulated(struct offload_task *task)
                 accumulator_vote(h);
                 shard_settled(job);
         } else {
-                lg->nodes[o->node].finished = o->last;
-                lg->cursor++;
+                lg->cursor = accumulator_rounds(h) ? o->until : o->node + 1;
                 lg->normed = o->final;
                 offer_end(o);
         }
@@ -371,17 +214,65 @@ static void offer_run(struct offer *o)
         job_compute(h->job, OFFLOAD_STEP, &o->task);
 }
 
+/* An empty offer behind it only says that the offer is the last. */
+static void offer_take_end(struct offer *o, const struct list *queue)
+{
+        struct offer *next = CONTAINER_OF(o->link.next, struct offer, link);
+
+        if (o->link.next == queue || !next->empty || !next->last)
+                return;
+        o->last = true;
+        offer_free(next);
+}
+
+/* Out of its queue; it is going to be added. */
+static void offer_take(struct offer *o)
+{
+        o->replica->accumulator->groups[o->group].nodes[o->node].finished = o->last;
+        list_remove(&o->link);
+        if (o->node_gradient && !o->empty)
+                node_gradient_read_begin(o->node_gradient);
+}
+
+/* Takes what the nodes behind it offer to the micro-batch, up to its end; returns the last of all.
+ */
+static struct offer *offer_join(struct offer *first)
+{
+        struct replica *h = first->replica;
+        struct accumulator_group *lg = &h->accumulator->groups[first->group];
+        struct offer *last = first;
+
+        for (uint32_t n = first->node + 1; n < first->until; n++) {
+                struct list *queue = &lg->nodes[n].queue;
+                struct offer *o = CONTAINER_OF(queue->next, struct offer, link);
+
+                if (!is_due(h, first->group, n))
+                        continue;
+                if (!o->empty)
+                        offer_take_end(o, queue);
+                offer_take(o);
+                if (o->empty) {
+                        offer_free(o);
+                        continue;
+                }
+                list_insert(&first->with, &o->link);
+                last = o;
+        }
+        return last;
+}
+
 static void offer_submit(struct offer *o)
 {
         struct replica *h = o->replica;
         bool defers = offer_defers(o);
+        const struct offer *last = o;
 
-        o->final = o->last && offer_is_alone(o);
         o->way = defers ? OFFER_DEFERRED : OFFER_ADDED;
         o->generation = h->accumulator->generation;
-        list_remove(&o->link);
-        if (o->node_gradient)
-                node_gradient_read_begin(o->node_gradient);
+        offer_take(o);
+        if (accumulator_rounds(h))
+                last = offer_join(o);
+        o->final = last->last && offer_is_alone(last);
         if (defers)
                 deferred_keep(o);
         else
@@ -395,17 +286,6 @@ void offer_settle(struct offer *o)
         o->way = OFFER_SETTLED;
         o->final = !h->accumulator->groups[o->group].measured;
         offer_run(o);
-}
-
-/* An empty offer behind it only says that the offer is the last. */
-static void offer_take_end(struct offer *o, const struct list *queue)
-{
-        struct offer *next = CONTAINER_OF(o->link.next, struct offer, link);
-
-        if (o->link.next == queue || !next->empty || !next->last)
-                return;
-        o->last = true;
-        offer_free(next);
 }
 
 static void measure_run(struct offload_task *task, uint32_t worker)
@@ -425,15 +305,16 @@ static void measure_done(struct offload_task *task)
 
         lg->busy = false;
         if (lg->generation == h->accumulator->generation) {
+                beside_give(h->accumulator, lg);
                 accumulator_complete(h, group);
         } else {
-                accumulator_forget_present(h, group);
+                accumulator_forget_added(h, group);
                 accumulator_advance(h, group);
         }
         job_unref(job);
 }
 
-/* Takes the norm of a complete group that has none. */
+/* Takes the norm of a complete group that has none.  The sum beside becomes that of the group. */
 static void accumulator_measure(struct replica *h, uint32_t group)
 {
         struct accumulator_group *lg = &h->accumulator->groups[group];
@@ -457,22 +338,92 @@ static bool accumulator_turn(struct replica *h, uint32_t group)
 
         for (uint32_t tries = 0; tries <= nodes; tries++) {
                 for (; lg->cursor < nodes; lg->cursor++)
-                        if (!lg->nodes[lg->cursor].finished &&
-                            accumulator_expects(h, group, lg->cursor))
+                        if (is_due(h, group, lg->cursor))
                                 return true;
                 lg->cursor = 0;
                 lg->micro_batch++;
+                lg->ended = lg->beside;
         }
         return false;
 }
 
+/* The first node whose offer to the micro-batch has not come; the number of nodes: all have. */
+static uint32_t micro_batch_lacks(const struct replica *h, uint32_t group)
+{
+        const struct accumulator_group *lg = &h->accumulator->groups[group];
+        uint32_t n = lg->cursor;
+
+        while (n < h->job->x->cluster->n_nodes &&
+               (!is_due(h, group, n) || !list_empty(&lg->nodes[n].queue)))
+                n++;
+        return n;
+}
+
+/* Pulls what the nodes up to that one offer to the micro-batch; false: some is on its way. */
+static bool micro_batch_landed(struct replica *h, uint32_t group, uint32_t until)
+{
+        struct accumulator_group *lg = &h->accumulator->groups[group];
+        bool landed = true;
+
+        for (uint32_t n = lg->cursor; n < until; n++) {
+                struct offer *o = CONTAINER_OF(lg->nodes[n].queue.next, struct offer, link);
+
+                if (!is_due(h, group, n) || o->empty || o->node_gradient ||
+                    o->phase == OFFER_LANDED)
+                        continue;
+                landed = false;
+                offer_pull(o, true);
+        }
+        return landed;
+}
+
+/* NULL: out of memory. */
+static float *beside_new(struct replica *h, uint32_t group)
+{
+        struct accumulator *l = h->accumulator;
+        float *beside = buffer_new(h->state->plan->shards[group].moment_count * sizeof *beside);
+
+        l->n_beside += beside != NULL;
+        if (l->most_beside < l->n_beside)
+                l->most_beside = l->n_beside;
+        h->job->reduce->lacking = h->job->reduce->lacking || !beside;
+        return beside;
+}
+
+/* Whether a task can add the offer, whose turn it is, and those behind it.  If nodes are lacking,
+ * the sum goes beside. */
+static bool round_begins(struct offer *o)
+{
+        struct replica *h = o->replica;
+        const struct accumulator *l = h->accumulator;
+        const struct accumulator_group *lg = &l->groups[o->group];
+        bool whole;
+
+        o->until = micro_batch_lacks(h, o->group);
+        whole = o->until == h->job->x->cluster->n_nodes;
+        if (!whole && !lg->beside && l->n_beside >= l->may_beside)
+                return false;
+        if (!micro_batch_landed(h, o->group, o->until))
+                return false;
+        if (!whole)
+                o->beside = lg->beside ? lg->beside : beside_new(h, o->group);
+        return whole || o->beside;
+}
+
+/* Whether nothing but offers is lacking. */
+static bool is_open(const struct replica *h, uint32_t group)
+{
+        const struct accumulator_group *lg = &h->accumulator->groups[group];
+
+        return !h->job->dead && h->job->started && !lg->busy && !lg->readers && !lg->complete &&
+               accumulator_has(h, group) && !h->unread[group];
+}
+
 void accumulator_advance(struct replica *h, uint32_t group)
 {
-        const struct job *job = h->job;
         struct accumulator_group *lg = &h->accumulator->groups[group];
 
-        if (job->dead || !job->started || lg->busy || lg->readers || lg->complete ||
-            !accumulator_has(h, group) || h->unread[group])
+        if (!is_open(h, group))
                 return;
         while (accumulator_turn(h, group)) {
                 struct list *queue = &lg->nodes[lg->cursor].queue;
@@ -487,6 +438,8 @@ void accumulator_advance(struct replica *h, uint32_t group)
                         offer_free(o);
                         continue;
                 }
+                if (accumulator_rounds(h) && !round_begins(o))
+                        return;
                 offer_take_end(o, queue);
                 if (!o->node_gradient && o->phase != OFFER_LANDED)
                         offer_pull(o, true);
@@ -499,6 +452,35 @@ void accumulator_advance(struct replica *h, uint32_t group)
                 accumulator_complete(h, group);
         else
                 accumulator_measure(h, group);
+}
+
+/* Whether an offer waits for nodes that have not offered to its micro-batch. */
+static bool round_waits(const struct replica *h, uint32_t group)
+{
+        const struct accumulator_group *lg = &h->accumulator->groups[group];
+        uint32_t nodes = h->job->x->cluster->n_nodes;
+
+        return is_open(h, group) && accumulator_rounds(h) && lg->cursor < nodes &&
+               !list_empty(&lg->nodes[lg->cursor].queue) && micro_batch_lacks(h, group) < nodes;
+}
+
+void accumulator_tick(struct replica *h)
+{
+        struct accumulator *l = h->accumulator;
+        uint32_t waiting = 0, part;
+
+        if (engine_now(h->job->x) - l->moved_ms < STILL_MS)
+                return;
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                waiting += round_waits(h, g);
+        if (!waiting)
+                return;
+        part = (l->n_groups + STILL_PARTS - 1) / STILL_PARTS;
+        if (l->may_beside < l->n_beside + part)
+                l->may_beside = l->n_beside + part;
+        l->moved_ms = engine_now(h->job->x);
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                accumulator_advance(h, g);
 }
 
 /* ---- attempts ---- */
@@ -550,11 +532,13 @@ void accumulator_reset(struct replica *h)
 
         l->generation++;
         l->preparing = l->have_params = l->voted = l->left = false;
+        l->may_beside = l->most_beside;
+        l->most_beside = 0;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 accumulator_reset_group(&l->groups[g], job->x->cluster->n_nodes);
                 deferred_end(h, g);
                 if (!l->groups[g].busy) /* otherwise the task's end does it */
-                        accumulator_forget_present(h, g);
+                        accumulator_forget_added(h, g);
         }
         accumulator_take_early(h);
         for (uint32_t g = 0; g < job->layout->n_groups; g++)
@@ -647,11 +631,13 @@ uint32_t accumulator_waits(struct replica *h, struct wait_line *lines, uint32_t 
                 return 0;
         for (uint32_t g = 0; g < job->layout->n_groups; g++) {
                 struct accumulator_group *lg = &l->groups[g];
+                uint32_t lacks = micro_batch_lacks(h, g);
 
                 if (!accumulator_has(h, g) || lg->measured)
                         continue;
-                snprintf(lines[0].who, sizeof lines[0].who, "node %.60s",
-                         node_name(job->x, lg->complete ? job->x->cluster->self : lg->cursor));
+                if (!accumulator_rounds(h) || lacks == job->x->cluster->n_nodes)
+                        lacks = lg->complete ? job->x->cluster->self : lg->cursor;
+                snprintf(lines[0].who, sizeof lines[0].who, "node %.60s", node_name(job->x, lacks));
                 snprintf(lines[0].what, sizeof lines[0].what, "gradient of group '%.80s'",
                          job->layout->groups[g].name);
                 return 1;

@@ -23,7 +23,8 @@ enum offer_way {
 enum offer_phase { OFFER_WAITING, OFFER_PULLING, OFFER_LANDED };
 
 struct offer {
-        struct list link; /* accumulator_node.queue, or accumulator.early */
+        struct list link; /* accumulator_node.queue, accumulator.early, or offer.with */
+        struct list with; /* others to the same micro-batch that its task adds, in node order */
         struct offload_task task;
         struct replica *replica;
         enum offer_phase phase;
@@ -33,6 +34,8 @@ struct offer {
         uint64_t announced; /* number of the announced payload until it is expected; 0: none */
         bool last, empty;
         bool void_;          /* its attempt is over: the last of its parts frees it */
+        uint32_t until;      /* its task ends with the node before this one */
+        float *beside;       /* where its task leaves the sum of a part of the micro-batch */
         uint64_t generation; /* of the accumulator, when the addition began */
         struct node_gradient *node_gradient; /* where this node's own ranks offer */
         uint8_t *present;                    /* a bit per tensor */
@@ -49,7 +52,7 @@ struct offer {
 struct accumulator_node {
         struct list queue;
         uint32_t offered; /* number of micro-batches */
-        bool finished;    /* its last offer was added */
+        bool finished;    /* its last offer is added */
 };
 
 struct accumulator_group {
@@ -58,9 +61,11 @@ struct accumulator_group {
         uint64_t generation;            /* of the accumulator, when the task began */
         struct accumulator_node *nodes; /* [node] */
         uint32_t micro_batch, cursor;   /* whose turn it is */
-        bool busy;                      /* a task adds, or takes the norm, perhaps of others too */
-        uint32_t readers;               /* payloads of the sum to the mirror */
-        bool normed;                    /* the last addition also took the norm */
+        float *beside; /* in fp32, the sum and a part of a micro-batch; NULL: none */
+        bool ended;    /* nothing else came to the micro-batch; what is beside is not rounded yet */
+        bool busy;     /* a task adds, or takes the norm, perhaps of others too */
+        uint32_t readers; /* payloads of the sum to the mirror */
+        bool normed;      /* the last addition also took the norm */
         bool complete, measured;
         struct group_norm norm;
         struct offer *deferred; /* instead of the sum: the update adds up this offer */
@@ -72,12 +77,15 @@ struct accumulator {
         uint8_t *present;                 /* [tensor]: it has a gradient in this attempt */
         struct list early;                /* offers of attempts that this node has not heard of */
         uint32_t n_early;
-        struct pool pool;  /* memory that receives offers */
-        uint64_t asked_ns; /* when the coordinator last asked for a vote */
-        bool preparing;    /* the coordinator wants this owner's vote */
-        bool have_params;  /* the vote is to end the step, not only for the norm */
-        bool voted;        /* the coordinator has the vote and has not decided */
-        bool left;         /* a rank has left in this attempt: nothing more is deferred */
+        struct pool pool;               /* memory that receives offers */
+        uint32_t n_beside, most_beside; /* groups with a sum beside; the most in this attempt */
+        uint32_t may_beside;            /* how many may have one at once */
+        uint64_t moved_ms;              /* loop time at which an offer last came or was added */
+        uint64_t asked_ns;              /* when the coordinator last asked for a vote */
+        bool preparing;                 /* the coordinator wants this owner's vote */
+        bool have_params;               /* the vote is to end the step, not only for the norm */
+        bool voted;                     /* the coordinator has the vote and has not decided */
+        bool left; /* a rank has left in this attempt: nothing more is deferred */
         struct step_params params;
         struct blob *kept; /* [rank]: its blob of the step */
         bool kept_lost;    /* there was no memory for the blobs: the vote says so */
@@ -86,8 +94,6 @@ struct accumulator {
 };
 
 /* accumulator.c */
-/* Of so many elements to pull; a mirror pulls fp32. */
-uint64_t accumulator_bytes(const struct replica *h, uint64_t elements);
 /* Whether this owner reduces the group.  Whether the node offers to the group: the node has ranks
  * of the group, or the sum that this mirror needs. */
 bool accumulator_has(const struct replica *h, uint32_t group);
@@ -96,19 +102,31 @@ bool accumulator_expects(const struct replica *h, uint32_t group, uint32_t node)
 struct range accumulator_range(const struct replica *h, uint32_t group);
 /* Whether, as far as this owner knows, only the offer's own node may add to the group after it. */
 bool offer_is_alone(const struct offer *o);
+/* Writes the sum of a deferred offer after all.  Takes the norm, too, unless the group has its own.
+ */
+void offer_settle(struct offer *o);
+/* Nothing is added to the group any more: none of its tensors has a gradient. */
+void accumulator_forget_added(struct replica *h, uint32_t group);
+/* Lets more groups begin a micro-batch without all its nodes if the owner stands still. */
+void accumulator_tick(struct replica *h);
+void accumulator_forget_kept(struct accumulator *l);
+
+/* adding.c */
+/* Of so many elements to pull; a mirror pulls the sum. */
+uint64_t accumulator_bytes(const struct replica *h, uint64_t elements);
+/* Whether the sum is rounded once a micro-batch. */
+bool accumulator_rounds(const struct replica *h);
 /* The norm of nothing. */
 void group_norm_init(struct group_norm *norm, const struct job *job, uint32_t group);
 /* The offer's tensors have a gradient from now on. */
 void offer_mark_present(const struct offer *o);
-/* Takes the norm of several groups' offers, at least one, in one pass.  For an offload thread. */
+/* For an offload thread.  Adds the offer, and those with it, to the group's sum; NULL: nothing.
+ * Takes the norm of the sum, unless that is NULL. */
+void accumulator_add(const struct replica *h, uint32_t group, const struct offer *o,
+                     struct group_norm *norm);
+/* For an offload thread.  Takes the norm of several groups' offers, at least one, in one pass. */
 void deferred_norm(const struct replica *h, struct offer *const *offers, uint32_t n,
                    struct group_norm *norm);
-/* Writes the sum of a deferred offer after all.  Takes the norm, too, unless the group has its own.
- */
-void offer_settle(struct offer *o);
-/* None of the group's tensors has a gradient any more. */
-void accumulator_forget_present(struct replica *h, uint32_t group);
-void accumulator_forget_kept(struct accumulator *l);
 
 /* pulling.c */
 /* Begins to pull the offer if it has something to pull and is not being pulled. its_turn: beyond

@@ -59,12 +59,3 @@ const struct part *parts_find(const struct part *parts, uint32_t n, uint64_t ele
         assert(!"an element is in one of the parts");
         return NULL;
 }
-
-struct range range_common(struct range a, struct range b)
-{
-        uint64_t first = a.first > b.first ? a.first : b.first;
-        uint64_t a_end = a.first + a.count, b_end = b.first + b.count;
-        uint64_t end = a_end < b_end ? a_end : b_end;
-
-        return (struct range){ first, end > first ? end - first : 0 };
-}

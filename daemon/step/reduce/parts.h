@@ -36,5 +36,3 @@ uint64_t parts_places(const struct part *parts, uint32_t n);
 uint64_t parts_bytes(const struct part *parts, uint32_t n, uint32_t place, size_t size);
 /* The part that has the element; there is one. */
 const struct part *parts_find(const struct part *parts, uint32_t n, uint64_t element);
-/* The intersection of two ranges; count 0: none. */
-struct range range_common(struct range a, struct range b);

@@ -309,6 +309,7 @@ static int offer_queue(struct offer *o)
                 return 0;
         }
         lg->nodes[o->node].offered++;
+        o->replica->accumulator->moved_ms = engine_now(o->replica->job->x);
         list_insert(&lg->nodes[o->node].queue, &o->link);
         offer_pull(o, false);
         return 0;
@@ -330,6 +331,7 @@ static struct offer *offer_new(struct replica *h, uint32_t node, const Zero__Off
                 memcpy(o->present, m->present.data, m->present.len);
         o->present_bytes = m->present.len;
         list_init(&o->link);
+        list_init(&o->with);
         o->replica = h;
         job_ref(h->job);
         o->node = node;

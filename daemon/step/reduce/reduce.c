@@ -189,8 +189,10 @@ static void reduce_tick(struct engine *x)
                 struct job *job = CONTAINER_OF(item, struct job, link);
 
                 pool_tick(&job->reduce->pool);
-                for_replicas (job, h)
+                for_replicas (job, h) {
                         pool_tick(&h->accumulator->pool);
+                        accumulator_tick(h);
+                }
                 if (job->reduce->lacking)
                         reduce_again(job);
         }

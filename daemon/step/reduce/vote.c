@@ -4,10 +4,10 @@
  * The owner offers the sum to its mirror.  Once all groups are complete and the coordinator has
  * asked, the owner records everything that its vote depends on, and votes.
  *
- * Nodes offer their gradients only to an owner.  Its mirror pulls the owner's sum in parts (fp32,
- * as in the owner's plane), takes the norm itself, votes and runs the same update.  That costs four
- * bytes per parameter and step instead of the twelve of the states, and the mirror's vote must
- * equal the owner's.
+ * Nodes offer their gradients only to an owner.  Its mirror pulls the owner's sum in parts, in
+ * the dtype of the owner's plane, takes the norm itself, votes and runs the same update.  That
+ * costs at most four bytes per parameter and step instead of the twelve of the states, and the
+ * mirror's vote must equal the owner's.
  *
  * Invariant: nobody overwrites a sum while it is being sent.  So what a mirror has taken is the sum
  * of the attempt that offered it.
@@ -23,6 +23,7 @@
 #include "daemon/floor/base/crash.h"
 #include "daemon/job/core/progress.h"
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 #include "proto/sure.h"
 
 /* ---- the mirror ---- */
@@ -96,9 +97,11 @@ static void sum_ready(struct mapping *sum)
 {
         struct sending *s = CONTAINER_OF(sum, struct sending, sum);
 
+        enum zero_dtype dtype = s->replica->state->plan->grad_dtype;
+
         if (staged_payload(s->replica->job, s->node, s->transfer, TRAFFIC_REDUCE,
-                           (float *)sum->at + s->range.first, s->range.count * sizeof(float), false,
-                           sum_sent, s))
+                           (char *)sum->at + dtype_bytes(dtype, s->range.first),
+                           dtype_bytes(dtype, s->range.count), false, sum_sent, s))
                 sum_sent(s, -ECANCELED); /* the node is gone */
         else
                 crash_point(CRASH_MIRROR_SENDING);
@@ -202,7 +205,6 @@ void deferred_keep(struct offer *o)
         offer_mark_present(o);
         node_gradient_keep(o->node_gradient);
         o->replica->job->reduce->deferred++;
-        lg->nodes[o->node].finished = true;
         lg->cursor++;
         lg->deferred = o;
 }
@@ -265,7 +267,7 @@ static void deferred_go_on(struct replica *h, struct offer *o, bool over)
         lg->busy = false;
         lg->measured = !over;
         if (over) {
-                accumulator_forget_present(h, group);
+                accumulator_forget_added(h, group);
                 deferred_release(deferred_take(h, group));
                 accumulator_advance(h, group);
         } else if (h->accumulator->left) {
@@ -400,10 +402,10 @@ static int accumulator_check(const struct replica *h, struct fault *fault)
                 return fault_set(
                         fault, ZERO_EINVAL,
                         "tensor '%.200s' uses hyperparameter set %llu, which is of %s, but "
-                        "the optimizer of its group is %s",
+                        "its optimizer is %s",
                         job->layout->tensors[t].name, (unsigned long long)set,
                         hyper_optimizer(&h->accumulator->params.sets[set]),
-                        optimizer_of(job->layout, job->layout->tensors[t].group)->name);
+                        optimizer_of(job->layout, t)->name);
         return fault_set(fault, ZERO_EINVAL,
                          "tensor '%.200s' uses hyperparameter set %llu, but the step has %u",
                          job->layout->tensors[t].name, (unsigned long long)set, n_sets);

@@ -184,8 +184,7 @@ void entry_assemble(struct stash_entry *e)
                 assembly_advance(e);
 }
 
-/* Memory that an assembled entry of that size takes. */
-static uint64_t whole_bytes(const struct stash *s, uint64_t bytes)
+uint64_t whole_bytes(const struct stash *s, uint64_t bytes)
 {
         return pages_round(s->wholes.n ? &s->wholes : &s->pages, bytes);
 }

@@ -121,6 +121,8 @@ void stash_vacate(struct stash *s);
 
 /* ---- assemble.c ---- */
 
+/* Memory that an assembled entry of that size takes. */
+uint64_t whole_bytes(const struct stash *s, uint64_t bytes);
 /* Assembles the entry, unless that is done or there is no room now. */
 void entry_assemble(struct stash_entry *e);
 /* Assembles the entries that will be read next (stash.order), as many as there is room for.  If the

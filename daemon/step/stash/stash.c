@@ -458,6 +458,11 @@ void stash_info(const struct job *job, struct stash_info *ret)
 
                 ret->reserved += s->segment.bytes;
                 ret->used += s->pages.used * s->pages.unit + s->wholes.used * s->wholes.unit;
+                list_for_each ((struct list *)&s->entries, entry) {
+                        const struct stash_entry *e = CONTAINER_OF(entry, struct stash_entry, link);
+
+                        ret->assembled += e->whole.n ? whole_bytes(s, e->bytes) : 0;
+                }
                 if (seen >> s->place & 1)
                         continue;
                 n = strlen(ret->places);

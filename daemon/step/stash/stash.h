@@ -21,6 +21,7 @@ struct stash_needs {
 /* Sums over all sets of the job on this node. */
 struct stash_info {
         uint64_t reserved, used;    /* bytes */
+        uint64_t assembled;         /* bytes in use of entries put together, in order to be read */
         uint64_t most;              /* the most bytes in use at the same time */
         uint64_t received;          /* bytes from other nodes */
         char places[ZERO_NAME_MAX]; /* the places' names, separated by commas */

@@ -388,14 +388,13 @@ static int access_check(const struct job *job, const Zero__Access *m, bool put,
         if (t->frozen && plane.kind != PLANE_MASTER && plane.kind != PLANE_SERVE)
                 return fault_set(fault, ZERO_EINVAL,
                                  "tensor '%s' is frozen: it has no optimizer state", t->name);
-        if (!tensor_has(job, t, plane))
+        if (!tensor_has(job, m->tensor, plane))
                 return fault_set(
                         fault, ZERO_EINVAL,
-                        "tensor '%s' has no plane %s: its group, of %s%s, keeps %u beside the "
-                        "master weights",
-                        t->name, plane_name(m->plane), optimizer_of(job->layout, t->group)->name,
+                        "tensor '%s' has no plane %s: %s%s keeps %u beside the master weights",
+                        t->name, plane_name(m->plane), optimizer_of(job->layout, m->tensor)->name,
                         job->layout->groups[t->group].ema ? " with averages" : "",
-                        optimizer_moments(job->layout, t->group));
+                        optimizer_moments(job->layout, m->tensor));
         if (plane_is_single(plane) ? m->first != 0 || m->count != 1
                                    : m->first > t->elements || m->count > t->elements - m->first)
                 return fault_set(fault, ZERO_ERANGE,

@@ -98,7 +98,7 @@ struct work {
 bool plane_is_single(struct plane plane);
 /* True if the tensor has the plane.  A frozen tensor has no moments, step or set, and the optimizer
  * decides how many moments there are. */
-bool tensor_has(const struct job *job, const struct layout_tensor *t, struct plane plane);
+bool tensor_has(const struct job *job, uint32_t tensor, struct plane plane);
 /* Says what ZERO_ERANGE means for a put to that plane. */
 const char *work_range_text(struct plane plane);
 /* Bytes per element of the plane. */
@@ -131,7 +131,7 @@ struct norm_sum {
 };
 void norm_sums_init(struct norm_sum *sums, uint32_t n);
 /* True if the norm counts the tensor's values: bytes have no norm. */
-bool norm_counts(const struct job *job, const struct layout_tensor *t, struct plane plane);
+bool norm_counts(const struct job *job, uint32_t tensor, struct plane plane);
 int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault);
 /* Ends the norms of a job that was dropped. */
 void norms_fail(struct job *job, int status, const char *text);

@@ -71,11 +71,10 @@ static void checksum_single(uint64_t sum[2], uint32_t plane, uint32_t tensor, ui
 /* The elements of the segment that count in a plane. */
 static uint64_t summing_count(const struct summing *c, const struct plan_segment *s)
 {
-        const struct plan_shard *shard = &c->work.replica->state->plan->shards[s->group];
-
-        if (c->plane > 0 && c->work.job->layout->tensors[s->tensor].frozen)
+        if (c->plane > 0 && s->moment == UINT64_MAX)
                 return 0;
-        if (c->plane < CHECKSUM_STEP && c->plane > shard->n_moments)
+        if (c->plane > 0 && c->plane < CHECKSUM_STEP &&
+            c->plane > c->work.replica->state->plan->runs[s->run].n_moments)
                 return 0;
         return s->count;
 }
@@ -87,6 +86,7 @@ static void summing_add(struct summing *c, const struct plan_segment *s, uint64_
         struct plane plane = plane_updated(c->plane);
         uint64_t first = s->in_group - c->work.job->layout->tensors[s->tensor].offset + c->at;
         uint64_t *sum = c->sum.sum[c->plane];
+        struct range part = { s->in_group + c->at, n };
         struct mapping values;
 
         if (c->plane == CHECKSUM_STEP || c->plane == CHECKSUM_SET) {
@@ -99,7 +99,12 @@ static void summing_add(struct summing *c, const struct plan_segment *s, uint64_
                                      : state->tensor_set[s->tensor]);
                 return;
         }
-        values = state_map(state, plane, s->group, (struct range){ s->in_group + c->at, n });
+        if (plan_format(state->plan, plane, s->group, part.first) != FORMAT_FP32) {
+                state_read(state, plane, s->group, part, c->work.job->x->ops, c->work.buffer);
+                checksum_blocks(sum, plane_number(plane), s->tensor, first, c->work.buffer, n);
+                return;
+        }
+        values = state_map(state, plane, s->group, part);
         checksum_blocks(sum, plane_number(plane), s->tensor, first,
                         place_read(values.at, values.bytes, c->work.buffer), n);
         state_unmap(&values);

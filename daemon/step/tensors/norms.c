@@ -23,11 +23,13 @@ void norm_sums_init(struct norm_sum *sums, uint32_t n)
         }
 }
 
-bool norm_counts(const struct job *job, const struct layout_tensor *t, struct plane plane)
+bool norm_counts(const struct job *job, uint32_t tensor, struct plane plane)
 {
+        const struct layout_tensor *t = &job->layout->tensors[tensor];
+
         if (dtype_is_bytes(job->layout->groups[t->group].dtype))
                 return false;
-        return plane.kind == PLANE_GRAD ? !t->frozen : tensor_has(job, t, plane);
+        return plane.kind == PLANE_GRAD ? !t->frozen : tensor_has(job, tensor, plane);
 }
 
 int norms_check(const struct job *job, const Zero__Norms *m, struct fault *fault)
@@ -100,9 +102,9 @@ static uint64_t norms_elements(const struct norms *n)
         uint64_t elements = 0;
 
         for (uint32_t i = n->first; i < n->first + n->count; i++) {
-                const struct layout_tensor *t = &n->job->layout->tensors[i];
+                uint64_t own = n->job->layout->tensors[i].elements;
 
-                elements += norm_counts(n->job, t, n->plane) ? t->elements : 0;
+                elements += norm_counts(n->job, i, n->plane) ? own : 0;
         }
         return elements;
 }

@@ -8,10 +8,12 @@
 #include <stdlib.h>
 
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 
 /* A piece's blocks of LAYOUT_ALIGN elements.  A piece takes a millisecond, then others have their
  * turn.  A sum may be cut between blocks. */
 enum { NORM_PIECE = 8192 };
+enum { WIDENED = 16 * LAYOUT_ALIGN }; /* elements of a gradient that L1 has in fp32 */
 
 /* An answer in the making, to another node or to this one. */
 struct norms_told {
@@ -75,14 +77,35 @@ static void norms_add_segment(struct work *w, const struct plan_segment *s, uint
         const struct job *job = w->job;
         double scale = w->plane.kind == PLANE_GRAD ? reduce_norm_scale(job, w->group) : 1;
         struct norm_sum *sums = w->buffer, *sum = &sums[s->tensor - w->tensor];
+        enum zero_dtype dtype =
+                w->plane.kind == PLANE_GRAD ? w->replica->state->plan->grad_dtype : ZERO_FP32;
+        const struct device_ops *ops = job->x->ops;
+        const struct state *state = w->replica->state;
+        struct range all = { s->in_group + w->at, n };
         struct mapping values;
+        float wide[WIDENED];
 
         w->elements += n;
         if (!sum->present)
                 return;
-        values = state_map(w->replica->state, w->plane, w->group,
-                           (struct range){ s->in_group + w->at, n });
-        job->x->ops->norm(values.at, n, scale, &sum->squares, &sum->finite);
+        if (plan_format(state->plan, w->plane, w->group, all.first) != FORMAT_FP32) {
+                for (uint64_t done = 0, part; done < n; done += part) {
+                        part = n - done < WIDENED ? n - done : WIDENED;
+                        state_read(state, w->plane, w->group,
+                                   (struct range){ all.first + done, part }, ops, wide);
+                        ops->norm(wide, part, scale, &sum->squares, &sum->finite);
+                }
+                return;
+        }
+        values = state_map(state, w->plane, w->group, all);
+        if (dtype == ZERO_FP32)
+                ops->norm(values.at, n, scale, &sum->squares, &sum->finite);
+        for (uint64_t done = 0, part; dtype != ZERO_FP32 && done < n; done += part) {
+                part = n - done < WIDENED ? n - done : WIDENED;
+                ops->cast(ZERO_FP32, wide, dtype, (char *)values.at + dtype_bytes(dtype, done),
+                          part);
+                ops->norm(wide, part, scale, &sum->squares, &sum->finite);
+        }
         state_unmap(&values);
 }
 
@@ -91,7 +114,7 @@ static uint64_t norms_elements_in(const struct work *w, const struct plan_segmen
         const struct layout_tensor *t = &w->job->layout->tensors[s->tensor];
 
         if (s->tensor < w->tensor || s->tensor - w->tensor >= w->count ||
-            !norm_counts(w->job, t, w->plane))
+            !norm_counts(w->job, s->tensor, w->plane))
                 return 0;
         return plan_segment_elements(t, s);
 }

@@ -19,13 +19,15 @@ bool plane_is_single(struct plane plane)
         return plane.kind == PLANE_STEP || plane.kind == PLANE_SET;
 }
 
-bool tensor_has(const struct job *job, const struct layout_tensor *t, struct plane plane)
+bool tensor_has(const struct job *job, uint32_t tensor, struct plane plane)
 {
+        const struct layout_tensor *t = &job->layout->tensors[tensor];
+
         if (plane.kind == PLANE_MASTER || plane.kind == PLANE_SERVE)
                 return true;
         return !t->frozen &&
                (plane_is_single(plane) || (plane.kind == PLANE_MOMENT &&
-                                           plane.index < optimizer_moments(job->layout, t->group)));
+                                           plane.index < optimizer_moments(job->layout, tensor)));
 }
 
 size_t plane_size(const struct job *job, uint32_t tensor, struct plane plane)
@@ -93,11 +95,48 @@ static void put_copy(const struct work *w, void *plane, void *serve)
                 ops->cast(served, serve, ZERO_FP32, plane, w->count);
 }
 
+static bool work_packed(const struct work *w)
+{
+        return plan_format(w->replica->state->plan, w->plane, w->group, work_range(w).first) !=
+               FORMAT_FP32;
+}
+
+/* True if a put of master also writes the average. */
+static bool work_averages(const struct work *w)
+{
+        const layout *l = w->job->layout;
+
+        return w->plane.kind == PLANE_MASTER && !l->tensors[w->tensor].frozen &&
+               l->groups[w->group].ema && w->replica->state->tensor_step[w->tensor] == 0;
+}
+
+/* A put's values of a plane that is not in fp32. */
+static void put_packed(const struct work *w)
+{
+        struct plane ema = plane_updated(optimizer_moments(w->job->layout, w->tensor));
+        const struct state *state = w->replica->state;
+        enum zero_dtype dtype = w->dtype ? (enum zero_dtype)w->dtype : ZERO_FP32;
+        const struct device_ops *ops = w->job->x->ops;
+        const struct range all = work_range(w);
+        float wide[8 * LAYOUT_ALIGN];
+
+        for (uint64_t done = 0, n; done < all.count; done += n) {
+                n = all.count - done < sizeof wide / sizeof *wide ? all.count - done
+                                                                  : sizeof wide / sizeof *wide;
+                ops->cast(ZERO_FP32, wide, dtype, (char *)w->buffer + dtype_bytes(dtype, done), n);
+                struct range part = { all.first + done, n };
+
+                state_write(state, w->plane, w->group, part, ops, wide);
+                if (work_averages(w))
+                        state_write(state, ema, w->group, part, ops, wide);
+        }
+}
+
 static void work_copy(struct work *w)
 {
         const struct job *job = w->job;
         const layout *l = job->layout;
-        bool master = w->put && w->plane.kind == PLANE_MASTER;
+        bool master = w->plane.kind == PLANE_MASTER;
         struct mapping plane, serve = { NULL }, ema = { NULL };
         const struct device_ops *ops = w->job->x->ops;
 
@@ -105,16 +144,20 @@ static void work_copy(struct work *w)
                 memcpy(w->buffer, work_single(w), sizeof(uint64_t));
                 return;
         }
+        if (!w->put) {
+                state_read(w->replica->state, w->plane, w->group, work_range(w), ops, w->buffer);
+                return;
+        }
+        if (work_packed(w)) {
+                put_packed(w);
+                return;
+        }
         plane = work_map(w, w->plane);
         if (master && layout_group_served(&l->groups[w->group]))
                 serve = work_map(w, plane_serve);
-        if (w->put)
-                put_copy(w, plane.at, serve.at);
-        else
-                ops->copy(w->buffer, plane.at, plane.bytes);
-        if (master && !l->tensors[w->tensor].frozen && l->groups[w->group].ema &&
-            w->replica->state->tensor_step[w->tensor] == 0) {
-                ema = work_map(w, plane_updated(optimizer_moments(l, w->group)));
+        put_copy(w, plane.at, serve.at);
+        if (work_averages(w)) {
+                ema = work_map(w, plane_updated(optimizer_moments(l, w->tensor)));
                 ops->copy(ema.at, plane.at, plane.bytes);
         }
         state_unmap(&ema);
@@ -280,7 +323,7 @@ static bool request_lies_here(const struct job *job, const struct replica *h, ui
         t = &job->layout->tensors[tensor];
         range = h->state->plan->shards[t->group].range;
         if (first > t->elements || count > t->elements - first || count == 0 || range.count == 0 ||
-            !tensor_has(job, t, plane))
+            !tensor_has(job, tensor, plane))
                 return false;
         if (plane_is_single(plane))
                 return count == 1;
@@ -305,12 +348,33 @@ static void plane_ready(struct shard_part *part)
         work_send(CONTAINER_OF(part, struct work, sent), part->bytes.at, part->bytes.bytes);
 }
 
+static void values_read(struct work *w, int status)
+{
+        work_send(w, w->buffer, w->count * sizeof(float));
+}
+
+/* Other nodes get moments in fp32. */
+static void packed_send(struct work *w)
+{
+        w->buffer = malloc(w->count * sizeof(float));
+        if (!w->buffer) {
+                ask_refuse(w->job, w->node, w->transfer, ZERO_ENOMEM, "out of memory");
+                work_free(w);
+                return;
+        }
+        w->owns_buffer = true;
+        w->end = values_read;
+        work_submit(w);
+}
+
 static void plane_send(struct work *w)
 {
         if (plane_is_single(w->plane)) {
                 shard_pin(w->replica, w->group);
                 w->pinned = true;
                 work_send(w, work_single(w), sizeof(uint64_t));
+        } else if (work_packed(w)) {
+                packed_send(w);
         } else {
                 shard_want(&w->sent, w->replica, w->plane, w->group, work_range(w), plane_ready);
         }

@@ -103,12 +103,12 @@ void was_free(struct was **was)
         munmap(w, w->bytes);
 }
 
-void was_copy(struct was *was, const struct replica *h, uint32_t chunk, const float *old_master)
+void was_copy(struct was *was, const struct replica *h, uint32_t chunk,
+              const struct undo_values *old)
 {
         struct plan_chunk c = plan_chunk(h->state->plan, chunk);
 
-        state_was(h->state, h->job->layout, chunk, old_master, h->job->x->ops,
-                  was->values + c.moment);
+        state_was(h->state, h->job->layout, chunk, old, h->job->x->ops, was->values + c.moment);
 }
 
 /* ---- threads ---- */

@@ -25,7 +25,8 @@ void was_free(struct was **was);
 /* Whether the group's deltas are coded. */
 bool was_has(const struct was *was, const struct replica *h, uint32_t group);
 /* Copies what the chunk serves, on an update's thread.  old_master: as of state_was(). */
-void was_copy(struct was *was, const struct replica *h, uint32_t chunk, const float *old_master);
+void was_copy(struct was *was, const struct replica *h, uint32_t chunk,
+              const struct undo_values *old);
 
 /*
  * The group has been updated.  *ret is NULL without memory, and again once the delta is kept or

@@ -5,8 +5,9 @@
  * forward pass waits for its first group alone.  A group whose old bytes somebody still reads
  * (pins) is passed over until the last reader has gone.  Each worker commits unit by unit
  * (store/undo.h).  A shard on a GPU is one unit, and is updated by launches (launch.h), also from
- * contributions whose sum was deferred.  A group is at the new version as soon as its last unit is;
- * the record is finished after the last group.
+ * contributions whose sum was deferred.  Before a group with matrices in host memory, their
+ * directions are computed (directions.h).  A group is at the new version as soon as its last unit
+ * is; the record is finished after the last group.
  *
  * Eager groups are updated ahead of the decision, each as soon as its sum is complete, if ranks
  * have said how the step will end.  Their old values are kept, and they are served as before.  When
@@ -15,6 +16,7 @@
  * that finds the old values starts from the recorded gradient.
  */
 #include "daemon/step/update/coding.h"
+#include "daemon/step/update/directions.h"
 #include "daemon/step/update/launch.h"
 
 #include <assert.h>
@@ -30,6 +32,7 @@
 
 enum { TASK_CHUNKS = 512 };
 enum { IDLE_STEPS = 8 }; /* steps without a gradient of a group before the warning */
+enum { LOOK = 64 };      /* groups that wait for room for directions, before others wait for them */
 enum group_phase { GROUP_FINISHED, GROUP_PENDING, GROUP_RUNNING };
 /* What is done with chunks.  LEAD: updates before the decision, of the groups that are complete. */
 enum update_aim { AIM_NONE, AIM_LEAD, AIM_CARRY_OUT, AIM_UNDO };
@@ -39,11 +42,14 @@ struct update_group {
         bool ahead;                     /* chunks are, or may be, ahead of the record */
         bool again;                     /* the aim has changed: begins anew after its tasks */
         bool saved;                     /* shard_observer.update_begin without its end */
+        bool starved;                   /* found no memory: begins again at a tick */
         uint32_t next_chunk, in_flight; /* tasks */
         uint64_t save_from;             /* shard_observer.update_begin */
         struct offer *deferred;         /* NULL: the sum is in the state */
         bool lost;                      /* what a chunk served is not known */
         struct coding *coding;          /* of the last update; NULL: none runs */
+        struct launch_room *room;       /* NULL: has no directions, or not yet */
+        struct directions *directions;  /* NULL: not begun, or not needed */
 };
 
 struct update {
@@ -55,10 +61,12 @@ struct update {
         struct update_scalars *scalars; /* [tensor] */
         struct update_group *groups;    /* [group] */
         uint32_t unfinished, in_flight; /* groups; tasks */
-        uint64_t begun_ns;              /* when the decision began to be carried out */
-        struct was *was;                /* NULL: no deltas are coded */
-        uint64_t puts;                  /* state->puts when the last decision was carried out */
-        bool begun;                     /* by a decision of now; else it is taken up */
+        bool told;                      /* the log knows that memory is lacking */
+        struct launch_room rooms[PLAN_DIRECTED]; /* of groups that have directions */
+        uint64_t begun_ns;                       /* when the decision began to be carried out */
+        struct was *was;                         /* NULL: no deltas are coded */
+        uint64_t puts; /* state->puts when the last decision was carried out */
+        bool begun;    /* by a decision of now; else it is taken up */
 };
 
 struct update_task {
@@ -69,7 +77,7 @@ struct update_task {
         struct unit_update update;
         uint64_t save_from;
         struct was *was; /* NULL: the group's delta is not coded */
-        bool lost;
+        bool lost, starved;
 };
 
 static int update_new(struct replica *h)
@@ -92,6 +100,10 @@ static void update_free(struct replica *h)
         if (!u)
                 return;
         was_free(&u->was);
+        for (uint32_t i = 0; i < PLAN_DIRECTED; i++)
+                place_free(u->rooms[i].memory);
+        for (uint32_t g = 0; u->groups && g < h->job->layout->n_groups; g++)
+                directions_free(u->groups[g].directions);
         free(u->scalars);
         free(u->present);
         free(u->params);
@@ -142,14 +154,16 @@ static bool unit_present(const struct plan *plan, uint32_t unit, const uint8_t *
 }
 
 /* Returns the old values, of a chunk. */
-static struct undo_values unit_update(const struct update_task *t, uint32_t unit, uint32_t worker)
+static struct undo_values unit_update(struct update_task *t, uint32_t unit, uint32_t worker)
 {
         const struct replica *h = t->replica;
-        const struct offer *deferred = h->update->groups[t->group].deferred;
+        const struct update_group *g = &h->update->groups[t->group];
 
         if (plan_unit(h->state->plan, unit) == UNIT_CHUNK)
                 return undo_update(h->state, worker, unit, &t->update, h->job->x->ops);
-        launch_shard(h, &t->update, deferred ? deferred_node_gradient(deferred) : NULL, t->group);
+        t->starved = launch_shard(h, &t->update,
+                                  g->deferred ? deferred_node_gradient(g->deferred) : NULL,
+                                  t->group, g->room) != 0;
         return (struct undo_values){ .planes = { NULL } };
 }
 
@@ -163,7 +177,7 @@ static void unit_was(struct update_task *t, uint32_t unit, bool present, bool re
         bool eager = t->replica->state->plan->shards[t->group].old != UINT64_MAX;
 
         t->lost = t->lost || (reached && !eager);
-        was_copy(t->was, t->replica, unit, reached || !present ? NULL : old.planes[0]);
+        was_copy(t->was, t->replica, unit, reached || !present ? NULL : &old);
 }
 
 /*
@@ -188,6 +202,8 @@ static void unit_run(struct update_task *t, uint32_t unit, uint32_t worker)
                         old = unit_update(t, unit, worker);
                 else if (saves)
                         old = undo_values(state, worker, unit);
+                if (t->starved)
+                        return;
                 if (carries && !present)
                         undo_done(state, unit, t->update.version);
                 if (carries)
@@ -307,6 +323,9 @@ static void group_finish(struct replica *h, uint32_t group)
         g->saved = false;
         h->unread[group] = false;
         deferred_release(STEAL(g->deferred));
+        if (g->room)
+                STEAL(g->room)->taken = false;
+        directions_free(STEAL(g->directions));
         if (aim == AIM_CARRY_OUT && was_has(u->was, h, group) && !g->lost)
                 coding_start(h, u->was, group, u->version, &g->coding);
         if (aim == AIM_CARRY_OUT)
@@ -344,6 +363,10 @@ static void update_done(struct offload_task *task)
         uint32_t group = t->group;
 
         g->lost = g->lost || t->lost;
+        if (t->starved) {
+                g->starved = true;
+                g->next_chunk = t->first;
+        }
         free(t);
         h->update->in_flight--;
         g->in_flight--;
@@ -357,6 +380,71 @@ static void update_done(struct offload_task *task)
         job_unref(job);
 }
 
+static void direction_done(struct replica *h)
+{
+        h->update->in_flight--;
+        update_advance(h);
+}
+
+/* NULL: all are taken. */
+static struct launch_room *room_find(struct update *u)
+{
+        for (uint32_t i = 0; i < PLAN_DIRECTED; i++)
+                if (!u->rooms[i].taken)
+                        return &u->rooms[i];
+        return NULL;
+}
+
+static void directions_lack(struct replica *h, uint32_t group)
+{
+        if (!h->update->told)
+                log_warning_for(h->job->uid,
+                                "job %s: its update waits for %llu bytes of memory, for matrices "
+                                "of group '%s': let the node have them; the update then goes on",
+                                h->job->name, (unsigned long long)h->state->plan->update_bytes,
+                                h->job->layout->groups[group].name);
+        h->update->told = true;
+}
+
+/*
+ * Submits a task that computes directions of a group; false: none.  Sets *ret if the group has all
+ * its directions, or needs none.
+ */
+static bool group_direct(struct replica *h, uint32_t group, bool *ret)
+{
+        struct update *u = h->update;
+        struct update_group *g = &u->groups[group];
+        const struct plan_shard *shard = &h->state->plan->shards[group];
+
+        *ret = u->aim != AIM_CARRY_OUT || !shard->matrices;
+        if (*ret || h->job->dead) /* who opens the state computes them again */
+                return false;
+        if (!g->room) {
+                struct launch_room *room = h->pins[group] ? NULL : room_find(u);
+
+                if (!room)
+                        return false;
+                if (shard->unit == UNIT_CHUNK && directions_new(h, group, u->version, u->scalars,
+                                                                direction_done, &g->directions)) {
+                        directions_lack(h, group);
+                        return false;
+                }
+                g->room = room;
+                room->taken = true;
+        }
+        *ret = shard->unit == UNIT_SHARD; /* a launch computes them */
+        if (*ret)
+                return false;
+        if (directions_submit(g->directions)) {
+                u->in_flight++;
+                return true;
+        }
+        if (directions_starve(g->directions))
+                directions_lack(h, group);
+        *ret = directions_values(g->directions);
+        return false;
+}
+
 static bool group_submit(struct replica *h, uint32_t group)
 {
         struct update_group *g = &h->update->groups[group];
@@ -364,15 +452,17 @@ static bool group_submit(struct replica *h, uint32_t group)
         uint32_t end = shard->first_chunk + shard->n_chunks;
         uint32_t most = shard->unit == UNIT_SHARD ? shard->n_chunks : TASK_CHUNKS;
         const struct update *u = h->update;
-        bool leads = u->aim == AIM_LEAD;
+        bool leads = u->aim == AIM_LEAD, directed;
         struct update_task *t;
 
-        if (g->phase == GROUP_FINISHED || g->again || g->next_chunk == end)
+        if (g->phase == GROUP_FINISHED || g->again || g->starved || g->next_chunk == end)
                 return false;
         /* who has waited for the delta may pin the group now, so the caller looks again */
         if (g->coding && u->aim == AIM_CARRY_OUT)
                 return coding_stop(&g->coding);
-        if (g->phase == GROUP_PENDING && h->pins[group])
+        if (group_direct(h, group, &directed))
+                return true;
+        if (!directed || (g->phase == GROUP_PENDING && h->pins[group]))
                 return false;
         t = sure_realloc(NULL, sizeof *t); /* the step is decided */
         if (g->phase == GROUP_PENDING && !g->saved)
@@ -381,20 +471,22 @@ static bool group_submit(struct replica *h, uint32_t group)
         if (leads)
                 g->ahead = true;
         h->changing[group] = u->aim == AIM_CARRY_OUT; /* what is served is as before until then */
-        *t = (struct update_task){ .task = { .run = update_run, .done = update_done },
-                                   .replica = h,
-                                   .aim = u->aim,
-                                   .update = { .version = u->version,
-                                               .ahead = leads,
-                                               .present = leads ? u->present : h->state->present,
-                                               .scalars = u->scalars },
-                                   .group = group,
-                                   .first = g->next_chunk,
-                                   .end = end - g->next_chunk > most ? g->next_chunk + most : end,
-                                   .save_from = g->save_from,
-                                   .was = u->aim == AIM_CARRY_OUT && was_has(u->was, h, group)
-                                                  ? u->was
-                                                  : NULL };
+        *t = (struct update_task){
+                .task = { .run = update_run, .done = update_done },
+                .replica = h,
+                .aim = u->aim,
+                .update = { .version = u->version,
+                            .ahead = leads,
+                            .present = leads ? u->present : h->state->present,
+                            .scalars = u->scalars,
+                            .layout = h->job->layout,
+                            .directions = g->directions ? directions_values(g->directions) : NULL },
+                .group = group,
+                .first = g->next_chunk,
+                .end = end - g->next_chunk > most ? g->next_chunk + most : end,
+                .save_from = g->save_from,
+                .was = u->aim == AIM_CARRY_OUT && was_has(u->was, h, group) ? u->was : NULL
+        };
         g->phase = GROUP_RUNNING;
         g->next_chunk = t->end;
         g->in_flight++;
@@ -404,17 +496,26 @@ static bool group_submit(struct replica *h, uint32_t group)
         return true;
 }
 
+/* There may be as many as groups, and a look at all of them after each task would take too long. */
+static bool waits_for_room(const struct replica *h, uint32_t group)
+{
+        const struct update_group *g = &h->update->groups[group];
+
+        return g->phase == GROUP_PENDING && !g->room && h->update->aim == AIM_CARRY_OUT &&
+               h->state->plan->shards[group].matrices;
+}
+
 /* Keeps the workers busy, but no more than that, so that gathers get their turn. */
 static void update_advance(struct replica *h)
 {
         struct update *u = h->update;
-        uint32_t limit = offload_workers(h->job->x->offload) + 1, i = 0;
+        uint32_t limit = offload_workers(h->job->x->offload) + 1, n = h->job->layout->n_groups;
 
         if (u->aim == AIM_NONE)
                 return;
-        while (u->in_flight < limit && i < h->job->layout->n_groups)
+        for (uint32_t i = 0, waiting = 0; u->in_flight < limit && i < n && waiting < LOOK;)
                 if (!group_submit(h, h->order[i]))
-                        i++;
+                        waiting += waits_for_room(h, h->order[i++]);
 }
 
 /* ---- the decision -------------------------------------------------------------------- */
@@ -435,6 +536,7 @@ static void update_scalars(struct replica *h, const struct hyper_set *sets, doub
                         continue;
                 h->update->scalars[s->tensor] =
                         hyper_scalars(&sets[set], state->plan->shards[s->group].ema,
+                                      state->plan->runs[s->run].formats[0] != FORMAT_FP32,
                                       state->tensor_step[s->tensor] + 1, grad_scale / divisor);
         }
 }
@@ -448,6 +550,7 @@ static void aim_at(struct replica *h, enum update_aim aim, uint64_t version, boo
         u->aim = aim;
         u->version = version;
         u->unfinished = 1; /* until all groups have been looked at */
+        u->told = false;
         h->updating = true;
         for (uint32_t i = 0; i < h->job->layout->n_groups; i++) {
                 struct update_group *g = &u->groups[i];
@@ -660,6 +763,8 @@ static void updates_retry(struct list *replicas)
         list_for_each (replicas, item) {
                 struct replica *h = CONTAINER_OF(item, struct replica, link);
 
+                for (uint32_t g = 0; g < h->job->layout->n_groups; g++)
+                        h->update->groups[g].starved = false;
                 update_advance(h);
                 if (!h->updating && !deltas_wanted(h->job, h->job->version))
                         was_free(&h->update->was);

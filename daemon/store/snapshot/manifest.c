@@ -71,6 +71,8 @@ static json_t *manifest_json(const struct manifest *m)
         json_object_set_new(j, "created_ms", number(m->created_ms));
         json_object_set_new(j, "world_size", number(m->job.world_size));
         json_object_set_new(j, "reduce_dtype", json_string(dtype_name(m->job.reduce_dtype)));
+        if (m->job.accumulate == ZERO_ACCUMULATE_WIRE)
+                json_object_set_new(j, "accumulate", json_string("wire"));
         json_object_set_new(j, "parameters", number(m->parameters));
         json_object_set_new(j, "optimizers", json_string(m->optimizers));
         json_object_set_new(j, "owners", number(m->n_owners));
@@ -212,6 +214,15 @@ static bool get_dtype(const json_t *j, const char *key, enum zero_dtype *ret)
         return false;
 }
 
+/* Only a manifest of a job with the option has it: the release before restores such a job, too. */
+static bool get_accumulate(const json_t *j, enum zero_accumulate *ret)
+{
+        const json_t *word = json_object_get(j, "accumulate");
+
+        *ret = word ? ZERO_ACCUMULATE_WIRE : ZERO_ACCUMULATE_FP32;
+        return !word || (json_is_string(word) && strcmp(json_string_value(word), "wire") == 0);
+}
+
 static bool get_manifest(const json_t *j, struct manifest *m)
 {
         return get_text(j, "job", m->job.name, sizeof(m->job.name)) &&
@@ -221,6 +232,7 @@ static bool get_manifest(const json_t *j, struct manifest *m)
                get_number(j, "created_ms", INT64_MAX, &m->created_ms) &&
                get_number_32(j, "world_size", 1, ZERO_RANK_MAX, &m->job.world_size) &&
                get_dtype(j, "reduce_dtype", &m->job.reduce_dtype) &&
+               get_accumulate(j, &m->job.accumulate) &&
                get_number(j, "parameters", INT64_MAX, &m->parameters) &&
                get_number_32(j, "owners", 1, ZERO_NODE_MAX, &m->n_owners) &&
                get_hash(j, "model_hash", m->model_hash) &&

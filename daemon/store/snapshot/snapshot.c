@@ -63,7 +63,7 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
 {
         struct snapshot_map map = { .n_groups = plan->n_groups };
 
-        map.extents = calloc(plan->n_segments + OPTIMIZER_MOMENTS * (size_t)plan->n_groups + 1,
+        map.extents = calloc(plan->n_segments + UPDATE_PLANES * (size_t)plan->n_groups + 1,
                              sizeof(*map.extents));
         map.group_end = calloc(plan->n_groups + 1, sizeof(*map.group_end));
         if (!map.extents || !map.group_end) {
@@ -71,14 +71,12 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
                 return -ENOMEM;
         }
         for (uint32_t g = 0; g < plan->n_groups; g++) {
-                const struct plan_shard *shard = &plan->shards[g];
-
                 map_add_master(&map, plan, g);
-                for (uint32_t i = 0; i < shard->n_moments; i++)
+                for (uint32_t k = 1; plan_kept(plan, g, k).kind != PLANE_NONE; k++)
                         map_add(&map, plan,
-                                (struct snapshot_extent){ .plane = plane_updated(1 + i),
+                                (struct snapshot_extent){ .plane = plan_kept(plan, g, k),
                                                           .group = g,
-                                                          .part = shard->range });
+                                                          .part = plan->shards[g].range });
                 map.group_end[g] = map.bytes;
         }
         *ret = map;
@@ -117,6 +115,14 @@ void snapshot_copy(const struct snapshot_map *map, const struct state *state,
         }
 }
 
+/* Whole records have whole floats. */
+static void save_part(const struct device_ops *ops, uint64_t from, uint8_t *stream, uint64_t at,
+                      const void *values, uint64_t bytes)
+{
+        if (at + bytes > from)
+                ops->serve(ZERO_FP32, stream + at, values, bytes / sizeof(float));
+}
+
 void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan,
                          const struct device_ops *ops, uint32_t chunk, struct undo_values old,
                          uint64_t from, uint8_t *stream)
@@ -124,16 +130,23 @@ void snapshot_save_chunk(const struct snapshot_map *map, const struct plan *plan
         const struct plan_chunk c = plan_chunk(plan, chunk);
         const struct plan_shard *shard = &plan->shards[c.group];
         uint64_t plane = c.group ? map->group_end[c.group - 1] : 0; /* where it begins */
+        uint64_t serve = map->group_end[c.group] - shard->range.count * sizeof(*old.served);
 
         /* not by plan_bytes(): its search for a place takes as long as the chunk's update */
-        for (uint32_t k = 0; k <= shard->n_moments; k++) {
-                uint64_t first = k ? c.moment - shard->moment : c.master - shard->master;
-                uint64_t at = plane + first * sizeof(float);
+        for (uint32_t k = 0; k <= c.run->n_moments; k++) {
+                uint64_t first =
+                        k ? plan_moment_at(c.run, k - 1, c.moment) - shard->moment_at[k - 1]
+                          : plan_master_bytes(shard, c.master - shard->master);
 
-                if (at + c.n * sizeof(float) > from)
-                        ops->serve(ZERO_FP32, stream + at, old.planes[k], c.n);
-                plane += (k ? shard->moment_count : shard->range.count) * sizeof(float);
+                save_part(ops, from, stream, plane + first, old.planes[k],
+                          plan_run_bytes(c.run, k, c.n));
+                plane += k ? shard->moment_bytes[k - 1]
+                           : plan_master_bytes(shard, shard->range.count);
         }
+        if (old.served)
+                save_part(ops, from, stream,
+                          serve + (c.in_group - shard->range.first) * sizeof(*old.served),
+                          old.served, c.n * sizeof(*old.served));
 }
 
 /* ---- meta ---- */

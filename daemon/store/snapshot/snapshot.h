@@ -122,9 +122,10 @@ struct snapshot_progress {
 
 /*
  * Fills a draft (state_draft()): reads its ranges from the checkpoint's shards.  The numbers of
- * owners may differ, and so may the whole tensors.  l: the checkpoint's layout.  Does not touch
- * serve.
+ * owners may differ, and so may whole tensors and formats.  l: the checkpoint's layout; to: the
+ * draft's.  Does not touch serve, unless master needs it.
  */
-int snapshot_load(int dir, const struct manifest *m, const layout *l, struct state *draft,
-                  const struct device_ops *ops, struct snapshot_progress *progress,
-                  struct snapshot_loaded *ret, struct fault *fault);
+int snapshot_load(int dir, const struct manifest *m, const layout *l, const layout *to,
+                  struct state *draft, const struct device_ops *ops,
+                  struct snapshot_progress *progress, struct snapshot_loaded *ret,
+                  struct fault *fault);

@@ -18,3 +18,5 @@ double run_ours(const struct bulk_path_ops *path, const struct load *load);
 double run_raw_tcp(const struct load *load);
 /* ucx_perftest ucp_am_bw over the transports named. */
 double run_perftest(const char *tls, const struct load *load);
+/* One process alone: what libsodium takes for as many bytes on one side, as bulk/tcp.c calls it. */
+double run_sodium(bool encrypted, const struct load *load);

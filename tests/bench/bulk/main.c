@@ -1,13 +1,15 @@
 /*
  * bench-bulk [--repeat N] [--megabytes N] [--json FILE]
  *
- * Payloads of 4 KiB to 64 MiB between two processes by our paths, each against its peer
- * measured in the same round: UCX against ucx_perftest over the same transports, TCP against
- * raw reads and writes.  Prints a table and, to FILE, one line of JSON a figure.  Ratios are of
- * one round; medians and quartiles over rounds.
+ * Payloads of 4 KiB to 64 MiB between two processes by our paths, each against its peers measured
+ * in the same round: UCX against ucx_perftest over the same transports, TCP against raw reads and
+ * writes, and payloads that libsodium protects against plain ones and one pass of libsodium.
+ * Prints a table and, to FILE, one line of JSON a figure.  Ratios are of one round; medians and
+ * quartiles over rounds.
  */
 #include <errno.h>
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,24 +29,25 @@ struct options {
         const char *json;
 };
 
-/* A path of ours, and what it is measured against: ucx_perftest, or raw TCP. */
-static const struct compared {
-        const char *name;
-        const struct bulk_path_ops *path;
-        bool ucx;
-} all_compared[] = {
-        { "ucx", &bulk_path_ucx, true },
-        { "tcp", &bulk_path_tcp, false },
-        { "tcp plain", &bulk_path_tcp_plain, false },
-        { "tcp encrypted", &bulk_path_tcp_encrypted, false },
+enum way { UCX, PERFTEST, RAW, PLAIN, AUTHENTICATED, ENCRYPTED, TAGS, CIPHER, WAYS, NONE = WAYS };
+
+/* One way against another, or against the time of two together. */
+static const struct row {
+        const char *name, *peer;
+        enum way ours, theirs, more;
+        double aim; /* 0: none */
+} rows[] = {
+        { "ucx", "ucx_perftest", UCX, PERFTEST, NONE, 0.8 },
+        { "tcp", "raw tcp", AUTHENTICATED, RAW, NONE, 0.8 },
+        { "tcp plain", "raw tcp", PLAIN, RAW, NONE, 0.8 },
+        { "tcp encrypted", "raw tcp", ENCRYPTED, RAW, NONE, 0.8 },
+        { "tcp / plain", "tcp plain", AUTHENTICATED, PLAIN, NONE, 0 },
+        { "tcp / limit", "plain and tags", AUTHENTICATED, PLAIN, TAGS, 0.9 },
+        { "tcp encrypted / limit", "plain and encryption", ENCRYPTED, PLAIN, CIPHER, 0.9 },
 };
 
-/* One size by one path, round by round. */
-struct series {
-        const struct compared *compared;
-        size_t size;
-        double ours[ROUNDS_MAX], theirs[ROUNDS_MAX], ratio[ROUNDS_MAX];
-};
+/* Bytes a second of each way, of one size, by round. */
+typedef double rounds[ROUNDS_MAX][WAYS + 1];
 
 static void cleanup_file(FILE **file)
 {
@@ -59,49 +62,87 @@ static int compare(const void *a, const void *b)
         return (x > y) - (x < y);
 }
 
-/* Sorted copies are not needed: the series is read only here. */
+/* Sorts the values. */
 static double quantile(double *values, unsigned n, double q)
 {
         qsort(values, n, sizeof *values, compare);
         return values[(unsigned)(q * (n - 1) + 0.5)];
 }
 
-static bool measure(struct series *series, const struct options *o)
+static double run(enum way way, const struct load *load)
 {
-        size_t count = (o->megabytes << 20) / series->size;
-        const struct load load = { series->size, count > COUNT_MAX   ? COUNT_MAX
-                                                 : count < COUNT_MIN ? COUNT_MIN
-                                                                     : count };
-
-        for (unsigned i = 0; i < o->repeat; i++) {
-                series->ours[i] = run_ours(series->compared->path, &load);
-                series->theirs[i] =
-                        series->compared->ucx ? run_perftest(TLS, &load) : run_raw_tcp(&load);
-                if (series->ours[i] <= 0 || series->theirs[i] <= 0)
-                        return false;
-                series->ratio[i] = series->ours[i] / series->theirs[i];
+        switch (way) {
+        case UCX:
+                return run_ours(&bulk_path_ucx, load);
+        case PERFTEST:
+                return run_perftest(TLS, load);
+        case RAW:
+                return run_raw_tcp(load);
+        case PLAIN:
+                return run_ours(&bulk_path_tcp_plain, load);
+        case AUTHENTICATED:
+                return run_ours(&bulk_path_tcp, load);
+        case ENCRYPTED:
+                return run_ours(&bulk_path_tcp_encrypted, load);
+        case TAGS:
+                return run_sodium(false, load);
+        case CIPHER:
+                return run_sodium(true, load);
+        default:
+                return INFINITY;
         }
-        return true;
 }
 
-static void print(struct series *s, const struct options *o, FILE *json)
+static void measure(size_t size, const struct options *o, rounds ret)
 {
-        const char *path = s->compared->name, *peer = s->compared->ucx ? "ucx_perftest" : "raw tcp";
-        double median = quantile(s->ratio, o->repeat, 0.5);
-        double low = quantile(s->ratio, o->repeat, 0.25),
-               high = quantile(s->ratio, o->repeat, 0.75);
-        double ours = quantile(s->ours, o->repeat, 0.5),
-               theirs = quantile(s->theirs, o->repeat, 0.5);
+        size_t count = (o->megabytes << 20) / size;
+        const struct load load = { size, count > COUNT_MAX   ? COUNT_MAX
+                                         : count < COUNT_MIN ? COUNT_MIN
+                                                             : count };
 
-        printf("%-13s %9zu %8.2f %8.2f  %-13s %5.2f  [%.2f, %.2f]\n", path, s->size, ours / 1e9,
-               theirs / 1e9, peer, median, low, high);
+        for (unsigned i = 0; i < o->repeat; i++)
+                for (enum way way = 0; way <= NONE; way++)
+                        ret[i][way] = run(way, &load);
+}
+
+/* False: something could not run. */
+static bool report(const struct row *row, size_t size, const struct options *o, rounds rates,
+                   FILE *json)
+{
+        double ours[ROUNDS_MAX], theirs[ROUNDS_MAX], ratio[ROUNDS_MAX], median, low, high;
+        unsigned n = o->repeat;
+
+        for (unsigned i = 0; i < n; i++) {
+                ours[i] = rates[i][row->ours];
+                theirs[i] = 1 / (1 / rates[i][row->theirs] + 1 / rates[i][row->more]);
+                ratio[i] = ours[i] / theirs[i];
+                if (ours[i] <= 0 || theirs[i] <= 0) {
+                        fprintf(stderr, "bench-bulk: %s, %zu bytes: %s could not run%s\n",
+                                row->name, size, ours[i] <= 0 ? "it" : row->peer,
+                                row->theirs == PERFTEST ? " (package ucx-utils)" : "");
+                        return false;
+                }
+        }
+        median = quantile(ratio, n, 0.5);
+        low = quantile(ratio, n, 0.25);
+        high = quantile(ratio, n, 0.75);
+        printf("%-21s %10zu %8.2f %8.2f  %-27s %5.2f  [%.2f, %.2f]\n", row->name, size,
+               quantile(ours, n, 0.5) / 1e9, quantile(theirs, n, 0.5) / 1e9, row->peer, median, low,
+               high);
         fflush(stdout);
-        if (json)
-                fprintf(json,
-                        "{\"name\": \"bulk %s\", \"bytes\": %zu, \"repeat\": %u, \"median_ratio\": "
-                        "%.4f, \"spread\": [%.4f, %.4f], \"bytes_per_second\": %.4g, \"peer\": "
-                        "\"%s\", \"peer_bytes_per_second\": %.4g, \"aim\": 0.8}\n",
-                        path, s->size, o->repeat, median, low, high, ours, peer, theirs);
+        if (!json)
+                return true;
+        fprintf(json,
+                "{\"name\": \"bulk %s\", \"bytes\": %zu, \"repeat\": %u, \"median_ratio\": %.4f, "
+                "\"spread\": [%.4f, %.4f], \"bytes_per_second\": %.4g, \"peer\": \"%s\", "
+                "\"peer_bytes_per_second\": %.4g",
+                row->name, size, n, median, low, high, quantile(ours, n, 0.5), row->peer,
+                quantile(theirs, n, 0.5));
+        if (row->aim > 0)
+                fprintf(json, ", \"aim\": %.1f", row->aim);
+        fprintf(json, "}\n");
+        fflush(json);
+        return true;
 }
 
 static bool parse_number(const char *text, unsigned long most, unsigned long *ret)
@@ -139,6 +180,7 @@ int main(int argc, char **argv)
 {
         struct options o = { .repeat = 7, .megabytes = 256 };
         CLEANUP(cleanup_file) FILE *json = NULL;
+        static rounds rates;
         bool failed = false;
 
         if (!parse(argc, argv, &o)) {
@@ -150,21 +192,12 @@ int main(int argc, char **argv)
                 return EXIT_FAILURE;
         }
         setenv("UCX_TLS", TLS, 1);
-        printf("path              bytes  GB/s     GB/s of its peer       ratio  [quartiles], aim "
-               "0.8\n");
-        for (size_t k = 0; k < sizeof all_compared / sizeof *all_compared; k++) {
-                const struct compared *compared = &all_compared[k];
-                for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-                        struct series s = { .compared = compared, .size = sizes[i] };
-                        if (measure(&s, &o)) {
-                                print(&s, &o, json);
-                                continue;
-                        }
-                        fprintf(stderr, "bench-bulk: %s, %zu bytes: %s could not run\n",
-                                compared->name, s.size,
-                                compared->ucx ? "UCX or ucx_perftest (package ucx-utils)" : "TCP");
-                        failed = true;
-                }
+        printf("%-21s %10s %8s %8s  %-27s %5s  %s\n", "path", "bytes", "GB/s", "GB/s",
+               "of its peer", "ratio", "[quartiles]");
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+                measure(sizes[i], &o, rates);
+                for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
+                        failed = !report(&rows[k], sizes[i], &o, rates, json) || failed;
         }
         return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

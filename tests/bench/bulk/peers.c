@@ -1,6 +1,7 @@
 /* What our paths are measured against. */
 #include <arpa/inet.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,6 +104,52 @@ double run_raw_tcp(const struct load *load)
         waitpid(child, NULL, 0);
         free(buffer);
         return rate;
+}
+
+/* ---- libsodium ---- */
+
+static void protect(bool aes, const crypto_aead_aes256gcm_state *state, const uint8_t *key,
+                    const uint8_t *nonce, uint8_t *to, const uint8_t *from, size_t n,
+                    const uint8_t *additional, size_t n_additional)
+{
+        uint8_t tag[crypto_aead_aes256gcm_ABYTES];
+
+        if (aes)
+                crypto_aead_aes256gcm_encrypt_detached_afternm(to, tag, NULL, from, n, additional,
+                                                               n_additional, NULL, nonce, state);
+        else
+                crypto_aead_chacha20poly1305_ietf_encrypt_detached(
+                        to, tag, NULL, from, n, additional, n_additional, NULL, nonce, key);
+}
+
+double run_sodium(bool encrypted, const struct load *load)
+{
+        uint8_t key[crypto_aead_aes256gcm_KEYBYTES] = { 1 };
+        uint8_t nonce[crypto_aead_aes256gcm_NPUBBYTES] = { 0 };
+        uint8_t *from = malloc(load->size), *to = malloc(load->size);
+        crypto_aead_aes256gcm_state state;
+        uint64_t begun = 0;
+
+        if (from && to && sodium_init() >= 0) {
+                bool aes = bulk_tcp_has_aes();
+
+                memset(from, 1, load->size);
+                memset(to, 2, load->size);
+                if (aes)
+                        crypto_aead_aes256gcm_beforenm(&state, key);
+                begun = uv_hrtime();
+                for (size_t i = 0; i < load->count; i++) {
+                        memcpy(nonce, &i, sizeof i);
+                        if (encrypted)
+                                protect(aes, &state, key, nonce, to, from, load->size, NULL, 0);
+                        else
+                                protect(aes, &state, key, nonce, to, NULL, 0, from, load->size);
+                }
+                begun = uv_hrtime() - begun;
+        }
+        free(from);
+        free(to);
+        return begun ? (double)load->size * (double)load->count * 1e9 / (double)begun : 0;
 }
 
 /* ---- ucx_perftest ---- */

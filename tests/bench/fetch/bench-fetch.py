@@ -4,9 +4,10 @@
 How long a trainer waits for a group of parameters, and until its gradient is taken.
 
   mapped  one daemon, bf16: the serve plane itself is seen; against a round trip over a unix socket
-  copy    one daemon, fp32: against that and a copy
+  copy    one daemon, fp32 beside bf16: against that and a copy
   ucx     two daemons, bf16: against a copy of the near part, and the far part at the rate of ucx_perftest
   tcp     two daemons, bf16: against a copy of the near part, and the far part over a plain TCP connection
+  tcp-plain  the same of daemons that do not authenticate payloads
 
 Ratios are of times, of the same round: 1 is the limit, more is slower.  Median and quartiles over rounds.
 """
@@ -24,10 +25,12 @@ import common  # noqa: E402  (its place is known only now)
 from cluster import Cluster, end_process, free_ports, spawn  # noqa: E402
 
 BUILD = "@BUILD@"
-SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
-PATHS = {"mapped": (1, {}), "copy": (1, {}), "ucx": (2, {"bulk": "ucx"}), "tcp": (2, {"bulk": "tcp"})}
-PUSHED = ("ucx", "tcp")
+SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30]
+PATHS = {"mapped": (1, {}), "copy": (1, {}), "ucx": (2, {"bulk": "ucx"}), "tcp": (2, {"bulk": "tcp"}),
+         "tcp-plain": (2, {"bulk": "tcp", "tcp_payloads": "plain"})}
+PUSHED = ("ucx", "tcp", "tcp-plain")
 AIM_US = 50  # of a mapped fetch, whatever its size
+SMALL, AIM_SMALL, AIM = 4 << 10, 1.5, 1.1  # of the others
 ROUND_S = 60
 PERFTEST_S = 20
 PERFTEST_BYTES = 128 << 20
@@ -38,7 +41,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--json")
     parser.add_argument("--path", action="append", choices=PATHS)
-    parser.add_argument("--max", type=int, default=SIZES[-1], help="bytes of the largest group")
+    parser.add_argument("--max", type=int, default=256 << 20, help="bytes of the largest group")
     return parser.parse_args()
 
 
@@ -129,7 +132,7 @@ def figure(what, path, size, rounds):
     settings = {"bytes": size, "microseconds": round(statistics.median(r[what] for r in rounds), 1),
                 "limit_microseconds": round(statistics.median(r[what + "_limit"] for r in rounds), 1)}
     if path in PUSHED:
-        settings["far_bytes"] = rounds[0][what + "_far"]
+        settings.update(far_bytes=rounds[0][what + "_far"], aim=AIM_SMALL if size <= SMALL else AIM)
     if path == "mapped":
         settings["aim_microseconds"] = AIM_US
     return common.figure(f"{what} time, {path}", [r[what] / r[what + "_limit"] for r in rounds], **settings)

@@ -1,5 +1,5 @@
 /*
- * fetch-client --socket FILE --path mapped|copy|tcp|ucx --bytes N [--job NAME]
+ * fetch-client --socket FILE --path mapped|copy|tcp|tcp-plain|ucx --bytes N [--job NAME]
  *
  * One rank, one group of N bytes; a round for each line of input.  A round makes a new
  * version (a step with lr 0), and times the fetch of it and, in turn, what that cannot be
@@ -80,7 +80,7 @@ static bool is_mapped(const struct session *s)
         return !strcmp(s->o.path, "mapped");
 }
 
-/* A group of fp32 has no plane to serve from: even one owner's is copied. */
+/* Beside a bf16 group one owner's fp32 group goes through the window: it is copied. */
 static enum zero_dtype dtype_of(const struct session *s)
 {
         return !strcmp(s->o.path, "copy") ? ZERO_FP32 : ZERO_BF16;
@@ -88,14 +88,16 @@ static enum zero_dtype dtype_of(const struct session *s)
 
 /* ---- the job -------------------------------------------------------------- */
 
-static void add_group(struct session *s, const char *name, uint64_t elements)
+/* SGD has no moments: large groups fit into memory. */
+static void add_group(struct session *s, const char *name, enum zero_dtype dtype, uint64_t elements)
 {
         struct zero_tensor tensor = {
                 .name = name, .ndim = 1, .shape = &elements, .init = ZERO_INIT_ZEROS
         };
         uint32_t group, index;
 
-        if (zero_layout_group(s->layout, name, dtype_of(s), NULL, 0, 0, &group) ||
+        if (zero_layout_group(s->layout, name, dtype, NULL, 0, 0, &group) ||
+            zero_layout_optimizer(s->layout, group, "sgd") ||
             zero_layout_tensor(s->layout, group, &tensor, &index))
                 die("layout", zero_layout_error(s->layout));
 }
@@ -110,8 +112,8 @@ static void attach(struct session *s)
 
         if (zero_layout_new(&s->layout))
                 die("layout", "out of memory");
-        add_group(s, "data", s->o.bytes / zero_dtype_size(dtype_of(s)));
-        add_group(s, "mark", 1);
+        add_group(s, "data", dtype_of(s), s->o.bytes / zero_dtype_size(dtype_of(s)));
+        add_group(s, "mark", ZERO_BF16, 1);
         if (zero_connect(&options, &s->client))
                 die("connect", zero_error(NULL));
         must(s, zero_attach(s->client, s->layout, &needs), "attach");
@@ -183,7 +185,7 @@ static void push(struct session *s, struct times *t)
 /* A step that changes nothing but the version, and its update over on all owners. */
 static void step(struct session *s)
 {
-        struct zero_set set = { .adamw = { .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } };
+        struct zero_set set = ZERO_SGD(0);
         struct zero_step_options args = { .sets = &set, .n_sets = 1 };
         uint64_t n = zero_layout_tensor_elements(s->layout, DATA);
         struct zero_result result;
@@ -257,7 +259,8 @@ static void round_moved(struct session *s, struct times *t)
 {
         uint64_t before;
 
-        push(s, t); /* wakes the nodes, which have slept since the last round; the limits find them awake */
+        push(s, t); /* wakes the nodes, which have slept since the last round; the limits find them
+                       awake */
         step(s);
         push(s, t);
         step(s);
@@ -317,8 +320,8 @@ int main(int argc, char **argv)
         bool mapped;
 
         if (!parse(argc, argv, &s.o)) {
-                fprintf(stderr, "usage: fetch-client --socket FILE --path mapped|copy|tcp|ucx "
-                                "--bytes N [--job NAME]\n");
+                fprintf(stderr, "usage: fetch-client --socket FILE --path "
+                                "mapped|copy|tcp|tcp-plain|ucx --bytes N [--job NAME]\n");
                 return 2;
         }
         mapped = is_mapped(&s);

@@ -15,6 +15,8 @@
 enum {
         BENCH_CHUNK_MAX = 65536,
         BENCH_THREADS_MAX = 64,
+        PACKED = 3, /* what a master has beside serve, and two moments */
+        PACKED_SETS = 3,
 };
 
 /* The planes that all cases share. */
@@ -22,6 +24,12 @@ struct planes {
         size_t elements;
         float *p, *m, *v, *grad, *scratch;
         uint16_t *serve;
+        /* Each set of formats has planes of its own: the bytes of another format would be NaN and
+         * subnormal numbers, which take a CPU ten times as long. */
+        struct packed_planes {
+                void *plane[PACKED]; /* room for 4 bytes an element each */
+                uint16_t *serve;
+        } packed[PACKED_SETS];
 };
 
 /* Where one thread keeps old values: it should stay in L1. */
@@ -29,6 +37,7 @@ struct undo_buffer {
         _Alignas(64) uint64_t held;
         uint64_t version, kept;
         _Alignas(64) float values[3 * BENCH_CHUNK_MAX]; /* [3][chunk] */
+        _Alignas(64) uint8_t packed[14 * BENCH_CHUNK_MAX];
 };
 
 struct work {
@@ -41,7 +50,7 @@ struct work {
 
 struct bench_case {
         const char *name;
-        unsigned bytes; /* moved per element */
+        double bytes; /* moved per element */
         void (*run)(const struct work *w, size_t first, size_t n);
 };
 
@@ -49,6 +58,8 @@ struct bench_case {
 struct bench_row {
         const char *name;
         unsigned of, against; /* indices of cases */
+        double aim;           /* at least; 0: none */
+        bool elements;        /* compares elements a second, not bytes */
 };
 
 extern const struct bench_case bench_cases[];

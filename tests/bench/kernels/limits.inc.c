@@ -22,6 +22,20 @@ static void limit_adamw(size_t n, float *p, float *m, float *v, const float *gra
         }
 }
 
+static void limit_touch(void *x, size_t n)
+{
+        float *floats = x;
+
+        for (size_t i = 0; i + 16 <= n / sizeof(float); i += 16)
+                touch(floats + i);
+}
+
+static void limit_read(const float *x, size_t n)
+{
+        for (size_t i = 0; i < n; i += 16)
+                keep(v16_load(x + i));
+}
+
 static void limit_triad(size_t n, float *a, const float *b, const float *c, float scale)
 {
         v16 s = v16_set(scale);
@@ -30,4 +44,5 @@ static void limit_triad(size_t n, float *a, const float *b, const float *c, floa
                 v16_store(a + i, v16_add(v16_load(b + i), v16_mul(v16_load(c + i), s)));
 }
 
-const struct limit_ops LIMITS_OPS = { LIMITS_ISA, limit_adamw, limit_triad };
+const struct limit_ops LIMITS_OPS = { LIMITS_ISA, limit_adamw, limit_touch, limit_read,
+                                      limit_triad };

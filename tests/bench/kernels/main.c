@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "daemon/floor/base/chunk.h"
+#include "daemon/store/file.h"
 #include "proto/cleanup.h"
 #include "tests/bench/kernels/bench.h"
 
@@ -56,7 +57,9 @@ static struct figure ratio(const struct sample *samples, unsigned rounds,
         for (unsigned r = 0; r < rounds; r++) {
                 const struct sample *round = samples + r * n_bench_cases;
                 const struct sample *a = &round[row->of], *b = &round[row->against];
-                double bytes = (double)bench_cases[row->of].bytes / bench_cases[row->against].bytes;
+                double bytes = row->elements ? 1
+                                             : bench_cases[row->of].bytes /
+                                                       bench_cases[row->against].bytes;
 
                 values[r] = bytes * (cpu ? b->cpu / a->cpu : b->wall / a->wall);
         }
@@ -106,9 +109,12 @@ static void print_json(FILE *out, const struct sample *samples, const struct opt
                         "{\"name\": \"%s\", \"isa\": \"%s\", \"threads\": %u, \"elements\": %zu, "
                         "\"chunk\": %zu, \"repeat\": %u, \"median_ratio\": %.4f, \"spread\": "
                         "[%.4f, %.4f], "
-                        "\"median_ratio_cpu_time\": %.4f, \"gb_per_s\": %.2f}\n",
+                        "\"median_ratio_cpu_time\": %.4f, \"gb_per_s\": %.2f",
                         row->name, isa, o->threads, o->elements, o->chunk, o->repeat, wall.median,
                         wall.low, wall.high, cpu.median, rate.median);
+                if (row->aim > 0)
+                        fprintf(out, ", \"aim\": %.2f", row->aim);
+                fprintf(out, "}\n");
         }
 }
 
@@ -150,7 +156,7 @@ static bool parse(int argc, char *argv[], struct options *ret_options)
                 else if (option == 'e' && number(optarg, 1UL << 34, &value))
                         o.elements = value;
                 else if (option == 'c' && number(optarg, BENCH_CHUNK_MAX, &value) &&
-                         value % 32 == 0)
+                         value % FORMAT_STEP == 0)
                         o.chunk = value;
                 else if (option == 't' && number(optarg, BENCH_THREADS_MAX, &value))
                         o.threads = (unsigned)value;
@@ -167,12 +173,15 @@ static bool parse(int argc, char *argv[], struct options *ret_options)
         return true;
 }
 
+/* Planes begin at different places in their pages, as those of a state do. */
 static void *plane(size_t bytes)
 {
-        void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+        static size_t n;
+        size_t at = n++ % (FILE_ALIGN / FILE_STAGGER) * FILE_STAGGER;
+        void *memory = mmap(NULL, bytes + FILE_ALIGN, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 
-        return memory == MAP_FAILED ? NULL : memory;
+        return memory == MAP_FAILED ? NULL : (char *)memory + at;
 }
 
 static int planes_new(size_t n, struct planes *ret_planes)
@@ -184,6 +193,13 @@ static int planes_new(size_t n, struct planes *ret_planes)
         for (size_t i = 0; i < sizeof(floats) / sizeof(floats[0]); i++)
                 if (!(*floats[i] = plane(n * sizeof(float))))
                         return -ENOMEM;
+        for (int i = 0; i < PACKED_SETS; i++) {
+                for (int k = 0; k < PACKED; k++)
+                        if (!(x.packed[i].plane[k] = plane(n * sizeof(float))))
+                                return -ENOMEM;
+                if (!(x.packed[i].serve = plane(n * sizeof(uint16_t))))
+                        return -ENOMEM;
+        }
         x.serve = plane(n * sizeof(uint16_t));
         if (!x.serve)
                 return -ENOMEM;

@@ -23,16 +23,16 @@ struct undo_values undo_update(struct state *state, uint32_t slot, uint32_t chun
 {
         const struct plan_chunk c = plan_chunk(state->plan, chunk);
         const struct plan_segment *segment = &state->plan->segments[c.first_segment];
+        uint8_t *planes[UPDATE_PLANES] = { NULL };
 
+        chunk_planes(state, &c, planes);
         for (uint32_t done = 0, n; done < c.n; done += n, segment++) {
                 uint64_t left = segment->in_group + segment->count - (c.in_group + done);
 
                 n = left < c.n - done ? (uint32_t)left : c.n - done;
-                run_adamw(ops, &update->scalars[segment->tensor], n,
-                          state->in->master + c.master + done,
-                          state->in->moments[0] + c.moment + done,
-                          state->in->moments[1] + c.moment + done,
-                          state->in->grad + c.moment + done, NULL);
+                run_adamw(ops, &update->scalars[segment->tensor], n, (float *)planes[0] + done,
+                          (float *)planes[1] + done, (float *)planes[2] + done,
+                          (float *)state->in->grad + c.moment + done, NULL);
         }
         tables_set_chunk_version(state, chunk, update->version);
         return (struct undo_values){ 0 };

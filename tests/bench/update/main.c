@@ -1,13 +1,18 @@
 /*
- * bench-update [--elements N] [--chunk N] [--repeat N] [--json FILE]
+ * bench-update [--elements N] [--chunk N] [--repeat N] [--wire] [--json FILE]
  *
  * What crash consistency costs an update: one thread, AdamW on all chunks of a state, with what
  * the store does so that a process killed at any instruction loses nothing (record, undo slots,
  * chunk versions), against the same kernel without any of it, on parts of the same state in turn.
+ * With --wire the state has its gradient in bf16, and the kernel without has it in fp32.
  *
  * And what a checkpoint costs it of which nothing had been copied when it began: how much longer
  * it takes to save all old values on its way, against one copy of as many bytes past the cache from
  * and to memory that is in place; and against a copy of the planes as they lie.
+ *
+ * And how many parameters a second an update of other formats and of Muon brings forward, in times
+ * of AdamW's with fp32, and how near a copy of as many bytes comes to it.  Muon's directions, which
+ * bench-matrix measures, are there.
  *
  * The figures are ratios of times of the update alone; of a training step it is a part.  The mode
  * without consistency exists here only.  Median and quartiles over rounds.
@@ -26,12 +31,32 @@
 #include "daemon/store/snapshot/snapshot.h"
 #include "daemon/store/file.h"
 #include "proto/cleanup.h"
+#include "proto/dtype.h"
 #include "tests/support/adamw.h"
 
 enum { ROUNDS_MAX = 1000, PARTS = 64 };
 
 DEFINE_CLEANUP(layout *, layout_free)
 DEFINE_CLEANUP(struct partition *, partition_free)
+
+/* How a state is kept. */
+struct way {
+        const char *name, *optimizer, *state, *master;
+        const char *aim; /* of parameters a second, in times of fp32's */
+};
+
+static const struct way fp32 = { "AdamW, fp32", "adamw", NULL, NULL, NULL };
+static const struct way others[] = {
+        { "AdamW, bf16 and fp32", "adamw", "bf16", NULL, "1.5" },
+        { "AdamW, 8bit and fp32", "adamw", "8bit", NULL, "1.5" },
+        { "AdamW, fp32 and bf16+16", "adamw", NULL, "bf16+16", NULL },
+        { "AdamW, bf16 and bf16+16", "adamw", "bf16", "bf16+16", "1.5" },
+        { "AdamW, 8bit and bf16+16", "adamw", "8bit", "bf16+16", "1.5" },
+        { "AdamW, 8bit and bf16+8", "adamw", "8bit", "bf16+8", "1.5" },
+        { "Muon, fp32", "muon", NULL, NULL, NULL },
+        { "Muon, 8bit and bf16+8", "muon", "8bit", "bf16+8", NULL }
+};
+enum { COLUMNS = 1024 };
 
 struct scene {
         char directory[64];
@@ -42,6 +67,8 @@ struct scene {
         struct update_scalars scalars;
         struct snapshot_map map;
         uint8_t *saved, *other; /* map.bytes each */
+        float *grad;            /* the gradient in fp32: of the state, unless that has it in bf16 */
+        uint16_t *directions;   /* of matrices; NULL: there are none */
 };
 
 /* What is measured, and in how many rounds. */
@@ -49,6 +76,7 @@ struct times {
         double in_place[ROUNDS_MAX], half[ROUNDS_MAX]; /* of an update, half of it each */
         double consistent[ROUNDS_MAX], saving[ROUNDS_MAX];
         double copy[ROUNDS_MAX], planes[ROUNDS_MAX];
+        double other[ROUNDS_MAX]; /* an update in another way; `consistent` is beside it */
         unsigned n;
 };
 
@@ -88,10 +116,10 @@ static void update_in_place(struct scene *s, uint32_t first, uint32_t end)
 
         for (uint32_t i = first; i < end; i++) {
                 const struct plan_chunk c = plan_chunk(x->plan, i);
-                float *p = x->in->master + c.master, *m = x->in->moments[0] + c.moment;
-                float *v = x->in->moments[1] + c.moment;
+                float *p = x->in->master + c.master, *m = (float *)x->in->moments[0] + c.moment;
+                float *v = (float *)x->in->moments[1] + c.moment, *g = s->grad + c.moment;
 
-                run_adamw(s->ops, &s->scalars, c.n, p, m, v, x->in->grad + c.moment, NULL);
+                run_adamw(s->ops, &s->scalars, c.n, p, m, v, g, NULL);
                 s->ops->serve(ZERO_BF16, serve_of(s, &c), p, c.n);
         }
 }
@@ -113,15 +141,16 @@ static void update_consistent(struct scene *s, uint32_t first, uint32_t end, boo
         struct state *x = s->state;
         const struct unit_update update = { .version = x->record->version + 1,
                                             .present = x->present,
-                                            .scalars = &s->scalars };
+                                            .scalars = &s->scalars,
+                                            .layout = s->layout,
+                                            .directions = s->directions };
 
         for (uint32_t i = first; i < end; i++) {
-                const struct plan_chunk c = plan_chunk(x->plan, i);
                 struct undo_values old = undo_update(x, 0, i, &update, s->ops);
 
                 if (save)
                         snapshot_save_chunk(&s->map, x->plan, s->ops, i, old, 0, s->saved);
-                s->ops->serve(ZERO_BF16, serve_of(s, &c), x->in->master + c.master, c.n);
+                state_serve_unit(x, s->layout, i, s->ops);
         }
 }
 
@@ -187,38 +216,50 @@ static double copy_planes(struct scene *s)
 
 /* ---- one state ------------------------------------------------------------------- */
 
-static int scene_layout(uint64_t elements, layout **ret, struct fault *fault)
+static int scene_layout(uint64_t elements, const struct way *way, layout **ret, struct fault *fault)
 {
         CLEANUP(cleanup_layout_free) layout *l = NULL;
         char name[] = "t";
-        struct layout_tensor t = { .name = name, .ndim = 1, .shape = { elements } };
+        struct layout_tensor t = { .name = name,
+                                   .ndim = 2,
+                                   .shape = { elements / COLUMNS, COLUMNS } };
         uint32_t index;
         int r = layout_new(&l);
 
         if (!r)
                 r = layout_add_group(l, "g", ZERO_BF16, NULL, 0, 0, &index, fault);
         if (!r)
+                r = layout_set_optimizer(l, index, way->optimizer, fault);
+        if (!r)
+                r = layout_set_state(l, index, way->state, way->master, fault);
+        if (!r)
                 r = layout_add_tensor(l, &t, &index, fault);
+        if (!r && strcmp(way->optimizer, "muon") == 0)
+                r = layout_set_matrices(l, index, &t.shape[0], 1, fault);
         if (!r)
                 *ret = STEAL(l);
         return r;
 }
 
-static int scene_state(struct scene *s, uint32_t chunk, struct fault *fault)
+static int scene_state(struct scene *s, uint32_t chunk, bool wire, struct fault *fault)
 {
-        struct state_identity id = {
-                .job = { .name = "bench", .world_size = 1, .reduce_dtype = ZERO_BF16 },
-                .n_owners = 1
-        };
+        struct state_identity id = { .job = { .name = "bench",
+                                              .world_size = 1,
+                                              .reduce_dtype = ZERO_BF16,
+                                              .accumulate = wire ? ZERO_ACCUMULATE_WIRE
+                                                                 : ZERO_ACCUMULATE_FP32 },
+                                     .n_owners = 1 };
         CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
         struct plan *plan = NULL;
         int r = partition_new(s->layout, 1, &partition);
 
         if (!r)
                 r = plan_new(s->layout, partition, 0, chunk, &plan);
-        if (!r)
-                r = state_create(s->store, &id, s->layout, plan, 1, &s->state, fault);
-        return r;
+        if (r)
+                return r;
+        plan->grad_dtype = job_spec_sum_dtype(&id.job);
+        plan->staggered = true;
+        return state_create(s->store, &id, s->layout, plan, 1, &s->state, fault);
 }
 
 static void scene_fill(struct scene *s)
@@ -226,15 +267,15 @@ static void scene_fill(struct scene *s)
         struct state *x = s->state;
         uint32_t bits = 1;
 
-        for (uint64_t i = 0; i < x->plan->master_elements; i++) {
-                bits = bits * 1664525 + 1013904223;
-                x->in->master[i] = (float)bits * 0x1p-31f - 1.0f;
-        }
         for (uint64_t i = 0; i < x->plan->moment_elements; i++) {
-                x->in->moments[0][i] = x->in->moments[1][i] = 0;
-                x->in->grad[i] = x->in->master[i] * 0.1f + 1e-6f;
+                bits = bits * 1664525 + 1013904223;
+                s->grad[i] = (float)bits * 0x1p-34f - 0.125f;
         }
-        state_serve_group(x, s->layout, 0, s->ops);
+        s->ops->cast(x->plan->grad_dtype, x->in->grad, ZERO_FP32, s->grad,
+                     s->grad == x->in->grad ? 0 : x->plan->moment_elements);
+        if (s->directions)
+                s->ops->cast(ZERO_BF16, s->directions, ZERO_FP32, s->grad,
+                             x->plan->moment_elements);
 }
 
 /* In place, and of pages as large as the system gives. */
@@ -248,20 +289,37 @@ static uint8_t *memory(size_t bytes)
         return memset(p, 1, bytes);
 }
 
-static int scene_init(struct scene *s, uint64_t elements, uint32_t chunk, struct fault *fault)
+static struct update_scalars way_scalars(const struct way *way)
+{
+        static const struct hyper_set adamw = { .value = { 1e-4, 0.9, 0.999, 1e-8, 0.01 } };
+
+        if (strcmp(way->optimizer, "adamw") != 0)
+                return optimizer_muon.scalars((const double[]){ 1e-4, 0.95, 0.1, 1, 1 }, 10, 1.0);
+        return hyper_scalars(&adamw, false, way->state, 10, 1.0);
+}
+
+static int scene_init(struct scene *s, const struct way *way, uint64_t elements, uint32_t chunk,
+                      bool wire, struct fault *fault)
 {
         int r;
 
         *s = (struct scene){ .directory = "/dev/shm/zerod-bench-XXXXXX",
                              .ops = device_host(NULL),
-                             .scalars = adamw_scalars(1e-4, 0.9, 0.999, 1e-8, 0.01, 10, 1.0) };
+                             .scalars = way_scalars(way) };
         if (!mkdtemp(s->directory))
                 return fault_set(fault, ZERO_EIO, "%s: %s", s->directory, strerror(errno));
         r = store_open(s->directory, 0, &s->store, fault);
         if (!r)
-                r = scene_layout(elements, &s->layout, fault);
+                r = scene_layout(elements, way, &s->layout, fault);
         if (!r)
-                r = scene_state(s, chunk, fault);
+                r = scene_state(s, chunk, wire, fault);
+        if (!r)
+                s->grad = wire ? (void *)memory(s->state->plan->moment_elements * sizeof *s->grad)
+                               : s->state->in->grad;
+        if (!r && s->state->plan->shards[0].matrices)
+                s->directions = (void *)memory(elements * sizeof *s->directions);
+        if (!r && (!s->grad || (s->state->plan->shards[0].matrices && !s->directions)))
+                r = fault_set(fault, ZERO_ENOMEM, "out of memory");
         if (!r)
                 scene_fill(s);
         if (!r && (snapshot_map_new(s->state->plan, &s->map) ||
@@ -280,6 +338,10 @@ static int scene_deinit(struct scene *s)
 {
         char lock[96];
 
+        if (s->state && s->grad != s->state->in->grad)
+                memory_free(s->grad, s->state->plan->moment_elements * sizeof *s->grad);
+        if (s->directions)
+                memory_free(s->directions, s->layout->elements * sizeof *s->directions);
         memory_free(s->saved, s->map.bytes);
         memory_free(s->other, s->map.bytes);
         snapshot_map_deinit(&s->map);
@@ -340,6 +402,44 @@ static void measure(struct scene *s, struct times *t)
         }
 }
 
+/* Bytes that an update reads and writes, by two: a copy of so many bytes moves as much. */
+static uint64_t bytes_of(const struct scene *s)
+{
+        const struct plan *p = s->state->plan;
+
+        return plan_state_bytes(p) + (p->keeps_served ? p->serve_bytes : 0) +
+               (dtype_bytes(p->grad_dtype, p->moment_elements) +
+                (s->directions ? 2 : 0) * p->moment_elements + plan_served_apart(p)) /
+                       2;
+}
+
+/* An update in another way and one of fp32 in turn. */
+static int compare_way(struct scene *base, const struct way *way, uint64_t elements, uint32_t chunk,
+                       bool wire, struct times *t, FILE *json, struct fault *fault)
+{
+        struct scene s;
+        char name[96];
+        int r = scene_init(&s, way, elements, chunk, wire, fault);
+
+        for (unsigned i = 0; !r && i <= t->n; i++) { /* the first one warms up */
+                double whole = (double)bytes_of(&s) / (double)s.map.bytes;
+                unsigned at = i ? i - 1 : 0;
+
+                t->consistent[at] = update(base, false);
+                t->other[at] = update(&s, false);
+                t->copy[at] = copy_memory(&s) * whole;
+        }
+        if (!r) {
+                snprintf(name, sizeof name, "update, %s: parameters a second / fp32's", way->name);
+                report(name, t, t->consistent, NULL, t->other, way->aim, json);
+                snprintf(name, sizeof name, "update, %s: copy of as many bytes / it", way->name);
+                report(name, t, t->copy, NULL, t->other, NULL, json);
+        }
+        if (scene_deinit(&s) && !r)
+                r = -errno;
+        return r;
+}
+
 static bool number(const char *text, unsigned long max, unsigned long *ret_value)
 {
         char *end;
@@ -354,6 +454,7 @@ int main(int argc, char *argv[])
         static const struct option known[] = { { "elements", required_argument, NULL, 'e' },
                                                { "repeat", required_argument, NULL, 'r' },
                                                { "chunk", required_argument, NULL, 'c' },
+                                               { "wire", no_argument, NULL, 'w' },
                                                { "json", required_argument, NULL, 'j' },
                                                { NULL, 0, NULL, 0 } };
         unsigned long elements = 32UL << 20, rounds = 15, chunk = chunk_default();
@@ -361,22 +462,25 @@ int main(int argc, char *argv[])
         struct fault fault = { 0 };
         const char *path = NULL;
         struct scene scene;
-        bool bad = sodium_init() < 0;
+        bool bad = sodium_init() < 0, wire = false;
         int option;
 
         while ((option = getopt_long(argc, argv, "", known, NULL)) != -1)
-                bad = bad || (option == 'e'   ? !number(optarg, 1UL << 34, &elements)
-                              : option == 'r' ? !number(optarg, ROUNDS_MAX, &rounds)
-                              : option == 'c' ? !number(optarg, 65536, &chunk)
-                              : option == 'j' ? !(path = optarg)
-                                              : true);
+                bad = bad ||
+                      (option == 'e'   ? !number(optarg, 1UL << 34, &elements) || elements < COLUMNS
+                       : option == 'r' ? !number(optarg, ROUNDS_MAX, &rounds)
+                       : option == 'c' ? !number(optarg, 65536, &chunk)
+                       : option == 'w' ? !(wire = true)
+                       : option == 'j' ? !(path = optarg)
+                                       : true);
         if (bad || optind != argc) {
                 fprintf(stderr, "usage: bench-update [--elements N] [--chunk N] [--repeat N] "
-                                "[--json FILE]\n");
+                                "[--wire] [--json FILE]\n");
                 return EXIT_FAILURE;
         }
         FILE *json = path ? fopen(path, "w") : NULL;
-        int r = scene_init(&scene, elements, (uint32_t)chunk, &fault);
+        elements -= elements % COLUMNS;
+        int r = scene_init(&scene, &fp32, elements, (uint32_t)chunk, wire, &fault);
         if (r || (path && !json)) {
                 fprintf(stderr, "bench-update: %s\n",
                         r > 0 ? fault.text : strerror(r ? -r : errno));
@@ -384,6 +488,11 @@ int main(int argc, char *argv[])
                 times.n = (unsigned)rounds;
                 measure(&scene, &times);
                 report_all(&times, elements, json);
+                for (size_t i = 0; !r && i < sizeof others / sizeof others[0]; i++)
+                        r = compare_way(&scene, &others[i], elements, (uint32_t)chunk, wire, &times,
+                                        json, &fault);
+                if (r)
+                        fprintf(stderr, "bench-update: %s\n", r > 0 ? fault.text : strerror(-r));
         }
         if (json)
                 fclose(json);

@@ -262,6 +262,71 @@ Test(bulk, forgotten_while_it_lands_is_dropped)
         forgotten_on_its_way(64 << 20, 3);
 }
 
+Test(bulk, close_ends_what_was_sent_in_the_same_moment)
+{
+        enum { N = 40 };
+        uint8_t *out = filled(64, 3);
+
+        pair_open();
+        for (int i = 0; i < N; i++)
+                cr_assert_eq(send_from(0, (uint64_t)i, out, 64, &pair.send[i]), 0);
+        close_side(0);
+        run_until(&pair.closed[0], 1);
+        for (int i = 0; i < N; i++) {
+                cr_assert_eq(pair.send[i].ended, 1);
+                cr_assert(pair.send[i].status == -ECANCELED || pair.send[i].status == 0);
+        }
+        pair_close();
+        free(out);
+}
+
+static bool memory_ended;
+
+static void *some_malloc(size_t n)
+{
+        return memory_ended ? NULL : malloc(n);
+}
+
+static void *some_calloc(size_t n, size_t size)
+{
+        return memory_ended ? NULL : calloc(n, size);
+}
+
+static void *some_realloc(void *p, size_t n)
+{
+        return memory_ended ? NULL : realloc(p, n);
+}
+
+/* A path that cannot send for lack of memory says so, once for each payload. */
+Test(bulk, sends_end_when_the_loop_has_no_memory)
+{
+        enum { N = 40 };
+        uint8_t *out = filled(64, 4), in[N][64];
+        int failed = 0;
+
+        cr_assert_eq(uv_replace_allocator(some_malloc, some_realloc, some_calloc, free), 0);
+        pair_open();
+        for (int i = 0; i < N; i++) {
+                cr_assert_eq(expect_at(1, (uint64_t)i, in[i], 64, &pair.land[i]), 0);
+                cr_assert_eq(send_from(0, (uint64_t)i, out, 64, &pair.send[i]), 0);
+        }
+        memory_ended = true;
+        for (int i = 0; i < N; i++) {
+                run_until(&pair.send[i].ended, 1);
+                cr_assert(pair.send[i].status == 0 || pair.send[i].status == -EIO);
+                failed += pair.send[i].status != 0;
+        }
+        memory_ended = false;
+        settle();
+        cr_assert_eq(pair.broken[0], failed > 0);
+        pair_close();
+        for (int i = 0; i < N; i++) {
+                cr_assert_eq(pair.send[i].ended, 1);
+                cr_assert_eq(pair.land[i].ended, 1);
+        }
+        free(out);
+}
+
 Test(bulk, close_cancels_everything_that_is_pending)
 {
         enum { N = 50 };

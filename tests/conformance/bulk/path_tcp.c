@@ -59,8 +59,8 @@ static void pair(enum bulk_seal seal, uv_loop_t *loop, const uint64_t token[2],
         close(listener);
         randombytes_buf(key, sizeof key);
         for (int i = 0; i < 2; i++)
-                must(bulk_tcp_peer_new(channel_on(loop, fd[i], key, i), token[i], seal, NULL, NULL,
-                                       &ret_peer[i]) == 0);
+                must(bulk_tcp_peer_new(channel_on(loop, fd[i], key, i), token[i], seal,
+                                       bulk_tcp_has_aes(), NULL, NULL, &ret_peer[i]) == 0);
         *ret = NULL;
 }
 
@@ -80,8 +80,8 @@ static void side_open(enum bulk_seal seal, uv_loop_t *loop, const struct bulk_re
                 must(read(at->fd[1], &address, sizeof address) == sizeof address);
                 fd = dial(&address);
         }
-        must(bulk_tcp_peer_new(channel_on(loop, fd, at->key, side), token, seal, NULL, NULL,
-                               ret_peer) == 0);
+        must(bulk_tcp_peer_new(channel_on(loop, fd, at->key, side), token, seal, bulk_tcp_has_aes(),
+                               NULL, NULL, ret_peer) == 0);
         *ret = NULL;
 }
 

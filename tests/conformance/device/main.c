@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/compute/device/gpu/gpu.h"
 #include "tests/conformance/device/material.h"
 
 enum { EXIT_SKIPPED = 77 };
@@ -43,4 +44,17 @@ Test(device, is_the_one_asked_for)
         const char *isa = getenv("ZEROD_TEST_ISA");
 
         cr_assert(!isa || !strcmp(tested_ops()->name, isa));
+}
+
+/* Whoever has a state calls the operations of its node, wherever the state lies. */
+Test(device, has_all_operations)
+{
+        static const size_t first = offsetof(struct device_ops, update);
+        const struct device_ops *tested = tested_ops(), *ops = gpus_tested() ? gpu_ops() : tested;
+        void (*operations[(sizeof(struct device_ops) - offsetof(struct device_ops, update)) /
+                          sizeof(void (*)(void))])(void);
+
+        memcpy(operations, (const char *)ops + first, sizeof operations);
+        for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+                cr_assert(operations[i], "operation %zu is missing", i);
 }

@@ -47,12 +47,24 @@ static void sgd_reference(const double *h, uint64_t t, double g, double *x)
         x[0] -= h[0] * d;
 }
 
+/* g: of the matrix's direction. */
+static void direction_reference(const double *h, uint64_t t, double g, double *x)
+{
+        x[0] = x[0] * (1 - h[0] * h[2]) - h[0] * g;
+}
+
+static void momentum_reference(const double *h, uint64_t t, double g, double *x)
+{
+        x[0] = h[1] * x[0] + (1 - h[1]) * g;
+}
+
 /* One of each rule at least, with every hyperparameter at work, with an average and without. */
 static const struct sample {
         const struct optimizer *optimizer;
         reference_fn *reference;
         double values[OPTIMIZER_VALUES];
         double ema_rate; /* 1 - decay; 0: no average */
+        bool momentum;   /* the rule of Muon's other plane */
 } samples[] = {
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01 } },
         { &optimizer_adamw, adamw_reference, { 1e-3, 0.9, 0.999, 1e-8, 0.01, 1 } },
@@ -72,8 +84,16 @@ static const struct sample {
         { &optimizer_lion, lion_reference, { 1e-3, 0.9, 0.99, 0.01 }, 0.01 },
         { &optimizer_sgd, sgd_reference, { 0.1, 0, 0, 0.01 }, 0.01 },
         { &optimizer_sgd_momentum, sgd_reference, { 0.1, 0.9, 0.1, 0.01 }, 0.5 },
+        { &optimizer_muon, direction_reference, { 0.02, 0.95, 0.1 } },
+        { &optimizer_muon, direction_reference, { 0.02, 0.95, 0.1 }, 0.01 },
+        { &optimizer_muon, momentum_reference, { 0.02, 0.95, 0.1 }, .momentum = true },
 };
 enum { N_SAMPLES = sizeof(samples) / sizeof(samples[0]) };
+
+static enum update_rule rule_of(const struct sample *s)
+{
+        return s->momentum ? UPDATE_MOMENTUM : s->optimizer->rule;
+}
 
 static struct update_scalars scalars_for(const struct sample *s, uint64_t t)
 {
@@ -91,8 +111,7 @@ struct planes {
 static struct planes planes_new(const struct sample *sample, size_t n, size_t offset,
                                 struct dice *d)
 {
-        struct planes s = { .n_planes =
-                                    rule_planes(sample->optimizer->rule) + (sample->ema_rate > 0) };
+        struct planes s = { .n_planes = rule_planes(rule_of(sample)) + (sample->ema_rate > 0) };
 
         for (uint32_t i = 0; i < s.n_planes; i++) {
                 s.in[i] = plate_new(ZERO_FP32, n, offset);
@@ -124,7 +143,7 @@ static void run(const struct device_ops *ops, const struct sample *sample, uint6
                 memcpy(out[k].data, x->in[k].data, n * sizeof(float));
                 planes[k] = out[k].data;
         }
-        ops->update(sample->optimizer->rule, &s, n, planes, x->grad.data, NULL);
+        ops->update(rule_of(sample), &s, n, planes, x->grad.data, NULL);
 }
 
 static void check(const struct sample *sample, uint64_t t, size_t n, size_t offset, struct dice *d)
@@ -168,8 +187,8 @@ static void check_cut(const struct sample *sample, struct dice *d)
                         planes[k] = (float *)a.in[k].data + i;
                 n = dice_bits(d) % 300;
                 n = n < N - i ? n : N - i;
-                tested_ops()->update(sample->optimizer->rule, &s, n, planes,
-                                     (float *)a.grad.data + i, NULL);
+                tested_ops()->update(rule_of(sample), &s, n, planes, (float *)a.grad.data + i,
+                                     NULL);
         }
         for (uint32_t k = 0; k < a.n_planes; k++)
                 cr_assert(plate_same(&a.out[k], &a.in[k], ZERO_FP32, N), "%s, plane %u",
@@ -189,7 +208,7 @@ static void check_reference(const struct sample *sample, uint64_t t, struct dice
 {
         enum { N = 1000 };
         struct update_scalars s = scalars_for(sample, t);
-        uint32_t own = rule_planes(sample->optimizer->rule), n_planes = own + (s.ema_rate > 0);
+        uint32_t own = rule_planes(rule_of(sample)), n_planes = own + (s.ema_rate > 0);
         float in[UPDATE_PLANES][N], out[UPDATE_PLANES][N], g[N];
         float *planes[] = { out[0], out[1], out[2], out[3] };
 
@@ -201,7 +220,7 @@ static void check_reference(const struct sample *sample, uint64_t t, struct dice
                 in[3][i] = (float)(4 * dice_unit(d) - 2);
         }
         memcpy(out, in, sizeof out);
-        tested_ops()->update(sample->optimizer->rule, &s, N, planes, g, NULL);
+        tested_ops()->update(rule_of(sample), &s, N, planes, g, NULL);
         for (int i = 0; i < N; i++) {
                 double x[UPDATE_PLANES] = { (double)in[0][i], (double)in[1][i], (double)in[2][i],
                                             (double)in[3][i] };
@@ -245,8 +264,7 @@ Test(rules, keep_the_old_values)
                                 memcpy(malloc(N * sizeof(float)), a.in[k].data, N * sizeof(float));
                         undo.old[k] = a.out[k].data;
                 }
-                tested_ops()->update(samples[s].optimizer->rule, &scalars, N, planes, a.grad.data,
-                                     &undo);
+                tested_ops()->update(rule_of(&samples[s]), &scalars, N, planes, a.grad.data, &undo);
                 cr_assert_eq(undo_kept(kept), N);
                 for (uint32_t k = 0; k < a.n_planes; k++) {
                         cr_assert(plate_same(&a.out[k], &a.in[k], ZERO_FP32, N), "%s, plane %u",

@@ -58,6 +58,17 @@ double lanes_shuffle_down(double x, unsigned by, unsigned team)
         return from / team == self / team ? lanes[from].seen : x;
 }
 
+double lanes_greatest(double x, unsigned team)
+{
+        unsigned self = lanes_now.thread.x, first = self / team * team;
+
+        lanes[self].posted = x;
+        yield(AT_SHUFFLE);
+        for (unsigned i = first; i < first + team; i++)
+                x = lanes[i].seen > x ? lanes[i].seen : x;
+        return x;
+}
+
 static bool all(unsigned first, unsigned n, enum lane_state state)
 {
         for (unsigned i = first; i < first + n; i++)

@@ -23,4 +23,6 @@ extern struct lanes_place lanes_now;
 void lanes_run(unsigned blocks, void (*thread)(void *argument), void *argument);
 /* The value of the lane `by` further in its team of lanes, or x itself beyond its end. */
 double lanes_shuffle_down(double x, unsigned by, unsigned team);
+/* The greatest value of the lane's team. */
+double lanes_greatest(double x, unsigned team);
 void lanes_barrier(void);

@@ -4,9 +4,11 @@
 
 #include "daemon/floor/base/chunk.h"
 
-Test(chunk, takes_at_most_a_quarter_of_the_cache_and_the_next_step_would_not)
+Test(chunk, takes_at_most_a_quarter_of_a_cache_that_has_room_for_the_least)
 {
-        for (uint64_t kib = 16; kib <= 1024; kib++) {
+        for (uint64_t kib = 0; kib < 42; kib++)
+                cr_assert_eq(chunk_of_cache(kib << 10), CHUNK_LEAST);
+        for (uint64_t kib = 42; kib <= 1024; kib++) {
                 uint64_t n = chunk_of_cache(kib << 10);
 
                 cr_assert_eq(n % CHUNK_STEP, 0);
@@ -17,19 +19,14 @@ Test(chunk, takes_at_most_a_quarter_of_the_cache_and_the_next_step_would_not)
 
 Test(chunk, of_common_caches)
 {
-        cr_assert_eq(chunk_of_cache(32 << 10), 256);
+        cr_assert_eq(chunk_of_cache(32 << 10), 384);
         cr_assert_eq(chunk_of_cache(48 << 10), 384);
         cr_assert_eq(chunk_of_cache(64 << 10), 512);
 }
 
-Test(chunk, of_a_cache_of_unknown_size_is_that_of_32_kib)
-{
-        cr_assert_eq(chunk_of_cache(0), 256);
-}
-
 Test(chunk, stays_within_the_option_for_any_cache)
 {
-        cr_assert_eq(chunk_of_cache(1), CHUNK_STEP);
+        cr_assert_eq(chunk_of_cache(1), CHUNK_LEAST);
         cr_assert_eq(chunk_of_cache(UINT64_MAX), CHUNK_MOST);
 }
 

@@ -5,7 +5,7 @@
 
 #include "fake.h"
 
-static const struct zero_needs needs = { 1, 1, ZERO_FP32, ZERO_FP32, false };
+static const struct zero_needs needs = { 1, 1, ZERO_FP32, ZERO_FP32 };
 
 static unsigned open_fds(void)
 {
@@ -373,6 +373,26 @@ Test(attach, a_partition_is_told_and_what_it_cannot_be_of_is_refused)
         cr_assert_str_eq(zero_error(NULL), "n_owners is 0: at least one owner");
         cr_assert_eq(zero_layout_partition(l, 2, (enum zero_dtype)99, first, count), ZERO_EINVAL);
         cr_assert(strstr(zero_error(NULL), "dtype 99"), "%s", zero_error(NULL));
+        zero_layout_free(l);
+}
+
+Test(attach, a_partition_does_not_cut_matrices)
+{
+        uint64_t shape[] = { 1000, 1024 }, rows[] = { 300, 700 }, first[2], count[2];
+        struct zero_tensor t = { .name = "t", .ndim = 2, .shape = shape };
+        struct zero_layout *l;
+        uint32_t index;
+
+        cr_assert_eq(zero_layout_new(&l), ZERO_OK);
+        cr_assert_eq(zero_layout_group(l, "g", ZERO_FP32, NULL, 0, 0, &index), ZERO_OK);
+        cr_assert_eq(zero_layout_tensor(l, index, &t, &index), ZERO_OK);
+        cr_assert_eq(zero_layout_matrices(l, 0, rows, 1), ZERO_EINVAL);
+        cr_assert(strstr(zero_layout_error(l), "more rows"), "%s", zero_layout_error(l));
+        cr_assert_eq(zero_layout_matrices(NULL, 0, rows, 2), ZERO_EINVAL);
+        cr_assert_eq(zero_layout_matrices(l, 0, rows, 2), ZERO_OK);
+        cr_assert_eq(zero_layout_partition(l, 2, (enum zero_dtype)0, first, count), ZERO_OK);
+        cr_assert(count[0] + count[1] == 1000 * 1024);
+        cr_assert(count[0] == 300 * 1024 || count[1] == 300 * 1024);
         zero_layout_free(l);
 }
 

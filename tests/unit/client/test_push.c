@@ -232,7 +232,7 @@ static void keep_push(struct fake *d)
 
 Test(push, waiting_for_a_slot_ends_at_the_deadline)
 {
-        struct zero_needs needs = { 1, 1, ZERO_FP32, ZERO_FP32, false };
+        struct zero_needs needs = { 1, 1, ZERO_FP32, ZERO_FP32 };
         struct zero_layout *l = fake_layout();
         struct zero_options options;
         struct zero_client *c = NULL;

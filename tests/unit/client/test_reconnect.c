@@ -43,7 +43,7 @@ static void stay_away(struct fake *d)
 
 static struct zero_client *impatient(uint32_t timeout_ms)
 {
-        struct zero_needs needs = { 2, 1, ZERO_FP32, ZERO_FP32, false };
+        struct zero_needs needs = { 2, 1, ZERO_FP32, ZERO_FP32 };
         struct zero_options options = fake_options(&f);
         struct zero_layout *l = fake_layout();
         struct zero_client *c = NULL;

@@ -9,4 +9,8 @@
 KERNEL(cuda_update)
 KERNEL(cuda_cast)
 KERNEL(cuda_reduce)
+KERNEL(cuda_product)
+KERNEL(cuda_divide)
 KERNEL(cuda_sum)
+KERNEL(cuda_pack)
+KERNEL(cuda_unpack)

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What nvcc makes of the kernels: a table of registers and of accesses to memory, and what must hold of them.
 
-usage: machine_code.py NVCC RESULTS SOURCE... -- ARGUMENT...; the arguments are those that nvcc builds the plugin with
+usage: machine_code.py RESULTS FOLDER...; the folders are those that cuda/nvcc.sh leaves
 
 Rule: no kernel has a stack or spills a register.  A quad that is all there is one access.  The path for parts of a
 quad has four accesses in its place, so a kernel with more than four for each wide one splits whole quads.
 PTX and the words of ptxas tell this without a GPU.  RESULTS, a file in Markdown, has the same table if it names this
 version of nvcc.
+
+Where planes may have formats, 4 bytes are also a quad of 8-bit codes, or its scale: there such accesses tell nothing.
 
 Columns: registers of a thread; blocks of 256 threads that fit a multiprocessor; loads and stores of 16 bytes (a quad in
 fp32), 8 bytes (a quad in half precision), 4 and 2 bytes (one element).  a / b: of the architectures in turn.
@@ -14,9 +16,7 @@ Exit status: 0, or 1 with a sentence for each thing that is wrong.
 """
 import os
 import re
-import subprocess
 import sys
-import tempfile
 
 THREADS, QUAD = 256, 4
 REGISTERS, RESIDENT, UNIT = 65536, 2048, 8  # of a multiprocessor: registers, threads; registers come in units
@@ -41,33 +41,35 @@ def kernels_of(ptx):
     return found
 
 
-def compile_one(nvcc, source, arguments):
-    """(architecture, mangled name) -> (registers, bytes of stack and spills, accesses)."""
-    with tempfile.TemporaryDirectory() as directory:
-        run = subprocess.run([nvcc, *arguments, "-Xptxas", "-v", "--keep", "--keep-dir", directory, "-c", source,
-                              "-o", os.path.join(directory, "object")], capture_output=True, text=True, check=False)
-        if run.returncode:
-            sys.exit(f"{source} is not compiled:\n{run.stdout}{run.stderr}")
-        accesses = {}
-        for name in os.listdir(directory):
-            if name.endswith(".ptx"):
-                with open(os.path.join(directory, name), encoding="ascii") as file:
-                    text = file.read()
-                accesses |= {(re.search(r"^\.target (\w+)", text, re.M)[1], k): v for k, v in kernels_of(text).items()}
-    figures = {(target, name): (int(registers), sum(map(int, bytes_)))
-               for name, target, *bytes_, registers in FIGURES.findall(run.stdout + run.stderr)}
+def read_kept(folder):
+    """(architecture, mangled name) -> (registers, bytes of stack and spills, accesses), and the version of nvcc."""
+    accesses, versions = {}, set()
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), encoding="ascii") as file:
+            text = file.read()
+        if name == "ptxas":
+            figures = {(target, kernel): (int(registers), sum(map(int, bytes_)))
+                       for kernel, target, *bytes_, registers in FIGURES.findall(text)}
+        else:
+            versions |= set(re.findall(r"^// .*release [\d.]+, (V[\d.]+)", text, re.M))
+            accesses |= {(re.search(r"^\.target (\w+)", text, re.M)[1], k): v for k, v in kernels_of(text).items()}
     if not accesses or accesses.keys() != figures.keys():
-        sys.exit(f"{source}: kernels of the PTX and of ptxas differ: {sorted(accesses)}, {sorted(figures)}")
-    return {key: (*figures[key], accesses[key]) for key in accesses}
+        sys.exit(f"{folder}: kernels of the PTX and of ptxas differ: {sorted(accesses)}, {sorted(figures)}")
+    version, = versions
+    return {key: (*figures[key], accesses[key]) for key in accesses}, version
 
 
 def name_of(mangled):
-    """The kernel's name, and the type or the rule that its template has."""
-    name, argument, more = re.match(r"_Z\d+(\w+?)_kernelI(?:L?\d+)?(\w+?)E(\w*)", mangled).groups()
+    """The kernel's name, and the type, the rule or the form that its template has, if it is one."""
+    name, argument, more = re.match(r"_Z\d+(\w+?)_kernel(?:I(?:L?\d+)?(\w+?)E(\w*)|\d)", mangled).groups()
+    if argument is None:
+        return name
     if argument.startswith("update_rule"):
         with open(RULES, encoding="ascii") as file:
             argument = re.findall(r"X\((\w+), \w+, \d", file.read())[int(argument[len("update_rule"):])].lower()
-        argument += "_ema" if more.startswith("Lb1E") else ""
+        argument += "_ema" * more.startswith("Lb1E") + " packed" * more.startswith("Lb1E", 4)
+    elif argument.startswith("product_form"):
+        argument = ("a b", "a' b", "a b'")[int(argument[len("product_form"):])]
     return f"{name} {'fp32' if argument == 'f' else argument}"
 
 
@@ -79,8 +81,9 @@ def blocks(registers):
 def faults(kernel, spilt, accesses):
     if spilt:
         yield f"{kernel} has {spilt} bytes of stack and spills"
+    sizes = (2,) if "pack" in kernel else (4, 2)
     for operation, what in (("ld", "loads"), ("st", "stores")):
-        for size in (4, 2):
+        for size in sizes:
             wide, single = accesses[operation, QUAD * size], accesses[operation, size]
             if single > QUAD * wide:
                 yield f"{kernel} {what} elements of {size} bytes one at a time: {single} times, and {wide} whole quads"
@@ -102,12 +105,11 @@ def table(kernels):
 
 
 def main():
-    split = sys.argv.index("--")
-    nvcc, results, *sources = sys.argv[1:split]
-    version = re.search(r"V[\d.]+", subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout)[0]
+    results, *folders = sys.argv[1:]
     kernels, wrong = {}, []
-    for source in sources:
-        for (target, mangled), found in sorted(compile_one(nvcc, source, sys.argv[split + 1:]).items()):
+    for folder in folders:
+        read, version = read_kept(folder)
+        for (target, mangled), found in sorted(read.items()):
             kernels.setdefault(name_of(mangled), []).append(found)
             wrong += faults(f"{name_of(mangled)} for {target}", *found[1:])
     rows = [*table(kernels)]

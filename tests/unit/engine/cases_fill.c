@@ -57,9 +57,7 @@ static bool all_at_rest(void *arg)
 
 static float *plane_of(const struct state *state, int plane)
 {
-        return plane == 0   ? state->in->master
-               : plane == 1 ? state->in->moments[0]
-                            : state->in->moments[1];
+        return plane == 0 ? state->in->master : (float *)state->in->moments[plane - 1];
 }
 
 /* Copies what a state holds into the values, or compares it with them. */

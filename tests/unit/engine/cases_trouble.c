@@ -65,9 +65,10 @@ static void a_dropped_state_is_freed_beside_the_loop(void)
         m.drop = &drop;
         drop_message(x, 0, &m);
         CHECK(x->releases == 1);
-        CHECK(state_vacant(x->store,
-                           &(struct state_identity){ .job.name = "zoo", .epoch = x->placement.epoch }, 0,
-                           NULL) == 0);
+        CHECK(state_vacant(
+                      x->store,
+                      &(struct state_identity){ .job.name = "zoo", .epoch = x->placement.epoch }, 0,
+                      NULL) == 0);
         net_wait(&s.net, released, x, "the memory");
         CHECK(store_used(x->store) == 0);
         kill_all(&s);
@@ -505,6 +506,33 @@ static void offers_of_attempts_to_come_end_with_the_link(void)
         session_close(&s);
 }
 
+/* Turns until node 0 has heard that node 1 does not reach node 2, or does. */
+static void until_heard(struct net *net, bool cut)
+{
+        uint64_t begun = uv_hrtime();
+
+        while (node_set_has(net->nodes[0].x.cut[1], 2) != cut) {
+                CHECK(uv_hrtime() - begun < 20000000000u, "a word of node 1 on node 2");
+                net_turn(net);
+        }
+}
+
+/* The later ends come too soon to be told at once, and the link may stand again before they are. */
+static void each_end_of_a_link_is_told_to_a_third_node(void)
+{
+        struct net net;
+
+        net_open(&net, &(struct net_options){ .nodes = 3, .owners = 3 });
+        net_up(&net);
+        for (int i = 0; i < 4; i++) {
+                until_heard(&net, false);
+                fabric_cut(net.nodes[1].x.fabric, 2, "for a test");
+                until_heard(&net, true);
+        }
+        until_heard(&net, false);
+        net_close(&net);
+}
+
 static void a_link_that_ends_anywhere_loses_nothing(void)
 {
         struct training t = training_default();
@@ -644,6 +672,8 @@ const struct test_case trouble_cases[] = {
           a_job_does_not_go_on_with_an_owner_whose_vote_cannot_be_read },
         { "offers-of-attempts-to-come-end-with-the-link",
           offers_of_attempts_to_come_end_with_the_link },
+        { "each-end-of-a-link-is-told-to-a-third-node",
+          each_end_of_a_link_is_told_to_a_third_node },
         { "a-link-that-ends-anywhere-loses-nothing", a_link_that_ends_anywhere_loses_nothing },
         { "a-reader-may-outlive-the-attempt-of-an-update-ahead",
           a_reader_may_outlive_the_attempt_of_an_update_ahead },

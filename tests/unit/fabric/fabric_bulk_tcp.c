@@ -37,7 +37,7 @@ static void on_done(void *arg, int status)
         side.status = status;
 }
 
-static void open_with(enum bulk_seal seal, int receive, int send, const void *early,
+static void open_with(enum bulk_seal seal, bool aes, int receive, int send, const void *early,
                       size_t early_size)
 {
         struct channel *channel = calloc(1, sizeof *channel);
@@ -57,12 +57,12 @@ static void open_with(enum bulk_seal seal, int receive, int send, const void *ea
                 memcpy(channel->early, early, early_size);
                 channel->early_size = early_size;
         }
-        cr_assert_eq(bulk_tcp_peer_new(channel, TOKEN, seal, on_broken, NULL, &side.peer), 0);
+        cr_assert_eq(bulk_tcp_peer_new(channel, TOKEN, seal, aes, on_broken, NULL, &side.peer), 0);
 }
 
 static void open_side(const void *early, size_t early_size)
 {
-        open_with(BULK_AUTHENTICATED, 7, 8, early, early_size);
+        open_with(BULK_AUTHENTICATED, false, 7, 8, early, early_size);
 }
 
 static void close_side(void)
@@ -235,10 +235,10 @@ Test(bulk_tcp, a_huge_length_breaks)
 }
 
 /* The sender's end of a path, as bytes on the wire. */
-static void seal_payload(enum bulk_seal seal, const void *p, size_t n, uint8_t *ret)
+static void seal_payload(enum bulk_seal seal, bool aes, const void *p, size_t n, uint8_t *ret)
 {
         memset(&side, 0, sizeof side);
-        open_with(seal, 7, 8, NULL, 0);
+        open_with(seal, aes, 7, 8, NULL, 0);
         cr_assert_eq(side.peer->ops->send(side.peer, 1, p, n, on_done, NULL), 0);
         lands();
         cr_assert_eq(read(side.fd, ret, HEADER + n), (ssize_t)(HEADER + n));
@@ -247,36 +247,36 @@ static void seal_payload(enum bulk_seal seal, const void *p, size_t n, uint8_t *
 }
 
 /* Gives these bytes to a receiver whose keys are the sender's. */
-static void open_receiver(enum bulk_seal seal, const uint8_t *sent, void *in, size_t n)
+static void open_receiver(enum bulk_seal seal, bool aes, const uint8_t *sent, void *in, size_t n)
 {
         memset(&side, 0, sizeof side);
-        open_with(seal, 8, 7, NULL, 0);
+        open_with(seal, aes, 8, 7, NULL, 0);
         expect(1, in, n);
         put(sent, HEADER + n);
 }
 
-Test(bulk_tcp, only_an_encrypted_payload_cannot_be_read)
+static void only_encrypted_is_unreadable(bool aes)
 {
         static const char text[] = "what nobody is to read";
         for (enum bulk_seal seal = BULK_PLAIN; seal <= BULK_ENCRYPTED; seal++) {
                 uint8_t sent[HEADER + sizeof text];
                 char in[sizeof text] = "";
-                seal_payload(seal, text, sizeof text, sent);
+                seal_payload(seal, aes, text, sizeof text, sent);
                 cr_assert_eq(memcmp(sent + HEADER, text, sizeof text) != 0, seal == BULK_ENCRYPTED);
-                open_receiver(seal, sent, in, sizeof in);
+                open_receiver(seal, aes, sent, in, sizeof in);
                 lands();
                 cr_assert_str_eq(in, text);
                 close_side();
         }
 }
 
-Test(bulk_tcp, a_flipped_bit_of_a_payload_breaks_unless_it_is_plain)
+static void a_flipped_bit_breaks(bool aes)
 {
         for (enum bulk_seal seal = BULK_PLAIN; seal <= BULK_ENCRYPTED; seal++) {
                 uint8_t out[300] = { 1, 2, 3 }, in[300], sent[HEADER + sizeof out];
-                seal_payload(seal, out, sizeof out, sent);
+                seal_payload(seal, aes, out, sizeof out, sent);
                 sent[sizeof sent - 1] ^= 1;
-                open_receiver(seal, sent, in, sizeof in);
+                open_receiver(seal, aes, sent, in, sizeof in);
                 if (seal == BULK_PLAIN) {
                         lands();
                         close_side();
@@ -286,6 +286,45 @@ Test(bulk_tcp, a_flipped_bit_of_a_payload_breaks_unless_it_is_plain)
                         cr_assert(strstr(side.why, "damaged on its way"), "%s", side.why);
                 }
         }
+}
+
+static void needs_aes(void)
+{
+        if (!bulk_tcp_has_aes())
+                cr_skip("this CPU does not compute AES");
+}
+
+Test(bulk_tcp, only_an_encrypted_payload_cannot_be_read)
+{
+        only_encrypted_is_unreadable(false);
+}
+
+Test(bulk_tcp, only_an_encrypted_payload_cannot_be_read_by_aes)
+{
+        needs_aes();
+        only_encrypted_is_unreadable(true);
+}
+
+Test(bulk_tcp, a_flipped_bit_of_a_payload_breaks_unless_it_is_plain)
+{
+        a_flipped_bit_breaks(false);
+}
+
+Test(bulk_tcp, a_flipped_bit_of_a_payload_breaks_aes_unless_it_is_plain)
+{
+        needs_aes();
+        a_flipped_bit_breaks(true);
+}
+
+/* A node of the release before, or on another make of CPU, has the other cipher. */
+Test(bulk_tcp, sides_of_different_ciphers_break)
+{
+        uint8_t out[300] = { 1, 2, 3 }, in[300], sent[HEADER + sizeof out];
+
+        needs_aes();
+        seal_payload(BULK_AUTHENTICATED, true, out, sizeof out, sent);
+        open_receiver(BULK_AUTHENTICATED, false, sent, in, sizeof in);
+        breaks();
 }
 
 /* The next beat reveals a missing payload, if no other payload comes. */

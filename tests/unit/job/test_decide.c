@@ -316,9 +316,27 @@ Test(params, an_average_begins_as_the_first_weights)
 {
         struct hyper_set set = { .value = { 1e-3, 0.9, 0.999, 1e-8, 0, 0, 0.75 } };
 
-        cr_assert_eq(hyper_scalars(&set, true, 1, 1).ema_rate, 1);
-        cr_assert_eq(hyper_scalars(&set, true, 2, 1).ema_rate, 0.25);
-        cr_assert_eq(hyper_scalars(&set, false, 2, 1).ema_rate, 0);
+        cr_assert_eq(hyper_scalars(&set, true, false, 1, 1).ema_rate, 1);
+        cr_assert_eq(hyper_scalars(&set, true, false, 2, 1).ema_rate, 0.25);
+        cr_assert_eq(hyper_scalars(&set, false, false, 2, 1).ema_rate, 0);
+}
+
+/* p - step * (m / (r / b + eps)) = p - step b * (m / (r + eps b)), for all r and m. */
+Test(params, narrow_moments_have_the_bias_in_the_step)
+{
+        struct hyper_set set = { .value = { 1e-3, 0.9, 0.999, 1e-8 } };
+        struct adam_scalars wide = hyper_scalars(&set, false, false, 3, 1).adam;
+        struct adam_scalars narrow = hyper_scalars(&set, false, true, 3, 1).adam;
+
+        cr_assert_lt(wide.sqrt_bias2, 0.1f);
+        cr_assert_eq(narrow.sqrt_bias2, 1);
+        cr_assert_eq(narrow.step_size, wide.step_size * wide.sqrt_bias2);
+        cr_assert_eq(narrow.eps, wide.eps * wide.sqrt_bias2);
+        cr_assert_eq(narrow.decay, wide.decay);
+        set.value[3] = (double)FLT_TRUE_MIN;
+        cr_assert_gt(hyper_scalars(&set, false, true, 3, 1).adam.eps, 0);
+        set.value[3] = 0;
+        cr_assert_eq(hyper_scalars(&set, false, true, 3, 1).adam.eps, 0);
 }
 
 Test(params, an_eps_that_is_0_in_fp32_is_refused)
@@ -410,16 +428,26 @@ static void check_optimizer(const char *name, size_t n_values, const char *const
 {
         const struct optimizer *o = optimizer_find(name);
 
-        cr_assert(o && n_values < OPTIMIZER_VALUES);
+        cr_assert(o && n_values < OPTIMIZER_VALUES + OPTIMIZER_COUNTS);
         cr_assert(o->values[n_values - 1].name && !o->values[n_values].name);
         for (uint32_t i = 0; i < OPTIMIZER_MOMENTS; i++)
                 cr_assert(moments[i] == o->moments[i] || strcmp(moments[i], o->moments[i]) == 0);
 }
 
+/* The last member of zero_muon points to numbers. */
+static size_t values_of(const char *name, size_t bytes)
+{
+        size_t n = bytes / sizeof(double);
+
+        return strcmp(name, "muon") == 0
+                       ? n - 1 + sizeof(struct zero_newton_schulz) / sizeof(double)
+                       : n;
+}
+
 Test(optimizers, are_those_of_zero_h)
 {
 #define X(name, set, ...)                                          \
-        check_optimizer(name, sizeof(struct set) / sizeof(double), \
+        check_optimizer(name, values_of(name, sizeof(struct set)), \
                         (const char *[OPTIMIZER_MOMENTS]){ __VA_ARGS__ });
         ZERO_OPTIMIZER_MAP(X)
 #undef X

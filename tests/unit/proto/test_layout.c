@@ -160,6 +160,30 @@ Test(layout, bytes_are_neither_trained_nor_drawn_nor_eager)
         cr_assert(strstr(fault.text, "'g'") && strstr(fault.text, "eager"), "%s", fault.text);
 }
 
+/* The layout takes any name for a format; jobs do not (daemon/compute/optimizer). */
+Test(layout, pairs_of_formats_are_counted_and_bounded)
+{
+        struct layout_formats formats[LAYOUT_FORMATS_MAX];
+        char name[16];
+
+        cr_assert_eq(layout_formats(l, formats), 0, "fp32 is told");
+        for (int i = 0; i < 60; i++) {
+                snprintf(name, sizeof name, "g%d", i);
+                cr_assert_eq(layout_add_group(l, name, ZERO_BF16, NULL, 0, 0, &group, NULL), 0);
+                snprintf(name, sizeof name, "f%d", i % 20);
+                cr_assert_eq(layout_set_state(l, group, i % 20 ? name : "8bit",
+                                              i % 20 ? NULL : "bf16+8", NULL),
+                             0);
+        }
+        cr_assert_eq(layout_formats(l, formats), LAYOUT_FORMATS_MAX);
+        cr_assert_str_eq(formats[0].state, "8bit");
+        cr_assert_str_eq(formats[0].master, "bf16+8");
+        for (uint32_t i = 0; i < LAYOUT_FORMATS_MAX; i++)
+                cr_assert_eq(formats[i].n_groups, 3);
+        cr_assert_str_eq(formats[15].state, "f15");
+        cr_assert_str_eq(formats[15].master, "fp32");
+}
+
 Test(layout, indices_count_through_the_layout)
 {
         add_sized("a", 1);

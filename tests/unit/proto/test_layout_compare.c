@@ -117,6 +117,17 @@ Test(layout_compare, group_divisor)
         assert_differs(l, "group 1 'h.2': divisor 2 here, 2.0000000000000004 there");
 }
 
+Test(layout_compare, group_formats)
+{
+        layout *l = sample();
+
+        cr_assert_eq(layout_set_state(l, 1, "8bit", NULL, NULL), 0);
+        assert_differs(l, "group 1 'h.2': moments in fp32 here, in 8bit there");
+        l = sample();
+        cr_assert_eq(layout_set_state(l, 1, "fp32", "bf16+8", NULL), 0);
+        assert_differs(l, "group 1 'h.2': master weights in fp32 here, in bf16+8 there");
+}
+
 Test(layout_compare, number_of_groups)
 {
         layout *l = sample();

@@ -218,3 +218,48 @@ Test(layout_message, the_release_before_refuses_whole_tensors)
                 layout_free(copy);
         }
 }
+
+/* Formats lie behind the optimizer's name, as far as they are not fp32. */
+Test(layout_message, formats_follow_the_optimizer)
+{
+        static const struct {
+                const char *text, *optimizer, *state, *master;
+                bool ema;
+        } cases[] = {
+                { "adamw", "adamw", "", "", false },
+                { "adamw-ema", "adamw", "", "", true },
+                { "adamw+8bit", "adamw", "8bit", "", false },
+                { "adamw-ema+bf16", "adamw", "bf16", "", true },
+                { "sgd+fp32+bf16+8", "sgd", "", "bf16+8", false },
+                { "lion-ema+8bit+bf16+16", "lion", "8bit", "bf16+16", true },
+                { "+8bit", "", "8bit", "", false },
+        };
+
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+                layout *l, *copy;
+
+                rename_to(&message->groups[0]->optimizer, cases[i].text);
+                cr_assert_eq(layout_from_message(message, &l, NULL), 0, "%s", cases[i].text);
+                cr_assert_eq(layout_copy(l, &copy), 0);
+                const struct layout_group *g = &copy->groups[0];
+
+                cr_assert_str_eq(g->optimizer, cases[i].optimizer);
+                cr_assert_str_eq(g->state, cases[i].state);
+                cr_assert_str_eq(g->master, cases[i].master);
+                cr_assert_eq(g->ema, cases[i].ema);
+                cr_assert_str_eq(layout_optimizer(g).text, cases[i].text);
+                cr_assert_str_empty(copy->groups[1].state);
+                layout_free(l);
+                layout_free(copy);
+        }
+        rename_to(&message->groups[0]->optimizer, "adamw+fp32");
+        layout *l;
+
+        cr_assert_eq(layout_from_message(message, &l, NULL), 0);
+        cr_assert_str_eq(layout_optimizer(&l->groups[0]).text, "adamw");
+        layout_free(l);
+        rename_to(&message->groups[0]->optimizer, "adamw+0123456789abcdef");
+        assert_refused("over 15 bytes");
+        rename_to(&message->groups[0]->optimizer, "adamw+8bit+0123456789abcdef");
+        assert_refused("over 15 bytes");
+}

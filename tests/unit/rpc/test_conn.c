@@ -177,6 +177,60 @@ Test(conn, the_end_of_the_client_is_heard_once)
         close_end(&e);
 }
 
+static int send_filled(struct end *e, size_t n, uint8_t fill, const int *fds, size_t n_fds)
+{
+        uint8_t *p = malloc(FRAME_HEADER + n);
+        int r;
+
+        cr_assert(p);
+        memset(p + FRAME_HEADER, fill, n);
+        r = conn_send(e->conn, p, n, fds, n_fds);
+        free(p);
+        return r;
+}
+
+/* The client says three frames and closes; meanwhile n bytes are sent to it. */
+static void say_and_close(struct end *e, size_t n)
+{
+        cr_assert_eq(send(e->peer, three, sizeof three, 0), sizeof three);
+        close(e->peer);
+        e->peer = -1;
+        if (n)
+                cr_assert_eq(send_filled(e, n, 2, NULL, 0), 0);
+        for (int i = 0; i < TURNS_MAX && !e->ends; i++)
+                turn(e);
+        cr_assert_eq(e->frames, 3);
+        cr_assert_eq(e->ends, 1);
+        cr_assert_str_eq(e->why, "closed by the client");
+}
+
+/* A client is heard to its end, whatever it left unread, and whatever is sent to it meanwhile. */
+Test(conn, the_last_words_of_a_client_that_is_gone_are_heard)
+{
+        for (int unread = 0; unread < 2; unread++)
+                for (int sent = 0; sent < 2; sent++) {
+                        struct end e;
+
+                        open_end(&e);
+                        if (unread)
+                                cr_assert_eq(send_filled(&e, 40, 1, NULL, 0), 0);
+                        say_and_close(&e, sent ? 40 : 0);
+                        close_end(&e);
+                }
+}
+
+Test(conn, replies_that_wait_for_a_client_that_is_gone_are_dropped)
+{
+        struct end e;
+
+        open_end(&e);
+        for (int i = 0; i < 64; i++)
+                cr_assert_eq(send_filled(&e, 16384, 1, NULL, 0), 0);
+        cr_assert_gt(e.budget.replies, 0, "the socket took all");
+        say_and_close(&e, 0);
+        close_end(&e);
+}
+
 Test(conn, shut_down_it_ends_from_the_loop)
 {
         struct end e;
@@ -192,18 +246,6 @@ Test(conn, shut_down_it_ends_from_the_loop)
 }
 
 /* ---- sending ---- */
-
-static int send_filled(struct end *e, size_t n, uint8_t fill, const int *fds, size_t n_fds)
-{
-        uint8_t *p = malloc(FRAME_HEADER + n);
-        int r;
-
-        cr_assert(p);
-        memset(p + FRAME_HEADER, fill, n);
-        r = conn_send(e->conn, p, n, fds, n_fds);
-        free(p);
-        return r;
-}
 
 /* Reads what is there; descriptors go to fds. */
 static ssize_t receive(int from, uint8_t *p, size_t n, int *fds, size_t *n_fds)

@@ -44,6 +44,9 @@ struct store *fixture_store(const char *directory)
         return store;
 }
 
+enum zero_accumulate fixture_accumulate;
+bool fixture_old_format;
+
 struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, uint32_t chunk)
 {
         struct partition *partition = NULL;
@@ -51,6 +54,7 @@ struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, ui
 
         assert(partition_new(l, n_owners, &partition) == 0);
         assert(plan_new(l, partition, owner, chunk, &plan) == 0);
+        plan->staggered = !fixture_old_format;
         partition_free(partition);
         return plan;
 }
@@ -60,7 +64,8 @@ static struct state *make(struct store *store, const char *job, const layout *l,
 {
         struct state_identity id = { .job = { .uid = 1234,
                                               .world_size = 6,
-                                              .reduce_dtype = ZERO_BF16 },
+                                              .reduce_dtype = ZERO_BF16,
+                                              .accumulate = fixture_accumulate },
                                      .n_owners = n_owners,
                                      .place = place };
         struct plan *plan = fixture_plan(l, n_owners, owner, LAYOUT_ALIGN);
@@ -68,6 +73,7 @@ static struct state *make(struct store *store, const char *job, const layout *l,
         struct fault fault = { 0 };
 
         snprintf(id.job.name, sizeof id.job.name, "%s", job);
+        plan->grad_dtype = job_spec_sum_dtype(&id.job);
         if (state_create(store, &id, l, plan, n_undo, &state, &fault))
                 fprintf(stderr, "%s\n", fault.text);
         assert(state);

@@ -8,6 +8,9 @@ char *fixture_directory(void);
 void fixture_remove(char *directory);
 
 struct store *fixture_store(const char *directory);
+/* Of the jobs that fixture_state() makes. */
+extern enum zero_accumulate fixture_accumulate;
+extern bool fixture_old_format;
 struct plan *fixture_plan(const layout *l, uint32_t n_owners, uint32_t owner, uint32_t chunk);
 struct state *fixture_state(struct store *store, const char *job, const layout *l,
                             uint32_t n_owners, uint32_t owner, uint32_t n_undo);

@@ -36,14 +36,15 @@ static void each_value(struct state *s, void (*each)(float *at, float expected))
 {
         for (uint32_t i = 0; i < s->plan->n_segments; i++) {
                 const struct plan_segment *g = &s->plan->segments[i];
-                const struct plan_shard *shard = &s->plan->shards[g->group];
+                const struct plan_run *run = &s->plan->runs[g->run];
 
                 for (uint64_t k = 0; k < g->count; k++) {
                         each(&s->in->master[g->master + k], value(0, g->group, g->in_group + k));
                         if (g->moment == UINT64_MAX)
                                 continue;
-                        for (uint32_t m = 0; m < shard->n_moments; m++)
-                                each(&s->in->moments[m][plan_moment(shard, m, g->moment + k)],
+                        for (uint32_t m = 0; m < run->n_moments; m++)
+                                each((float *)(s->in->moments[m] +
+                                               plan_moment_at(run, m, g->moment + k)),
                                      value(1 + m, g->group, g->in_group + k));
                 }
         }
@@ -189,14 +190,13 @@ void scene_init(struct scene *s, layout *l, uint32_t n_owners)
 
         *s = (struct scene){ .l = l, .checkpoints = fixture_directory() };
         s->dir = open(s->checkpoints, O_RDONLY | O_DIRECTORY);
-        s->manifest = (struct manifest){ .job = { .name = "job",
-                                                  .uid = 1234,
-                                                  .world_size = 6,
-                                                  .reduce_dtype = ZERO_BF16 },
-                                         .version = VERSION,
-                                         .attempt = ATTEMPT,
-                                         .created_ms = 1,
-                                         .n_owners = n_owners };
+        s->manifest = (struct manifest){
+                .job = { .name = "job", .uid = 1234, .world_size = 6, .reduce_dtype = ZERO_BF16 },
+                .version = VERSION,
+                .attempt = ATTEMPT,
+                .created_ms = 1,
+                .n_owners = n_owners
+        };
         pack_layout(s);
         open_states(s, n_owners);
         for (uint32_t o = 0; o < n_owners; o++)
@@ -255,7 +255,7 @@ int load(struct scene *s, uint32_t n_owners, bool check, struct fault *fault)
                 struct snapshot_progress progress = { .bytes = 0 };
                 struct snapshot_loaded loaded;
 
-                r = snapshot_load(dir, &m, s->l, s->states[o], device_host(NULL), &progress,
+                r = snapshot_load(dir, &m, s->l, s->l, s->states[o], device_host(NULL), &progress,
                                   &loaded, fault);
                 if (r)
                         break;

@@ -341,11 +341,12 @@ static void check_ranks(const struct state *state)
 
 Test(blobs, at_random_instants_a_kill_leaves_what_belongs_to_the_decision)
 {
+        long limit_ns = LIMIT_NS;
         int status;
 
         srandom(3);
         for (int i = 0; i < KILLS; i++) {
-                long ns = 1 + random() % LIMIT_NS;
+                long ns = 1 + random() % limit_ns;
                 pid_t pid = fork();
 
                 if (pid == 0)
@@ -356,6 +357,8 @@ Test(blobs, at_random_instants_a_kill_leaves_what_belongs_to_the_decision)
                 check_ranks(s);
                 if (s->record->phase == ATTEMPT_DECIDED)
                         state_finish(s);
+                if (i % 10 == 9)
+                        limit_ns = trace_limit(limit_ns, s->record->decided_attempt, 2 * (i + 1));
         }
         cr_assert_gt(s->record->decided_attempt, KILLS);
 }

@@ -140,12 +140,12 @@ Test(map, nothing_behind_the_end_of_a_shard_is_mapped)
 Test(map, values_of_a_chunk_are_a_copy)
 {
         const struct plan_chunk c = plan_chunk(state->plan, 0);
-        const struct plan_shard *shard = &state->plan->shards[c.group];
-        float *moment = state->in->moments[0] + plan_moment(shard, 0, c.moment), first = *moment;
+        float *moment = (float *)(state->in->moments[0] + plan_moment_at(c.run, 0, c.moment));
+        float first = *moment;
         struct undo_values values = undo_values(state, 1, 0);
 
         cr_assert_arr_eq(values.planes[0], state->in->master + c.master, c.n * sizeof(float));
         cr_assert_arr_eq(values.planes[1], moment, c.n * sizeof(float));
         *moment += 1;
-        cr_assert_eq(*values.planes[1], first);
+        cr_assert_eq(*(const float *)values.planes[1], first);
 }

@@ -1,6 +1,7 @@
 /* Properties of plans over random layouts, numbers of owners and chunk sizes. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <string.h>
 
 #include "daemon/store/plan.h"
 #include "proto/cleanup.h"
@@ -28,6 +29,15 @@ static void hold(const layout *l, uint32_t n_owners, uint32_t chunk, property *c
         }
 }
 
+/* Gives every third tensor another optimizer than its group's, in every other layout. */
+static void mix_optimizers(layout *l, uint64_t seed)
+{
+        static const char *const names[] = { "sgd", "lion", "adamw", "adam" };
+
+        for (uint32_t t = (uint32_t)(seed % 3); seed % 2 && t < l->n_tensors; t += 3)
+                cr_assert_eq(layout_set_tensor_optimizer(l, t, names[t % 4], NULL), 0);
+}
+
 static void for_plans(property *check)
 {
         static const uint32_t owners[] = { 1, 2, 3, 5, 16 }, chunks[] = { 128, 1280, 4096 };
@@ -35,6 +45,7 @@ static void for_plans(property *check)
         for (uint64_t seed = 0; seed < LAYOUTS; seed++) {
                 CLEANUP(cleanup_layout_free) layout *l = layouts_random(seed);
 
+                mix_optimizers(l, seed);
                 /* the tables of large layouts would take seconds to touch */
                 hold(l, owners[seed % 5], chunks[seed % 3] << (l->elements > 1 << 22 ? 8 : 0),
                      check);
@@ -85,27 +96,37 @@ static void parts_follow(const struct plan *p, uint32_t group, uint64_t step)
 {
         const struct plan_shard *shard = &p->shards[group];
         uint64_t end = shard->range.first + shard->range.count;
-        uint64_t master = shard->master, moment = shard->moment;
+        uint64_t master = shard->master, grad = shard->moment, moments[OPTIMIZER_MOMENTS];
 
+        memcpy(moments, shard->moment_at, sizeof(moments));
         for (uint64_t at = shard->range.first; at < end; at += step) {
                 struct range part = { at, end - at < step ? end - at : step };
                 struct range m = plan_bytes(p, plane_master, group, part);
-                struct range v = plan_bytes(p, plane_updated(2), group, part);
+                struct range g = plan_bytes(p, plane_grad, group, part);
                 struct range s = plan_bytes(p, plane_serve, group, part);
 
                 cr_assert(m.first == 4 * master && m.count == 4 * part.count);
-                cr_assert(v.first == 4 * moment || v.count == 0);
-                cr_assert_leq(v.count, m.count);
+                cr_assert(g.first == 4 * grad || g.count == 0);
+                cr_assert_leq(g.count, m.count);
+                for (uint32_t k = 0; k < shard->n_moments; k++) {
+                        struct range v = plan_bytes(p, plane_updated(1 + k), group, part);
+
+                        cr_assert(v.first == moments[k] || v.count == 0);
+                        cr_assert_leq(v.count, g.count);
+                        moments[k] += v.count;
+                }
                 if (shard->serve == UINT64_MAX)
                         cr_assert(s.first == m.first && s.count == m.count);
                 else
                         cr_assert(s.first == shard->serve + 2 * (at - shard->range.first) &&
                                   s.count == 2 * part.count);
                 master += part.count;
-                moment += v.count / 4;
+                grad += g.count / 4;
         }
         cr_assert_eq(master, shard->master + shard->range.count);
-        cr_assert_eq(moment, shard->moment + shard->moment_count);
+        cr_assert_eq(grad, shard->moment + shard->moment_count);
+        for (uint32_t k = 0; k < shard->n_moments; k++)
+                cr_assert_eq(moments[k], shard->moment_at[k] + shard->moment_bytes[k]);
 }
 
 static void has_spans(const layout *l, const struct partition *partition, const struct plan *p)
@@ -119,7 +140,7 @@ static void has_spans(const layout *l, const struct partition *partition, const 
         for (uint32_t i = 0; i < p->n_segments; i++) {
                 const struct plan_segment *s = &p->segments[i];
                 struct range part = { s->in_group, s->count };
-                struct range v = plan_bytes(p, plane_updated(1), s->group, part);
+                struct range v = plan_bytes(p, plane_grad, s->group, part);
 
                 cr_assert_eq(plan_bytes(p, plane_master, s->group, part).first, 4 * s->master);
                 cr_assert_eq(v.count, s->moment == UINT64_MAX ? 0 : 4 * s->count);
@@ -258,6 +279,38 @@ Test(plan, no_short_chunk_is_left_at_the_end_of_a_long_run)
                 cr_assert_geq(plan_chunk(p, c).n, 1024);
 }
 
+/* An undo slot has room for as many planes of fp32 as the run has. */
+static void fits_the_slot(const char *state, const char *master, bool longer)
+{
+        uint64_t elements = 1 << 20;
+        CLEANUP(cleanup_layout_free) layout *l = layouts_sized(&elements, 1, ZERO_BF16);
+        CLEANUP(cleanup_partition_free) struct partition *partition = NULL;
+        CLEANUP(cleanup_plan_free) struct plan *p = NULL;
+
+        cr_assert_eq(layout_set_state(l, 0, state, master, NULL), 0);
+        cr_assert_eq(partition_new(l, 1, &partition), 0);
+        cr_assert_eq(plan_new(l, partition, 0, 384, &p), 0);
+
+        const struct plan_run *run = &p->runs[0];
+        uint64_t old = format_is_split(run->master_format) ? run->length * sizeof(uint16_t) : 0;
+
+        for (uint32_t k = 0; k <= run->n_moments; k++)
+                old += plan_run_bytes(run, k, run->length);
+        cr_assert_leq(old, 384 * (1 + run->n_moments) * sizeof(float), "%s and %s", state, master);
+        cr_assert_eq(run->length > 384, longer, "%s and %s: %u", state, master, run->length);
+}
+
+Test(plan, a_chunk_of_formats_is_longer_where_its_old_values_fit_the_slot)
+{
+        fits_the_slot("fp32", "fp32", false);
+        fits_the_slot("fp32", "bf16+16", false);
+        fits_the_slot("bf16", "fp32", true);
+        fits_the_slot("8bit", "fp32", true);
+        fits_the_slot("bf16", "bf16+16", true);
+        fits_the_slot("8bit", "bf16+16", true);
+        fits_the_slot("8bit", "bf16+8", true);
+}
+
 Test(plan, more_chunks_than_can_be_counted_are_refused_at_once)
 {
         enum { GROUPS = 8 };
@@ -294,4 +347,37 @@ Test(plan, numbers_of_planes_stay_what_they_are)
         cr_assert_eq(plane_from(9).kind, PLANE_NONE); /* clients name the moment */
         cr_assert_eq(plane_from(UINT32_MAX).kind, PLANE_NONE);
         cr_assert_eq(plane_number(plane_old), 0);
+}
+
+/* Each moment of a tensor has the place that plan_bytes() says, behind that of the tensor before.
+ */
+static void moments_lie_behind_one_another(const layout *l, const struct partition *partition,
+                                           const struct plan *p)
+{
+        uint64_t at[OPTIMIZER_MOMENTS] = { 0 };
+
+        for (uint32_t i = 0; i < p->n_segments; i++) {
+                const struct plan_segment *s = &p->segments[i];
+                uint32_t n = s->moment == UINT64_MAX ? 0 : optimizer_moments(l, s->tensor);
+                struct range own = { s->in_group, s->count };
+
+                for (uint32_t k = 0; k < p->shards[s->group].n_moments; k++) {
+                        struct range bytes = plan_bytes(p, plane_updated(1 + k), s->group, own);
+
+                        cr_assert_eq(bytes.count, k < n ? s->count * sizeof(float) : 0);
+                        if (k >= n)
+                                continue;
+                        cr_assert_eq(bytes.first, at[k]);
+                        cr_assert_eq(plan_moment_at(&p->runs[s->run], k, s->moment), at[k]);
+                        cr_assert_eq(p->runs[s->run].optimizer, optimizer_of(l, s->tensor));
+                        at[k] += bytes.count;
+                }
+        }
+        for (uint32_t k = 0; k < OPTIMIZER_MOMENTS; k++)
+                cr_assert_eq(at[k], p->moment_bytes[k]);
+}
+
+Test(plan, moments_lie_behind_one_another)
+{
+        for_plans(moments_lie_behind_one_another);
 }

@@ -81,7 +81,7 @@ static void assert_same_planes(const struct state *a, const struct state *b)
         assert_same_plane("master", a->in->master, b->in->master, master);
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
                 assert_same_plane("a moment", a->in->moments[k], b->in->moments[k],
-                                  a->plan->moments[k] * sizeof(float));
+                                  a->plan->moment_bytes[k]);
         assert_same_plane("grad", a->in->grad, b->in->grad, plan_plane_bytes(a->plan, plane_grad));
         assert_same_plane("serve", a->in->serve, b->in->serve, a->plan->serve_bytes);
 }
@@ -122,8 +122,7 @@ static void fill(struct state *s, const struct state *twin)
 {
         gpu_ops()->copy(s->in->master, twin->in->master, plan_plane_bytes(s->plan, plane_master));
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
-                gpu_ops()->copy(s->in->moments[k], twin->in->moments[k],
-                                s->plan->moments[k] * sizeof(float));
+                gpu_ops()->copy(s->in->moments[k], twin->in->moments[k], s->plan->moment_bytes[k]);
         gpu_ops()->copy(s->in->grad, twin->in->grad, plan_plane_bytes(s->plan, plane_grad));
         serve_all(s);
 }

@@ -18,6 +18,7 @@ static void begin(void)
         directory = fixture_directory();
         store = fixture_store(directory);
         l = fixture_layout();
+        fixture_old_format = true; /* keeps no times at first */
         s = fixture_state(store, "j", l, 1, 0, 1);
         toy_init(s);
 }

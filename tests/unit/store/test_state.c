@@ -13,6 +13,7 @@
 #include "daemon/store/init.h"
 #include "daemon/store/seal.h"
 #include "daemon/store/directory.h"
+#include "proto/dtype.h"
 #include "fixture.h"
 #include "toy.h"
 
@@ -49,9 +50,9 @@ Test(state, a_new_one_is_at_version_zero_and_empty)
         cr_assert_eq(s->record->attempt, 0);
         cr_assert_eq(s->record->phase, ATTEMPT_OPEN);
         for (uint64_t i = 0; i < s->plan->moment_elements; i++)
-                cr_assert_eq(s->in->grad[i], 0);
+                cr_assert_eq(((float *)s->in->grad)[i], 0);
         for (int k = 0; k < OPTIMIZER_MOMENTS; k++)
-                for (uint64_t i = 0; i < s->plan->moments[k]; i++)
+                for (uint64_t i = 0; i < s->plan->moment_bytes[k]; i++)
                         cr_assert_eq(s->in->moments[k][i], 0);
         for (uint32_t t = 0; t < l->n_tensors; t++)
                 cr_assert(s->tensor_step[t] == 0 && s->present[t] == 0 &&
@@ -90,7 +91,7 @@ Test(state, planes_and_record_outlive_the_mapping)
         for (int i = 0; i < 7; i++)
                 toy_attempt(s, l);
         first = s->in->master[0];
-        last = s->in->moments[1][s->plan->moments[1] - 1];
+        memcpy(&last, s->in->moments[1] + s->plan->moment_bytes[1] - sizeof last, sizeof last);
         state_close(s);
 
         s = fixture_reopen(store, &stored);
@@ -98,7 +99,8 @@ Test(state, planes_and_record_outlive_the_mapping)
         cr_assert_eq(s->record->attempt, 7);
         cr_assert_eq(s->record->skipped, 1);
         cr_assert_eq(s->in->master[0], first);
-        cr_assert_eq(s->in->moments[1][s->plan->moments[1] - 1], last);
+        cr_assert(memcmp(s->in->moments[1] + s->plan->moment_bytes[1] - sizeof last, &last,
+                         sizeof last) == 0);
         state_close(s);
         layout_free(stored);
 }
@@ -396,9 +398,52 @@ static bool header_is_refused(struct state *s, struct file_header h, const char 
         return r == ZERO_EIO && strstr(fault.text, why);
 }
 
-Test(state, a_new_file_has_the_format_of_the_release_before_until_it_keeps_times)
+static struct state *make_old(void)
 {
-        struct state *s = make();
+        struct state *s;
+
+        fixture_old_format = true;
+        s = make();
+        fixture_old_format = false;
+        return s;
+}
+
+Test(state, planes_begin_at_different_places_in_their_pages_unless_the_release_before_reads_them)
+{
+        for (int old = 0; old < 2; old++) {
+                struct state *s = old ? make_old() : make();
+                const uint8_t *before = (void *)s->in->master;
+                uint64_t moment = s->plan->moment_bytes[0];
+
+                cr_assert(moment);
+                for (int i = 0; i <= OPTIMIZER_MOMENTS; i++) {
+                        bool is_grad = i == OPTIMIZER_MOMENTS;
+                        const uint8_t *at = is_grad ? (void *)s->in->grad : s->in->moments[i];
+
+                        cr_assert_eq((uintptr_t)at % FILE_ALIGN,
+                                     old ? 0 : (uint64_t)(i + 1) * FILE_STAGGER);
+                        cr_assert(at >= before + (i < 2 ? moment : 0));
+                        before = at;
+                }
+                cr_assert_eq(((struct file_header *)s->in->map)->format, old ? 8 : 10);
+                cr_assert_eq(state_keeps_times(s), !old);
+                memset(s->in->moments[1], 7, moment);
+                state_close(s);
+                layout *stored = NULL;
+                s = fixture_reopen(store, &stored);
+                layout_free(stored);
+                cr_assert_eq(s->in->moments[1][0], 7);
+                cr_assert_eq(s->in->moments[1][moment - 1], 7);
+                cr_assert_eq(s->in->moments[0][moment - 1], 0);
+                cr_assert_neq(*(uint8_t *)s->in->grad, 7);
+                store_discard(store, s->in->file);
+                state_close(s);
+        }
+}
+
+Test(state, a_file_for_the_release_before_has_its_format_until_it_keeps_times)
+{
+        struct state *s = make_old();
         const struct file_header *h = s->in->map;
         struct file_header was = *h;
 
@@ -412,6 +457,58 @@ Test(state, a_new_file_has_the_format_of_the_release_before_until_it_keeps_times
         was.format = 9;
         cr_assert_eq(memcmp(&was, h, offsetof(struct file_header, hash)), 0);
         state_close(s);
+}
+
+static struct state *make_wire(const char *job)
+{
+        struct state *s;
+
+        fixture_accumulate = ZERO_ACCUMULATE_WIRE;
+        fixture_old_format = true;
+        s = fixture_state(store, job, l, 1, 0, 3);
+        fixture_old_format = false;
+        fixture_accumulate = ZERO_ACCUMULATE_FP32;
+        return s;
+}
+
+Test(state, a_file_of_narrow_sums_says_so_and_the_release_before_refuses_it)
+{
+        struct state *s = make_wire("job.1");
+        const struct file_header *h = s->in->map;
+        layout *stored = NULL;
+
+        cr_assert_eq(h->format, 9, "the release before reads 8 and less");
+        cr_assert_eq(plan_plane_bytes(s->plan, plane_grad), 2 * s->plan->moment_elements);
+        state_close(s);
+        s = fixture_reopen(store, &stored);
+        cr_assert_eq(s->id.job.reduce_dtype, ZERO_BF16);
+        cr_assert_eq(s->id.job.accumulate, ZERO_ACCUMULATE_WIRE);
+        cr_assert_eq(s->plan->grad_dtype, ZERO_BF16);
+        state_close(s);
+        layout_free(stored);
+}
+
+Test(state, an_update_from_a_narrow_sum_has_the_bits_of_one_from_the_same_values_in_fp32)
+{
+        struct state *wire = make_wire("wire"), *fp32 = fixture_state(store, "fp32", l, 1, 0, 3);
+        float *wide = fp32->in->grad;
+
+        toy_init(wire);
+        toy_init(fp32);
+        for (int i = 0; i < 3; i++) {
+                toy_push(fp32, l);
+                toy_push(wire, l);
+                for (uint64_t k = 0; k < fp32->plan->moment_elements; k++)
+                        wide[k] = dtype_load(ZERO_BF16, wire->in->grad, k);
+                for (int s = 0; s < 2; s++) {
+                        toy_decide(s ? wire : fp32);
+                        toy_update(s ? wire : fp32, 0, 0, 1);
+                        state_finish(s ? wire : fp32);
+                }
+                cr_assert(toy_equal(wire, fp32));
+        }
+        state_close(wire);
+        state_close(fp32);
 }
 
 Test(state, a_header_that_disagrees_with_the_file_is_refused)
@@ -447,6 +544,9 @@ Test(state, a_header_that_disagrees_with_the_file_is_refused)
         cr_assert(header_is_refused(s, h, "its length"));
         h = *is;
         h.owner = h.n_owners;
+        cr_assert(header_is_refused(s, h, "its header makes no sense"));
+        h = *is;
+        h.chunk_elements = 1U << 30;
         cr_assert(header_is_refused(s, h, "its header makes no sense"));
         cr_assert_eq(open_only(NULL), 0);
         state_close(s);

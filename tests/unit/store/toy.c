@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/store/file.h"
+#include "proto/dtype.h"
 
 static float noise(uint64_t a, uint64_t b)
 {
@@ -21,8 +22,8 @@ void toy_init(struct state *s)
         for (uint64_t i = 0; i < s->plan->master_elements; i++)
                 s->in->master[i] = noise(1, i);
         for (uint32_t k = 0; k < OPTIMIZER_MOMENTS; k++)
-                for (uint64_t i = 0; i < s->plan->moments[k]; i++)
-                        s->in->moments[k][i] = k ? fabsf(noise(2 + k, i)) : noise(2, i);
+                for (uint64_t i = 0; i < s->plan->moment_bytes[k] / sizeof(float); i++)
+                        ((float *)s->in->moments[k])[i] = k ? fabsf(noise(2 + k, i)) : noise(2, i);
 }
 
 const struct hyper_set toy_sets[TOY_SETS] = {
@@ -37,7 +38,7 @@ const struct hyper_set toy_sets[TOY_SETS] = {
 void toy_push(struct state *s, const layout *l)
 {
         for (uint64_t i = 0; i < s->plan->moment_elements; i++)
-                s->in->grad[i] = noise(s->record->version + 10, i);
+                dtype_store(s->plan->grad_dtype, s->in->grad, i, noise(s->record->version + 10, i));
         for (uint32_t t = 0; t < s->n_tensors; t++)
                 s->present[t] = !l->tensors[t].frozen && (t + s->record->version) % 3 != 0;
 }
@@ -76,8 +77,9 @@ static void update_chunk(struct state *s, uint32_t slot, uint32_t chunk, bool ah
 
         assert(s->n_tensors <= 16);
         for (uint32_t t = 0; t < s->n_tensors; t++)
-                scalars[t] = hyper_scalars(&toy_sets[s->tensor_set[t]], s->plan->shards[group].ema,
-                                           3, 0.5);
+                scalars[t] = hyper_scalars(
+                        &toy_sets[s->tensor_set[t]], s->plan->shards[group].ema,
+                        plan_chunk(s->plan, chunk).run->formats[0] != FORMAT_FP32, 3, 0.5);
         undo_update(s, slot, chunk, &update, ops);
 }
 
@@ -127,12 +129,9 @@ bool toy_equal(const struct state *a, const struct state *b)
                 return false;
         }
         return same("master", a->in->master, b->in->master, p->master_elements * sizeof(float)) &&
-               same("moment 1", a->in->moments[0], b->in->moments[0],
-                    p->moments[0] * sizeof(float)) &&
-               same("moment 2", a->in->moments[1], b->in->moments[1],
-                    p->moments[1] * sizeof(float)) &&
-               same("moment 3", a->in->moments[2], b->in->moments[2],
-                    p->moments[2] * sizeof(float)) &&
+               same("moment 1", a->in->moments[0], b->in->moments[0], p->moment_bytes[0]) &&
+               same("moment 2", a->in->moments[1], b->in->moments[1], p->moment_bytes[1]) &&
+               same("moment 3", a->in->moments[2], b->in->moments[2], p->moment_bytes[2]) &&
                same("tensor_step", a->tensor_step, b->tensor_step,
                     a->n_tensors * sizeof(uint64_t)) &&
                same("chunk versions", a->in->versions, b->in->versions,

@@ -18,6 +18,13 @@ void trace_die_in(long ns)
                 abort();
 }
 
+long trace_limit(long ns, uint64_t attempts, int wanted)
+{
+        const long longest_ns = 500000000;
+
+        return attempts < (uint64_t)wanted && ns < longest_ns ? 2 * ns : ns;
+}
+
 void trace_me(void)
 {
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL))

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* Lets the kernel send SIGKILL to this process at any instruction. */
 void trace_die_in(long ns);
+/* The limit of random instants from now on: longer on a slow machine, which has decided fewer
+ * attempts than were wanted by now. */
+long trace_limit(long ns, uint64_t attempts, int wanted);
 
 /* In the child: stops until the parent has seen the child; then each trace_call() lets it run on.
  * Exits with 77 if the child cannot be traced. */

@@ -12,7 +12,7 @@ The tests run it with PyTorch 2.15.0 and 2.6.0; no other version is claimed.
 """
 from zerod import drop
 
-from . import optim
+from . import muon, optim
 from .activations import checkpoint, checkpoint_blocks
 from .checkpoints import load_checkpoint, load_safetensors, save_checkpoint, save_safetensors
 from .clip_grad import clip_grad_norm_
@@ -20,6 +20,8 @@ from .follower import follow
 from .form import Box, Output, Part
 from .grad_scaler import GradScaler
 from .layerwise import LayerByLayer
+from .matrices import MuonSplit, muon_split
+from .muon import *
 from .norms import grad_norms, weight_norms
 from .optim import *
 from .parameter import GradientsAreElsewhere, NotFetched, WrittenInPlace, WrittenToBase
@@ -33,11 +35,12 @@ from .unit import ShardedParam
 from .wrap import ZeroModule, fully_shard, shard
 
 __all__ = [
-    "Box", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "NotFetched", "Output", "Part", "Sharded",
-    "ShardedParam", "Step", "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
+    "Box", "GradScaler", "GradientsAreElsewhere", "LayerByLayer", "MuonSplit", "NotFetched", "Output", "Part",
+    "Sharded", "ShardedParam", "Step", "UsedByAnotherThread", "WrittenInPlace", "WrittenToBase", "ZeroModule", "all_reduce", "checkpoint",
     "checkpoint_blocks", "clip_grad_norm_", "drop", "ema_params", "follow", "full_params", "fully_shard", "grad_norms",
-    "hold", "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "rank",
+    "hold", "init_process_group", "load_checkpoint", "load_safetensors", "manual_seed", "muon_split", "rank",
     "register_forward_method", "save_checkpoint", "save_safetensors", "shard", "sharded_of", "steps",
     "weight_norms", "world_size",
 ]
 __all__ += optim.__all__
+__all__ += muon.__all__

@@ -258,7 +258,7 @@ def _optimizer_sources(optimizer: ServiceOptimizer) -> list[Source]:
         if not param.trainable:
             continue
         steps = sharded.read(param, "step")
-        planes = list(optimizer.planes) if int(steps) else []
+        planes = list(optimizer.kept_of(param)) if int(steps) else []
         if param.dtype is not torch.float32:
             planes.append("master")
         sources += [source_of(sharded, param, p, f"{p}.{param.name}") for p in planes]
@@ -271,12 +271,13 @@ def _groups_text(optimizer: ServiceOptimizer) -> str:
     """Returns the param groups as JSON, with names in place of parameters."""
     sharded = optimizer.sharded
     groups = [{**g, "params": [sharded.param_of(p).name for p in g["params"]]} for g in optimizer.param_groups]
+    _, numbers = optimizer.numbered(optimizer.param_groups)
     for param in filter(lambda p: p.trainable, sharded.elsewhere):
         index = int(sharded.read(param, "set"))
-        if index >= len(groups):
+        if index not in numbers:
             raise ValueError(f"parameter '{param.name}' of another stage is in param group {index}, and the optimizer has "
                              f"{len(groups)}. Give all stages the same param groups; a group may be empty")
-        groups[index]["params"].append(param.name)
+        groups[numbers.index(index)]["params"].append(param.name)
     try:
         return json.dumps(groups, default=torch.Tensor.item)
     except (TypeError, RuntimeError) as e:
@@ -320,7 +321,7 @@ def _match_optimizer(optimizer: ServiceOptimizer,
         if name in elsewhere:
             continue
         param = by_name.get(name)
-        if param is None or plane not in (*optimizer.planes, "master", "step"):
+        if param is None or plane not in (*optimizer.kept_of(param), "master", "step"):
             raise CheckpointError(f"{found.path}: '{key:.200}' belongs to no trained parameter of "
                                   f"this model, or to another optimizer than {optimizer.name}")
         shape = () if plane == "step" else tuple(param.shape)
@@ -330,7 +331,7 @@ def _match_optimizer(optimizer: ServiceOptimizer,
                                   f"not {dtype} {shape}")
         match[param][plane] = stored
     for param, planes in match.items():
-        wanted = {*optimizer.planes, "step"}
+        wanted = {*optimizer.kept_of(param), "step"}
         there = wanted & planes.keys()
         if there and there != wanted:
             raise CheckpointError(f"{found.path}: parameter '{param.name}' has only "

@@ -122,7 +122,7 @@ class Hooks:
         self.forward_order, self.backward_order = Order(), Order()
         self.task = -1  # the backward pass whose end the engine will report
         self.in_backward: set[Unit] = set()  # fetched in the backward pass, or kept for it
-        self.heap = Heap(lean=not self.holds) if sharded.place.holds else None
+        self.heap = Heap() if sharded.place.holds else None
         self.copies = Copies()
 
     def install(self) -> None:

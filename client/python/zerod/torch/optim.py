@@ -19,9 +19,12 @@ import zerod
 
 from . import state as values
 from .files import Source, of_tensor
-from .sharded import Sharded, find_param
+from .formats import Wanted, listed, replaced, tensor_of
+from .matrices import MuonSplit
+from .pipeline import ParamElsewhere
+from .sharded import Sharded, find_param, sharded_of
 from .unit import ShardedParam
-from .wrap import sharded_or_marked
+from .wrap import is_marked, shard
 
 __all__ = ["Adam", "AdamW", "Lion", "SGD", "ServiceOptimizer"]
 
@@ -37,7 +40,7 @@ REFUSED = {"amsgrad": "zerod keeps no max_exp_avg_sq: leave it out",
 # ---- hyperparameters ---------------------------------------------------------------
 
 
-def _number(group: Mapping[str, Any], key: str) -> float:
+def number_of(group: Mapping[str, Any], key: str) -> float:
     value = group[key]
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
@@ -58,13 +61,13 @@ def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     return float(betas[0]), float(betas[1])
 
 
-def _ema_decay(group: Mapping[str, Any], averages: bool) -> float:
+def ema_decay_of(group: Mapping[str, Any], averages: bool) -> float:
     if not averages:
         if group.get("ema_decay") is not None:
             raise ValueError("ema_decay of a param group: give it to the optimizer, too, for a model of "
                              "shard(model, ema=True)")
         return 0.0
-    decay = _number(group, "ema_decay")
+    decay = number_of(group, "ema_decay")
     if decay >= 1.0:
         raise ValueError(f"ema_decay {decay} is not in [0, 1)")
     return decay
@@ -93,6 +96,10 @@ class ServiceOptimizer(torch.optim.Optimizer):
     get_ema_multi_avg_fn() does.  :func:`ema_params` reads the averages.  The model is of shard(ema=True).  A number in
     [0, 1), read at each step.  A step that is skipped leaves the averages as they are, and so does one without a
     gradient for that parameter.  None: no averages.
+    state, master: formats in which owners keep the moments and the master weights, of :func:`shard`: a model that
+    :func:`zerod.torch.fully_shard` has marked is sharded with them.  Dicts of `params` may have their own:
+    ``{"params": [...], "state": "fp32"}``.  None: those of the model.  They are in no param group of the optimizer, and
+    state_dict() has fp32 whatever they are.
     how: torch's foreach and fused, which change nothing here; amsgrad, capturable and
     differentiable are False, else a ValueError.
 
@@ -104,13 +111,14 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     Errors: ValueError, naming the parameter, for one that was frozen when the model was sharded and is not now, or that
     is another model's.  ValueError for hyperparameters out of range, and for a model that was sharded for another
-    optimizer.
+    optimizer or with other formats.
     """
 
     name: str  # in the service
     planes: tuple[str, ...]  # the state that the service keeps beside the master weights
     has_step = True  # the state of torch's optimizer has a step
     torch_kind: type[torch.optim.Optimizer] | None = None  # torch's optimizer of this name
+    split: MuonSplit | None = None  # for a marked model; None: by name
 
     def set_of(self, group: Mapping[str, Any]) -> Any:
         """Returns a param group's hyperparameters.  ValueError for those that the service does not have."""
@@ -130,8 +138,11 @@ class ServiceOptimizer(torch.optim.Optimizer):
         else:
             self.planes = (*self.planes, "ema")
         self.averages = "ema_decay" in defaults
+        self.formats = Wanted(defaults.pop("state"), defaults.pop("master"), self.name)
         self.set_of(defaults)
-        self.sharded = sharded_or_marked(model, self.name, self.averages)
+        if is_marked(model):
+            params = self._shard(model, params)
+        self.sharded = sharded_of(model)
         needs, has = (f"shard(model, optimizer='{name}', ema={ema})" for name, ema in (
             (self.name, self.averages), (self.sharded.optimizer_name, self.sharded.ema)))
         if needs != has:
@@ -143,10 +154,21 @@ class ServiceOptimizer(torch.optim.Optimizer):
         if params is None:
             values.check_all_sharded(model)
             params = [p for p in model.parameters() if p.requires_grad]
-        super().__init__(params, defaults)
-        self._numbered(self.param_groups)
+        super().__init__(self.grouped(params), defaults)
+        self.numbered(self.param_groups)
         self.sharded.optimized = self._optimized()
         self.sharded.optimizer = weakref.ref(self)
+
+    def _shard(self, model: nn.Module, params: Iterable[Any] | None) -> Iterable[Any] | None:
+        """Shards a marked model for this optimizer.  Returns params with the placeholders of its parameters."""
+        names = {p: name for name, p in model.named_parameters()}
+        given = [] if params is None or isinstance(params, torch.Tensor) else listed(params)
+        shard(model, optimizer=self.split or self.name, ema=self.averages, **self.formats.choices(names, given))
+        return replaced(given, {p: model.get_parameter(name) for p, name in names.items()}) if given else params
+
+    def grouped(self, params: Iterable[Any]) -> Iterable[Any]:
+        """Returns what torch takes as params."""
+        return params
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a param group, as in torch.  ValueError if a parameter is not one of the model's trainable ones."""
@@ -156,11 +178,13 @@ class ServiceOptimizer(torch.optim.Optimizer):
         given = param_group["params"]
         given = [given] if isinstance(given, torch.Tensor) else given
         if not isinstance(given, set):  # torch refuses sets
+            given = list(given)
             param_group["params"] = [self._checked(i, p) for i, p in enumerate(given) if not self._is_frozen(p)]
+            self.formats.take(param_group, self.sharded, given)
         added = {**self.defaults, **param_group}
         self.set_of(added)
         if self._is_mine():
-            self._numbered([*self.param_groups, added])
+            self.numbered([*self.param_groups, added])
         # its wrapper imports torch._dynamo, which takes as long as importing torch
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
         if self._is_mine():
@@ -168,7 +192,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
 
     def _is_frozen(self, given: Any) -> bool:
         """Returns True for a parameter frozen when the model was sharded, and now: torch takes it, and does nothing."""
-        tensor = given[1] if isinstance(given, tuple) else given
+        tensor = tensor_of(given)
         if isinstance(tensor, nn.Parameter) and tensor in self.sharded.base:
             return True
         param = find_param(tensor) if isinstance(tensor, torch.Tensor) else None
@@ -211,7 +235,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
             raise RuntimeError(f"param_groups lost or gained parameter '{min(p.name for p in changed)}': to leave parameters "
                                "out call zero_grad() and make a new optimizer, and use add_param_group() to add some")
 
-    def _numbered(self, groups: list[dict[str, Any]]) -> tuple[list[Any], list[int]]:
+    def numbered(self, groups: list[dict[str, Any]]) -> tuple[list[Any], list[int]]:
         """Returns the service's sets, and each group's number of one: its own, or with too many groups one with its
         values."""
         sets = [self.set_of(g) for g in groups]
@@ -246,7 +270,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         if pending.loss_scale != 1.0:
             raise RuntimeError("eager blocks are updated before an overflow is known: train without a GradScaler, or "
                                "shard the model without eager=True")
-        sets, numbers = self._numbered(self.param_groups)
+        sets, numbers = self.numbered(self.param_groups)
         self._assign_sets(numbers)
         self.sharded.attempt.ahead(sets)
         self.sharded.gradients.last = True
@@ -283,7 +307,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         self._check_mine()
         self._check_groups()
         sharded, pending = self.sharded, self.sharded.pending
-        sets, numbers = self._numbered(self.param_groups)
+        sets, numbers = self.numbered(self.param_groups)
         try:
             sharded.finish_backward_pushes()
             self._assign_sets(numbers)
@@ -372,8 +396,8 @@ class ServiceOptimizer(torch.optim.Optimizer):
     def _take_group(mine: dict[str, Any], saved: Mapping[str, Any]) -> None:
         mine.update({k: v for k, v in saved.items()
                      if k != "params" and k not in IMPLEMENTATION})
-        if "betas" in mine:
-            mine["betas"] = tuple(mine["betas"])
+        for key in {"betas", "ns_coefficients"} & mine.keys():
+            mine[key] = tuple(mine[key])
 
     def _match(self, groups: list[Mapping[str, Any]],
                state: Mapping[Any, Any]) -> dict[ShardedParam, Mapping[str, Any]]:
@@ -395,7 +419,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
     def _check_state(self, param: ShardedParam, entry: Mapping[str, Any]) -> None:
         if not entry:
             return
-        kept = {"step", "master", *self.planes}
+        kept = {"step", "master", *self.kept_of(param)}
         for key in sorted(set(entry) - kept):
             raise ValueError(f"parameter '{param.name}': the loaded state has '{key}', which "
                              f"{self.name} does not keep: it is of another optimizer, or of amsgrad")
@@ -404,14 +428,19 @@ class ServiceOptimizer(torch.optim.Optimizer):
                              f"{self.name} needs")
         if not 0 <= int(entry.get("step", 1)) < 1 << 62:
             raise ValueError(f"parameter '{param.name}': step {entry['step']} is out of range")
-        for key in (*self.planes, "master"):
+        for key in (*self.kept_of(param), "master"):
             if key in entry and tuple(entry[key].shape) != tuple(param.shape):
                 raise ValueError(f"parameter '{param.name}' has shape {tuple(param.shape)}, its "
                                  f"loaded {key} {tuple(entry[key].shape)}")
 
+    def kept_of(self, param: ShardedParam | ParamElsewhere) -> tuple[str, ...]:
+        """Returns the state of a parameter that the service keeps beside the master weights."""
+        del param
+        return self.planes
+
     def planes_of(self, param: ShardedParam) -> tuple[str, ...]:
         """Returns the planes of an exact copy of a parameter's state."""
-        return self.planes if param.dtype is torch.float32 else ("master", *self.planes)
+        return self.kept_of(param) if param.dtype is torch.float32 else ("master", *self.kept_of(param))
 
     def _state_of(self, param: ShardedParam) -> dict[str, Source]:
         step = int(self.sharded.read(param, "step"))
@@ -437,7 +466,7 @@ class ServiceOptimizer(torch.optim.Optimizer):
         """Makes a parameter's state that of one that was never updated."""
         if int(self.sharded.read(param, "step")) == 0:
             return
-        for plane in self.planes:
+        for plane in self.kept_of(param):
             for first, count in values.pieces(param.numel):
                 self.sharded.write(param, plane, torch.zeros(count), first)
         if self.averages:
@@ -453,6 +482,15 @@ class ServiceOptimizer(torch.optim.Optimizer):
 # ---- each of them ------------------------------------------------------------------
 
 
+def adam_set(kind: Any, group: Mapping[str, Any], averages: bool) -> Any:
+    """Returns a param group's hyperparameters as zerod.AdamSet or zerod.AdamWSet, which is `kind`."""
+    _refuse(group)
+    beta1, beta2 = _betas(group)
+    return kind(lr=number_of(group, "lr"), beta1=beta1, beta2=beta2, eps=number_of(group, "eps"),
+                weight_decay=number_of(group, "weight_decay"), maximize=bool(group["maximize"]),
+                ema_decay=ema_decay_of(group, averages))
+
+
 class Adam(ServiceOptimizer):
     """``torch.optim.Adam`` of a sharded model, with torch's arguments: weight_decay is L2, a part of the gradient.  eps
     0, with which a gradient of 0 makes nan, is refused.  Everything else is as :class:`ServiceOptimizer` says."""
@@ -462,23 +500,20 @@ class Adam(ServiceOptimizer):
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
-                 decoupled_weight_decay: bool = False, ema_decay: float | None = None, **how: bool | None):
+                 decoupled_weight_decay: bool = False, ema_decay: float | None = None, state: str | None = None,
+                 master: str | None = None, **how: bool | None):
         super().__init__(model, params, {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
             "maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay,
-            "ema_decay": ema_decay}, amsgrad=amsgrad, **how)
+            "ema_decay": ema_decay, "state": state, "master": master}, amsgrad=amsgrad, **how)
 
     def set_of(self, group: Mapping[str, Any]) -> "zerod.AdamSet | zerod.AdamWSet":
-        _refuse(group)
         decoupled = isinstance(self, AdamW)
         kind, other = (zerod.AdamWSet, "Adam") if decoupled else (zerod.AdamSet, "AdamW")
         if bool(group["decoupled_weight_decay"]) != decoupled:
             raise ValueError(f"decoupled_weight_decay={group['decoupled_weight_decay']} is "
                              f"zerod.torch.{other}, for a model that is sharded for it")
-        beta1, beta2 = _betas(group)
-        return kind(lr=_number(group, "lr"), beta1=beta1, beta2=beta2, eps=_number(group, "eps"),
-                    weight_decay=_number(group, "weight_decay"), maximize=bool(group["maximize"]),
-                    ema_decay=_ema_decay(group, self.averages))
+        return adam_set(kind, group, self.averages)
 
 
 class AdamW(Adam):
@@ -490,9 +525,9 @@ class AdamW(Adam):
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
-                 ema_decay: float | None = None, **how: bool | None):
+                 ema_decay: float | None = None, state: str | None = None, master: str | None = None, **how: bool | None):
         super().__init__(model, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
-                         decoupled_weight_decay=True, ema_decay=ema_decay, **how)
+                         decoupled_weight_decay=True, ema_decay=ema_decay, state=state, master=master, **how)
 
 
 class _WithMomentum(zerod.SGDSet):
@@ -516,7 +551,7 @@ class SGD(ServiceOptimizer):
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-3,
                  momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
                  nesterov: bool = False, *, maximize: bool = False, ema_decay: float | None = None,
-                 **how: bool | None):
+                 state: str | None = None, master: str | None = None, **how: bool | None):
         if nesterov and (not momentum or dampening):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         params = None if params is None else list(params)
@@ -524,20 +559,20 @@ class SGD(ServiceOptimizer):
             self.name, self.planes = "sgd-momentum", ("momentum_buffer",)
         super().__init__(model, params, {
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "maximize": maximize, "ema_decay": ema_decay}, **how)
+            "nesterov": nesterov, "maximize": maximize, "ema_decay": ema_decay, "state": state, "master": master}, **how)
 
     def set_of(self, group: Mapping[str, Any]) -> zerod.SGDSet:
         _refuse(group)
-        momentum, dampening = _number(group, "momentum"), _number(group, "dampening")
+        momentum, dampening = number_of(group, "momentum"), number_of(group, "dampening")
         if momentum and "momentum_buffer" not in self.planes:
             raise ValueError(f"momentum {momentum}: 'sgd' keeps no momentum_buffer. Give SGD() the "
                              "momentum when you make it, for a model of "
                              "shard(model, optimizer='sgd-momentum')")
         return (_WithMomentum if "momentum_buffer" in self.planes else zerod.SGDSet)(
-            lr=_number(group, "lr"), momentum=momentum, dampening=dampening if momentum else 0.0,
-            weight_decay=_number(group, "weight_decay"),
+            lr=number_of(group, "lr"), momentum=momentum, dampening=dampening if momentum else 0.0,
+            weight_decay=number_of(group, "weight_decay"),
             nesterov=bool(momentum and group["nesterov"]), maximize=bool(group["maximize"]),
-            ema_decay=_ema_decay(group, self.averages))
+            ema_decay=ema_decay_of(group, self.averages))
 
 
 class Lion(ServiceOptimizer):
@@ -548,13 +583,14 @@ class Lion(ServiceOptimizer):
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, lr: float | torch.Tensor = 1e-4,
                  betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, *,
-                 maximize: bool = False, ema_decay: float | None = None):
-        super().__init__(model, params, {"lr": lr, "betas": betas, "weight_decay": weight_decay,
-                                         "maximize": maximize, "ema_decay": ema_decay})
+                 maximize: bool = False, ema_decay: float | None = None, state: str | None = None,
+                 master: str | None = None):
+        super().__init__(model, params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize,
+                                         "ema_decay": ema_decay, "state": state, "master": master})
 
     def set_of(self, group: Mapping[str, Any]) -> "zerod.LionSet":
         beta1, beta2 = _betas(group)
-        return zerod.LionSet(lr=_number(group, "lr"), beta1=beta1, beta2=beta2,
-                             weight_decay=_number(group, "weight_decay"),
+        return zerod.LionSet(lr=number_of(group, "lr"), beta1=beta1, beta2=beta2,
+                             weight_decay=number_of(group, "weight_decay"),
                              maximize=bool(group["maximize"]),
-                             ema_decay=_ema_decay(group, self.averages))
+                             ema_decay=ema_decay_of(group, self.averages))

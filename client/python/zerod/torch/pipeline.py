@@ -68,6 +68,7 @@ class ParamElsewhere:
         self.numel = self.shape.numel()
         self.dtype = TORCH_DTYPES[layout.dtype(layout.tensor_group(index))]
         self.trainable = not layout.frozen(index)
+        self.matrices: list[int] | None = None
 
 
 def params_elsewhere(layout: zerod.Layout, known: set[int]) -> list[ParamElsewhere]:

@@ -2,14 +2,17 @@
 
 A *unit* is a module whose parameters are fetched and released together.  The model itself is the last unit.  It has the
 parameters that no other unit has, and tied parameters that several units share.  Parameters of one unit that differ in
-dtype are different *groups* of the layout, and so are trained and frozen ones.
+dtype or formats are different *groups* of the layout, and so are trained and frozen ones.
 
 Rule: the module looks at the model and changes nothing.
 """
 from __future__ import annotations
 
+import fnmatch
+import logging
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +26,8 @@ WORD = 4  # bytes of an element of such a parameter in the layout
 UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention uses such a layer's weights without a call
 LARGE = 1 << 22  # least elements of a layer outside of blocks that is a unit of its own
 
+log = logging.getLogger("zerod")
+
 #: The types of ``groups`` of :func:`zerod.torch.shard`.
 Groups = Callable[[str, nn.Module], bool] | Iterable[type | str] | None
 
@@ -35,6 +40,8 @@ class PlannedParam:
     places: list[tuple[nn.Module, str]]  # module and attribute
     split: Split | None = None
     tied: list[str] = field(default_factory=list)  # its names in the stages of a pipeline that share it, the first for all
+    matrices: list[int] | None = None  # the rows of each matrix that Muon updates; None: it has none
+    formats: tuple[str, str] = ("fp32", "fp32")  # of its moments and its master weights
 
     @property
     def name(self) -> str:
@@ -49,11 +56,11 @@ class PlannedUnit:
     params: list[PlannedParam] = field(default_factory=list)
 
     def groups(self) -> list[list[PlannedParam]]:
-        """Returns groups of parameters that agree in dtype, trained or frozen, dimension of the mesh, and set of
-        stages."""
-        found: dict[tuple[torch.dtype, bool, str | None, tuple[str, ...]], list[PlannedParam]] = {}
+        """Returns groups of parameters that agree in dtype, trained or frozen, dimension of the mesh, set of stages, and
+        formats."""
+        found: dict[tuple[Any, ...], list[PlannedParam]] = {}
         for p in self.params:
-            found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along, tuple(p.tied)), []).append(p)
+            found.setdefault((p.value.dtype, p.value.requires_grad, p.split and p.split.along, tuple(p.tied), p.formats), []).append(p)
         return list(found.values())
 
 
@@ -80,6 +87,21 @@ def find_params(model: nn.Module, apart: Container[nn.Parameter] = ()) -> list[P
         check_param(p)
     check_memory(found.values())
     return list(found.values())
+
+
+def named(params: list[PlannedParam], patterns: Iterable[str], what: str, pipeline: bool) -> set[str]:
+    """Returns the names of the parameters that the patterns of argument `what` mean."""
+    names: set[str] = set()
+    if isinstance(patterns, str):
+        raise ValueError(f"{what}: a list of names is expected, not one str")
+    for pattern in patterns:
+        found = {p.name for p in params if any(fnmatch.fnmatchcase(n, pattern) for n in [*p.names, *p.tied])}
+        if not found and not pipeline:
+            raise ValueError(f"{what}: the model has no parameter '{pattern}'")
+        if not found:
+            log.warning("%s: this stage has no parameter '%s'", what, pattern)
+        names |= found
+    return names
 
 
 def _computes_otherwise(value: nn.Parameter) -> bool:
@@ -131,7 +153,7 @@ def check_memory(params: Iterable[PlannedParam]) -> None:
                              "a.weight = b.weight, or give one of them a clone() before shard()")
 
 
-def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Returns the blocks: the children of the outermost lists of two or more modules of one class."""
     blocks: list[tuple[str, nn.Module]] = []
 
@@ -177,7 +199,7 @@ def _large_leaves(model: nn.Module, taken: set[int]) -> list[tuple[str, nn.Modul
 
 def _chosen(model: nn.Module, groups: Groups) -> list[tuple[str, nn.Module]]:
     if groups is None:
-        blocks = _repeated(model)
+        blocks = blocks_of(model)
         inside = {id(m) for _, block in blocks for m in block.modules()}
         return blocks + _large_leaves(model, inside)
     if callable(groups) and not isinstance(groups, type):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .buffers import Buffers
     from .gradients import Gradients
     from .hooks import Hooks
+    from .matrices import MuonSplit
     from .pipeline import ParamElsewhere, Stage
     from .place import Gpu, Host
 
@@ -47,7 +48,8 @@ class Sharded:
 
     params are in the layout's order; units in the order of the model's tree, the root last.
     optimizer: the newest one, weakly.  optimized: the parameters that it updates; None: all.
-    optimizer_name: of the optimizer in the service that the model was sharded for.
+    optimizer_name: of the optimizer in the service that the model was sharded for.  muon: the parameters that it
+    updates by Muon and by AdamW, if it is "muon".
     ema: the service averages the weights, too.
     goes_on: the job had its values when this rank attached, so loading others is left out.
     keep: the job stays when all ranks have completed it; None: it stays if somebody chose its name.
@@ -76,6 +78,7 @@ class Sharded:
         self.pending = Pending()
         self.activations: Activations
         self.optimizer_name, self.ema = optimizer_name, ema
+        self.muon: MuonSplit | None = None
         self.goes_on = False
         self.hold_groups = 0
         self.keep: bool | None = None
@@ -246,8 +249,6 @@ class Sharded:
         self.hooks.in_backward.clear()
         for unit in self.units:
             unit.forget()
-        if self.hooks.heap:
-            self.hooks.heap.after_step()
         for p in self.base:
             if p.zerod_mapped and p._version:
                 raise WrittenToBase(p.zerod_taken)

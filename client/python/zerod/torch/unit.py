@@ -35,12 +35,15 @@ class ShardedParam:
     name: its first fully qualified name.  names: all of them.  index: of the layout's tensor.  group: of the layout.
     offset: in the group, in elements of the parameter.  placeholder: stands in the model while the parameter is not
     shown.  With a tensor-parallel parameter index, group and offset are those of this rank's part, and parts are the
-    layout's tensors of all coordinates.
+    layout's tensors of all coordinates.  matrices: the rows of each matrix that Muon updates; None: it has none.
+    formats: of its moments and its master weights.
     """
 
     def __init__(self, sharded: "Sharded", names: list[str], places: list[tuple[nn.Module, str]],
-                 value: nn.Parameter, split: "Split | None" = None):
-        self.sharded, self.names, self.places, self.split = sharded, names, places, split
+                 value: nn.Parameter, split: "Split | None" = None, matrices: list[int] | None = None,
+                 formats: tuple[str, str] = ("fp32", "fp32")):
+        self.sharded, self.names, self.places, self.split, self.matrices = sharded, names, places, split, matrices
+        self.formats = formats
         self.shape, self.dtype, self.numel = value.shape, value.dtype, value.numel()
         self.local_shape = split.shape(split.own) if split else value.shape  # of the part that this rank fetches
         self.local_numel = self.local_shape.numel()

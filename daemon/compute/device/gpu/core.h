@@ -106,6 +106,9 @@ struct staged {
         enum update_rule rule;
         const struct update_scalars *scalars;
         enum zero_dtype to, from;
+        enum format format;
+        uint32_t dither; /* of its first element */
+        size_t begun;    /* the elements before those at at[] */
         bool first;
 };
 

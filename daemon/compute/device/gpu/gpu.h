@@ -78,7 +78,12 @@ int gpu_use(uint32_t gpu);
 /* Enqueues an update of n pieces, all of one rule and on one GPU: new states, and in the same
  * pass the served parameters. */
 void gpu_update(const struct update_piece *pieces, size_t n);
-/* Waits for all updates that this thread has enqueued on the GPU. */
+/* The same for a product, for quotients, and for values of a format; see zero_cuda.h. */
+void gpu_product(const struct product *p);
+void gpu_unpack(enum format format, enum zero_dtype to, void *dst, const void *src, size_t skip,
+                size_t n);
+void gpu_divide(uint16_t *to, const uint16_t *from, float by, size_t n);
+/* Waits for all that this thread has enqueued so on the GPU. */
 void gpu_updated(uint32_t gpu);
 
 /* Bytes of the GPU after what was given back is freed; -errno. */

@@ -4,6 +4,7 @@
  */
 #include "daemon/compute/device/gpu/core.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "daemon/compute/device/host.h"
@@ -57,17 +58,40 @@ static void update(enum update_rule rule, const struct update_scalars *scalars, 
         staged_run(&s);
 }
 
+/* The stream on the GPU that has the memory, where something is enqueued. */
+static void *stream_at(const void *memory)
+{
+        struct lane *lane = lanes_of((uint32_t)gpu_of(memory));
+
+        lane->busy = true;
+        return lane->stream;
+}
+
+static void must_at(const void *memory, int r)
+{
+        gpu_must((uint32_t)gpu_of(memory), "an update was refused", r);
+}
+
 void gpu_update(const struct update_piece *pieces, size_t n)
 {
-        uint32_t gpu;
-        struct lane *lane;
+        if (n > 0)
+                must_at(pieces->in[0], gpu_plugin->update(pieces, n, stream_at(pieces->in[0])));
+}
 
-        if (n == 0)
-                return;
-        gpu = (uint32_t)gpu_of(pieces[0].in[0]);
-        lane = lanes_of(gpu);
-        lane->busy = true;
-        gpu_must(gpu, "an update was refused", gpu_plugin->update(pieces, n, lane->stream));
+void gpu_product(const struct product *p)
+{
+        must_at(p->out, gpu_plugin->product(p, stream_at(p->out)));
+}
+
+void gpu_divide(uint16_t *to, const uint16_t *from, float by, size_t n)
+{
+        must_at(to, gpu_plugin->divide(to, from, by, n, stream_at(to)));
+}
+
+void gpu_unpack(enum format format, enum zero_dtype to, void *dst, const void *src, size_t skip,
+                size_t n)
+{
+        must_at(dst, gpu_plugin->unpack(format, to, dst, NULL, src, skip, n, stream_at(dst)));
 }
 
 void gpu_updated(uint32_t gpu)
@@ -119,6 +143,82 @@ static void gpu_cast(enum zero_dtype to, void *dst, enum zero_dtype from, const 
 static void gpu_serve(enum zero_dtype to, void *dst, const float *src, size_t n)
 {
         convert(to, dst, ZERO_FP32, src, n, serve_host);
+}
+
+/* ---- formats ------------------------------------------------------- */
+
+/* Elements are records here: at[0] has them packed, at[1] in fp32, at[2] what is served of them. */
+
+static uint16_t *served_of(const struct staged *s, void *const *at)
+{
+        return s->n_operands > 2 ? at[2] : NULL;
+}
+
+static uint32_t dither_of_records(const struct staged *s)
+{
+        return s->dither + dither_at(0, 0, s->begun * FORMAT_STEP) - dither_at(0, 0, 0);
+}
+
+static int pack_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        return gpu_plugin->pack(s->format, at[0], served_of(s, at), at[1], n * FORMAT_STEP,
+                                dither_of_records(s), stream);
+}
+
+static void pack_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->pack(s->format, at[0], served_of(s, at), at[1], n * FORMAT_STEP,
+                       dither_of_records(s));
+}
+
+static int unpack_device(const struct staged *s, void *const *at, size_t n, void *stream)
+{
+        return gpu_plugin->unpack(s->format, ZERO_FP32, at[1], served_of(s, at), at[0], 0,
+                                  n * FORMAT_STEP, stream);
+}
+
+static void unpack_host(const struct staged *s, void *const *at, size_t n)
+{
+        gpu_host->unpack(s->format, at[1], served_of(s, at), at[0], n * FORMAT_STEP);
+}
+
+static void run_records(struct staged *s, const void *records, const float *values,
+                        const uint16_t *served, size_t n)
+{
+        bool in = s->device == unpack_device;
+
+        assert(n % FORMAT_STEP == 0);
+        s->n_operands = 0;
+        s->n = n / FORMAT_STEP;
+        s->begun = 0;
+        staged_add(s, records, (uint32_t)format_bytes(s->format, FORMAT_STEP), in, !in);
+        staged_add(s, values, FORMAT_STEP * sizeof *values, !in, in);
+        if (format_is_split(s->format))
+                staged_add(s, served, FORMAT_STEP * sizeof *served, in, !in);
+        staged_run(s);
+}
+
+static void pack(enum format format, void *dst, uint16_t *served, const float *src, size_t n,
+                 uint32_t dither)
+{
+        struct staged s;
+
+        s.device = pack_device;
+        s.host = pack_host;
+        s.format = format;
+        s.dither = dither;
+        run_records(&s, dst, src, served, n);
+}
+
+static void unpack(enum format format, float *dst, const uint16_t *served, const void *src,
+                   size_t n)
+{
+        struct staged s;
+
+        s.device = unpack_device;
+        s.host = unpack_host;
+        s.format = format;
+        run_records(&s, src, dst, served, n);
 }
 
 static void gpu_zero(void *dst, size_t n)
@@ -200,20 +300,34 @@ static void gpu_sum(enum zero_dtype to, void *dst, enum zero_dtype from, const v
         staged_run(&s);
 }
 
+static void update_packed(const struct packed_update *u)
+{
+        gpu_host->update_packed(u);
+}
+
+static void product(const struct product *p, const float *from, float *to)
+{
+        gpu_host->product(p, from, to);
+}
+
 /* ---- the table --------------------------------------------------------------------- */
 
 static char name[64]; /* set by gpu_ops_open() */
 static const struct device_ops ops = {
         .name = name,
         .update = update,
+        .update_packed = update_packed,
         .cast = gpu_cast,
         .serve = gpu_serve,
         .accumulate = gpu_accumulate,
         .sum = gpu_sum,
         .norm = gpu_norm,
         .reduce = gpu_reduce,
+        .pack = pack,
+        .unpack = unpack,
         .zero = gpu_zero,
         .copy = gpu_copy,
+        .product = product,
 };
 
 void gpu_ops_open(void)

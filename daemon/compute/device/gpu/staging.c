@@ -112,6 +112,7 @@ static uint8_t *staged_at(const struct lane *lane, const struct operand *o)
 static void operands_at(const struct plan *p, const struct lane *lane, struct chunk c,
                         void *at[OPERANDS_MAX])
 {
+        p->s->begun = c.first;
         for (uint32_t i = 0; i < p->s->n_operands; i++) {
                 const struct operand *o = &p->s->operands[i];
 

@@ -84,6 +84,22 @@ void place_update(const struct update_piece *pieces, size_t n)
         gpu_update(pieces, n);
 }
 
+void place_product(const struct product *p)
+{
+        gpu_product(p);
+}
+
+void place_divide(uint16_t *to, const uint16_t *from, float by, size_t n)
+{
+        gpu_divide(to, from, by, n);
+}
+
+void place_unpack(enum format format, enum zero_dtype to, void *dst, const void *src, size_t skip,
+                  size_t n)
+{
+        gpu_unpack(format, to, dst, src, skip, n);
+}
+
 void place_updated(uint32_t place)
 {
         gpu_updated(place_gpu(place));

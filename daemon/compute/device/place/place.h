@@ -48,10 +48,19 @@ void place_charge(const void *memory, uint32_t user);
 /* Bytes of the place charged to a user. */
 uint64_t place_charged(uint32_t place, uint32_t user);
 
-/* Begins updates, all of one rule, on one device other than the host, which has all their memory.
+/*
+ * What a device other than the host, which has all the memory, does one after another for a thread.
+ * They only begin.  Updates: all of one rule.  A product of any size, but not of two transposed
+ * matrices; the order of its sums is the device's own.  Quotients of bf16, rounded to bf16; to may
+ * be from.  Values of a moment's format in another dtype, from the one on that is `skip` behind the
+ * address of its record.
  */
 void place_update(const struct update_piece *pieces, size_t n);
-/* Waits for all updates that this thread has begun there. */
+void place_product(const struct product *p);
+void place_divide(uint16_t *to, const uint16_t *from, float by, size_t n);
+void place_unpack(enum format format, enum zero_dtype to, void *dst, const void *src, size_t skip,
+                  size_t n);
+/* Waits for all of these that this thread has begun there. */
 void place_updated(uint32_t place);
 
 /* Selects the device for this thread's calls of another library that uses devices; -errno. */

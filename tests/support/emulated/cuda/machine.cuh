@@ -22,7 +22,7 @@ uint16_t dtype_fp16_from_fp32(float x);
 #define __global__
 #define __shared__ static
 #define __grid_constant__
-#define __launch_bounds__(threads, resident)
+#define __launch_bounds__(...)
 
 constexpr unsigned THREADS = LANES_BLOCK;
 constexpr unsigned WARP = LANES_WARP;
@@ -79,9 +79,70 @@ static inline double __shfl_down_sync(unsigned, double x, unsigned by, unsigned 
         return lanes_shuffle_down(x, by, team);
 }
 
+static inline uint32_t greatest_of_team(uint32_t x, unsigned team)
+{
+        return static_cast<uint32_t>(lanes_greatest(x, team));
+}
+
 static inline void __syncthreads()
 {
         lanes_barrier();
+}
+
+static inline void __syncwarp()
+{
+        lanes_shuffle_down(0, 0, 1);
+}
+
+/* A tile is all with the warp's first thread, and a sum is the chain of product.h. */
+constexpr unsigned TILE_SIDE = 16;
+
+struct tile_sum {
+        float x[TILE_SIDE][TILE_SIDE];
+};
+
+template <bool BY_COLUMNS> struct tile_a {
+        float x[TILE_SIDE][TILE_SIDE];
+        static constexpr bool by_columns = BY_COLUMNS;
+};
+
+template <bool BY_COLUMNS> struct tile_b : tile_a<BY_COLUMNS> {
+};
+
+static inline bool tile_is_here()
+{
+        return threadIdx.x % WARP == 0;
+}
+
+/* As on a GPU, a wrong alignment is an error. */
+template <typename T> static inline void tile_load(T &tile, const uint16_t *from, unsigned stride)
+{
+        if (reinterpret_cast<uintptr_t>(from) % 32 || stride % 8)
+                abort();
+        for (unsigned i = 0; tile_is_here() && i < TILE_SIDE; i++)
+                for (unsigned j = 0; j < TILE_SIDE; j++)
+                        (T::by_columns ? tile.x[j][i] : tile.x[i][j]) =
+                                __uint_as_float((unsigned)from[i * stride + j] << 16);
+}
+
+static inline void tile_clear(tile_sum &sum)
+{
+        sum = {};
+}
+
+template <typename A, typename B>
+static inline void tile_multiply(tile_sum &sum, const A &a, const B &b)
+{
+        for (unsigned i = 0; tile_is_here() && i < TILE_SIDE; i++)
+                for (unsigned k = 0; k < TILE_SIDE; k++)
+                        for (unsigned j = 0; j < TILE_SIDE; j++)
+                                sum.x[i][j] = fmaf(a.x[i][k], b.x[k][j], sum.x[i][j]);
+}
+
+static inline void tile_store(float *to, const tile_sum &sum)
+{
+        if (tile_is_here())
+                memcpy(to, sum.x, sizeof(sum.x));
 }
 
 template <typename T, typename U> static inline void atomicAdd(T *to, U x)

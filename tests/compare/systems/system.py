@@ -12,30 +12,30 @@ import tempfile
 import time
 
 from cluster import Cluster, spawn
-from torch_bench import memory
+from systems import memory
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
-RANKS = 2
-BUILD_S = 180
+BUILD_S = 300
 STEP_S = 90
 END_S = 20
 LOOK_S = 0.01
 
-# Name: system as worker.py knows it, ranks, stage and daemons.
+# Name: system as worker.py knows it, stage and daemons.
 KINDS = {
-    "plain": ("plain", 1, 0, 0),
-    "ddp": ("ddp", RANKS, 0, 0),
-    "zero1": ("zero1", RANKS, 0, 0),
-    "fsdp2": ("fsdp2", RANKS, 0, 0),
-    "deepspeed1": ("deepspeed", RANKS, 1, 0),
-    "deepspeed2": ("deepspeed", RANKS, 2, 0),
-    "deepspeed3": ("deepspeed", RANKS, 3, 0),
-    "zerod1-1": ("zerod", RANKS, 1, 1),
-    "zerod2-1": ("zerod", RANKS, 2, 1),
-    "zerod3-1": ("zerod", RANKS, 3, 1),
-    "zerod2-2": ("zerod", RANKS, 2, 2),
-    "zerod3-2": ("zerod", RANKS, 3, 2),
+    "plain": ("plain", 0, 0),
+    "ddp": ("ddp", 0, 0),
+    "zero1": ("zero1", 0, 0),
+    "fsdp2": ("fsdp2", 0, 0),
+    **{f"deepspeed{stage}": ("deepspeed", stage, 0) for stage in (1, 2, 3)},
+    **{f"zerod{stage}-{nodes}": ("zerod", stage, nodes) for nodes in (1, 2) for stage in (1, 2, 3)},
+}
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+# Name: the one of KINDS that it is, and what its configuration has beside.
+VARIANTS = {
+    **{f"deepspeed{stage}-offload": (f"deepspeed{stage}", {"deepspeed": OFFLOAD}) for stage in (1, 2)},
+    "deepspeed3-offload": ("deepspeed3", {"deepspeed": {**OFFLOAD, "offload_param": {"device": "cpu"}}}),
+    "zerod3-1-8bit": ("zerod3-1", {"dtype": "bf16", "shard": {"state": "8bit", "master": "bf16+8", "accumulate": "wire"}}),
 }
 
 
@@ -104,16 +104,20 @@ class System:
 
     def __init__(self, name, options):
         self.name, self.options = name, options
-        self.kind, self.ranks, self.stage, self.nodes = KINDS[name]
+        base, self.more = VARIANTS.get(name, (name, {}))
+        self.kind, self.stage, self.nodes = KINDS[base]
+        self.dtype = self.more.get("dtype", options.dtype)
+        self.ranks = 1 if self.kind == "plain" else options.ranks
         self.batches = [[rank] for rank in range(self.ranks)]
         self.workers, self.cluster, self.directory = [], None, None
-        self.torch, self.imported = None, memory.Imported(0, 0)  # version; what its import took
+        self.torch, self.parameters = None, 0  # version; number
+        self.imported = memory.Imported(0, 0)  # what torch's import took
 
     @classmethod
     def reference(cls, options):
         """One process that has the batches of all ranks."""
         made = cls("plain", options)
-        made.name, made.batches = "reference", [list(range(RANKS))]
+        made.name, made.batches = "reference", [list(range(options.ranks))]
         return made
 
     def __enter__(self):
@@ -144,13 +148,14 @@ class System:
         for rank, worker in enumerate(self.workers):
             worker.tell(do="build", **self.config(rank))
         built = self.hear(BUILD_S)
-        self.torch = built[0]["torch"]
+        self.torch, self.parameters = built[0]["torch"], built[0]["parameters"]
         self.imported = memory.Imported(*(sum(b[key] for b in built) for key in ("anonymous", "private")))
 
     def config(self, rank):
         config = {"system": self.kind, "size": self.options.model,
                   "sequences": self.options.sequences, "rank": rank, "world": self.ranks,
-                  "batches": self.batches[rank], "directory": self.directory, "stage": self.stage}
+                  "batches": self.batches[rank], "directory": self.directory, "stage": self.stage,
+                  **self.more, "dtype": self.dtype}
         if self.nodes:
             node = rank * self.nodes // self.ranks
             config.update(job="bench", local_world=self.ranks // self.nodes,
@@ -184,6 +189,11 @@ class System:
     def daemons(self):
         return [d.process.pid for d in self.cluster.daemons] if self.cluster else []
 
+    def waited(self):
+        """Seconds that all ranks have waited so far in fetches, pushes and steps, by the kind of call."""
+        told = [w for d in self.cluster.daemons for w in d.job("bench")["waited"]] if self.cluster else []
+        return {w["for"]: sum(x["sum_s"] for x in told if x["for"] == w["for"]) for w in told}
+
     def check(self, steps):
         """The mean loss of each step over the ranks, and the gradient's norm at the first one."""
         replies = self.ask("check", steps)
@@ -193,12 +203,15 @@ class System:
     def run(self, steps, meanwhile=None):
         """Tokens a second of all ranks, and CPU seconds a step of all processes."""
         pids = [w.pid for w in self.workers] + self.daemons()
+        before = self.waited()
         replies = self.ask("run", steps, meanwhile, pids=pids)
+        # of the step that warms up, too
+        waited = {f"{k}_wait_s": (s - before[k]) / (steps + 1) / self.ranks for k, s in self.waited().items()}
         first, last = (max(r["ends"][i] for r in replies) for i in (0, -1))
         sequences = sum(map(len, self.batches)) * self.options.sequences * steps
         tokens = sequences * self.options.context
         return {"tokens_s": tokens / (last - first), "step_s": (last - first) / steps,
-                "cpu_s": replies[0]["cpu"] / steps}
+                "cpu_s": replies[0]["cpu"] / steps, **waited}
 
     def watch(self, steps):
         """Peaks of memory; the time of such a run does not count."""

@@ -45,6 +45,7 @@ class Rank:
         import torch
         import torch._dynamo  # noqa: F401  most systems do, sooner or later
 
+        import model as gpt
         import ours
         import peers
 
@@ -52,12 +53,14 @@ class Rank:
             importlib.import_module(IMPORTS[config["system"]])
         torch.set_num_threads(1)
         imported = memory.anonymous("self"), memory.private("self")
-        makers = {"plain": peers.Plain, "ddp": peers.Ddp, "zero1": peers.Zero1,
-                  "fsdp2": peers.Fsdp2, "deepspeed": peers.DeepSpeed, "zerod": ours.Zerod}
-        self.config = config
-        self.trainer = makers[config["system"]](config)
+        maker = {**peers.SYSTEMS, "zerod": ours.Zerod}[config["system"]]
+        self.config, model = config, gpt.build(config["size"])
+        parameters = sum(p.numel() for p in model.parameters())
+        self.trainer = maker(config, model)
+        del model
         ctypes.CDLL(None).malloc_trim(0)  # what building left is no part of training's memory
-        return {"torch": torch.__version__, "anonymous": imported[0], "private": imported[1]}
+        return {"torch": torch.__version__, "anonymous": imported[0], "private": imported[1],
+                "parameters": parameters}
 
     def one_step(self, want_norm=False):
         import torch
