@@ -26,23 +26,25 @@ class GroupGradient:
         self.place, self.group = place, group
         self.parts: list[torch.Tensor | None] = [None] * len(group.params)
         self.marks: list[Any] = [None] * len(group.params)  # of the work that made the part
+        self.came = False  # a part did
         self.places: dict[int, list[torch.Tensor]] = {}  # of all parts, by the address of the push memory
 
     def add(self, param: ShardedParam, gradient: torch.Tensor, dtype: torch.dtype) -> None:
         """Takes a gradient over, or adds it to the one before in the job's gradient dtype."""
-        before = self.parts[param.position]
+        before, self.came = self.parts[param.position], True
         if before is None:
             self.parts[param.position] = gradient
         else:
             self.place.follow(self.marks[param.position], before)
-            self.parts[param.position] = before.to(dtype).add_(gradient)
+            with torch.no_grad():
+                self.parts[param.position] = before.to(dtype).add_(gradient)
         self.marks[param.position] = self.place.mark()
 
     def push(self, attempt: "Attempt", dtype: torch.dtype, last: bool) -> None:
         """Pushes the parts that have come, if any.  Blocks while no push memory is free."""
-        present = bytes(part is not None for part in self.parts)
-        if not any(present):
+        if not self.came:
             return
+        present = bytes(part is not None for part in self.parts)
         address = attempt.grad(self.group.index)
         if address not in self.places:
             flat = self.place.tensor_at(address, self.group.elements, dtype)
@@ -58,8 +60,10 @@ class GroupGradient:
 
     def forget(self) -> None:
         """Drops the gradients that were not pushed; they are lost with the attempt."""
-        self.parts = [None] * len(self.group.params)
-        self.marks = [None] * len(self.group.params)
+        if self.came:
+            self.parts = [None] * len(self.group.params)
+            self.marks = [None] * len(self.group.params)
+            self.came = False
 
 
 class Gradients:
@@ -82,7 +86,6 @@ class Gradients:
         self.any = False  # a gradient was pushed or kept in this attempt
         self.last = False
 
-    @torch.no_grad()
     def take(self, param: ShardedParam, gradient: torch.Tensor) -> None:
         """Takes one gradient, of the parameter's shape and dtype.  Makes a sparse one dense."""
         optimized = self.sharded.optimized
@@ -93,14 +96,15 @@ class Gradients:
                                "call it after the last backward pass of a step")
         self.any = True
         if gradient.layout is not torch.strided:
-            gradient = gradient.to_dense()
-        if self.part is not None and param in self.several:
-            pieces = self.pieces.setdefault(param, {})
-            pieces[self.part] = pieces[self.part] + gradient if self.part in pieces else gradient
+            with torch.no_grad():
+                gradient = gradient.to_dense()
+        if self.part is None or param not in self.several:
+            self.of_group[param.group].add(param, gradient, self.dtype)
             return
-        self.of_group[param.group].add(param, gradient, self.dtype)
+        pieces = self.pieces.setdefault(param, {})
+        with torch.no_grad():
+            pieces[self.part] = pieces[self.part] + gradient if self.part in pieces else gradient
 
-    @torch.no_grad()
     def add_pieces(self, params: list[ShardedParam]) -> None:
         """Adds up gradients that came in several pieces, in the order of micro-batches."""
         for param in params:

@@ -209,9 +209,10 @@ class Hooks:
             kwargs = {k: inputs_of_its_own(v, seen) for k, v in kwargs.items()}
             inputs = [t for t in tensors_in((args, kwargs)) if t.requires_grad]
             call.tells_its_end = bool(inputs) and not any(t.is_leaf for t in inputs)
-            if call.tells_its_end:
-                torch.autograd.graph.register_multi_grad_hook(
-                    inputs, lambda _gradients: self._inputs_done(unit, call))
+            if call.tells_its_end and len(inputs) == 1:
+                inputs[0].register_hook(lambda _gradient: self._inputs_done(unit, call))  # in a tenth of the time
+            elif call.tells_its_end:
+                torch.autograd.graph.register_multi_grad_hook(inputs, lambda _gradients: self._inputs_done(unit, call))
             for t in () if call.tells_its_end else inputs:  # autograd.grad() has no multi-grad hooks of leaves
                 t.register_hook(lambda _gradient: self._leaf_done(unit))
         return call, args, kwargs
@@ -344,6 +345,7 @@ class Hooks:
         self.in_backward.clear()
         for unit in self.sharded.units:
             unit.depth = 0
+            unit.calls.clear()
             unit.abandon()
 
     def let_go(self, unit: Unit) -> None:
@@ -366,6 +368,8 @@ class Hooks:
 
     @functools.partial(not_traced, reason=NO_COMPILED_BACKWARD)
     def _before_backward(self, unit: Unit, call: Call, _gradient: torch.Tensor) -> None:
+        if call in unit.calls and unit.shown and self.turn.ident == get_ident():
+            return  # as for most modules in a unit: another one has begun the call's backward
         if torch.is_grad_enabled() and not self.holds:
             raise RuntimeError("a backward pass with create_graph=True makes a graph that needs the "
                                "parameters after they were released: use stage 1 or 2")

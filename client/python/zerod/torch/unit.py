@@ -137,11 +137,6 @@ class ShardedParam:
             self.gathered.requires_grad_(wanted)
             self._show()
 
-    def was_written(self) -> bool:
-        """Returns True if the parameter was changed in place since the last call."""
-        seen, self.seen = self.seen, self.gathered._version  # pylint: disable=protected-access
-        return seen != self.seen
-
 
 class Group:
     """A group of the layout: parameters of one unit, one dtype, all trained or all frozen.
@@ -185,8 +180,8 @@ class Unit:
 
     @property
     def has_frozen(self) -> bool:
-        """True if backward uses parameters that get no gradient."""
-        return any(not p.placeholder.requires_grad for p in self.params)
+        """True if backward uses parameters that get no gradient.  Only for a unit that was shown."""
+        return any(not p.gathered.requires_grad for p in self.params)
 
     def is_given(self) -> bool:
         """Returns True if functional_call() has replaced all parameters: the unit's, or, if it has none, the
@@ -208,7 +203,8 @@ class Unit:
                     ) from error
                 raise
             self.fetched = True
-            self.memory = {p.gathered.untyped_storage().data_ptr() for p in self.params if p.numel}
+            if not (self.memory and self.sharded.place.holds):  # a view stays where it is
+                self.memory = {p.gathered.untyped_storage().data_ptr() for p in self.params if p.numel}
 
     def guard(self) -> None:
         """Makes other threads see placeholders, if there are any.  It costs time, which a single thread saves."""
@@ -228,7 +224,8 @@ class Unit:
                 wanted = [p.placeholder.requires_grad for p in params]
             self.visible = [p for p in params if p.is_in_place()]
             for p, trains in zip(params, wanted):
-                p.follow_requires_grad(trains)
+                if p.gathered.requires_grad is not trains:
+                    p.follow_requires_grad(trains)
             for p in self.visible:
                 p.put_in_place(p.shown)
             self.shown = True
@@ -284,9 +281,11 @@ class Unit:
         self.hide()
 
     def _check_written(self) -> None:
-        written = [p.name for p in self.params if p.was_written()]
+        written = [p for p in self.params if p.gathered._version != p.seen]  # pylint: disable=protected-access
+        for p in written:
+            p.seen = p.gathered._version  # pylint: disable=protected-access
         if written:
-            raise WrittenInPlace(written[0], "while it was fetched")
+            raise WrittenInPlace(written[0].name, "while it was fetched")
 
     def gradient_arrived(self, param: ShardedParam) -> bool:
         """Notes a gradient.  Returns True if all trained parameters have theirs now; counting then starts again."""
