@@ -14,7 +14,7 @@ from systems import deepspeed_env  # noqa: E402
 
 import table  # noqa: E402
 
-CASES = ("fire", "uneven", "hangs", "growth", "steps", "memory", "paths")
+CASES = ("fire", "uneven", "hangs", "growth", "steps", "costs", "memory", "paths")
 
 
 class Options:
@@ -59,11 +59,13 @@ def main():
     unknown = [c for c in arguments.cases if c.partition(":")[0] not in CASES]
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    if arguments.write and not arguments.cases:
+        parser.error("--write keeps whole cases: name them")
     wrong = False
     for case in arguments.cases or CASES:
         name, _, parts = case.partition(":")
-        options.only = tuple(parts.split(",")) if parts else ()
         module = importlib.import_module(name)
+        options.only = tuple(parts.split(",")) if parts else () if arguments.cases else getattr(module, "SHORT", ())
         section = module.measure(options)
         wrong = wrong or section.wrong
         text = section.text(section.about or getattr(module, "ABOUT", module.__doc__), options.versions())

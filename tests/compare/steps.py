@@ -292,6 +292,7 @@ PARTS = {
     "25m-2-bf16": (2, "bf16", "25m", 3, FEW),
     "125m-2-fp32": (2, "fp32", "125m", 2, ["ddp", "fsdp2", "zerod3-1"]),
 }
+SHORT = ("25m-2-bf16", "25m-1-fp32")
 WAITS = {"fetch_wait_s": "fetch", "push_wait_s": "push", "step_wait_s": "step"}
 
 

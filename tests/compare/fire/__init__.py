@@ -1,11 +1,13 @@
 """Goodput under fire: a GPT of 25 million parameters, four ranks on two nodes, and every 15 s somebody is killed.
 
 By a seeded schedule a rank dies, or a daemon, or a node with its two ranks, its daemon and all that its daemon had in
-memory.  "Goodput" is the time that the steps made would have taken undisturbed, over the time that passed; "bits" says
-that the parameters are those of an undisturbed run.  zerod keeps each shard twice, a supervisor starts what died at once,
-and forks ranks of a process that has imported PyTorch.  A peer runs under torchrun, which ends all ranks and starts them
-again from the newest checkpoint in /dev/shm: DCP's async_save, or DeepSpeed's.  Of a node it loses the two ranks alone,
-and a daemon it does not have.
+memory.  "Goodput" is the time that the steps made would have taken undisturbed, over the time that passed; "bits"
+says that the parameters are those of an undisturbed run.  zerod keeps each shard twice, a supervisor starts what died
+at once, and forks ranks of a process that has imported PyTorch.  "zerod-warned": only nodes go, and SIGTERM comes
+first, as before a preemption: the node's ranks end behind their step, and its daemon behind them.  A step is "void"
+if a fault came amid it.  A peer runs under torchrun, which ends all ranks and starts them again from the newest
+checkpoint in /dev/shm: DCP's async_save, or DeepSpeed's.  Of a node it loses the two ranks alone, and a daemon it
+does not have.
 """
 import contextlib
 import json
@@ -26,9 +28,12 @@ from table import Section
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORLD, NODES, SIZE, SEQUENCES = 4, 2, "25m", 1
 EVERY_S, MINUTES, CALM_S, WARM, DIGEST = 15, 4, 40, 2, 10
+SHORT = ("2",)
+KINDS = ("rank", "rank", "daemon", "node")
+OURS = {"zerod": KINDS, "zerod-warned": ("warned_node",)}
+PEERS = ("fsdp2", "deepspeed")
 EVERY_STEPS, NEVER = (2, 10), 1 << 40  # between checkpoints of a peer
 START_S, END_S = 180, 30
-KINDS = ("rank", "rank", "daemon", "node")
 SEED = 1
 LOST_S = 120  # without a step
 
@@ -84,7 +89,9 @@ class Fire:
         self.log = kept.enter_context(open(f"{self.cluster.directory}/ranks.log", "ab"))
         self.forks, self.ranks, self.incarnation = Forks(options, self.log), {}, 0
         kept.callback(self.end)
-        self.moments, self.digests, self.told = {}, {}, []  # t: when the last rank had made it; t: digest
+        self.moments, self.digests = {}, {}  # t: when the last rank had made it; t: digest
+        self.leaving = set()  # ranks that were told to end
+        self.void = set()  # (steps made, incarnation): the next one had to be made again
 
     def start(self, rank):
         self.ranks[rank] = self.forks.rank(rank, {
@@ -102,6 +109,10 @@ class Fire:
             open_ = {p.pipe: p for p in self.ranks.values()}
             for stream in select.select(list(open_), [], [], left)[0]:
                 told = open_[stream].read()
+                if told is None and open_[stream].rank in self.leaving:
+                    self.leaving.remove(open_[stream].rank)
+                    self.kill_rank(open_[stream].rank)
+                    continue
                 if told is None:
                     with open(self.log.name, encoding="utf-8", errors="replace") as log:
                         lines = [line.strip() for line in log if line.strip()]
@@ -111,6 +122,8 @@ class Fire:
                         self.moments[e["t"]] = max(e["at"], self.moments.get(e["t"], 0))
                         if e.get("digest"):
                             self.digests[e["t"]] = e["digest"]
+                    else:
+                        self.void.add((e["t"], self.incarnation))
             if self.moments and time.monotonic() - max(self.moments.values()) > LOST_S:
                 raise RuntimeError(f"no step for {LOST_S} s")
 
@@ -139,13 +152,30 @@ class Fire:
     def daemon(self):
         self.cluster[self.chance.randrange(NODES)].restart()
 
-    def node(self):
-        """All that a machine has in memory is gone.  Another one takes its place."""
+    def some_node(self):
         i = self.chance.randrange(NODES)
-        daemon, ranks = self.cluster[i], [r for r in self.ranks if self.node_of(r) == i]
+        return self.cluster[i], [r for r in self.ranks if self.node_of(r) == i]
+
+    def node(self):
+        daemon, ranks = self.some_node()
         daemon.kill()
         for r in ranks:
             self.kill_rank(r)
+        self.replace(daemon, ranks)
+
+    def warned_node(self):
+        daemon, ranks = self.some_node()
+        for r in ranks:
+            os.kill(self.ranks[r].pid, signal.SIGTERM)
+        self.leaving = set(ranks)
+        while self.leaving:
+            self.watch(0.1)
+        daemon.process.terminate()
+        daemon.process.wait(END_S)
+        self.replace(daemon, ranks)
+
+    def replace(self, daemon, ranks):
+        """All that a machine has in memory is gone.  Another one takes its place."""
         shutil.rmtree(daemon.options["state_dir"])
         daemon.start()
         until(lambda: daemon.query("status")[0], what="the new node")
@@ -177,7 +207,7 @@ def calm(options, steps=0):
         return (fire.moments[last] - fire.moments[first]) / (last - first), fire.digests
 
 
-def burn(fire, seconds):
+def burn(fire, seconds, kinds=KINDS):
     """What the time brought: steps, longest pause, how often each kind struck."""
     struck, before = {}, fire.made()
     first = fire.moments[before]
@@ -185,7 +215,7 @@ def burn(fire, seconds):
         fire.watch(min(EVERY_S, max(0, first + seconds - time.monotonic())))
         if time.monotonic() - first >= seconds:
             break
-        kind = fire.chance.choice(KINDS)
+        kind = fire.chance.choice(kinds)
         struck[kind] = struck.get(kind, 0) + 1
         getattr(fire, kind)()
     moments = [fire.moments[t] for t in sorted(fire.moments) if t >= before]
@@ -265,24 +295,32 @@ class Torchrun:
 
 
 def measure(options):
-    seconds = 60 * float(options.only[0] if options.only else MINUTES)
+    systems = [part for part in options.only if not part.isdigit()] or [*OURS, *PEERS]
+    if unknown := set(systems) - {*OURS, *PEERS}:
+        raise SystemExit(f"fire: no such part: {', '.join(unknown)}; there are {', '.join((*OURS, *PEERS))} and minutes")
+    seconds = 60 * next((int(part) for part in options.only if part.isdigit()), MINUTES)
     section = Section("fire", ["system", "goodput", "steps", "made again", "longest pause, s", "a step undisturbed, s",
                                "killed", "bits"])
 
     def row(system, found, step_s, lost, bits):
-        struck = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in sorted(found["struck"].items()))
+        struck = ", ".join(f"{n} {kind.removeprefix('warned_')}{'s' * (n > 1)}" for kind, n in sorted(found["struck"].items()))
         section.row(system, f"{found['steps'] * step_s / found['seconds']:.3f}", found["steps"], lost,
                     f"{found['pause']:.1f}", f"{step_s:.2f}", struck, bits)
         options.say(f"{system}: {section.rows[-1]}")
 
-    with contextlib.ExitStack() as kept:
-        fire = begin(options, kept)
-        found = burn(fire, seconds)
-    step_s, right = calm(options, max(fire.digests, default=0))
-    wrong = [t for t in fire.digests if right[t] != fire.digests[t]]
-    section.wrong = bool(wrong)
-    row("zerod", found, step_s, 0, f"differ from step {min(wrong)} on" if wrong else f"same at {len(fire.digests)} steps")
-    for system in ("fsdp2", "deepspeed"):
+    burnt = {}
+    for system in filter(systems.__contains__, OURS):
+        with contextlib.ExitStack() as kept:
+            fire = begin(options, kept)
+            burnt[system] = fire, burn(fire, seconds, OURS[system])
+    if burnt:
+        step_s, right = calm(options, max(max(fire.digests, default=0) for fire, _ in burnt.values()))
+    for system, (fire, found) in burnt.items():
+        wrong = [t for t in fire.digests if right[t] != fire.digests[t]]
+        section.wrong = section.wrong or bool(wrong)
+        row(system, found, step_s, f"0, {len(fire.void)} void", f"differ from step {min(wrong)} on" if wrong else
+            f"same at {len(fire.digests)} steps")
+    for system in filter(systems.__contains__, PEERS):
         with contextlib.ExitStack() as kept:
             peer = Torchrun(options, kept, system, NEVER)
             first = peer.made()

@@ -1,7 +1,10 @@
 """The ranks under fire.  A process imports PyTorch and forks a rank for each configuration, a packet of JSON on standard
 input that comes with a pipe: so a rank takes a dead one's place at once.  The process answers with the rank's id.  A rank
 trains and writes {"event": "step", "t": steps made, "at": seconds} to the pipe after each step, with a "digest" of all
-parameters where t is a multiple of `digest`."""
+parameters where t is a multiple of `digest`, and {"event": "void", "t": steps made} when the step has to be made again.
+
+A rank of a node that is warned (SIGTERM) says so to all others in a step, and ends with its node's other ranks behind
+that step."""
 import ctypes
 import hashlib
 import json
@@ -41,16 +44,21 @@ def train(config, events):
         model = gpt.build(config["size"])
     model = zt.shard(model, stage=3, client=client)
     optimizer = zt.AdamW(model, **gpt.ADAMW)
+    node, warned = 1 + config["rank"] // config["local_world"], []
+    signal.signal(signal.SIGTERM, lambda *_: warned.append(node))
     for step in zt.steps(model, until=1 << 40):
         with step as t:
             tokens, following = gpt.batch(config["size"], t, config["rank"], config["sequences"])
             model(tokens, following).backward()
+            leaves, = client.all_reduce("warned", [warned[0] if warned else 0], "max")
             optimizer.step()
-        if not step.aborted:
-            made = model.sharded.steps_made
-            due = config["rank"] == 0 and made % config["digest"] == 0
-            told = {"event": "step", "at": time.monotonic(), "t": made, **({"digest": digest(model)} if due else {})}
-            print(json.dumps(told), file=events, flush=True)
+        made = model.sharded.steps_made
+        told = {"event": "void" if step.aborted else "step", "at": time.monotonic(), "t": made}
+        if not step.aborted and config["rank"] == 0 and made % config["digest"] == 0:
+            told["digest"] = digest(model)
+        print(json.dumps(told), file=events, flush=True)
+        if not step.aborted and leaves == node:
+            os._exit(1)  # without a farewell: the job waits for a successor
 
 
 def become(config, pipe):

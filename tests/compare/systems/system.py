@@ -36,6 +36,7 @@ VARIANTS = {
     **{f"deepspeed{stage}-offload": (f"deepspeed{stage}", {"deepspeed": OFFLOAD}) for stage in (1, 2)},
     "deepspeed3-offload": ("deepspeed3", {"deepspeed": {**OFFLOAD, "offload_param": {"device": "cpu"}}}),
     "zerod3-1-8bit": ("zerod3-1", {"dtype": "bf16", "shard": {"state": "8bit", "master": "bf16+8", "accumulate": "wire"}}),
+    "zerod3-1-clip": ("zerod3-1", {"clip": 1.0}),
 }
 
 
