@@ -308,13 +308,15 @@ def measure(options):
                     f"{found['pause']:.1f}", f"{step_s:.2f}", struck, bits)
         options.say(f"{system}: {section.rows[-1]}")
 
-    burnt = {}
+    burnt, step_s = {}, calm(options)[0] if set(systems) & set(OURS) else 0
     for system in filter(systems.__contains__, OURS):
         with contextlib.ExitStack() as kept:
             fire = begin(options, kept)
             burnt[system] = fire, burn(fire, seconds, OURS[system])
     if burnt:
-        step_s, right = calm(options, max(max(fire.digests, default=0) for fire, _ in burnt.values()))
+        after_s, right = calm(options, max(max(fire.digests, default=0) for fire, _ in burnt.values()))
+        options.say(f"a step undisturbed: before {step_s:.2f} s, after {after_s:.2f} s")
+        step_s = (step_s + after_s) / 2
     for system, (fire, found) in burnt.items():
         wrong = [t for t in fire.digests if right[t] != fire.digests[t]]
         section.wrong = section.wrong or bool(wrong)
