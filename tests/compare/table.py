@@ -34,9 +34,9 @@ class Section:
     def text(self, about, versions):
         rule = ["--:" if h in self.numbers else "---" for h in self.head]
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.head, rule, *self.rows)]
-        about = [textwrap.fill(p, WIDTH) for p in about.strip().split("\n\n")]
+        about = [textwrap.fill(p, WIDTH, break_on_hyphens=False) for p in about.strip().split("\n\n")]
         parts = [f"## {self.name}", *about, f"{machine()}; {versions}.", "\n".join(lines),
-                 "\n".join(textwrap.fill(n, WIDTH) for n in self.notes)]
+                 "\n".join(textwrap.fill(n, WIDTH, break_on_hyphens=False) for n in self.notes)]
         return "\n\n".join(filter(None, parts))
 
 
