@@ -20,7 +20,7 @@
 #   PART      only these rows of a case
 #   --write   keeps the tables of the cases named as tests/compare/RESULTS.md, in place of theirs
 #
-# Without a CASE all of them run, in an hour: fire, steps and memory in part.  PyTorch is that of tests/run.sh;
+# Without a CASE all of them run, in about an hour: fire, steps and memory in part.  PyTorch is that of tests/run.sh;
 # DeepSpeed comes from PyPI, into an environment of its own in the user's cache directory.  Alone on the
 # machine, or figures mean little.
 # Exit status: 0, or 1 if a system of zerod failed or computed something else.
