@@ -25,7 +25,7 @@ from systems import memory
 
 from table import Section
 
-SIZES = (2, 4, 8, 16, 32, 64)
+SIZES, PARTS = (2, 4, 8, 16, 32, 64), ("N",)
 EVENTS = ("start", "open", "step", "owners", "rest")
 COUNTED = ("messages", "bytes", "CPU time")
 SLICE = 65536 // 4  # elements of the least slice (proto/partition.h)

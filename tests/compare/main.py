@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import re
 import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
@@ -45,6 +46,18 @@ class Options:
         return f"PyTorch {torch.strip()}, {deepspeed_env.DEEPSPEED.replace('==', ' ')}"
 
 
+def split(parser, case):
+    """The module of a case, and its parts.  A number at a part's end is N in PARTS, if the part is not there itself."""
+    name, _, parts = case.partition(":")
+    if name not in CASES:
+        parser.error(f"no such case: {name}; there are {', '.join(CASES)}")
+    module, parts = importlib.import_module(name), tuple(parts.split(",")) if parts else ()
+    for part in parts:
+        if part not in module.PARTS and re.sub(r"\d+$", "N", part) not in module.PARTS:
+            parser.error(f"{name}: no such part: {part}; there are {', '.join(module.PARTS)}")
+    return module, parts
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build")
@@ -56,22 +69,17 @@ def main():
     common.leave_on_signals()
     Tools.zerod, Tools.zeroctl = f"{build}/daemon/zerod", f"{build}/client/zeroctl/zeroctl"
     options = Options(build, arguments.python)
-    unknown = [c for c in arguments.cases if c.partition(":")[0] not in CASES]
-    if unknown:
-        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
     if arguments.write and not arguments.cases:
-        parser.error("--write keeps whole cases: name them")
+        parser.error("--write keeps the cases that are named: name them")
     wrong = False
-    for case in arguments.cases or CASES:
-        name, _, parts = case.partition(":")
-        module = importlib.import_module(name)
-        options.only = tuple(parts.split(",")) if parts else () if arguments.cases else getattr(module, "SHORT", ())
+    for module, parts in [split(parser, case) for case in arguments.cases or CASES]:
+        options.only = parts if arguments.cases else getattr(module, "SHORT", ())
         section = module.measure(options)
         wrong = wrong or section.wrong
         text = section.text(section.about or getattr(module, "ABOUT", module.__doc__), options.versions())
         print(text, "\n", flush=True)
         if arguments.write:
-            table.write(f"{ROOT}/tests/compare/RESULTS.md", section.name, text)
+            table.write(f"{ROOT}/tests/compare/RESULTS.md", section, text, bool(parts))
     return wrong
 
 

@@ -23,6 +23,7 @@ from table import Section
 SYSTEMS = ("ddp", "fsdp2", *(f"deepspeed{stage}{more}" for more in ("", "-offload") for stage in (1, 2, 3)),
            "zerod3-1", "zerod3-1-8bit")
 SIZES, SHORT = ("25m", "100m", "350m"), ("25m",)
+PARTS = (*SIZES, "largest", "largest-N")
 CHECKED, WATCHED = 2, 1  # steps
 SPARE = 2 << 30  # bytes that the rest of the machine keeps
 SHOWN = 200

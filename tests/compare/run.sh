@@ -10,19 +10,20 @@
 #   growth    what 2 to 64 daemons send, compute and keep: two minutes; zerod alone
 #   steps     speed, CPU time and waits of steps: about an hour; the program alone has more
 #             options: tests/compare/steps.py --help
-#   costs     Python's hooks, the update that nothing hides, the update beside eight ranks: three minutes, and 12 GB of memory;
-#             zerod alone; PARTs: hooks exposed ranks
+#   costs     Python's hooks, the update that nothing hides, the update beside eight ranks: three minutes, and
+#             12 GB of memory; PARTs: hooks exposed ranks
 #   memory    of a rank and of its node, for models of 25 to 350 million parameters: half an hour, as
 #             root.  memory:largest, which runs only when named, searches for the largest model within
 #             4 and 16 GiB, in one and a half hours, and shows what is known of 8; memory:largest-4 within 4
 #   paths     every path beside its limit and beside gloo, 4 KiB to 1 GiB: six minutes, and 20 GB of memory;
 #             PARTs: fetch bulk gloo kernels update
 #   PART      only these rows of a case
-#   --write   keeps the tables of the cases named as tests/compare/RESULTS.md, in place of theirs
+#   --write   keeps the tables of the cases named as tests/compare/RESULTS.md, in place of theirs; what was
+#             measured in part replaces no longer table
 #
-# Without a CASE all of them run, in about an hour: fire, steps and memory in part.  PyTorch is that of tests/run.sh;
-# DeepSpeed comes from PyPI, into an environment of its own in the user's cache directory.  Alone on the
-# machine, or figures mean little.
+# Without a CASE all of them run, in about an hour: fire, steps and memory in part.  PyTorch is that of
+# tests/run.sh; DeepSpeed comes from PyPI, into an environment of its own in the user's cache directory.
+# Alone on the machine, or figures mean little.
 # Exit status: 0, or 1 if a system of zerod failed or computed something else.
 set -uo pipefail
 # shellcheck source=deploy/lib.sh

@@ -40,13 +40,17 @@ class Section:
         return "\n\n".join(filter(None, parts))
 
 
-def write(path, section, text):
-    """Puts a section in the place of the last one of its name."""
+def write(path, section, text, in_part):
+    """Puts a section in the place of the last one of its name; measured in part, only of one that has no more rows."""
     kept = {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as f:
             kept = {part.split("\n", 1)[0]: part.rstrip() for part in f.read().split("\n## ")[1:]}
-    kept[section] = text.removeprefix("## ")
+    rows = kept.get(section.name, "").count("\n| ") - 2
+    if in_part and rows > len(section.rows):
+        raise SystemExit(f"{path} keeps its section {section.name}, which has {rows} rows and not {len(section.rows)}: "
+                         "measure the whole case, or take the section away")
+    kept[section.name] = text.removeprefix("## ")
     with open(path + ".new", "w", encoding="utf-8") as f:
         f.write("\n## ".join([HEAD, *(f"{part}\n" for part in kept.values())]))
     os.replace(path + ".new", path)

@@ -32,6 +32,7 @@ SHORT = ("2",)
 KINDS = ("rank", "rank", "daemon", "node")
 OURS = {"zerod": KINDS, "zerod-warned": ("warned_node",)}
 PEERS = ("fsdp2", "deepspeed")
+PARTS = (*OURS, *PEERS, "N")  # minutes
 EVERY_STEPS, NEVER = (2, 10), 1 << 40  # between checkpoints of a peer
 START_S, END_S = 180, 30
 SEED = 1
@@ -168,8 +169,11 @@ class Fire:
         for r in ranks:
             os.kill(self.ranks[r].pid, signal.SIGTERM)
         self.leaving = set(ranks)
+        end = time.monotonic() + LOST_S
         while self.leaving:
             self.watch(0.1)
+            if time.monotonic() > end:
+                raise RuntimeError(f"warned ranks have not ended within {LOST_S} s: {sorted(self.leaving)}")
         daemon.process.terminate()
         daemon.process.wait(END_S)
         self.replace(daemon, ranks)
@@ -296,8 +300,6 @@ class Torchrun:
 
 def measure(options):
     systems = [part for part in options.only if not part.isdigit()] or [*OURS, *PEERS]
-    if unknown := set(systems) - {*OURS, *PEERS}:
-        raise SystemExit(f"fire: no such part: {', '.join(unknown)}; there are {', '.join((*OURS, *PEERS))} and minutes")
     seconds = 60 * next((int(part) for part in options.only if part.isdigit()), MINUTES)
     section = Section("fire", ["system", "goodput", "steps", "made again", "longest pause, s", "a step undisturbed, s",
                                "killed", "bits"])

@@ -28,7 +28,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 WORLD = 2
 SYSTEMS = ("zerod", "fsdp2", "ddp", "deepspeed")
 # Where users met it.
-CASES = {
+PARTS = {
     "experts": "DeepSpeed 5066, 4966, 5008",
     "branch": "transformers 37186",
     "order": "",
@@ -160,12 +160,12 @@ def measure(options):
     section = Section("hangs", ["what one rank does", "as in", *SYSTEMS])
     options.python_of("deepspeed")
     with ThreadPoolExecutor(len(SYSTEMS)) as pool:
-        for situation in options.only or CASES:
+        for situation in options.only or PARTS:
             right = None
             if situation not in NO_END:
                 right = Run(options).outcome("together", situation)[2]
             ours = told(options, "zerod", situation, right)
             peers = pool.map(told, *zip(*((options, system, situation, right) for system in SYSTEMS[1:])))
             section.wrong = section.wrong or not ours.startswith(("finishes, right", "says after"))
-            section.row(meaning(situation), CASES[situation], ours, *peers)
+            section.row(meaning(situation), PARTS[situation], ours, *peers)
     return section
