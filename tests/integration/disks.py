@@ -233,6 +233,7 @@ def change_of_owners_is_refused_for_a_disk_of_votes():
             os.mkdir(f"{disk.path}/n{n}")
             c[n].wrapper = disk.wrapper()
         c.start()
+        can_vote(c)  # else a first vote may wait for the disk, too
         disk.block()
         drains = [spawn([Tools.zeroctl, "--socket", c[n].socket, "drain", f"n{n}"], stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL) for n in (1, 2)]
