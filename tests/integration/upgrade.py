@@ -195,38 +195,30 @@ def averages_of_both_releases_are_the_same():
             assert train_averaged(c, "no", 2) == expected[4]
 
 
-def refuse_whole(c):
-    """Whatever nodes have the release before: an attach says which tensor it does not take, and leaves nothing."""
-    layout = [{**g, "tensors": [{**t, "whole": t["name"] == "b1.w"} for t in g["tensors"]]} for g in LAYOUT]
-    for i in range(4):  # other names have other coordinators
-        a = c.caller(f"whole{i}", layout, [0], 0, 20000 * SLOW)
-        finish_all([a]), finish_all([a])
-        a.refused("EINVAL", "attach", "tensor 'b1.w' of group 'block1' has an unknown kind", **NEEDS)
-        c.dismiss(a)
-    assert not any("whole" in f for d in c.daemons for f in d.state_files())
+def refused_before_the_last_node(c, layout, status, text, **more):
+    """While a node has the release before, an attach says why it is refused, and leaves nothing.  First both nodes
+    have that release, then one."""
+    for jobs in ("both", "one"):
+        for i in range(4):  # other names have other coordinators
+            a = c.caller(f"{jobs}{i}", layout, [0], 0, 20000 * SLOW)
+            finish_all([a]), finish_all([a])
+            a.refused(status, "attach", text, **NEEDS, **more)
+            c.dismiss(a)
+        until(lambda: all(d.state_files() == [".lock"] for d in c.daemons), what="the end of what refused jobs have")
+        if jobs == "both":
+            stop(c, c[0])
+            c[0].start()
+            c.wait_up()
 
 
 @case
 def whole_tensors_wait_for_the_last_node():
     """The release before would cut them."""
+    layout = [{**g, "tensors": [{**t, "whole": t["name"] == "b1.w"} for t in g["tensors"]]} for g in LAYOUT]
     with release_before():
         cluster = Cluster(2)
     with cluster as c:
-        refuse_whole(c)
-        stop(c, c[0])
-        c[0].start()
-        c.wait_up()
-        refuse_whole(c)
-
-
-def refuse_wire(c):
-    """Whatever nodes have the release before: an attach says so, and leaves nothing."""
-    for i in range(4):  # other names have other coordinators
-        a = c.caller(f"wire{i}", LAYOUT, [0], 0, 20000 * SLOW)
-        finish_all([a]), finish_all([a])
-        a.refused("EVERSION", "attach", "release that accumulates in fp32 only", **NEEDS, **WIRE)
-        c.dismiss(a)
-    assert not any("wire" in f for d in c.daemons for f in d.state_files())
+        refused_before_the_last_node(c, layout, "EINVAL", "tensor 'b1.w' of group 'block1' has an unknown kind")
 
 
 @case
@@ -235,11 +227,7 @@ def narrow_sums_wait_for_the_last_node():
     with release_before():
         cluster = Cluster(2)
     with cluster as c:
-        refuse_wire(c)
-        stop(c, c[0])
-        c[0].start()
-        c.wait_up()
-        refuse_wire(c)
+        refused_before_the_last_node(c, LAYOUT, "EVERSION", "release that accumulates in fp32 only", **WIRE)
         stop(c, c[1])
         c[1].start()
         c.wait_up()
