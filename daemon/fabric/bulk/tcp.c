@@ -11,10 +11,11 @@
  * BULK_AUTHENTICATED has a payload's bytes as additional data: they travel as they are.
  * BULK_ENCRYPTED encrypts them.
  *
- * The sender hands the kernel all payloads that wait, up to BATCH of them or about BATCH_BYTES, in
- * one call, without copying what it does not encrypt.  The receiver reads a stage full while it
- * waits for a header, and the rest of a payload straight to where it lands; there the payload is
- * verified, and decrypted, before the receive ends.
+ * The sender hands the kernel the payloads that wait, up to BATCH of them and BATCH_BYTES, or one,
+ * in one call, without copying what it does not encrypt.  It seals a payload only then, while the
+ * kernel carries the ones before.  The receiver reads a stage full while it waits for a header, and
+ * the rest of a payload straight to where it lands; there the payload is verified, and decrypted,
+ * before the receive ends.
  *
  * A header of transfer BEAT and no bytes is sent in every beat in which nothing else is on its way,
  * so that a connection that went silent, or lost its last payload, is noticed.
@@ -66,6 +67,10 @@ struct tcp_peer {
         struct list sends;
         bool writing;
         uv_write_t request;
+        /* What is encrypted: payloads of one call.  `larger` takes the place of `room` for the next
+         * ones; the latter is in use until then. */
+        uint8_t *room, *larger;
+        size_t room_bytes; /* of the last one made */
 
         struct receive *current;
         uint64_t remaining, current_sequence;
@@ -78,9 +83,11 @@ struct tcp_peer {
 struct tcp_send {
         struct bulk_op op;
         struct list link; /* sends */
+        uint64_t transfer;
         const uint8_t *p;
         size_t n;
-        uint8_t *encrypted;
+        bool sealed;              /* its header is made */
+        const uint8_t *encrypted; /* in the peer's room; NULL: it goes as it is */
         uint8_t header[HEADER];
 };
 
@@ -288,7 +295,6 @@ static void sends_end(struct tcp_peer *tcp, size_t n, int status)
                 list_remove(&send->link);
                 if (status == 0)
                         tcp->base.peer.sent_bytes += send->n;
-                free(send->encrypted);
                 bulk_op_end(&tcp->queue, &send->op, status);
         }
 }
@@ -303,6 +309,8 @@ static void on_beat_closed(uv_handle_t *handle)
         tcp->base.closed(tcp->base.closed_arg);
         sodium_memzero(&tcp->send_aes, sizeof tcp->send_aes);
         sodium_memzero(&tcp->receive_aes, sizeof tcp->receive_aes);
+        free(tcp->room);
+        free(tcp->larger);
         free(tcp);
 }
 
@@ -391,24 +399,79 @@ static unsigned bufs_of(const struct tcp_send *send, size_t skip, uv_buf_t bufs[
         return n;
 }
 
+/* Makes the header; encrypts the payload, if the seal asks for that, to its place in the room. */
+static void send_seal(struct tcp_peer *tcp, struct tcp_send *send, size_t place)
+{
+        const uint64_t fields[] = { htole64(tcp->token), htole64(send->transfer),
+                                    htole64(send->n) };
+        uint8_t *tag = send->header + FIELDS;
+        uint8_t *encrypted = tcp->seal == BULK_ENCRYPTED && send->n > 0 ? tcp->room + place : NULL;
+
+        static_assert(sizeof fields == FIELDS, "");
+        memcpy(send->header, fields, sizeof fields);
+        if (tcp->seal != BULK_PLAIN)
+                seal_bytes(tcp, tag, send->p, send->n, encrypted, tcp->send_sequence, PART_PAYLOAD);
+        seal_bytes(tcp, tag + TAG, send->header, FIELDS + TAG, NULL, tcp->send_sequence,
+                   PART_HEADER);
+        tcp->send_sequence++;
+        send->encrypted = encrypted;
+        send->sealed = true;
+}
+
+/* Room for a payload that will be encrypted, when those before it have gone. */
+static int room_make(struct tcp_peer *tcp, size_t n)
+{
+        size_t bytes = n > BATCH_BYTES ? n : BATCH_BYTES;
+        uint8_t *room;
+
+        if (tcp->seal != BULK_ENCRYPTED || n == 0 || bytes <= tcp->room_bytes)
+                return 0;
+        room = malloc(bytes);
+        if (!room)
+                return -ENOMEM;
+        free(tcp->larger);
+        tcp->larger = room;
+        tcp->room_bytes = bytes;
+        return 0;
+}
+
+/* The next payloads for one call: those that are sealed and were not taken, or others, which it
+ * seals. */
+static unsigned sends_take(struct tcp_peer *tcp, uv_buf_t bufs[static 2 * BATCH], unsigned *ret_n)
+{
+        bool sealed = !list_empty(&tcp->sends) &&
+                      CONTAINER_OF(tcp->sends.next, struct tcp_send, link)->sealed;
+        unsigned n_bufs = 0, n = 0;
+        size_t bytes = 0;
+
+        if (!sealed && tcp->larger) {
+                free(tcp->room);
+                tcp->room = STEAL(tcp->larger);
+        }
+        list_for_each (&tcp->sends, item) {
+                struct tcp_send *send = CONTAINER_OF(item, struct tcp_send, link);
+
+                if (n == BATCH || (n > 0 && bytes + send->n > BATCH_BYTES) ||
+                    send->sealed != sealed)
+                        break;
+                if (!sealed)
+                        send_seal(tcp, send, bytes);
+                n_bufs += bufs_of(send, 0, bufs + n_bufs);
+                bytes += send->n;
+                n++;
+        }
+        *ret_n = n;
+        return n_bufs;
+}
+
 static void run_write(struct bulk_event *event)
 {
         struct tcp_peer *tcp = CONTAINER_OF(event, struct tcp_peer, write);
         uv_stream_t *stream = (uv_stream_t *)&tcp->channel->tcp;
         uv_buf_t bufs[2 * BATCH];
-        unsigned n_bufs = 0, n = 0;
-        size_t bytes = 0;
+        unsigned n, n_bufs = sends_take(tcp, bufs, &n);
         int64_t took;
 
-        list_for_each (&tcp->sends, item) {
-                const struct tcp_send *send = CONTAINER_OF(item, struct tcp_send, link);
-
-                if (n == BATCH || bytes >= BATCH_BYTES)
-                        break;
-                n_bufs += bufs_of(send, 0, bufs + n_bufs);
-                bytes += send->n;
-                n++;
-        }
         if (n == 0) /* they have failed meanwhile */
                 return;
         took = uv_try_write(stream, bufs, n_bufs);
@@ -432,24 +495,6 @@ static void run_write(struct bulk_event *event)
         sends_wake(tcp);
 }
 
-/* Makes the header; encrypts the payload into send->encrypted if the seal asks for that. */
-static int send_seal(const struct tcp_peer *tcp, struct tcp_send *send, uint64_t transfer)
-{
-        const uint64_t fields[] = { htole64(tcp->token), htole64(transfer), htole64(send->n) };
-        uint8_t *tag = send->header + FIELDS;
-
-        static_assert(sizeof fields == FIELDS, "");
-        memcpy(send->header, fields, sizeof fields);
-        if (tcp->seal == BULK_ENCRYPTED && send->n > 0 && !(send->encrypted = malloc(send->n)))
-                return -ENOMEM;
-        if (tcp->seal != BULK_PLAIN)
-                seal_bytes(tcp, tag, send->p, send->n, send->encrypted, tcp->send_sequence,
-                           PART_PAYLOAD);
-        seal_bytes(tcp, tag + TAG, send->header, FIELDS + TAG, NULL, tcp->send_sequence,
-                   PART_HEADER);
-        return 0;
-}
-
 static int tcp_send(struct bulk_peer *peer, uint64_t transfer, const void *p, size_t n,
                     bulk_done *done, void *arg)
 {
@@ -460,15 +505,12 @@ static int tcp_send(struct bulk_peer *peer, uint64_t transfer, const void *p, si
         if (r)
                 return r;
         send = calloc(1, sizeof *send);
-        if (!send)
+        if (!send || room_make(tcp, n))
                 return -ENOMEM;
         bulk_op_init(&send->op, done, arg);
+        send->transfer = transfer;
         send->p = p;
         send->n = n;
-        r = send_seal(tcp, send, transfer);
-        if (r)
-                return r;
-        tcp->send_sequence++;
         list_insert(&tcp->sends, &STEAL(send)->link);
         sends_wake(tcp);
         return 0;
