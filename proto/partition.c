@@ -494,9 +494,17 @@ uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i)
         return p->owners[(size_t)group * p->n_owners + i];
 }
 
-uint32_t partition_slice_parts(const struct layout_group *g, struct range slice, uint64_t most)
+uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint32_t group,
+                               struct range slice, uint64_t most)
 {
-        return range_parts(slice.count, most / layout_group_bytes(g, 1));
+        uint64_t elements = most / layout_group_bytes(&l->groups[group], 1);
+        uint64_t quarter = elements / 4 > LAYOUT_ALIGN ? elements / 4 : LAYOUT_ALIGN;
+        uint64_t fit = slice.count / quarter, wanted = GROUP_PARTS / p->slices[group];
+        uint32_t needed = range_parts(slice.count, elements);
+
+        if (wanted > fit)
+                wanted = fit;
+        return needed > wanted ? needed : (uint32_t)wanted;
 }
 
 uint32_t partition_most_parts(const struct partition *p, const layout *l, uint32_t group,
@@ -507,7 +515,7 @@ uint32_t partition_most_parts(const struct partition *p, const layout *l, uint32
         for (uint32_t o = 0; o < p->n_owners; o++)
                 if (range_at(p, group, o)->count > largest.count)
                         largest = *range_at(p, group, o);
-        return partition_slice_parts(&l->groups[group], largest, most);
+        return partition_slice_parts(p, l, group, largest, most);
 }
 
 uint64_t partition_elements(const struct partition *p, uint32_t owner)

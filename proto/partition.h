@@ -57,8 +57,14 @@ uint32_t range_parts(uint64_t count, uint64_t most);
 struct range range_part(struct range whole, uint32_t part, uint32_t parts);
 /* The owner of the i-th slice in address order, i < slices[group]. */
 uint32_t partition_owner(const struct partition *p, uint32_t group, uint32_t i);
-/* Parts that a slice of the group comes in, of at most `most` bytes each. */
-uint32_t partition_slice_parts(const struct layout_group *g, struct range slice, uint64_t most);
+/*
+ * Parts that a slice of the group, which has elements, is fetched in: as few as have at most `most`
+ * bytes each.  But where few owners have the group, it comes in up to GROUP_PARTS parts, if each has
+ * a quarter of that at least: while one travels, others are made ready and verified.
+ */
+enum { GROUP_PARTS = 8 };
+uint32_t partition_slice_parts(const struct partition *p, const layout *l, uint32_t group,
+                               struct range slice, uint64_t most);
 /* The same of the group's largest slice. */
 uint32_t partition_most_parts(const struct partition *p, const layout *l, uint32_t group,
                               uint64_t most);

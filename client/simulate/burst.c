@@ -106,7 +106,7 @@ static void pulls_come(struct arrivals *a, uint32_t group, uint32_t slice, const
         uint32_t n = d->partition->slices[group];
         uint32_t owner = partition_owner(d->partition, group, slice);
         const struct range range = partition_range(d->partition, group, owner);
-        uint64_t parts = partition_slice_parts(&d->layout->groups[group], range, PART_BYTES);
+        uint64_t parts = partition_slice_parts(d->partition, d->layout, group, range, PART_BYTES);
         double bytes = (double)range.count / (double)parts *
                        (double)dtype_bytes(d->layout->groups[group].dtype, 1);
         uint64_t each = (uint64_t)(bytes / d->link * 1e9);

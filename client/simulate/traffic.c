@@ -91,7 +91,7 @@ static void slice_count(const struct description *d, uint32_t group, uint32_t ow
 {
         const struct placement *p = &d->placement;
         const struct range slice = partition_range(d->partition, group, owner);
-        uint64_t parts = partition_slice_parts(&d->layout->groups[group], slice, PART_BYTES);
+        uint64_t parts = partition_slice_parts(d->partition, d->layout, group, slice, PART_BYTES);
         struct flow f = { .kind = KIND_pull,
                           .owner = p->node[owner],
                           .mirror = p->copies > 1 ? p->mirror[owner] : (uint32_t)RANK_ABSENT,

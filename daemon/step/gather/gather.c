@@ -279,7 +279,8 @@ static bool gather_part(struct gather *g, uint32_t group, uint32_t k)
                 partition_owner(job->partition, group, slice_order(job, group, k % slices));
         struct range slice = partition_range(job->partition, group, owner);
         const struct layout_group *of = &job->layout->groups[group];
-        uint32_t parts = partition_slice_parts(of, slice, job->x->part_bytes);
+        uint32_t parts = partition_slice_parts(job->partition, job->layout, group, slice,
+                                               job->x->part_bytes);
         struct replica *h = replica_find(job, owner);
         bool forward = k < slices && forward_here(g, group, owner);
         struct range range;

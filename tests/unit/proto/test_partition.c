@@ -547,6 +547,31 @@ Test(partition, as_many_parts_as_must_be)
                 }
 }
 
+static void slices_come_in_parts(const layout *l, const struct partition *p)
+{
+        const uint64_t most = 1 << 20;
+
+        for (uint32_t g = 0; g < l->n_groups; g++)
+                for (uint32_t i = 0; i < p->slices[g]; i++) {
+                        struct range r = partition_range(p, g, partition_owner(p, g, i));
+                        uint64_t of = most / layout_group_bytes(&l->groups[g], 1);
+                        uint32_t needed = range_parts(r.count, of);
+                        uint32_t n = partition_slice_parts(p, l, g, r, most);
+
+                        cr_assert_leq(range_part(r, 0, n).count, of);
+                        cr_assert(n == needed ||
+                                  (n * p->slices[g] <= GROUP_PARTS && r.count >= of / 4 * n));
+                        cr_assert((n + 1) * p->slices[g] > GROUP_PARTS ||
+                                  r.count < of / 4 * (n + 1));
+                        cr_assert_leq(n, partition_most_parts(p, l, g, most));
+                }
+}
+
+Test(partition, large_slices_of_few_owners_come_in_parts_of_a_quarter_at_least)
+{
+        for_all(slices_come_in_parts);
+}
+
 Test(partition, a_range_within_another)
 {
         struct range outer = { 1000, 500 };
