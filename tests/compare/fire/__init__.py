@@ -1,16 +1,17 @@
 """Goodput under fire: a GPT of 25 million parameters, four ranks on two nodes, and every 15 s somebody is killed.
 
 By a seeded schedule a rank dies, or a daemon, or a node with its two ranks, its daemon and all that its daemon had in
-memory.  "Goodput" is the time that the steps made would have taken undisturbed, over the time that passed; "bits"
-says that the parameters are those of an undisturbed run.  zerod keeps each shard twice, a supervisor starts what died
-at once, and forks ranks of a process that has imported PyTorch.  "zerod-warned": only nodes go, and SIGTERM comes
-first, as before a preemption: the node's ranks end behind their step, and its daemon behind them.  A step is "void"
-if a fault came amid it.  A peer runs under torchrun, which ends all ranks and starts them again from the newest
-checkpoint in /dev/shm: DCP's async_save, or DeepSpeed's.  Of a node it loses the two ranks alone, and a daemon it
-does not have.
+memory.  "Goodput" is the time that the steps made would have taken undisturbed, over the time that passed; "bits" says
+that the parameters are those of an undisturbed run.  zerod keeps each shard twice, a supervisor starts what died at
+once, and forks ranks of a process that has imported PyTorch.  "zerod-warned": only nodes go, and SIGTERM comes first,
+as before a preemption: the node's ranks end behind their step, and its daemon behind them.  A step is "void" if a
+fault came amid it; "between faults" is the mean of those that no fault met.  A peer runs under torchrun, which ends
+all ranks and starts them again from the newest checkpoint in /dev/shm: DCP's async_save, or DeepSpeed's.  Of a node it
+loses the two ranks alone, and a daemon it does not have.
 """
 import contextlib
 import json
+import math
 import os
 import random
 import select
@@ -212,8 +213,8 @@ def calm(options, steps=0):
 
 
 def burn(fire, seconds, kinds=KINDS):
-    """What the time brought: steps, longest pause, how often each kind struck."""
-    struck, before = {}, fire.made()
+    """What the time brought: steps, seconds of a step that no fault met, longest pause, how often each kind struck."""
+    struck, faults, before = {}, [], fire.made()
     first = fire.moments[before]
     while True:
         fire.watch(min(EVERY_S, max(0, first + seconds - time.monotonic())))
@@ -221,10 +222,14 @@ def burn(fire, seconds, kinds=KINDS):
             break
         kind = fire.chance.choice(kinds)
         struck[kind] = struck.get(kind, 0) + 1
+        begun = time.monotonic()
         getattr(fire, kind)()
+        faults.append((begun, time.monotonic()))
     moments = [fire.moments[t] for t in sorted(fire.moments) if t >= before]
     pauses = [b - a for a, b in zip(moments, [*moments[1:], first + seconds])]
-    return {"steps": fire.made() - before, "seconds": seconds, "pause": max(pauses), "struck": struck}
+    unmet = [b - a for a, b in zip(moments, moments[1:]) if not any(a < end and begun < b for begun, end in faults)]
+    return {"steps": fire.made() - before, "seconds": seconds, "pause": max(pauses), "struck": struck,
+            "unmet": sum(unmet) / len(unmet) if unmet else math.nan}
 
 
 # ---- peers ---------------------------------------------------------------------------------
@@ -302,12 +307,12 @@ def measure(options):
     systems = [part for part in options.only if not part.isdigit()] or [*OURS, *PEERS]
     seconds = 60 * next((int(part) for part in options.only if part.isdigit()), MINUTES)
     section = Section("fire", ["system", "goodput", "steps", "made again", "longest pause, s", "a step undisturbed, s",
-                               "killed", "bits"])
+                               "between faults, s", "killed", "bits"])
 
     def row(system, found, step_s, lost, bits):
         struck = ", ".join(f"{n} {kind.removeprefix('warned_')}{'s' * (n > 1)}" for kind, n in sorted(found["struck"].items()))
         section.row(system, f"{found['steps'] * step_s / found['seconds']:.3f}", found["steps"], lost,
-                    f"{found['pause']:.1f}", f"{step_s:.2f}", struck, bits)
+                    f"{found['pause']:.1f}", f"{step_s:.2f}", f"{found['unmet']:.2f}", struck, bits)
         options.say(f"{system}: {section.rows[-1]}")
 
     burnt, step_s = {}, calm(options)[0] if set(systems) & set(OURS) else 0
@@ -337,5 +342,5 @@ def measure(options):
                     peer = Torchrun(options, kept, system, every)
                     row(name, burn(peer, seconds), step_s, peer.lost, "")
             except RuntimeError as why:
-                section.row(name, f"fails: {why}", *[""] * 6)
+                section.row(name, f"fails: {why}", *[""] * 7)
     return section
