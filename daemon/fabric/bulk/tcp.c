@@ -67,8 +67,8 @@ struct tcp_peer {
         struct list sends;
         bool writing;
         uv_write_t request;
-        /* What is encrypted: payloads of one call.  `larger` takes the place of `room` for the next
-         * ones; the latter is in use until then. */
+        /* What is encrypted: payloads of one call.  `larger` takes the place of `room`, which is in
+         * use, for the next ones.  A peer that sends nothing has neither. */
         uint8_t *room, *larger;
         size_t room_bytes; /* of the last one made */
 
@@ -301,6 +301,14 @@ static void sends_end(struct tcp_peer *tcp, size_t n, int status)
 
 /* ---- closing ---- */
 
+/* Nothing is on its way. */
+static void room_free(struct tcp_peer *tcp)
+{
+        free(STEAL(tcp->room));
+        free(STEAL(tcp->larger));
+        tcp->room_bytes = 0;
+}
+
 static void on_beat_closed(uv_handle_t *handle)
 {
         struct tcp_peer *tcp = handle->data;
@@ -309,8 +317,7 @@ static void on_beat_closed(uv_handle_t *handle)
         tcp->base.closed(tcp->base.closed_arg);
         sodium_memzero(&tcp->send_aes, sizeof tcp->send_aes);
         sodium_memzero(&tcp->receive_aes, sizeof tcp->receive_aes);
-        free(tcp->room);
-        free(tcp->larger);
+        room_free(tcp);
         free(tcp);
 }
 
@@ -527,10 +534,12 @@ static void on_beat(uv_timer_t *timer)
         struct tcp_peer *tcp = timer->data;
 
         tcp->base.peer.silent_ms += BULK_BEAT_MS;
-        if (tcp->base.peer.silent_ms >= BULK_SILENCE_MS)
+        if (tcp->base.peer.silent_ms >= BULK_SILENCE_MS) {
                 bulk_base_break(&tcp->base, "nothing came over the bulk connection for 10 s");
-        else if (list_empty(&tcp->sends))
+        } else if (list_empty(&tcp->sends)) {
+                room_free(tcp);
                 (void)tcp_send(&tcp->base.peer, BEAT, NULL, 0, on_beat_sent, NULL);
+        }
 }
 
 static const struct bulk_ops tcp_ops = {
