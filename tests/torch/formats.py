@@ -398,28 +398,37 @@ def frameworks_pass_formats_on(make_by):
         raise Skip(missing)
 
 
+def served_alike(found, wanted, masters):
+    """Whether all values are the same.  Only a master that lies between two values of bf16 may be served as another one:
+    bf16+16 rounds it away from 0, a cast to even."""
+    differ = {n: found[n] != v for n, v in wanted.items()}
+    for n, at in differ.items():
+        assert ((masters[n][at].view(torch.int32) & 0xffff) == 0x8000).all(), n
+    return not any(at.any() for at in differ.values())
+
+
 @cases_of([("fp32", "fp32"), ("fp32", "bf16+16"), ("8bit", "bf16+8")], "{0[0]}_{0[1]}")
 def a_checkpoint_of_the_service_goes_on_in_other_formats(what):
-    """With the same bits where nothing is lost.  A step later they may differ: of a master between two of bf16, a
-    chance of 2^-16, bf16+16 serves the other one."""
-    def masters_and_moments(model, optimizer):
-        return {p.name: model.sharded.read(p).view(p.shape) for p in model.sharded.params}, everything(model, optimizer)[1]
+    """To the same bits where nothing is lost, as long as the same values are served."""
+    def exact(model, optimizer):
+        values, moments = everything(model, optimizer)
+        return values, ({p.name: model.sharded.read(p).view(p.shape) for p in model.sharded.params}, moments)
 
     def first(_, directory):
         model = marked()
         optimizer = zt.AdamW(model, lr=1e-2)
         train(model, optimizer)
-        taken, saved = checkpoint(model.sharded.client.job, directory), masters_and_moments(model, optimizer)
+        taken, saved = checkpoint(model.sharded.client.job, directory), exact(model, optimizer)
         train(model, optimizer, STEPS, 1)
-        return taken, saved, masters_and_moments(model, optimizer)
+        return taken, saved, exact(model, optimizer)
 
     def then(_, job):
         model = marked()
         optimizer = zt.AdamW(model, lr=1e-2, state=what[0], master=what[1])
         assert model.sharded.steps_made == STEPS
-        loaded = masters_and_moments(model, optimizer)
+        loaded = exact(model, optimizer)
         train(model, optimizer, STEPS, 1)
-        return loaded, masters_and_moments(model, optimizer)
+        return loaded, exact(model, optimizer)
 
     with Place() as d:
         (path, saved, wanted), = ranks.run(first, 1, shared(), arguments=(d,))
@@ -430,11 +439,14 @@ def a_checkpoint_of_the_service_goes_on_in_other_formats(what):
             cluster[1].ctl("restore", job, path)
         (loaded, found), = ranks.run(then, 1, cluster, job=job, arguments=(job,))
     if what[0] == "fp32":
-        same(loaded, saved)
-    if what == ("fp32", "fp32"):
-        same(found, wanted)
-    near = max(float((found[0][n] - v).norm() / v.norm()) for n, v in wanted[0].items() if v.dim() == 2)
-    assert near < 0.1 and (near > 0 or what[0] == "fp32"), near
+        same(loaded[1], saved[1])
+        if served_alike(loaded[0], saved[0], saved[1][0]):
+            same(found[1], wanted[1])
+            assert served_alike(found[0], wanted[0], wanted[1][0]) or what[1] != "fp32"
+        else:
+            assert what[1] != "fp32"
+    near = max(float((found[0][n].float() - v.float()).norm() / v.float().norm()) for n, v in wanted[0].items() if v.dim() == 2)
+    assert near < (0.01 if what[0] == "fp32" else 0.1) and (near > 0 or what[0] == "fp32"), near
 
 
 if __name__ == "__main__":
