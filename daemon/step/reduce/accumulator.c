@@ -26,7 +26,7 @@
 #include <string.h>
 
 #include "daemon/floor/base/crash.h"
-#include "daemon/step/reduce/buffer.h"
+#include "daemon/floor/base/buffer.h"
 #include "proto/cleanup.h"
 #include "proto/sure.h"
 

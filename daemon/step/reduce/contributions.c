@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/step/reduce/buffer.h"
+#include "daemon/floor/base/buffer.h"
 #include "proto/cleanup.h"
 
 struct contributor *contributor_of(struct reduce *r, uint32_t group, uint32_t rank)

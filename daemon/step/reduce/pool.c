@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "daemon/floor/base/log.h"
-#include "daemon/step/reduce/buffer.h"
+#include "daemon/floor/base/buffer.h"
 #include "proto/cleanup.h"
 
 enum { IDLE_MS = 5000 };

@@ -20,7 +20,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/step/reduce/buffer.h"
+#include "daemon/floor/base/buffer.h"
 #include "proto/cleanup.h"
 
 int reduce_resize(struct job *job, uint32_t world_size)

@@ -13,6 +13,7 @@
 #include <sodium.h>
 #include <string.h>
 
+#include "daemon/floor/base/buffer.h"
 #include "proto/cleanup.h"
 
 /* ---- what is put ------------------------------------------------------------------- */
@@ -327,8 +328,9 @@ static void access_part_start(struct access *a, uint32_t holder, struct range pa
                 w->put = a->put;
                 w->dtype = a->dtype;
                 w->owns_buffer = !a->put && !h;
-                w->buffer = w->owns_buffer ? malloc(w->count * plane_size(job, a->tensor, a->plane))
-                                           : part_place(a, part.first);
+                w->buffer = w->owns_buffer
+                                    ? buffer_new(w->count * plane_size(job, a->tensor, a->plane))
+                                    : part_place(a, part.first);
         }
         if (!w || !w->buffer) {
                 if (w)

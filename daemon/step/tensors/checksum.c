@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/floor/base/buffer.h"
 #include "proto/cleanup.h"
 
 /* HASH_BLOCK: elements.  A piece of PIECE_BLOCKS blocks takes a millisecond. */
@@ -206,7 +207,7 @@ static struct summing *summing_new(struct replica *h, uint64_t version)
         struct summing *c = calloc(1, sizeof *c);
 
         if (c)
-                c->work.buffer = malloc((size_t)PIECE_BLOCKS * HASH_BLOCK * sizeof(float));
+                c->work.buffer = buffer_new((size_t)PIECE_BLOCKS * HASH_BLOCK * sizeof(float));
         if (!c || !c->work.buffer) {
                 free(c);
                 return NULL;

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/floor/base/buffer.h"
 #include "proto/cleanup.h"
 
 bool plane_is_single(struct plane plane)
@@ -284,7 +285,7 @@ void work_free(struct work *w)
         if (w->pinned)
                 shard_unpin(w->replica, w->group);
         if (w->owns_buffer)
-                free(w->buffer);
+                buffer_free(w->buffer);
         job_unref(w->job);
         free(w);
 }
@@ -356,7 +357,7 @@ static void values_read(struct work *w, int status)
 /* Other nodes get moments in fp32. */
 static void packed_send(struct work *w)
 {
-        w->buffer = malloc(w->count * sizeof(float));
+        w->buffer = buffer_new(w->count * sizeof(float));
         if (!w->buffer) {
                 ask_refuse(w->job, w->node, w->transfer, ZERO_ENOMEM, "out of memory");
                 work_free(w);
@@ -498,7 +499,7 @@ void access_put_message(struct job *job, uint32_t node, const Zero__LinkMessage 
         w = work_new(job, h, put->tensor, plane_from(put->plane), put->first, put->count);
         bytes = put->count * values_size(job, put->tensor, plane_from(put->plane), put->dtype);
         if (w)
-                w->buffer = malloc(bytes);
+                w->buffer = buffer_new(bytes);
         if (!w || !w->buffer) {
                 if (w)
                         work_free(w);

@@ -1,4 +1,4 @@
-/* In the place of malloc(), calloc() and realloc(), by the linker; see refusing.h. */
+/* In the place of malloc() and its like, by the linker; see refusing.h. */
 #include "refusing.h"
 
 #include <execinfo.h>
@@ -14,6 +14,7 @@
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
+void *__wrap_aligned_alloc(size_t alignment, size_t n);
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static bool counts;
@@ -63,6 +64,13 @@ void *__wrap_calloc(size_t n, size_t size)
 void *__wrap_realloc(void *p, size_t n)
 {
         return refused(__builtin_return_address(0)) ? NULL : realloc(p, n);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t n)
+{
+        return n >= refused_bytes || refused(__builtin_return_address(0))
+                       ? NULL
+                       : aligned_alloc(alignment, n);
 }
 
 void allocations_count(void)

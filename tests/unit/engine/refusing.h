@@ -23,7 +23,7 @@ void allocations_count(void);
 void allocations_counted(struct sites *ret);
 /* Makes the nth call from the place fail, counted from 1 and from here on. */
 void allocations_refuse(const void *at, unsigned nth);
-/* Makes calls of malloc() for as many bytes fail; SIZE_MAX: none. */
+/* Makes calls of malloc() and aligned_alloc() for as many bytes fail; SIZE_MAX: none. */
 void allocations_refuse_bytes(size_t bytes);
 /* Writes the place to standard error. */
 void allocations_name(const void *at);

@@ -109,8 +109,8 @@ void gpu_each(uint32_t gpu, void (*each)(void *arg, const char *what, uint64_t b
 
 /*
  * Host memory for bytes in transit between a GPU and another node: pinned, so that GPUs copy from
- * and to it in one go.  It is ordinary memory if it is larger than GPU_BUFFER, if none is pinned
- * yet, or if GPU_BUFFERS are in use.  Contents are undefined.  NULL: out of memory.
+ * and to it in one go.  It is a buffer of the base if it is larger than GPU_BUFFER, if none is
+ * pinned yet, or if GPU_BUFFERS are in use.  Contents are undefined.  NULL: out of memory.
  */
 enum { GPU_BUFFER = 8 << 20, GPU_BUFFERS = 32 };
 void *gpu_buffer_new(size_t bytes);

@@ -13,7 +13,8 @@
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
+
+#include "daemon/floor/base/buffer.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(uint8_t *) places[GPU_BUFFERS]; /* pinned; the first n */
@@ -89,7 +90,7 @@ void *gpu_buffer_new(size_t bytes)
                 pin_ahead();
                 pthread_mutex_unlock(&mutex);
         }
-        return memory ? memory : malloc(bytes ? bytes : 1);
+        return memory ? memory : buffer_new(bytes);
 }
 
 void gpu_buffer_free(void *buffer)
@@ -97,7 +98,7 @@ void gpu_buffer_free(void *buffer)
         uint32_t i = buffer ? index_of(buffer) : GPU_BUFFERS;
 
         if (i == GPU_BUFFERS) {
-                free(buffer);
+                buffer_free(buffer);
                 return;
         }
         pthread_mutex_lock(&mutex);

@@ -1,7 +1,8 @@
-/* Memory for gradients: random use of buffers keeps the promises of buffer.h and buffer.c. */
-#include "daemon/step/reduce/buffer.c"
+/* Random use of buffers, also by several threads, keeps the promises of buffer.h and buffer.c. */
+#include "daemon/floor/base/buffer.c"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <string.h>
 
 enum { LIVE = 40, STEPS = 4000 };
@@ -112,5 +113,45 @@ Test(buffer, a_kept_buffer_goes_after_a_rest)
         buffers_rest(RESTS - 1);
         cr_assert_eq(held, UNIT);
         buffers_rest(1);
+        cr_assert_eq(held, 0);
+}
+
+enum { THREADS = 4, TURNS = 500000 };
+
+static pthread_barrier_t start;
+
+/* A buffer that two threads have at once loses its mark. */
+static void *use(void *lost)
+{
+        pthread_barrier_wait(&start);
+        for (int i = 0; i < TURNS; i++) {
+                uint8_t *p = buffer_new(UNIT);
+
+                if (!p)
+                        return lost;
+                memcpy(p, &lost, sizeof lost);
+                __atomic_signal_fence(__ATOMIC_SEQ_CST);
+                if (memcmp(p, &lost, sizeof lost))
+                        return lost;
+                buffer_free(p);
+        }
+        return NULL;
+}
+
+Test(buffer, threads_have_buffers_of_their_own)
+{
+        pthread_t threads[THREADS];
+        int marks[THREADS];
+        void *lost;
+
+        cr_assert_eq(pthread_barrier_init(&start, NULL, THREADS), 0);
+        for (int i = 0; i < THREADS; i++)
+                cr_assert_eq(pthread_create(&threads[i], NULL, use, &marks[i]), 0);
+        for (int i = 0; i < THREADS; i++) {
+                cr_assert_eq(pthread_join(threads[i], &lost), 0);
+                cr_assert_null(lost, "thread %d shared a buffer", i);
+        }
+        buffers_vacate();
+        cr_assert_eq(used, 0);
         cr_assert_eq(held, 0);
 }

@@ -7,23 +7,24 @@
  * Invariant: buffers in use and kept buffers together never take more than buffers in use have once
  * taken.
  */
-#include "daemon/step/reduce/buffer.h"
+#include "daemon/floor/base/buffer.h"
 
+#include <pthread.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "proto/cleanup.h"
 
 enum {
-        PAGE = 4 << 10,  /* bytes */
-        UNIT = 32 << 10, /* malloc() handles smaller ones well */
-        HUGE = 2 << 20,  /* only an alignment where huge pages have another size */
+        PAGE = 4 << 10, /* bytes */
+        UNIT = BUFFER_KEPT,
+        HUGE = 2 << 20, /* only an alignment where huge pages have another size */
         LARGE = 2 * HUGE,
         SLOTS = 32, /* of buffers beyond these, none is kept */
         RESTS = 16,
 };
 
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct slot {
         void *memory; /* NULL: the slot is empty */
         size_t bytes;
@@ -40,6 +41,7 @@ static void slot_empty(struct slot *slot)
 
 void buffers_rest(uint32_t rests)
 {
+        pthread_mutex_lock(&mutex);
         for (uint32_t i = 0; i < SLOTS; i++) {
                 struct slot *slot = &slots[i];
 
@@ -49,6 +51,7 @@ void buffers_rest(uint32_t rests)
                 slot_empty(slot);
                 most = held;
         }
+        pthread_mutex_unlock(&mutex);
 }
 
 void buffers_vacate(void)
@@ -82,14 +85,10 @@ static void *fresh(size_t bytes)
         return memory;
 }
 
-void *buffer_new(size_t bytes)
+static void *take(size_t whole)
 {
-        size_t unit = bytes < LARGE ? UNIT : HUGE, whole = (bytes + unit - 1) / unit * unit;
-        struct slot *slot;
+        struct slot *slot = find(whole);
 
-        if (bytes < UNIT)
-                return malloc(bytes ? bytes : 1);
-        slot = find(whole);
         if (!slot) {
                 make_way(whole);
                 slot = find(0);
@@ -106,14 +105,39 @@ void *buffer_new(size_t bytes)
         return slot->memory;
 }
 
-void buffer_free(void *buffer)
+void *buffer_kept(size_t bytes)
 {
-        for (uint32_t i = 0; buffer && i < SLOTS; i++)
+        size_t unit = bytes < LARGE ? UNIT : HUGE;
+        void *buffer;
+
+        pthread_mutex_lock(&mutex);
+        buffer = take((bytes + unit - 1) / unit * unit);
+        pthread_mutex_unlock(&mutex);
+        return buffer;
+}
+
+/* False: the buffer has no slot. */
+static bool give(const void *buffer)
+{
+        for (uint32_t i = 0; i < SLOTS; i++)
                 if (slots[i].memory == buffer) {
                         slots[i].used = false;
                         slots[i].rests = 0;
                         used -= slots[i].bytes;
-                        return;
+                        return true;
                 }
-        free(buffer);
+        return false;
+}
+
+void buffer_free(void *buffer)
+{
+        bool given;
+
+        if (!buffer)
+                return;
+        pthread_mutex_lock(&mutex);
+        given = give(buffer);
+        pthread_mutex_unlock(&mutex);
+        if (!given)
+                free(buffer);
 }
