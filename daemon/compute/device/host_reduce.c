@@ -8,6 +8,9 @@
  */
 enum { PART = 16 * NORM_BLOCK };
 
+/* Sources that one loop adds up; each one more takes another pass through L1. */
+enum { TOGETHER = 8 };
+
 static const void *element(const void *array, enum zero_dtype dtype, size_t i)
 {
         return (const char *)array + dtype_bytes(dtype, i);
@@ -17,20 +20,28 @@ static const void *element(const void *array, enum zero_dtype dtype, size_t i)
 static void part_add(const struct device_ops *ops, const struct reduce_piece *p, size_t first,
                      size_t n, enum zero_dtype wire, enum zero_dtype from)
 {
-        bool exact = wire == ZERO_FP32 || (p->k == 1 && wire == from);
-        bool direct = exact && (p->first || p->k == 1);
+        size_t together = p->k < TOGETHER ? p->k : TOGETHER;
+        enum zero_dtype sum_dtype = together == p->k ? wire : ZERO_FP32;
+        bool direct = p->first && wire == ZERO_FP32;
         float sum[PART], *to = direct ? p->acc + first : sum;
+        const void *src[TOGETHER], *rounded = sum;
         uint16_t half[PART];
 
-        for (size_t j = 0; j < p->k; j++)
-                ops->accumulate(to, from, element(p->src[j], from, first), n,
-                                j == 0 && (p->first || !direct));
-        if (direct)
+        for (size_t j = 0; j < together; j++)
+                src[j] = element(p->src[j], from, first);
+        if (p->k == 1 && (wire == from || wire == ZERO_FP32)) {
+                ops->accumulate(p->acc + first, from, src[0], n, p->first);
                 return;
-        if (!exact)
+        }
+        ops->sum(sum_dtype, to, from, src, together, n);
+        for (size_t j = together; j < p->k; j++)
+                ops->accumulate(to, from, element(p->src[j], from, first), n, false);
+        if (sum_dtype != wire) {
                 ops->cast(wire, half, ZERO_FP32, sum, n);
-        ops->accumulate(p->acc + first, exact ? ZERO_FP32 : wire, exact ? (const void *)sum : half,
-                        n, p->first);
+                rounded = half;
+        }
+        if (!direct)
+                ops->accumulate(p->acc + first, wire, rounded, n, p->first);
 }
 
 void host_reduce(const struct device_ops *ops, const struct reduce_piece *p, enum zero_dtype wire,

@@ -275,6 +275,15 @@ ALWAYS_INLINE void *at_mutable(enum zero_dtype dtype, void *base, size_t i)
         return (char *)base + i * size_of(dtype);
 }
 
+/* As fetch_ahead(), for n elements of a source that a loop only reads. */
+ALWAYS_INLINE void fetch_source(enum zero_dtype from, const void *src, size_t i, size_t n)
+{
+        const char *x = at(from, src, i);
+
+        for (size_t k = 0; SOURCE_AHEAD > 0 && k < n * size_of(from); k += LINE)
+                _mm_prefetch((const char *)((uintptr_t)x + SOURCE_AHEAD + k), _MM_HINT_T0);
+}
+
 ALWAYS_INLINE v16 load_as(enum zero_dtype from, const void *src, size_t i)
 {
         switch (from) {
@@ -318,8 +327,11 @@ ALWAYS_INLINE void cast_loop(enum zero_dtype to, void *dst, enum zero_dtype from
         size_t i = stream ? to_line(dst, n * size_of(to)) / size_of(to) : 0;
 
         host_scalar_ops.cast(to, dst, from, src, i);
-        for (; i + PAIR <= n; i += PAIR)
+        for (; i + PAIR <= n; i += PAIR) {
+                if (stream) /* else there is little to read */
+                        fetch_source(from, src, i, PAIR);
                 store_as(to, dst, i, stream, load_as(from, src, i), load_as(from, src, i + 16));
+        }
         host_scalar_ops.cast(to, at_mutable(to, dst, i), from, at(from, src, i), n - i);
 }
 
@@ -367,6 +379,7 @@ ALWAYS_INLINE void accumulate_loop(float *acc, enum zero_dtype from, const void 
         for (; i + 16 <= n; i += 16) {
                 v16 x = load_as(from, src, i);
 
+                fetch_source(from, src, i, 16);
                 v16_store(acc + i, first ? x : v16_add(v16_load(acc + i), x));
         }
         host_scalar_ops.accumulate(acc + i, from, at(from, src, i), n - i, first);
@@ -398,6 +411,8 @@ ALWAYS_INLINE void sum_loop(enum zero_dtype to, void *dst, enum zero_dtype from,
         for (size_t i = 0; i + PAIR <= n; i += PAIR) {
                 v16 low = load_as(from, src[0], i), high = load_as(from, src[0], i + 16);
 
+                for (size_t j = 0; j < k; j++)
+                        fetch_source(from, src[j], i, PAIR);
                 for (size_t j = 1; j < k; j++) {
                         low = v16_add(low, load_as(from, src[j], i));
                         high = v16_add(high, load_as(from, src[j], i + 16));
@@ -449,8 +464,10 @@ static void vector_norm(const float *x, size_t n, double scale, struct exact_sum
         for (; i + NORM_BLOCK <= n; i += NORM_BLOCK) {
                 d16 sum = d16_zero();
 
-                for (size_t j = 0; j < NORM_BLOCK; j += 16)
-                        sum = d16_add_squares(sum, v16_load(x + i + j));
+                for (size_t j = 0; j < NORM_BLOCK; j += 16) {
+                        fetch_source(ZERO_FP32, x, i + j, 16);
+                        sum = d16_add_squares(sum, x + i + j);
+                }
                 norm_add_block(d16_total(sum), scale, acc, finite);
         }
         host_scalar_ops.norm(x + i, n - i, scale, acc, finite);

@@ -184,6 +184,11 @@ static void sum_of_4(const struct work *w, size_t first, size_t n)
         w->ops->sum(ZERO_BF16, x->serve + first, ZERO_FP32, src, 4, n);
 }
 
+static void reading(const struct work *w, size_t first, size_t n)
+{
+        w->limit->read(w->planes->grad + first, n);
+}
+
 static void norm(const struct work *w, size_t first, size_t n)
 {
         struct exact_sum sum;
@@ -210,6 +215,7 @@ enum {
         TO_FP16,
         FROM_FP16,
         SUM4,
+        READING,
         NORM
 };
 
@@ -230,6 +236,7 @@ const struct bench_case bench_cases[] = {
         [TO_FP16] = { "cast fp32 to fp16", 6, cast_to_fp16 },
         [FROM_FP16] = { "cast fp16 to fp32", 6, cast_from_fp16 },
         [SUM4] = { "sum of 4 fp32 to bf16", 18, sum_of_4 },
+        [READING] = { "reading", 4, reading },
         [NORM] = { "norm", 4, norm },
 };
 const unsigned n_bench_cases = sizeof(bench_cases) / sizeof(bench_cases[0]);
@@ -250,5 +257,6 @@ const struct bench_row bench_rows[] = {
         { "cast_fp16_fp32/copy", FROM_FP16, COPY, 0.9 },
         { "sum_of_4/copy", SUM4, COPY, 0.9 },
         { "norm/copy", NORM, COPY, 0.9 },
+        { "norm/reading", NORM, READING, 0.9 },
 };
 const unsigned n_bench_rows = sizeof(bench_rows) / sizeof(bench_rows[0]);

@@ -7,7 +7,7 @@
 #include "proto/dtype.h"
 #include "tests/conformance/device/material.h"
 
-enum { SOURCES_MAX = 5 };
+enum { SOURCES_MAX = 11 }; /* more than one loop adds up */
 
 static const enum zero_dtype dtypes[] = { ZERO_FP32, ZERO_BF16, ZERO_FP16 };
 
