@@ -37,12 +37,14 @@ static void map_add(struct snapshot_map *map, const struct plan *plan, struct sn
         map->bytes += e.bytes;
 }
 
-/* One extent for consecutive segments that are all frozen or all trainable. */
-static void map_add_master(struct snapshot_map *map, const struct plan *plan, uint32_t group)
+/* Of a plane that has frozen elements, too: one extent for consecutive segments that are all frozen
+ * or all trainable. */
+static void map_add_runs(struct snapshot_map *map, const struct plan *plan, uint32_t group,
+                         struct plane plane)
 {
         const struct plan_shard *shard = &plan->shards[group];
         const struct plan_segment *s = &plan->segments[shard->first_segment];
-        struct snapshot_extent run = { .plane = plane_master, .group = group };
+        struct snapshot_extent run = { .plane = plane, .group = group };
 
         for (uint32_t i = 0; i < shard->n_segments; i++) {
                 bool frozen = s[i].moment == UINT64_MAX;
@@ -63,20 +65,25 @@ int snapshot_map_new(const struct plan *plan, struct snapshot_map *ret)
 {
         struct snapshot_map map = { .n_groups = plan->n_groups };
 
-        map.extents = calloc(plan->n_segments + UPDATE_PLANES * (size_t)plan->n_groups + 1,
-                             sizeof(*map.extents));
+        map.extents =
+                calloc(2 * (size_t)plan->n_segments + UPDATE_PLANES * (size_t)plan->n_groups + 1,
+                       sizeof(*map.extents));
         map.group_end = calloc(plan->n_groups + 1, sizeof(*map.group_end));
         if (!map.extents || !map.group_end) {
                 snapshot_map_deinit(&map);
                 return -ENOMEM;
         }
         for (uint32_t g = 0; g < plan->n_groups; g++) {
-                map_add_master(&map, plan, g);
-                for (uint32_t k = 1; plan_kept(plan, g, k).kind != PLANE_NONE; k++)
-                        map_add(&map, plan,
-                                (struct snapshot_extent){ .plane = plan_kept(plan, g, k),
-                                                          .group = g,
-                                                          .part = plan->shards[g].range });
+                struct plane plane;
+
+                for (uint32_t k = 0; (plane = plan_kept(plan, g, k)).kind != PLANE_NONE; k++)
+                        if (plane.kind == PLANE_MOMENT)
+                                map_add(&map, plan,
+                                        (struct snapshot_extent){ .plane = plane,
+                                                                  .group = g,
+                                                                  .part = plan->shards[g].range });
+                        else
+                                map_add_runs(&map, plan, g, plane);
                 map.group_end[g] = map.bytes;
         }
         *ret = map;

@@ -7,8 +7,9 @@
  *   hashes    BLAKE2b-256 of each block
  *   blocks    the stream, in blocks of SNAPSHOT_BLOCK bytes, the last one shorter
  *
- * The stream holds, group by group, the owner's ranges of master and of the moments of the group's
- * optimizer.  So a group may change again as soon as the stream up to the group's end is copied.
+ * The stream holds, group by group, the owner's ranges of master, of the moments of the group's
+ * optimizer, and of what is served where that is a part of the master.  So a group may change again
+ * as soon as the stream up to the group's end is copied.
  *
  * The header holds the hash of meta, the hash of the hashes and its own: no byte of the file can
  * change unnoticed.  Numbers are little-endian.  Any node of any cluster can read the file, because

@@ -90,19 +90,57 @@ static void save_from(struct state *state, uint64_t from, bool all)
         snapshot_map_deinit(&map);
 }
 
-Test(snapshot, chunks_are_saved_in_their_places)
+/* Takes the layout over. */
+static void save_each(layout *l, void (*fill_state)(struct state *s))
 {
-        struct scene s = { .l = fixture_layout() };
+        struct scene s = { .l = l };
 
         open_states(&s, 2);
         for (uint32_t o = 0; o < 2; o++) {
-                fill(s.states[o]);
+                fill_state(s.states[o]);
                 save_from(s.states[o], 0, true);
                 for (int i = 0; i < 200; i++)
                         save_from(s.states[o], random_below(1 << 20), false);
         }
         close_states(&s);
         layout_free(s.l);
+}
+
+static void fill_bytes(struct state *s)
+{
+        struct snapshot_map map;
+
+        cr_assert_eq(snapshot_map_new(s->plan, &map), 0);
+        for (uint32_t i = 0; i < map.n; i++) {
+                const struct snapshot_extent *e = &map.extents[i];
+                struct mapping m = state_map(s, e->plane, e->group, e->part);
+
+                for (uint64_t at = 0; at < e->bytes; at++)
+                        ((uint8_t *)m.at)[at] = (uint8_t)random_below(0xee);
+                state_unmap(&m);
+        }
+        snapshot_map_deinit(&map);
+}
+
+Test(snapshot, chunks_are_saved_in_their_places)
+{
+        save_each(fixture_layout(), fill);
+}
+
+/* What is served of a frozen tensor is the upper half of its master, and no update saves it. */
+Test(snapshot, chunks_in_formats_are_saved_in_their_places)
+{
+        static const char *const formats[][2] = { { "8bit", "bf16+8" },
+                                                  { "bf16", "bf16+16" },
+                                                  { "fp32", "bf16+8" },
+                                                  { "8bit", "fp32" } };
+
+        for (size_t i = 0; i < 4; i++) {
+                layout *l = fixture_layout();
+
+                cr_assert_eq(layout_set_state(l, 0, formats[i][0], formats[i][1], NULL), 0);
+                save_each(l, fill_bytes);
+        }
 }
 
 Test(snapshot, what_is_frozen_is_what_has_no_moments)
