@@ -4,8 +4,9 @@
 #
 #   tests/run.sh [--all] [--without-torch]
 #
-#   --all             every case, in the release build and in one with address and
-#                     undefined-behaviour sanitizers; three quarters of an hour on two cores
+#   --all             every case, in a build with address and undefined-behaviour sanitizers; in the
+#                     release build every case that they cannot run, and of the others one in three,
+#                     others with each commit; three quarters of an hour on two cores
 #   --without-torch   downloads nothing from PyPI; suites that need what comes from there are
 #                     counted as skipped
 #
@@ -23,6 +24,7 @@ at_once=$((jobs < 4 ? 2 * jobs : 8))
 build_nice=10 # of what is built beside tests
 linger_ms=5000 # until a process that outlives its test counts as left behind
 share=5        # without --all, one case of so many runs
+again=3        # with --all, one case of so many that sanitizers run too, in the release build
 passed=0 failed=0 skipped=0
 work= builder= progress=
 
@@ -205,12 +207,13 @@ main() {
         export TESTS_RUN=$$-$RANDOM TMPDIR=$work/tmp XDG_RUNTIME_DIR=$work/run
         build_tree release "$root/build" buildtype=release
         if $all; then
-                # -O1: a third of the compiler's time, and tests take little longer; -g1: lines, for stacks; sets of
-                # nodes have two words, which shows code that takes one for a number
-                build_tree_beside san "$root/build-san" buildtype=debugoptimized optimization=1 \
+                # -O2: the compiler takes half as long again as with -O1, kernels and models save more; -g1: lines, for
+                # stacks; sets of nodes have two words, which shows code that takes one for a number
+                build_tree_beside san "$root/build-san" buildtype=debugoptimized optimization=2 \
                         b_sanitize=address,undefined b_lundef=false crash_points=true c_args='-g1 -DNODE_SET_MAX=128' &
                 builder=$!
-                test_tree release "$root/build"
+                TESTS_AGAIN=$(($(git -C "$root" rev-list --count HEAD 2>/dev/null || echo 0) % again + 1))/$again \
+                        test_tree release "$root/build"
                 wait "$builder"
                 builder=
                 test_tree san "$root/build-san"

@@ -1,8 +1,9 @@
 """Named cases of an integration test.
 
 Functions decorated with @case run one after the other; arguments after the programs' paths choose
-cases by the beginning of their names, and K/N chooses the K-th of N parts of them.  $TESTS_SHARE=N runs each N-th
-case of what is chosen.  A case that raises Skip counts as skipped and says why, one that raises
+cases by the beginning of their names, and K/N chooses the K-th of N parts of them.  $TESTS_AGAIN=K/N does that in
+suites of which another tree runs every case: $TESTS_TWICE is set.  $TESTS_SHARE=N runs each N-th case of what is
+chosen.  A case that raises Skip counts as skipped and says why, one that raises
 anything else has failed.  The last line has the form of Criterion's, so that tests/run.sh counts cases
 and not files.
 """
@@ -61,9 +62,9 @@ def run_case(function):
 def choose(arguments):
     names = [a for a in arguments if "/" not in a]
     chosen = [f for f in cases if not names or any(f.__name__.startswith(n) for n in names)]
-    for part in arguments:
-        if match := re.fullmatch(r"(\d+)/(\d+)", part):
-            chosen = chosen[int(match[1]) - 1::int(match[2])]
+    for part in [*arguments, os.environ.get("TESTS_TWICE") and os.environ.get("TESTS_AGAIN") or ""]:
+        if (match := re.fullmatch(r"(\d+)/(\d+)", part)) and chosen:
+            chosen = chosen[(int(match[1]) - 1) % min(int(match[2]), len(chosen))::int(match[2])]
     return chosen[::int(os.environ.get("TESTS_SHARE", 1))]
 
 

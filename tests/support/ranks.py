@@ -8,7 +8,6 @@ Rules: the parent has one thread and never runs autograd, because neither surviv
 that computes is a rank, or runs in one by alone().  Every rank has a deadline and dies with the
 parent.  When a rank fails, the others are ended, and its traceback is the case's error.
 """
-import atexit
 import faulthandler
 import gc
 import itertools
@@ -45,7 +44,8 @@ def enter():
         os.environ.update(TESTS_PYTHON_ENTERED=python, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
                           PYTHONPATH=os.pathsep.join(paths), TOKENIZERS_PARALLELISM="false",
                           HF_HUB_OFFLINE="1", TORCHINDUCTOR_CACHE_DIR=tempfile.mkdtemp(),
-                          TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")  # they would lie outside of that directory
+                          TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0",  # they would lie outside of that directory
+                          TORCHINDUCTOR_VEC_ISA_OK="0")  # a third of the compiler's time
         if len(sys.argv) > 1:  # .../daemon/zerod of the build tree
             tree = os.path.dirname(os.path.dirname(os.path.abspath(sys.argv[1])))
             os.environ.setdefault("ZEROD_LIBRARY", f"{tree}/client/lib/libzero.so.0")
@@ -60,6 +60,7 @@ LIBRARY = os.environ.get("ZEROD_LIBRARY", "")
 
 gc.disable()  # a fifth of the time that it takes to import them
 
+sys.modules["triton"] = None  # no suite needs it; at its end it names all that collecting has not freed
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402 F401  # otherwise each rank that uses checkpointing or DDP spends a second on it
 
@@ -67,8 +68,7 @@ import forks  # noqa: E402
 import harness  # noqa: E402
 from cluster import SLOW, Cluster, die_with_parent  # noqa: E402
 
-gc.freeze()  # ranks that collect would copy all of it
-atexit.register(gc.unfreeze)  # else a library reports what is left at the end
+gc.freeze()  # forks that collect, as every python does at its end, would copy all of it
 gc.enable()
 torch.set_num_threads(1)
 if "TESTS_FORKS" not in os.environ:
@@ -102,6 +102,7 @@ class Process:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        gc.freeze()
         self.pid = os.fork()
         if self.pid == 0:
             self.child(parent, writer, function, arguments, environment)

@@ -38,14 +38,17 @@ zerod.torch.AdamW.step = dying
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-# rank 0 brings a process that evaluates, and waits for its end
+# rank 0 brings a process that evaluates, and ends with it; what both say would mix in one pipe, amid lines too
 EVALUATED = """
 import os, runpy, subprocess, sys
-evaluation = os.environ["RANK"] == "0" and subprocess.Popen([sys.executable, sys.argv[1], "--every", "10", *sys.argv[3:]])
+evaluation = os.environ["RANK"] == "0" and subprocess.Popen([sys.executable, sys.argv[1], "--every", "10", *sys.argv[3:]],
+                                                            stdout=subprocess.PIPE, text=True)
 sys.argv = sys.argv[2:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
-sys.exit(evaluation and evaluation.wait())
+if evaluation:
+    print(evaluation.communicate()[0])
+    sys.exit(evaluation.returncode)
 """
 
 

@@ -20,7 +20,7 @@ set -uo pipefail
 # shellcheck source=deploy/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../deploy/lib.sh"
 
-suites=(parity kill aborts optim ema all_reduce norms process_group state quantised checkpoint wrap misuse threads bases outside generate
+suites=(parity parity-2 kill aborts optim ema all_reduce norms process_group state quantised checkpoint wrap misuse threads bases outside generate
         entries layerwise activations parallel resume launch trainer with_lightning documents zoo spellings situations)
 quick=(optim wrap generate spellings state process_group)
 
