@@ -23,7 +23,7 @@ from table import Section
 SYSTEMS = ("ddp", "fsdp2", *(f"deepspeed{stage}{more}" for more in ("", "-offload") for stage in (1, 2, 3)),
            "zerod3-1", "zerod3-1-8bit")
 SIZES, SHORT = ("25m", "100m", "350m"), ("25m",)
-PARTS = (*SIZES, "largest", "largest-N")
+PARTS = (*SIZES, *SYSTEMS, "largest", "largest-N")
 CHECKED, WATCHED = 2, 1  # steps
 SPARE = 2 << 30  # bytes that the rest of the machine keeps
 SHOWN = 200
@@ -34,9 +34,13 @@ def limit():
     return Limit(available() - SPARE)
 
 
+def among(parts, everything):
+    return [p for p in parts if p in everything] or everything
+
+
 def of_size(run, size, section):
-    options = steps.arguments(["--model", size, "--sequences", "1", "--systems", ",".join(SYSTEMS), "--workers", "restart",
-                               "--build", run.build, "--python", run.python])
+    options = steps.arguments(["--model", size, "--sequences", "1", "--systems", ",".join(among(run.only, SYSTEMS)),
+                               "--workers", "restart", "--build", run.build, "--python", run.python])
     options.python_of = steps.interpreter(options)
     bench = steps.Bench(options)
     try:
@@ -68,7 +72,7 @@ def measure(run):
         return largest(run)
     numbers = ["own, MiB", "own, after", "node, MiB", "bytes a parameter"]
     section = Section("memory", ["parameters", "system", *numbers, "same"], numbers)
-    for size in run.only or SIZES:
+    for size in among(run.only, SIZES):
         of_size(run, size, section)
     return section
 

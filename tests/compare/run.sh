@@ -13,8 +13,9 @@
 #   costs     Python's hooks, the update that nothing hides, the update beside eight ranks: three minutes, and
 #             12 GB of memory; PARTs: hooks exposed ranks
 #   memory    of a rank and of its node, for models of 25 to 350 million parameters: half an hour, as
-#             root.  memory:largest, which runs only when named, searches for the largest model within
-#             4 and 16 GiB, in one and a half hours, and shows what is known of 8; memory:largest-4 within 4
+#             root; PARTs: 25m 100m 350m, and the systems.  memory:largest, which runs only when named,
+#             searches for the largest model within 4 and 16 GiB, in one and a half hours, and shows what is
+#             known of 8; memory:largest-4 within 4
 #   paths     every path beside its limit and beside gloo, 4 KiB to 1 GiB: six minutes, and 20 GB of memory;
 #             PARTs: fetch bulk gloo kernels update
 #   PART      only these rows of a case

@@ -239,7 +239,7 @@ class Torchrun:
     """A peer under torchrun, which ends all ranks when one dies, and starts them again from the newest checkpoint."""
 
     def __init__(self, options, kept, system, every):
-        self.directory = tempfile.mkdtemp(prefix="zerod-compare-")
+        self.directory = tempfile.mkdtemp(prefix="zerod-compare-", dir="/dev/shm")
         kept.callback(shutil.rmtree, self.directory, ignore_errors=True)
         os.mkdir(f"{self.directory}/saved")
         config = {"system": system, "every": every, "size": SIZE, "sequences": SEQUENCES, "stage": 3,
@@ -249,8 +249,9 @@ class Torchrun:
                                   "--nproc-per-node", str(WORLD), "--max-restarts", "1000", "--monitor-interval", "0.1",
                                   f"{HERE}/peer.py", json.dumps(config)],
                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                                 # else gloo finds the addresses of ranks that were ended in the store
-                                 env={**options.environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+                                 # else torchrun leaves files, and gloo finds the addresses of ranks that were ended in the store
+                                 env={**options.environment(), "TMPDIR": self.directory,
+                                      "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
         kept.callback(self.end)
         self.chance, self.moments, self.pids, self.lost = random.Random(SEED), {}, {}, 0
         until(lambda: os.path.exists(config["events"]), START_S, f"the first step of {system}")

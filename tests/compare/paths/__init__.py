@@ -10,10 +10,10 @@ and reduce beside gloo: two ranks at once, a node each, in bf16; the time of the
 
 Known causes of a "no".  A fetch or push passes two daemons, where the limit has plain processes: that counts up to 1 MiB.
 An owner adds a pushed range once all of it has come.  Both ends of an authenticated payload compute its tag, while the
-limit of fetch and push has none: "tcp / limit" is the fair one.  Updates in 8 bits are bound by arithmetic, and so is the
-norm, whose squares are exact.  A sum reads slots, which begin with a page: CPUs of AMD's family 25 read four such sources at
-0.6 of the speed.  A crash-consistent update stores 26 bytes a parameter, where the other one stores 14: that counts where
-memory is fast.  Other rows have no known cause yet.
+limit of fetch and push has none: "tcp / limit" is the fair one.  A copy writes half of its bytes.  A norm only reads, and a
+sum reads eight times what it writes: reading binds both ("reading").  Updates in 8 bits are bound by
+arithmetic.  A crash-consistent update stores 26 bytes a parameter, where the other one stores 14: that counts where memory is
+fast.  Other rows have no known cause yet.
 """
 import contextlib
 import json
