@@ -6,7 +6,7 @@
 #include "cases.h"
 #include "check.h"
 #include "proto/cleanup.h"
-#include "refusing.h"
+#include "tests/support/refusing.h"
 #include "training.h"
 
 struct asker {

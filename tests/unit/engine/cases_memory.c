@@ -17,7 +17,7 @@
 #include "daemon/step/tensors/access.h"
 #include "listening.h"
 #include "proto/cleanup.h"
-#include "refusing.h"
+#include "tests/support/refusing.h"
 
 enum { TRIES = 20, WAIT_TURNS = 30, LIVES = 4, LIFE_TIMEOUT_MS = 20000 };
 
