@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { BACKLOG = 256, LOG_PAUSE_MS = 1000, LOG_SAME_MS = 60000 };
+enum { BACKLOG = 256, AGAIN_MS = 100, LOG_PAUSE_MS = 1000, LOG_SAME_MS = 60000 };
 
 struct dial {
         struct list item;
@@ -34,7 +34,9 @@ struct door {
         struct connections connections;
         struct door_events events;
         uv_tcp_t listener;
-        bool listening; /* the listener is initialised and not closed yet */
+        bool listening;
+        uv_timer_t again;   /* takes a connection for which there was no memory */
+        uint32_t n_handles; /* that are not closed yet */
         struct list visitors;
         uint32_t n_visitors;
         struct list dials;
@@ -64,7 +66,7 @@ static void door_log(struct door *door, const char *from, const char *why)
 
 static void door_maybe_closed(struct door *door)
 {
-        if (!door->closing || door->listening || door->connections.pending > 0)
+        if (!door->closing || door->n_handles > 0 || door->connections.pending > 0)
                 return;
         assert(list_empty(&door->visitors) && list_empty(&door->dials));
         void (*closed)(void *arg) = door->closed;
@@ -167,6 +169,9 @@ static void door_evict(struct door *door)
         connection_stop(last, "too many connections came before it had proved itself");
 }
 
+static void on_again(uv_timer_t *again);
+
+/* The listener hears of no other connection until this one is taken. */
 static void on_connection(uv_stream_t *listener, int status)
 {
         struct door *door = CONTAINER_OF(listener, struct door, listener);
@@ -177,6 +182,10 @@ static void on_connection(uv_stream_t *listener, int status)
         if (r == 0)
                 r = connection_accept(&door->connections, listener, door, on_visitor_ended,
                                       &connection);
+        if (r == -ENOMEM)
+                uv_timer_start(&door->again, on_again, AGAIN_MS, 0);
+        if (r == UV_EAGAIN) /* it was taken, and hung up for lack of memory */
+                return;
         if (r < 0) {
                 door_log(door, "another node", uv_strerror(r));
                 return;
@@ -186,6 +195,13 @@ static void on_connection(uv_stream_t *listener, int status)
         list_insert(&door->visitors, &connection->item);
         if (++door->n_visitors > DOOR_HALF_OPEN_MAX)
                 door_evict(door);
+}
+
+static void on_again(uv_timer_t *again)
+{
+        struct door *door = CONTAINER_OF(again, struct door, again);
+
+        on_connection((uv_stream_t *)&door->listener, 0);
 }
 
 /* ---- opening ---- */
@@ -204,13 +220,6 @@ static int find_own_addresses(const struct cluster_node *self, struct addrinfo *
                 return fault_set(fault, ZERO_EINVAL, "node %s: cannot find its own host %s: %s",
                                  self->name, self->host, gai_strerror(r));
         return 0;
-}
-
-static void on_listener_closed(uv_handle_t *handle)
-{
-        struct door *door = CONTAINER_OF(handle, struct door, listener);
-        door->listening = false;
-        door_maybe_closed(door);
 }
 
 static void on_stillborn(void *arg)
@@ -254,6 +263,7 @@ static int door_listen(struct door *door, struct fault *fault)
         r = uv_tcp_init(door->connections.loop, &door->listener);
         assert(r == 0); /* without a family there is no socket yet */
         door->listening = true;
+        door->n_handles++;
         r = door_bind(door, addresses);
         freeaddrinfo(addresses);
         if (r < 0)
@@ -285,6 +295,8 @@ int door_open(uv_loop_t *loop, const struct cluster *cluster, const struct door_
         door->events = *events;
         list_init(&door->visitors);
         list_init(&door->dials);
+        uv_timer_init(loop, &door->again);
+        door->n_handles = 1;
         if (cluster->n_nodes > 1 && cluster->nodes[cluster->self].host[0]) {
                 int r = door_listen(door, fault);
                 if (r != 0) {
@@ -340,14 +352,18 @@ int door_dial(struct door *door, uint32_t node, enum channel_role role, uint64_t
 
 /* ---- closing ---- */
 
-/* A door that has nothing to wait for still closes later, on the loop. */
-static void door_close_listener(struct door *door)
+static void on_handle_closed(uv_handle_t *handle)
 {
-        if (!door->listening) {
-                uv_tcp_init(door->connections.loop, &door->listener);
-                door->listening = true;
-        }
-        uv_close((uv_handle_t *)&door->listener, on_listener_closed);
+        struct door *door = handle->data;
+
+        door->n_handles--;
+        door_maybe_closed(door);
+}
+
+static void handle_close(struct door *door, uv_handle_t *handle)
+{
+        handle->data = door;
+        uv_close(handle, on_handle_closed);
 }
 
 void door_close(struct door *door, void (*closed)(void *arg), void *arg)
@@ -365,5 +381,7 @@ void door_close(struct door *door, void (*closed)(void *arg), void *arg)
                 connection_stop(CONTAINER_OF(item, struct connection, item), why);
         list_for_each (&door->dials, item)
                 connection_stop(CONTAINER_OF(item, struct dial, item)->connection, why);
-        door_close_listener(door);
+        if (door->listening)
+                handle_close(door, (uv_handle_t *)&door->listener);
+        handle_close(door, (uv_handle_t *)&door->again);
 }
