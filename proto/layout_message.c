@@ -79,6 +79,8 @@ int layout_from_message(const Zero__Layout *m, layout **ret, struct fault *fault
         CLEANUP(cleanup_layout_free) layout *l = NULL;
         int r = layout_new(&l);
 
+        if (r)
+                return r;
         if (m->base_hash.len == LAYOUT_HASH)
                 layout_set_base(l, m->base_hash.data);
         else if (m->base_hash.len)

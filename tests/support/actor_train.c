@@ -239,7 +239,8 @@ static int whole_step(struct training *t, struct zero_step_options *step,
         }
         if (!r)
                 r = zero_step(a->client, step, ret_result);
-        memset(a->views, 0, a->n_groups * sizeof *a->views);
+        for (uint32_t g = 0; g < a->n_groups; g++)
+                a->views[g] = NULL;
         if (r)
                 return r;
         journal_write(t, version);

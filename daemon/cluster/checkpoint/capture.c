@@ -499,7 +499,9 @@ static void capture_step(struct capture *t, const Zero__Snapshot *s)
         }
         if (r)
                 capture_fail(t, r,
-                             "the coordinator asked for the checkpoint's phases out of order");
+                             r == ZERO_ENOMEM ? "out of memory"
+                                              : "the coordinator asked for the checkpoint's "
+                                                "phases out of order");
 }
 
 void capture_phase(struct engine *x, uint32_t node, const Zero__LinkMessage *m)

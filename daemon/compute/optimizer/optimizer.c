@@ -2,6 +2,7 @@
 #include "daemon/compute/optimizer/optimizer.h"
 
 #include <float.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -244,7 +245,7 @@ int optimizer_layout(const Zero__Layout *m, layout **ret, struct fault *fault)
                 r = check_tensor(l, t, fault);
         if (r == 0)
                 *ret = STEAL(l);
-        return r;
+        return r == -ENOMEM ? fault_set(fault, ZERO_ENOMEM, "out of memory") : r;
 }
 
 const char *optimizer_plane_name(const layout *l, struct plane plane)

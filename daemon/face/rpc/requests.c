@@ -6,13 +6,13 @@
  */
 #include "daemon/face/rpc/session.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "daemon/cluster/coordinator/coordinator.h"
 #include "daemon/job/core/progress.h"
 #include "proto/cleanup.h"
 
-/* If memory lacks, the client finds the answer too short. */
 static void reply_stash(struct pending_call *call, Zero__Reply *reply)
 {
         const struct request *r = &call->request;
@@ -21,16 +21,18 @@ static void reply_stash(struct pending_call *call, Zero__Reply *reply)
         CLEANUP(cleanup_free) Zero__Extent **pointers = calloc(n + 1, sizeof(Zero__Extent *));
         Zero__StashReply stash = ZERO__STASH_REPLY__INIT;
 
-        for (uint32_t i = 0; extents && pointers && i < n; i++) {
+        if (!extents || !pointers) { /* a client would wait for the reply */
+                conn_shutdown(call->session->conn, -ENOMEM);
+                return;
+        }
+        for (uint32_t i = 0; i < n; i++) {
                 zero__extent__init(&extents[i]);
                 extents[i].offset = r->result.stash.extents[i].offset;
                 extents[i].bytes = r->result.stash.extents[i].bytes;
                 pointers[i] = &extents[i];
         }
-        if (extents && pointers) {
-                stash.n_extents = n;
-                stash.extents = pointers;
-        }
+        stash.n_extents = n;
+        stash.extents = pointers;
         stash.skip = r->result.stash.skip;
         stash.first = r->result.stash.first;
         stash.bytes = r->result.stash.bytes;

@@ -548,7 +548,7 @@ static void entry_took(const struct gather *g, uint32_t group)
                             layout_group_bytes(l, l->elements), uv_hrtime() - e->begun_ns);
 }
 
-/* An owner has refused: it has reached another version, so the ranks' step was aborted. */
+/* An owner has refused: it lacks memory, or has another version, so the ranks' step was aborted. */
 static void entry_fail(struct gather *g, uint32_t group)
 {
         struct entry *e = &g->entries[group];
@@ -557,7 +557,10 @@ static void entry_fail(struct gather *g, uint32_t group)
         e->phase = ENTRY_EMPTY;
         g->window.slabs[e->slab].pinned = false;
         requests_end_all(&e->waiting, e->refused,
-                         "an owner refused its slice of the group: the version asked for is over");
+                         e->refused == ZERO_ENOMEM
+                                 ? "an owner of the group is out of memory"
+                                 : "an owner refused its slice of the group: the version asked "
+                                   "for is over");
         gather_advance_others(g, group);
         gather_feed(g);
 }

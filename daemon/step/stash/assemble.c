@@ -41,8 +41,9 @@ int assembly_fault(const struct stash_entry *e, struct fault *fault)
         return fault_set(fault, e->refused, "entry %llu of the stash: rank %u and rank %u %s",
                          (unsigned long long)e->key, s->ranks[here], s->ranks[e->refuser],
                          e->refused == ZERO_ECONFLICT ? "of one set have stashed different bytes"
-                         : e->refused == ZERO_ERANK
-                                 ? "name different sets"
+                         : e->refused == ZERO_ERANK   ? "name different sets"
+                         : e->refused == ZERO_ENOMEM
+                                 ? "are on two nodes, and the second node is out of memory"
                                  : "are on two nodes, and the second node refuses its part");
 }
 

@@ -240,7 +240,9 @@ static void remote_get_end(struct ask *ask, int status)
         if (status) {
                 work_free(w);
                 access_written(a, refused ? refused : ZERO_EPEER,
-                               "an owner did not send its part of the tensor");
+                               refused == ZERO_ENOMEM
+                                       ? "an owner of the tensor is out of memory"
+                                       : "an owner did not send its part of the tensor");
         } else if (borrow(w)) {
                 w->task.run = got_run;
                 w->task.done = got_done;
@@ -257,6 +259,7 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
 {
         Zero__Pull pull = ZERO__PULL__INIT;
         size_t bytes = w->count * plane_size(w->job, w->tensor, w->plane);
+        int r;
 
         pull.kind = ZERO__PULL__KIND__PLANE;
         pull.owner = owner;
@@ -266,10 +269,14 @@ static void part_get(struct access *a, struct work *w, uint32_t owner, uint32_t 
         pull.count = w->count;
         pull.version = w->job->version;
         w->ask.done = remote_get_end;
-        if (ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer, bytes) == 0)
+        r = ask_send(&w->ask, w->job, node, TRAFFIC_STATE, &pull, w->buffer, bytes);
+        if (r == 0)
                 return;
         work_free(w);
-        access_part(a, ZERO_EPEER, "an owner is not reachable");
+        if (r == -ENOMEM)
+                access_part(a, ZERO_ENOMEM, "out of memory");
+        else
+                access_part(a, ZERO_EPEER, "an owner is not reachable");
 }
 
 static void part_put(struct access *a, struct work *w, uint32_t holder)

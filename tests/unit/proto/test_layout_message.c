@@ -1,11 +1,13 @@
 /* Layouts through messages: a valid layout survives, and a malformed one is refused by name. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "layouts.h"
 #include "proto/text.h"
+#include "tests/support/refusing.h"
 
 static Zero__Layout *message;
 
@@ -262,4 +264,45 @@ Test(layout_message, formats_follow_the_optimizer)
         assert_refused("over 15 bytes");
         rename_to(&message->groups[0]->optimizer, "adamw+8bit+0123456789abcdef");
         assert_refused("over 15 bytes");
+}
+
+/* To a layout, a copy of that, and back to a message. */
+static int there_and_back(const Zero__Layout *m)
+{
+        layout *l = NULL, *copy = NULL;
+        Zero__Layout *back = NULL;
+        int r = layout_from_message(m, &l, NULL);
+
+        if (r == 0)
+                r = layout_copy(l, &copy);
+        if (r == 0)
+                r = layout_to_message(copy, &back);
+        layout_free(l);
+        layout_free(copy);
+        if (back)
+                zero__layout__free_unpacked(back, NULL);
+        return r;
+}
+
+Test(layout_message, any_allocation_may_fail)
+{
+        static struct sites sites;
+        static const uint8_t base[LAYOUT_HASH] = { 1 };
+        layout *l = layouts_random(1);
+        Zero__Layout *m;
+
+        layout_set_base(l, base);
+        cr_assert_eq(layout_to_message(l, &m), 0);
+        allocations_count();
+        cr_assert_eq(there_and_back(m), 0);
+        allocations_counted(&sites);
+        cr_assert_gt(sites.n, 4);
+        for (unsigned i = 0; i < sites.n; i++)
+                for (unsigned nth = 1; nth <= sites.site[i].n; nth++) {
+                        allocations_refuse(sites.site[i].at, nth);
+                        cr_assert_eq(there_and_back(m), -ENOMEM);
+                        allocations_refuse(NULL, 0);
+                }
+        zero__layout__free_unpacked(m, NULL);
+        layout_free(l);
 }
