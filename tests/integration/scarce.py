@@ -18,7 +18,7 @@ from cluster import SLOW, Cluster, Tools  # noqa: E402
 from harness import case, main  # noqa: E402
 from ports import free_ports  # noqa: E402
 
-TRIES = 4
+TRIES, PAUSE_S = 6, 0.5
 LONG_S = 20 * SLOW  # nobody is left without an answer
 NODES = 2
 STASH = {"ranks": [0, 1], "bytes": 4 << 20, "entry_bytes": 1 << 20}
@@ -87,6 +87,8 @@ def attempt(c, memory, place, act):
         if not left or not told(why, memory):
             raise AssertionError(f"{memory.named(place)}: {act.__name__}: {why}") from why
         c.wait_up()  # a link may be lost for it
+        if left < TRIES - 1:
+            time.sleep(PAUSE_S)  # what a daemon does again itself waits for a tick
 
 
 @contextlib.contextmanager
@@ -157,7 +159,11 @@ def training():
     with cluster() as (c, memory):
         def trains():
             life(c)
-        sweep(c, memory, [trains])
+
+        def drop():
+            if c[0].job("job"):
+                c[0].ctl("drop", "job")
+        sweep(c, memory, [trains, drop])
 
 
 @case
@@ -186,7 +192,7 @@ def questions():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(report)
             c[0].ctl("report", report)  # and doctor's answers, which it holds
-        asked = ["status", "jobs", "shards", "ping", "checksum job", "trace job", "config", "versions job", "grants job",
+        asked = ["status", "jobs", "shards", "ping", "checksum job", "trace job", "config", "versions job", "grant job 65534", "grants job",
                  "members", "set log_level info"]
         sweep(c, memory, [*(zeroctl(c, *a.split()) for a in asked), reports])
 

@@ -188,9 +188,13 @@ static void wait_add(struct engine *x, const char *job, uint32_t node, uint64_t 
                      drop_told *told)
 {
         struct drop_wait *w = calloc(1, sizeof *w);
+        Zero__LinkMessage m = job_message(job);
 
-        if (!w)
-                return; /* the caller has a deadline */
+        if (!w) {
+                m.call = call;
+                answer(x, node, &m, ZERO_ENOMEM, "out of memory");
+                return;
+        }
         snprintf(w->job, sizeof w->job, "%s", job);
         w->node = node;
         w->call = call;
