@@ -37,8 +37,8 @@ class Memory:
             self.board = mmap.mmap(f.fileno(), 0)
         preloaded = os.path.join(os.path.dirname(os.path.abspath(Tools.actor)), "zerod-scarce-memory.so")
         asan = os.environ.get("ASAN_OPTIONS", "")
-        self.wrapper = ["env", f"LD_PRELOAD={preloaded}", f"SCARCE_MEMORY={path}", *([f"SCARCE_OBJECT={library}"] if library else []),
-                        f"ASAN_OPTIONS={asan}:verify_asan_link_order=0"]
+        self.wrapper = ["env", f"LD_PRELOAD={preloaded}", f"SCARCE_MEMORY={path}", f"ASAN_OPTIONS={asan}:verify_asan_link_order=0",
+                        *([f"SCARCE_OBJECT={library}"] if library else [])]
 
     def word(self, i):
         return struct.unpack_from("Q", self.board, 8 * i)[0]
@@ -57,14 +57,13 @@ class Memory:
         assert len(found) < self.PLACES
         return found
 
-
     def named(self, place):
         r = subprocess.run(["addr2line", "-f", "-e", self.program, hex(place - 1)], capture_output=True, text=True, check=False)
         return f"{hex(place)} {' '.join(r.stdout.split())}"
 
 
 def told(why, memory):
-    """Whether a failure says what has happened, as it may only for the allocation that failed."""
+    """Whether a failure may be that of an allocation, this place's or the last one's, and does not say anything else."""
     text = str(why)
     return (memory.failed() and "EINTERNAL" not in text and "ended during" not in text
             and ("ENOMEM" not in text or "memory" in text))
@@ -123,8 +122,8 @@ def sweep(c, memory, acts):
 
 
 def life(c):
-    """Two ranks attach, stash, train and leave.  A rank may have to train before the other one is attached: of a step whose
-    gradients some ranks have pushed, only the others' are missing."""
+    """Two ranks attach, stash, train and leave.  A rank may have to train before the other one is attached: of a step
+    whose gradients some ranks have pushed, only the others' are missing."""
     ranks = []
     try:
         ranks += [c.rank("job", LAYOUT, [0, 1], rank, timeout_ms=LONG_S * 1000, hold=2, push=2, stash=STASH) for rank in range(2)]
@@ -169,7 +168,8 @@ def training():
 @case
 def training_in_the_trainer():
     with Cluster(NODES) as c:
-        memory = Memory(f"{c.directory}/memory", os.path.join(os.path.dirname(Tools.zerod), "../client/lib/libzero.so.0"), "libzero.so")
+        library = os.path.join(os.path.dirname(Tools.zerod), "../client/lib/libzero.so.0")
+        memory = Memory(f"{c.directory}/memory", library, "libzero.so")
         actor, Tools.actor = Tools.actor, f"{c.directory}/actor"
         with open(Tools.actor, "w", encoding="ascii", opener=lambda p, f: os.open(p, f, 0o700)) as f:
             f.write(f"#!/bin/sh\nexec {shlex.join([*memory.wrapper, os.path.abspath(actor)])}\n")
@@ -192,8 +192,8 @@ def questions():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(report)
             c[0].ctl("report", report)  # and doctor's answers, which it holds
-        asked = ["status", "jobs", "shards", "ping", "checksum job", "trace job", "config", "versions job", "grant job 65534", "grants job",
-                 "members", "set log_level info"]
+        asked = ["status", "jobs", "shards", "ping", "checksum job", "trace job", "config", "versions job", "grant job 65534",
+                 "grants job", "members", "set log_level info"]
         sweep(c, memory, [*(zeroctl(c, *a.split()) for a in asked), reports])
 
 
@@ -253,7 +253,8 @@ def web():
         def asks():
             for d in c.daemons:
                 for path in ("/metrics", "/", "/api/status", "/weights/job"):
-                    asked = urllib.request.Request(f"http://{d.options['http']}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
+                    asked = urllib.request.Request(f"http://{d.options['http']}{path}")
+                    asked.add_header("Authorization", f"Bearer {TOKEN}")
                     with urllib.request.urlopen(asked, timeout=LONG_S) as reply:
                         assert reply.read()
         sweep(c, memory, [asks])
